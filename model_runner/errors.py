@@ -1,0 +1,48 @@
+"""What can go wrong, as types. The service maps each to one gRPC status.
+
+DraftwoodError
+├── InvalidValueError        a field of a request or a setting has a value that is not allowed
+├── ModelNotFoundError       there is no model under the path or name given
+├── UnsupportedModelError    a model that trees cannot be verified on
+├── ModelError               the model failed in a step; the sequences of that step end
+└── EngineStoppedError       the engine is closed, or died
+"""
+
+from __future__ import annotations
+
+
+class DraftwoodError(Exception):
+    """Any error that Draftwood raises on purpose."""
+
+
+class InvalidValueError(DraftwoodError, ValueError):
+    """A value that is not allowed.
+
+    Attributes:
+        field: the field's path as the caller knows it, such as "sampling.temperature".
+        value: what it was.
+        allowed: what it may be, in words.
+    """
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        shown = repr(value)
+        super().__init__(f"{field}: {shown if len(shown) <= 80 else shown[:77] + '...'} is not allowed; {allowed}")
+        self.field = field
+        self.value = value
+        self.allowed = allowed
+
+
+class ModelNotFoundError(DraftwoodError):
+    """No model could be loaded from the path or hub id given."""
+
+
+class UnsupportedModelError(DraftwoodError):
+    """The model cannot be served losslessly; the message says why."""
+
+
+class ModelError(DraftwoodError):
+    """The model's forward pass raised; `__cause__` is what it raised."""
+
+
+class EngineStoppedError(DraftwoodError):
+    """The engine takes no more work."""

@@ -1,0 +1,197 @@
+"""One request in the engine: its prompt, what it asked for, what it has written, where it stands. No torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from model_runner.errors import InvalidValueError
+from strategies import Strategy
+from strategies.draft import Int32Array
+
+
+class SequenceState(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a token is chosen from the model's logits. The defaults are greedy decoding.
+
+    Raises:
+        InvalidValueError: a value is outside its range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("temperature", 0.0, 100.0),
+            ("top_p", 0.0, 1.0),
+            ("min_p", 0.0, 1.0),
+            ("repetition_penalty", 0.0, 100.0),
+            ("presence_penalty", -100.0, 100.0),
+            ("frequency_penalty", -100.0, 100.0),
+        ):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and low <= value <= high):
+                raise InvalidValueError(f"sampling.{name}", value, f"it must lie in [{low:g}, {high:g}]")
+        for name in ("top_p", "repetition_penalty"):
+            if getattr(self, name) == 0.0:
+                raise InvalidValueError(f"sampling.{name}", 0.0, "it must be above 0")
+        if self.top_k < 0:
+            raise InvalidValueError("sampling.top_k", self.top_k, "it must be at least 0 (0 keeps every token)")
+
+
+@dataclass(frozen=True, slots=True)
+class StopParams:
+    """When a sequence ends.
+
+    Attributes:
+        max_tokens: at most this many new tokens (>= 1).
+        min_tokens: no end-of-sequence or stop token before this many new tokens.
+        strings: the text ends before the first of these.
+        token_ids: end the sequence, besides the model's end-of-sequence tokens.
+        ignore_eos: the model's end-of-sequence tokens are tokens like any other.
+
+    Raises:
+        InvalidValueError: a value is outside its range.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    strings: tuple[str, ...] = ()
+    token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise InvalidValueError("stop.max_tokens", self.max_tokens, "it must be at least 1")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise InvalidValueError(
+                "stop.min_tokens", self.min_tokens, f"it must lie in [0, max_tokens = {self.max_tokens}]"
+            )
+        if "" in self.strings:
+            raise InvalidValueError("stop.strings", "", "a stop string must not be empty")
+
+
+@dataclass(slots=True)
+class SequenceStats:
+    """What a sequence cost and what drafting brought it. Times in seconds, on the clock of `time.perf_counter`."""
+
+    arrived_at: float = 0.0
+    first_scheduled_at: float = 0.0
+    first_token_at: float = 0.0
+    finished_at: float = 0.0
+    cached_prompt_tokens: int = 0
+    decode_steps: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_by_depth: list[int] = field(default_factory=list)
+    draft_seconds: float = 0.0
+    step_seconds: float = 0.0
+    drafting_disabled_reason: str = ""
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens a decoding step: the accepted draft tokens and the model's own one."""
+        return 1.0 + self.accepted_tokens / self.decode_steps if self.decode_steps else 1.0
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A request in the engine. The scheduler alone changes `state`; the engine alone appends to `output`.
+
+    Attributes:
+        prompt: int32[p], p >= 1.
+        strategy_name: the strategy's registered name, for statistics and logs.
+        strategy: drafts for it; None verifies no drafts.
+        max_draft_nodes: its own cap on draft nodes a step.
+        include_special_tokens: special tokens' text is part of the output text.
+        output: the tokens written so far.
+        committed: how many tokens of prompt + output have their keys and values in the KV cache.
+    """
+
+    request_id: str
+    prompt: Int32Array
+    stop: StopParams
+    sampling: SamplingParams = SamplingParams()
+    strategy_name: str = "none"
+    strategy: Strategy | None = None
+    max_draft_nodes: int = 0
+    include_special_tokens: bool = False
+    state: SequenceState = SequenceState.WAITING
+    output: list[int] = field(default_factory=list)
+    committed: int = 0
+    stats: SequenceStats = field(default_factory=SequenceStats)
+
+    def __post_init__(self) -> None:
+        if self.prompt.dtype != np.int32 or self.prompt.ndim != 1 or self.prompt.size == 0:
+            raise InvalidValueError("prompt", self.prompt, "it must be a non-empty int32[p] array")
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.request_id!r}, {self.state.value}, prompt={self.prompt.size}, output={len(self.output)},"
+            f" strategy={self.strategy_name!r})"
+        )
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and output together."""
+        return int(self.prompt.size) + len(self.output)
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How a sequence ended.
+
+    Attributes:
+        reason: why.
+        stop_string: the stop string that ended it.
+        stop_token_id: the end-of-sequence or stop token that ended it.
+        error: what went wrong, where `reason` is ERROR.
+    """
+
+    reason: FinishReason
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step wrote for one sequence.
+
+    Attributes:
+        sequence: whose.
+        token_ids: the tokens, in order; empty only with `finish`.
+        texts: for each token the characters that it completed; "" while a character, or what may become a stop
+            string, is not whole. What was held back at the end of the sequence comes with the last token.
+        drafted: for each token, whether it came from a draft.
+        finish: how the sequence ended, with its last output.
+    """
+
+    sequence: Sequence
+    token_ids: list[int]
+    texts: list[str]
+    drafted: list[bool]
+    finish: Finish | None = None

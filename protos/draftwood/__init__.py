@@ -1,0 +1,1 @@
+"""Draftwood's wire protocol: generated messages and stubs."""

@@ -1,0 +1,26 @@
+"""The strategy that never drafts: plain decoding, one token a step."""
+
+from __future__ import annotations
+
+from strategies.base import Feedback
+from strategies.draft import EMPTY_TREE, DraftTree, Int32Array
+from strategies.registry import register
+
+
+@register("none")
+class NoDrafts:
+    """Strategy and drafter in one, for it keeps nothing."""
+
+    top_k = 0
+
+    def start(self, prompt: Int32Array) -> NoDrafts:
+        return self
+
+    def propose(self, budget: int) -> DraftTree:
+        return EMPTY_TREE
+
+    def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,84 @@
+"""Strategies by name: the built-in ones, and those that other packages register by entry point.
+
+A package adds its own under the entry-point group "draftwood.strategies", as a callable that takes options as
+keyword arguments and returns a `Strategy`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import TypeVar
+
+from strategies.base import Strategy
+
+ENTRY_POINT_GROUP = "draftwood.strategies"
+
+StrategyFactory = Callable[..., Strategy]
+FactoryT = TypeVar("FactoryT", bound=StrategyFactory)
+
+_log = logging.getLogger(__name__)
+_factories: dict[str, StrategyFactory] = {}
+_entry_points_loaded = False
+
+
+class UnknownStrategyError(LookupError):
+    """No strategy has this name.
+
+    Attributes:
+        name: the name asked for.
+        known: the names there are.
+    """
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        super().__init__(f"no strategy is named {name!r}; there are: {', '.join(known)}")
+        self.name = name
+        self.known = known
+
+
+def register(name: str) -> Callable[[FactoryT], FactoryT]:
+    """Decorator: makes a factory known by `name`, and returns it as it is.
+
+    Raises:
+        ValueError: the name is taken by another factory.
+    """
+
+    def add(factory: FactoryT) -> FactoryT:
+        if _factories.setdefault(name, factory) is not factory:
+            raise ValueError(f"strategy name {name!r} is taken by {_factories[name]!r}")
+        return factory
+
+    return add
+
+
+def create(name: str, **options: object) -> Strategy:
+    """A new strategy, with nothing learned.
+
+    Raises:
+        UnknownStrategyError: nothing is registered under `name`.
+        TypeError, ValueError: the strategy does not know an option, or not its value.
+    """
+    _load_entry_points()
+    if name not in _factories:
+        raise UnknownStrategyError(name, names())
+    return _factories[name](**options)
+
+
+def names() -> list[str]:
+    """All registered names, sorted."""
+    _load_entry_points()
+    return sorted(_factories)
+
+
+def _load_entry_points() -> None:
+    """Registers what other packages brought; one that cannot be imported is logged and left out."""
+    global _entry_points_loaded
+    if _entry_points_loaded:
+        return
+    _entry_points_loaded = True
+    for entry_point in entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            register(entry_point.name)(entry_point.load())
+        except Exception:
+            _log.exception("strategy plugin %r (%s) could not be loaded", entry_point.name, entry_point.value)
