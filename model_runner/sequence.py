@@ -111,11 +111,6 @@ class SequenceStats:
     step_seconds: float = 0.0
     drafting_disabled_reason: str = ""
 
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens a decoding step: the accepted draft tokens and the model's own one."""
-        return 1.0 + self.accepted_tokens / self.decode_steps if self.decode_steps else 1.0
-
 
 @dataclass(eq=False, slots=True)
 class Sequence:
@@ -155,9 +150,22 @@ class Sequence:
         )
 
     @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens a step that wrote any: 1.0 in plain decoding."""
+        return len(self.output) / self.stats.decode_steps if self.stats.decode_steps else 1.0
+
+    @property
     def length(self) -> int:
         """Tokens of prompt and output together."""
         return int(self.prompt.size) + len(self.output)
+
+    def tokens(self, start: int, count: int) -> Int32Array:
+        """int32[count]: prompt and output from position `start` on."""
+        written = start - int(self.prompt.size)
+        if written >= 0:
+            return np.array(self.output[written : written + count], np.int32)
+        tail = np.array(self.output[: max(written + count, 0)], np.int32)
+        return np.concatenate([self.prompt[start : start + count], tail])
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,9 @@ class DraftTree:
     def __repr__(self) -> str:
         nodes = ", ".join(
             f"{t}<-{p} {s:.2f}"
-            for t, p, s in zip(self.tokens[:6].tolist(), self.parents[:6].tolist(), self.scores[:6].tolist(), strict=True)
+            for t, p, s in zip(
+                self.tokens[:6].tolist(), self.parents[:6].tolist(), self.scores[:6].tolist(), strict=True
+            )
         )
         return f"DraftTree({len(self)} nodes: {nodes}{', ...' if len(self) > 6 else ''})"
 
@@ -145,8 +147,10 @@ _LAWS = (
 )
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _first_broken_law(tokens: Int32Array, parents: Int32Array, scores: Float32Array, vocab_size: int) -> tuple[int, int]:
+@numba.njit(cache=True, nogil=True)
+def _first_broken_law(
+    tokens: Int32Array, parents: Int32Array, scores: Float32Array, vocab_size: int
+) -> tuple[int, int]:
     """Index into `_LAWS` and the node, or (0, 0)."""
     n = tokens.shape[0]
     first_child = np.full(n + 1, -1, np.int32)
@@ -171,7 +175,7 @@ def _first_broken_law(tokens: Int32Array, parents: Int32Array, scores: Float32Ar
     return 0, 0
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def _depths(parents: Int32Array) -> Int32Array:
     depths = np.zeros(parents.shape[0], np.int32)
     for i in range(parents.shape[0]):

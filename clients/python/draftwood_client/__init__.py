@@ -1,0 +1,98 @@
+"""Python client for Draftwood: sync and async, typed, streaming.
+
+    from draftwood_client import Client
+
+    with Client("localhost:50051") as client, client.stream("Once upon a time", max_tokens=100) as stream:
+        for delta in stream:
+            print(delta.text, end="", flush=True)
+
+Needs grpcio and protobuf only; knows the protocol and nothing of the server's code.
+"""
+
+from draftwood_client.aio import AsyncClient, AsyncGenerationStream
+from draftwood_client.client import Client, GenerationStream
+from draftwood_client.connection import TlsConfig
+from draftwood_client.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    ArgumentError,
+    ArgumentTypeError,
+    ArgumentValueError,
+    ClientClosedError,
+    DeadlineError,
+    DraftwoodError,
+    FailedPreconditionError,
+    FieldViolation,
+    InternalError,
+    InvalidRequestError,
+    NotFoundError,
+    PermissionDeniedError,
+    RequestCancelledError,
+    ResourceExhaustedError,
+    StatusError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnimplementedError,
+)
+from draftwood_client.request import ChatMessage, GenerateOptions, Messages, Prompt
+from draftwood_client.results import (
+    Completion,
+    Delta,
+    DraftStatistics,
+    Finished,
+    FinishReason,
+    ModelInfo,
+    SourceStatistics,
+    Started,
+    Timings,
+    TokenDetail,
+    Tokenization,
+    Usage,
+)
+from draftwood_client.retry import NO_RETRY, RetryPolicy
+
+__all__ = [
+    "NO_RETRY",
+    "AbortedError",
+    "AlreadyExistsError",
+    "ArgumentError",
+    "ArgumentTypeError",
+    "ArgumentValueError",
+    "AsyncClient",
+    "AsyncGenerationStream",
+    "ChatMessage",
+    "Client",
+    "ClientClosedError",
+    "Completion",
+    "DeadlineError",
+    "Delta",
+    "DraftStatistics",
+    "DraftwoodError",
+    "FailedPreconditionError",
+    "FieldViolation",
+    "FinishReason",
+    "Finished",
+    "GenerateOptions",
+    "GenerationStream",
+    "InternalError",
+    "InvalidRequestError",
+    "Messages",
+    "ModelInfo",
+    "NotFoundError",
+    "PermissionDeniedError",
+    "Prompt",
+    "RequestCancelledError",
+    "ResourceExhaustedError",
+    "RetryPolicy",
+    "SourceStatistics",
+    "Started",
+    "StatusError",
+    "Timings",
+    "TlsConfig",
+    "TokenDetail",
+    "Tokenization",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UnimplementedError",
+    "Usage",
+]

@@ -1,0 +1,149 @@
+"""From the server's messages to `results`, and the folding of a stream into one answer. Does no I/O."""
+
+from __future__ import annotations
+
+from draftwood.v1 import generation_pb2 as pb
+from google.protobuf.duration_pb2 import Duration
+
+from draftwood_client._status import protocol_error
+from draftwood_client.results import (
+    Completion,
+    Delta,
+    DraftStatistics,
+    Finished,
+    FinishReason,
+    ModelInfo,
+    SourceStatistics,
+    Started,
+    Timings,
+    TokenDetail,
+    Tokenization,
+    Usage,
+)
+
+_REASONS = {pb.FINISH_REASON_STOP: FinishReason.STOP, pb.FINISH_REASON_LENGTH: FinishReason.LENGTH}
+
+
+class Answer:
+    """One answer as its events arrive: at most one Started, deltas, one Finished."""
+
+    def __init__(self) -> None:
+        self.started: Started | None = None
+        self.finished: Finished | None = None
+        self._deltas: list[Delta] = []
+
+    def take(self, event: pb.GenerateResponse) -> Delta | None:
+        """The event's delta, if it is one. Events of kinds that this client does not know are passed over."""
+        match event.WhichOneof("event"):
+            case "started":
+                self.started = _started(event.started)
+            case "finished":
+                self.finished = _finished(event.finished)
+            case "delta":
+                delta = _delta(event.delta)
+                self._deltas.append(delta)
+                return delta
+        return None
+
+    @property
+    def request_id(self) -> str:
+        return self.started.request_id if self.started else ""
+
+    def check_complete(self) -> None:
+        """Raises `InternalError` when the stream ended well without saying how the answer did."""
+        if self.started is None or self.finished is None:
+            missing = "Finished" if self.started else "Started"
+            raise protocol_error(f"the server ended the stream without {missing}", self.request_id)
+
+    def completion(self) -> Completion:
+        """The whole answer. Raises `InternalError` when it is not complete."""
+        self.check_complete()
+        assert self.started is not None
+        assert self.finished is not None
+        return Completion(
+            text="".join(delta.text for delta in self._deltas),
+            token_ids=tuple(token for delta in self._deltas for token in delta.token_ids),
+            finish_reason=self.finished.reason,
+            matched_stop=self.finished.matched_stop,
+            usage=self.finished.usage,
+            timings=self.finished.timings,
+            drafting=self.finished.drafting,
+            request_id=self.started.request_id,
+            model=self.started.model,
+            tenant=self.started.tenant,
+            details=tuple(detail for delta in self._deltas for detail in delta.details),
+        )
+
+
+def tokenization(message: pb.TokenizeResponse) -> Tokenization:
+    return Tokenization(tuple(message.token_ids), tuple(message.tokens))
+
+
+def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
+    return ModelInfo(
+        model=message.model,
+        architecture=message.architecture,
+        parameters=message.parameters,
+        dtype=message.dtype,
+        device=message.device,
+        vocab_size=message.vocab_size,
+        max_context_tokens=message.max_context_tokens,
+        max_running_requests=message.max_running_requests,
+        max_waiting_requests=message.max_waiting_requests,
+        max_draft_nodes=message.max_draft_nodes,
+        has_chat_template=message.has_chat_template,
+        strategies=tuple(message.strategies),
+        default_strategy=message.default_strategy,
+        eos_token_ids=tuple(message.eos_token_ids),
+        server_version=message.server_version,
+    )
+
+
+def _started(message: pb.Started) -> Started:
+    return Started(
+        request_id=message.request_id,
+        model=message.model,
+        tenant=message.tenant,
+        strategy=message.strategy,
+        prompt_tokens=message.prompt_tokens,
+        max_tokens=message.max_tokens,
+    )
+
+
+def _delta(message: pb.Delta) -> Delta:
+    details = tuple(TokenDetail(detail.text, detail.drafted) for detail in message.details)
+    return Delta(message.text, tuple(message.token_ids), details)
+
+
+def _finished(message: pb.Finished) -> Finished:
+    stop = message.WhichOneof("matched_stop")
+    usage, timings = message.usage, message.timings
+    return Finished(
+        reason=_REASONS.get(message.reason, FinishReason.UNKNOWN),
+        matched_stop=getattr(message, stop) if stop else None,
+        usage=Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens),
+        timings=Timings(_seconds(timings.queue), _seconds(timings.prefill), _seconds(timings.decode)),
+        drafting=_draft_statistics(message.drafting),
+    )
+
+
+def _draft_statistics(message: pb.DraftStatistics) -> DraftStatistics:
+    return DraftStatistics(
+        strategy=message.strategy,
+        mean_acceptance_length=message.mean_acceptance_length,
+        steps=message.steps,
+        draft_tokens=message.draft_tokens,
+        accepted_tokens=message.accepted_tokens,
+        accepted_by_depth=tuple(message.accepted_by_depth),
+        by_source={
+            name: SourceStatistics(source.draft_tokens, source.accepted_tokens)
+            for name, source in sorted(message.by_source.items())
+        },
+        draft_time=_seconds(message.draft_time),
+        step_time=_seconds(message.step_time),
+        disabled_reason=message.disabled_reason,
+    )
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos * 1e-9

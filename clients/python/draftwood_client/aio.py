@@ -1,0 +1,296 @@
+"""The asyncio client. The same names, arguments and errors as the blocking one in `client`."""
+# ruff: noqa: ASYNC109  # gRPC keeps deadlines itself, and tells the server
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, Unpack
+
+import grpc
+import grpc.aio
+from draftwood.v1 import generation_pb2 as pb
+from draftwood.v1.generation_pb2_grpc import GenerationServiceStub
+
+from draftwood_client._response import Answer, model_info, tokenization
+from draftwood_client._status import cancelled_error, not_ready_error
+from draftwood_client.connection import DEFAULT_TARGET, Connection, TlsConfig, Token
+from draftwood_client.errors import ClientClosedError, UnavailableError
+from draftwood_client.request import GenerateOptions, Messages, Prompt, generate_request, token_ids, tokenize_request
+from draftwood_client.results import Completion, Delta, Finished, ModelInfo, Started, Tokenization
+from draftwood_client.retry import UNTIL_DEADLINE, Attempts, RetryPolicy
+
+if TYPE_CHECKING:
+    from draftwood.v1.generation_pb2_grpc import GenerationServiceAsyncStub
+
+_Request = TypeVar("_Request", contravariant=True)
+_Response = TypeVar("_Response", covariant=True)
+
+
+class AsyncClient:
+    """A connection to a Draftwood server, for asyncio.
+
+    May be made anywhere; belongs to the event loop of its first request. Neither thread-safe nor fork-safe.
+    Cancelling a task that awaits an answer cancels the request.
+
+        async with AsyncClient("localhost:50051") as client:
+            completion = await client.generate("Once upon a time", max_tokens=50)
+
+    Arguments and errors: see `Client`.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        tenant: str | None = None,
+        timeout: float | None = None,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
+        tls: bool | TlsConfig = False,
+        token: Token | None = None,
+        metadata: Mapping[str, str] | None = None,
+        channel_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._connection = Connection.of(
+            target,
+            tenant=tenant,
+            timeout=timeout,
+            retry=retry,
+            tls=tls,
+            token=token,
+            metadata=metadata,
+            channel_options=channel_options,
+        )
+        self._opened: tuple[grpc.aio.Channel, GenerationServiceAsyncStub] | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._connection.target!r})"
+
+    async def close(self) -> None:
+        """Cancels what is under way and closes the connection. May be called twice."""
+        self._closed = True
+        if self._opened is not None:
+            await self._opened[0].close()
+
+    async def generate(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Completion:
+        """The whole answer. See `Client.generate`."""
+        async with self.stream(prompt, timeout=timeout, **options) as stream:
+            return await stream.completion()
+
+    def stream(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> AsyncGenerationStream:
+        """The answer as it is written. Not a coroutine: it is entered or iterated over.
+
+        async with client.stream("Once upon a time", max_tokens=200) as stream:
+            async for delta in stream:
+                print(delta.text, end="", flush=True)
+
+        Arguments are checked here; the request goes out with the `async with`, or the first delta asked for.
+        """
+        if self._connection.tenant is not None and options.get("tenant") is None:
+            options["tenant"] = self._connection.tenant
+        request = generate_request(prompt, options)
+        return AsyncGenerationStream(self._stub, request, self._connection, self._connection.timeout_for(timeout))
+
+    async def tokenize(self, source: str | Messages, *, timeout: float | None = None) -> Tokenization:
+        """The token ids that `generate` would read. Raises `ArgumentError`, `StatusError`."""
+        request = tokenize_request(source)
+        return tokenization(await self._call(self._stub().Tokenize, request, timeout))
+
+    async def detokenize(
+        self, ids: Sequence[int], *, include_special_tokens: bool = False, timeout: float | None = None
+    ) -> str:
+        """The text of token ids. Raises `ArgumentError`, `StatusError`."""
+        request = pb.DetokenizeRequest(token_ids=token_ids("ids", ids), include_special_tokens=include_special_tokens)
+        return (await self._call(self._stub().Detokenize, request, timeout)).text
+
+    async def model_info(self, *, timeout: float | None = None) -> ModelInfo:
+        """What the server serves. Raises `StatusError`."""
+        return model_info(await self._call(self._stub().GetModelInfo, pb.GetModelInfoRequest(), timeout))
+
+    async def wait_until_ready(self, timeout: float = 60.0) -> ModelInfo:
+        """Waits for a server that is starting, or still loading its model. See `Client.wait_until_ready`."""
+        limit = self._connection.timeout_for(timeout)
+        try:
+            method = self._stub().GetModelInfo
+            return model_info(await self._call(method, pb.GetModelInfoRequest(), timeout, UNTIL_DEADLINE))
+        except UnavailableError as error:
+            raise not_ready_error(self._connection.target, limit, error) from error
+
+    def _stub(self) -> GenerationServiceAsyncStub:
+        """Opens the channel where there is none yet: it belongs to the running event loop."""
+        if self._closed:
+            raise ClientClosedError(repr(self))
+        if self._opened is None:
+            channel = _open_channel(self._connection)
+            self._opened = channel, GenerationServiceStub(channel)
+        return self._opened[1]
+
+    async def _call(
+        self,
+        method: _Method[_Request, _Response],
+        request: _Request,
+        timeout: float | None,
+        policy: RetryPolicy | None = None,
+    ) -> _Response:
+        limit = self._connection.timeout_for(timeout)
+        attempts = Attempts(policy or self._connection.retry, limit)
+        while True:
+            try:
+                return await method(request, timeout=attempts.remaining(), metadata=self._connection.call_metadata())
+            except grpc.RpcError as error:
+                wait = attempts.wait_after(self._connection.error(error, limit))
+            except asyncio.CancelledError:
+                _raise_if_task_cancelled()
+                raise cancelled_error() from None
+            await asyncio.sleep(wait)
+
+
+class AsyncGenerationStream(AsyncIterator[Delta]):
+    """One answer as it is written. Made by `AsyncClient.stream`; entered, iterated over, or both.
+
+    Leaving the `async with` cancels an answer that is not finished. Without one, that happens when the object is
+    collected.
+
+    Attributes:
+        started: what the server said when it admitted the request; None before.
+        finished: how the answer ended; None before.
+    """
+
+    def __init__(
+        self,
+        stub: Callable[[], GenerationServiceAsyncStub],
+        request: pb.GenerateRequest,
+        connection: Connection,
+        timeout: float | None,
+    ) -> None:
+        self._stub = stub
+        self._request = request
+        self._connection = connection
+        self._timeout = timeout
+        self._answer = Answer()
+        self._call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse] | None = None
+        self._first: Delta | None = None
+        self._cancelled = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        """Returns once the server has admitted the request. Raises `StatusError`."""
+        await self._start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        """The next delta. Raises `StatusError`, `RequestCancelledError` after `cancel`."""
+        call = await self._start()
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        try:
+            async for event in call:
+                if (delta := self._answer.take(event)) is not None:
+                    return delta
+        except grpc.RpcError as error:
+            raise self._connection.error(error, self._timeout, self._request_id) from error
+        except asyncio.CancelledError:
+            _raise_if_task_cancelled()
+            raise cancelled_error(self._request_id) from None
+        if self._cancelled.is_set() and self.finished is None:
+            raise cancelled_error(self._request_id)
+        self._answer.check_complete()
+        raise StopAsyncIteration
+
+    def __repr__(self) -> str:
+        state = "finished" if self.finished else "started" if self.started else "not started"
+        return f"<{type(self).__name__} {state}{f', request_id={self._request_id!r}' if self._request_id else ''}>"
+
+    @property
+    def started(self) -> Started | None:
+        return self._answer.started
+
+    @property
+    def finished(self) -> Finished | None:
+        return self._answer.finished
+
+    def cancel(self) -> None:
+        """Ends the request on both sides; does nothing to one that has ended. From the event loop's thread."""
+        self._cancelled.set()
+        if self._call is not None:
+            self._call.cancel()
+
+    async def completion(self) -> Completion:
+        """The whole answer; reads what is left of it first. Raises `StatusError`."""
+        async for _ in self:
+            pass
+        return self._answer.completion()
+
+    @property
+    def _request_id(self) -> str:
+        return self._answer.request_id or self._request.request_id
+
+    async def _start(self) -> grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]:
+        """Sends the request, if that was not done, and waits for the first event."""
+        if self._call is not None:
+            return self._call
+        attempts = Attempts(self._connection.retry, self._timeout)
+        while not self._cancelled.is_set():
+            self._call = call = self._stub().Generate(
+                self._request, timeout=attempts.remaining(), metadata=self._connection.call_metadata()
+            )
+            try:
+                async for event in call:
+                    self._first = self._answer.take(event)
+                    break
+                return call
+            except grpc.RpcError as error:
+                wait = attempts.wait_after(self._connection.error(error, self._timeout, self._request_id))
+            except asyncio.CancelledError:
+                _raise_if_task_cancelled()
+                break
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._cancelled.wait(), wait)
+        raise cancelled_error(self._request_id)
+
+
+class _Method(Protocol[_Request, _Response]):
+    """A unary method of an async stub."""
+
+    def __call__(
+        self, request: _Request, *, timeout: float | None, metadata: tuple[tuple[str, str | bytes], ...]
+    ) -> Awaitable[_Response]: ...
+
+
+def _raise_if_task_cancelled() -> None:
+    """Inside `except CancelledError`: goes on with it where the task was meant.
+
+    grpc.aio raises it also where only the RPC was cancelled, which must not look as if the task had been.
+    """
+    task = asyncio.current_task()
+    if task is None or task.cancelling():
+        raise
+
+
+def _open_channel(connection: Connection) -> grpc.aio.Channel:
+    if connection.tls is None:
+        return grpc.aio.insecure_channel(connection.target, options=connection.options())
+    return grpc.aio.secure_channel(connection.target, connection.tls.credentials(), options=connection.options())

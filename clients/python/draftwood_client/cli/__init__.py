@@ -1,0 +1,50 @@
+"""The `draftwood` command line: the client's commands here, the server's by entry point (see `plugins`)."""
+
+from __future__ import annotations
+
+import sys
+from io import TextIOWrapper
+from typing import Annotated
+
+import typer
+
+from draftwood_client.cli import chat, commands, plugins
+from draftwood_client.connection import package_version
+
+
+def main() -> None:
+    """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # A terminal that is not UTF-8 shows escapes instead of ending the program.
+            stream.reconfigure(errors="backslashreplace")
+    build_app()(prog_name="draftwood")
+
+
+def build_app() -> typer.Typer:
+    """The app, with the commands that are installed now."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for function in (commands.generate, chat.chat, commands.info, commands.tokenize, commands.detokenize):
+        app.command()(function)
+    plugins.mount(app)
+    return app
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"draftwood {package_version()}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    """Faster answers from language models, without changing a token."""

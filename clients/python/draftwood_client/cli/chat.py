@@ -1,0 +1,134 @@
+"""`draftwood chat`: a conversation at the terminal, or line by line from a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import typer
+
+from draftwood_client.cli.commands import ShowDrafts, Stats, System
+from draftwood_client.cli.options import ConnectionOptions, GenerationFlags, command, print_error
+from draftwood_client.cli.output import AnswerWriter, decode, print_stats
+from draftwood_client.client import Client
+from draftwood_client.errors import ArgumentValueError, DraftwoodError
+from draftwood_client.request import ChatMessage, GenerateOptions
+from draftwood_client.results import ModelInfo
+
+HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer."
+
+
+@command
+def chat(
+    connection: ConnectionOptions,
+    flags: GenerationFlags,
+    system: System = None,
+    show_drafts: ShowDrafts = False,
+    stats: Stats = False,
+) -> None:
+    """Talk with the model, turn by turn.
+
+    /reset forgets the conversation, /exit or Ctrl-D leaves; Ctrl-C stops an answer, and what there is of it stays.
+    From a pipe, each line is a turn, and the first error ends the program.
+    """
+    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    with connection.client() as client:
+        model = client.model_info()
+        if not model.has_chat_template:
+            raise ArgumentValueError("chat", f"{model.model} has no chat template; try `draftwood generate --raw`")
+        conversation = Conversation(client, flags.options(), system, show_drafts, stats)
+        if interactive:
+            _converse(conversation, model)
+        else:
+            _answer_lines(conversation)
+
+
+class Conversation:
+    """The turns so far, and what asks for the next one."""
+
+    def __init__(
+        self, client: Client, options: GenerateOptions, system: str | None, show_drafts: bool, stats: bool
+    ) -> None:
+        self._client = client
+        self._options = options
+        self._opening = [] if system is None else [ChatMessage("system", system)]
+        self._show_drafts = show_drafts
+        self._stats = stats
+        self._turns: list[ChatMessage] = []
+
+    def reset(self) -> None:
+        self._turns = []
+
+    def ask(self, question: str) -> None:
+        """Streams the answer to stdout. A question that got no word of an answer is forgotten.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; the request is cancelled.
+            DraftwoodError: the request failed.
+        """
+        turns = [*self._turns, ChatMessage("user", question)]
+        writer = AnswerWriter(self._show_drafts)
+        answer: list[str] = []
+        options: GenerateOptions = {**self._options, "token_details": writer.needs_details}
+        try:
+            with self._client.stream([*self._opening, *turns], **options) as stream:
+                for delta in stream:
+                    answer.append(delta.text)
+                    writer.write(delta)
+            if self._stats:
+                completion = stream.completion()
+        finally:
+            writer.end(line=True)
+            if text := "".join(answer):
+                self._turns = [*turns, ChatMessage("assistant", text)]
+        if self._stats:
+            print_stats(completion)
+
+
+def _converse(conversation: Conversation, model: ModelInfo) -> None:
+    typer.echo(f"{model.model}. {HELP}", err=True)
+    for line in _typed_lines():
+        if line == "/reset":
+            conversation.reset()
+        elif line == "/help":
+            typer.echo(HELP, err=True)
+        elif line.startswith("/"):
+            typer.echo(f"error: {line.split()[0]} is no command. {HELP}", err=True)
+        else:
+            try:
+                conversation.ask(line)
+            except KeyboardInterrupt:
+                typer.echo("stopped", err=True)
+            except DraftwoodError as error:
+                print_error(error)
+
+
+def _answer_lines(conversation: Conversation) -> None:
+    for data in sys.stdin.buffer:
+        line = decode(data, "stdin").strip()
+        if line == "/exit":
+            return
+        if line == "/reset":
+            conversation.reset()
+        elif line:
+            conversation.ask(line)
+
+
+def _typed_lines() -> Iterator[str]:
+    """Lines that are not blank, until /exit or Ctrl-D. Ctrl-C drops the line that is being typed."""
+    if find_spec("readline"):
+        import readline  # noqa: F401  # line editing and history for input()
+    while True:
+        try:
+            line = input("> ").strip()
+        except EOFError:
+            typer.echo()
+            return
+        except KeyboardInterrupt:
+            typer.echo()
+            continue
+        if line == "/exit":
+            return
+        if line:
+            yield line

@@ -1,0 +1,134 @@
+"""The commands that ask once: generate, info, tokenize, detokenize."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from draftwood_client.cli.options import ConnectionOptions, GenerationFlags, command
+from draftwood_client.cli.output import AnswerWriter, completion_as_json, print_json, print_stats, read_text
+from draftwood_client.client import Client
+from draftwood_client.errors import ArgumentValueError
+from draftwood_client.request import ChatMessage, GenerateOptions, Prompt
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
+ShowDrafts = Annotated[bool, typer.Option("--show-drafts", help="Colour the tokens that a draft had guessed.")]
+Stats = Annotated[bool, typer.Option("--stats", help="A line on stderr: what drafting did.")]
+System = Annotated[str | None, typer.Option("--system", help="A system message before the conversation.")]
+
+
+@command
+def generate(
+    connection: ConnectionOptions,
+    flags: GenerationFlags,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; '-' or nothing reads stdin.")] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--raw",
+            help="Answer the prompt, or continue it as it is. By default answers, if the model has a chat template.",
+            show_default=False,
+        ),
+    ] = None,
+    system: System = None,
+    show_drafts: ShowDrafts = False,
+    stats: Stats = False,
+    as_json: AsJson = False,
+) -> None:
+    """Answer a question, or continue a text. The answer is streamed to stdout."""
+    text = read_text(prompt, "PROMPT")
+    if system is not None and chat is False:
+        raise ArgumentValueError("--system", "goes with --chat, not with --raw")
+    with connection.client() as client:
+        turns = _prompt(client, text, chat, system)
+        writer = AnswerWriter(show_drafts)
+        details = writer.needs_details or (as_json and show_drafts)
+        options: GenerateOptions = {**flags.options(), "token_details": details}
+        with client.stream(turns, **options) as stream:
+            try:
+                for delta in stream:
+                    if not as_json:
+                        writer.write(delta)
+            finally:
+                writer.end()
+            completion = stream.completion()
+    if as_json:
+        print_json(completion_as_json(completion))
+    if stats:
+        print_stats(completion)
+
+
+@command
+def info(connection: ConnectionOptions, as_json: AsJson = False) -> None:
+    """Show what the server serves: model, limits, strategies."""
+    with connection.client() as client:
+        values = asdict(client.model_info())
+    if as_json:
+        print_json(values)
+        return
+    for name, value in values.items():
+        shown = ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value:,}" if _counts(value) else value
+        typer.echo(f"{name.replace('_', ' '):<22}{shown}")
+
+
+@command
+def tokenize(
+    connection: ConnectionOptions,
+    text: Annotated[str | None, typer.Argument(help="The text; '-' or nothing reads stdin.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="As a chat question, through the chat template.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="One token a line, with its text.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the token ids of a text."""
+    source = read_text(text, "TEXT")
+    with connection.client() as client:
+        result = client.tokenize([ChatMessage("user", source)] if chat else source)
+    if as_json:
+        print_json(asdict(result))
+    elif tokens:
+        for token_id, token in zip(result.token_ids, result.tokens, strict=True):
+            typer.echo(f"{token_id}\t{token!r}")
+    else:
+        typer.echo(" ".join(map(str, result.token_ids)))
+
+
+@command
+def detokenize(
+    connection: ConnectionOptions,
+    ids: Annotated[list[str] | None, typer.Argument(help="Token ids; '-' or nothing reads stdin.")] = None,
+    special: Annotated[bool, typer.Option("--special", help="Special tokens too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the text of token ids."""
+    text = read_text(" ".join(ids) if ids else None, "IDS")
+    words = re.split(r"[\s,]+", text.strip(" \t\r\n[]"))
+    numbers = [_token_id(word) for word in words if word]
+    with connection.client() as client:
+        result = client.detokenize(numbers, include_special_tokens=special)
+    if as_json:
+        print_json({"text": result})
+    else:
+        typer.echo(result)
+
+
+def _prompt(client: Client, text: str, chat: bool | None, system: str | None) -> Prompt:
+    if chat is None:
+        chat = system is not None or client.model_info().has_chat_template
+    if not chat:
+        return text
+    question = ChatMessage("user", text)
+    return [question] if system is None else [ChatMessage("system", system), question]
+
+
+def _counts(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _token_id(word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise ArgumentValueError("IDS", f"{word!r} is not a token id") from None

@@ -1,0 +1,158 @@
+"""Options that several commands share, as groups, and what turns a function of groups into a typer command."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, cast, get_type_hints
+
+import typer
+
+from draftwood_client.client import Client
+from draftwood_client.connection import DEFAULT_TARGET, TlsConfig
+from draftwood_client.errors import ArgumentError, DraftwoodError, StatusError
+from draftwood_client.request import GenerateOptions
+
+USAGE_ERROR = 2
+FAILURE = 1
+INTERRUPTED = 130
+
+
+def _option(panel: str, help: str, *names: str, **settings: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **{"show_default": False, **settings})
+
+
+def _connection(help: str, *names: str, **settings: Any) -> Any:
+    return _option("Connection", help, *names, **settings)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionOptions:
+    """Where the server is and how to reach it."""
+
+    target: Annotated[str, _connection("host:port of the server.", envvar="DRAFTWOOD_TARGET", show_default=True)] = (
+        DEFAULT_TARGET
+    )
+    tenant: Annotated[str | None, _connection("Whose memory drafts and learns.", envvar="DRAFTWOOD_TENANT")] = None
+    timeout: Annotated[float | None, _connection("Seconds that a request may take; no limit by default.")] = None
+    token: Annotated[str | None, _connection("Bearer token; safer in the variable.", envvar="DRAFTWOOD_TOKEN")] = None
+    tls: Annotated[bool, _connection("Encrypt, and trust public authorities.", "--tls")] = False
+    tls_ca: Annotated[Path | None, _connection("Encrypt, and trust the authorities of this PEM file.")] = None
+    tls_cert: Annotated[Path | None, _connection("This client's certificate, PEM; with --tls-key.")] = None
+    tls_key: Annotated[Path | None, _connection("The private key of --tls-cert, PEM.")] = None
+    tls_server_name: Annotated[str | None, _connection("The name on the server's certificate.")] = None
+
+    def client(self) -> Client:
+        """Raises `ArgumentError`."""
+        files = (self.tls_ca, self.tls_cert, self.tls_key)
+        wants_tls = self.tls or self.tls_server_name is not None or any(files)
+        return Client(
+            self.target,
+            tenant=self.tenant,
+            timeout=self.timeout,
+            token=self.token,
+            tls=TlsConfig.from_files(*files, server_name=self.tls_server_name) if wants_tls else False,
+        )
+
+
+def _sampling(help: str, *names: str) -> Any:
+    return _option("Sampling", help, *names)
+
+
+def _stopping(help: str, *names: str) -> Any:
+    return _option("Stopping", help, *names)
+
+
+def _drafting(help: str, *names: str) -> Any:
+    return _option("Drafting (never changes the answer)", help, *names)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationFlags:
+    """How an answer is written; the fields are those of `GenerateOptions`."""
+
+    temperature: Annotated[float | None, _sampling("0, the default, is greedy.")] = None
+    top_k: Annotated[int | None, _sampling("Only the k most probable tokens.")] = None
+    top_p: Annotated[float | None, _sampling("Only the most probable tokens that make up this probability.")] = None
+    min_p: Annotated[float | None, _sampling("Only tokens this probable, relative to the best.")] = None
+    repetition_penalty: Annotated[float | None, _sampling("Above 1 makes seen tokens less likely.")] = None
+    presence_penalty: Annotated[float | None, _sampling("Taken from the logit of a token that was written.")] = None
+    frequency_penalty: Annotated[float | None, _sampling("The same, for each time that it was written.")] = None
+    seed: Annotated[int | None, _sampling("Same seed, same answer.")] = None
+    max_tokens: Annotated[int | None, _stopping("At most so many new tokens.", "--max-tokens", "-n")] = None
+    min_tokens: Annotated[int | None, _stopping("At least so many new tokens.")] = None
+    stop: Annotated[list[str] | None, _stopping("Stop before this text. May be repeated.")] = None
+    stop_token_ids: Annotated[
+        list[int] | None, _stopping("Stop at this token. May be repeated.", "--stop-token-id")
+    ] = None
+    ignore_eos: Annotated[bool | None, _stopping("Go on past end-of-sequence tokens.", "--ignore-eos")] = None
+    drafting: Annotated[bool | None, _drafting("Draft, or decode plainly.", "--drafting/--no-drafting")] = None
+    strategy: Annotated[str | None, _drafting("One of those that `draftwood info` lists.")] = None
+    max_draft_nodes: Annotated[int | None, _drafting("At most so many draft tokens a step.")] = None
+
+    def options(self) -> GenerateOptions:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return cast(GenerateOptions, {name: value for name, value in values.items() if value is not None})
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """What typer can register for a function of option groups: a parameter whose type is a dataclass stands for
+    that dataclass's fields. Errors of the client become one line on stderr and an exit status.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in groups:
+            parameters += _group_parameters(groups[name])
+        else:
+            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        with one_line_errors():
+            function(**values)
+
+    run.__name__ = function.__name__
+    run.__doc__ = function.__doc__
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def _group_parameters(group: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        )
+        for field in fields(group)
+    ]
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Exit status 2 for what was asked wrongly, 1 for what the server or the way to it refused, 130 for Ctrl-C."""
+    try:
+        yield
+    except ArgumentError as error:
+        print_error(error)
+        raise typer.Exit(USAGE_ERROR) from error
+    except DraftwoodError as error:
+        print_error(error)
+        raise typer.Exit(FAILURE) from error
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def print_error(error: DraftwoodError) -> None:
+    """One line on stderr, with every field that the server named."""
+    text = str(error)
+    if isinstance(error, StatusError):
+        unnamed = [one for one in error.violations if one.description not in text]
+        text = "; ".join([text, *(f"{one.field}: {one.description}" for one in unnamed)])
+    typer.echo(f"error: {' '.join(text.split())}", err=True)

@@ -1,0 +1,301 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar, Unpack
+
+import grpc
+from draftwood.v1 import generation_pb2 as pb
+from draftwood.v1.generation_pb2_grpc import GenerationServiceStub
+
+from draftwood_client._response import Answer, model_info, tokenization
+from draftwood_client._status import cancelled_error, not_ready_error
+from draftwood_client.connection import DEFAULT_TARGET, Connection, TlsConfig, Token
+from draftwood_client.errors import ClientClosedError, UnavailableError
+from draftwood_client.request import GenerateOptions, Messages, Prompt, generate_request, token_ids, tokenize_request
+from draftwood_client.results import Completion, Delta, Finished, ModelInfo, Started, Tokenization
+from draftwood_client.retry import UNTIL_DEADLINE, Attempts, RetryPolicy
+
+_Request = TypeVar("_Request", contravariant=True)
+_Response = TypeVar("_Response", covariant=True)
+
+
+class Client:
+    """A connection to a Draftwood server.
+
+    Thread-safe: one client serves any number of threads. Not fork-safe: make it in the process that uses it,
+    after the fork. The connection is made with the first request.
+
+        with Client("localhost:50051", tenant="acme") as client:
+            print(client.generate([ChatMessage("user", "Where is my order?")]).text)
+
+    Args:
+        target: "host:port", or any gRPC name; with "dns:///host:port" requests go round all of its addresses.
+        tenant: for requests that name none; None for the server's "default".
+        timeout: seconds that a request may take, retries included, unless it says otherwise; None for no limit.
+        retry: when to try again; `NO_RETRY` switches it off.
+        tls: True for public authorities, or a `TlsConfig`.
+        token: sent as "authorization: Bearer ..."; a function is called for each request. Use it with `tls`:
+            without, it travels in clear text.
+        metadata: headers that go with each request; names are lower-cased.
+        channel_options: gRPC channel arguments by name, over the client's own.
+
+    Raises:
+        ArgumentError: an argument makes no sense.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        tenant: str | None = None,
+        timeout: float | None = None,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
+        tls: bool | TlsConfig = False,
+        token: Token | None = None,
+        metadata: Mapping[str, str] | None = None,
+        channel_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._connection = Connection.of(
+            target,
+            tenant=tenant,
+            timeout=timeout,
+            retry=retry,
+            tls=tls,
+            token=token,
+            metadata=metadata,
+            channel_options=channel_options,
+        )
+        self._channel = _open_channel(self._connection)
+        self._open_stub: GenerationServiceStub | None = GenerationServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._connection.target!r})"
+
+    def close(self) -> None:
+        """Cancels what is under way and closes the connection. May be called twice."""
+        self._open_stub = None
+        self._channel.close()
+
+    def generate(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Completion:
+        """The whole answer.
+
+        Args:
+            prompt: text or token ids to continue, or a conversation to answer.
+            timeout: seconds for the whole answer; None for the client's, `math.inf` for no limit.
+            options: see `GenerateOptions`.
+
+        Raises:
+            ArgumentError: something cannot be sent; nothing was.
+            StatusError: the request failed; see `errors` for the types.
+        """
+        with self.stream(prompt, timeout=timeout, **options) as stream:
+            return stream.completion()
+
+    def stream(
+        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> GenerationStream:
+        """The answer as it is written: deltas to iterate over. Takes and raises what `generate` does.
+
+        with client.stream("Once upon a time", max_tokens=200) as stream:
+            for delta in stream:
+                print(delta.text, end="", flush=True)
+        print(stream.completion().drafting)
+
+        Arguments are checked here; the request goes out with the `with`, or the first delta that is asked for.
+        """
+        if self._connection.tenant is not None and options.get("tenant") is None:
+            options["tenant"] = self._connection.tenant
+        request = generate_request(prompt, options)
+        return GenerationStream(self._stub, request, self._connection, self._connection.timeout_for(timeout))
+
+    def tokenize(self, source: str | Messages, *, timeout: float | None = None) -> Tokenization:
+        """The token ids that `generate` would read. Raises `ArgumentError`, `StatusError`."""
+        return tokenization(self._call(self._stub().Tokenize, tokenize_request(source), timeout))
+
+    def detokenize(
+        self, ids: Sequence[int], *, include_special_tokens: bool = False, timeout: float | None = None
+    ) -> str:
+        """The text of token ids. Raises `ArgumentError`, `StatusError`."""
+        request = pb.DetokenizeRequest(token_ids=token_ids("ids", ids), include_special_tokens=include_special_tokens)
+        return self._call(self._stub().Detokenize, request, timeout).text
+
+    def model_info(self, *, timeout: float | None = None) -> ModelInfo:
+        """What the server serves. Raises `StatusError`."""
+        return model_info(self._call(self._stub().GetModelInfo, pb.GetModelInfoRequest(), timeout))
+
+    def wait_until_ready(self, timeout: float = 60.0) -> ModelInfo:
+        """Waits for a server that is starting, or still loading its model.
+
+        Raises:
+            DeadlineError: it was not ready within `timeout` seconds; the message says what was the matter.
+            StatusError: it answered, and something other than "unavailable".
+        """
+        limit = self._connection.timeout_for(timeout)
+        try:
+            return model_info(self._call(self._stub().GetModelInfo, pb.GetModelInfoRequest(), timeout, UNTIL_DEADLINE))
+        except UnavailableError as error:
+            raise not_ready_error(self._connection.target, limit, error) from error
+
+    def _stub(self) -> GenerationServiceStub:
+        if self._open_stub is None:
+            raise ClientClosedError(repr(self))
+        return self._open_stub
+
+    def _call(
+        self,
+        method: _Method[_Request, _Response],
+        request: _Request,
+        timeout: float | None,
+        policy: RetryPolicy | None = None,
+    ) -> _Response:
+        limit = self._connection.timeout_for(timeout)
+        attempts = Attempts(policy or self._connection.retry, limit)
+        while True:
+            try:
+                return method(request, timeout=attempts.remaining(), metadata=self._connection.call_metadata())
+            except grpc.RpcError as error:
+                wait = attempts.wait_after(self._connection.error(error, limit))
+            time.sleep(wait)
+
+
+class GenerationStream(Iterator[Delta]):
+    """One answer as it is written. Made by `Client.stream`; used as a context manager, an iterator, or both.
+
+    Leaving the `with` cancels an answer that is not finished. Without a `with`, that happens when the object is
+    collected. Iterate in one thread; `cancel` may come from any.
+
+    Attributes:
+        started: what the server said when it admitted the request; None before.
+        finished: how the answer ended; None before.
+    """
+
+    def __init__(
+        self,
+        stub: Callable[[], GenerationServiceStub],
+        request: pb.GenerateRequest,
+        connection: Connection,
+        timeout: float | None,
+    ) -> None:
+        self._stub = stub
+        self._request = request
+        self._connection = connection
+        self._timeout = timeout
+        self._answer = Answer()
+        self._call: _Events | None = None
+        self._first: Delta | None = None
+        self._cancelled = threading.Event()
+
+    def __enter__(self) -> Self:
+        """Returns once the server has admitted the request. Raises `StatusError`."""
+        self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delta:
+        """The next delta. Raises `StatusError`, `RequestCancelledError` after `cancel`."""
+        call = self._start()
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        try:
+            for event in call:
+                if (delta := self._answer.take(event)) is not None:
+                    return delta
+        except grpc.RpcError as error:
+            raise self._connection.error(error, self._timeout, self._request_id) from error
+        self._answer.check_complete()
+        raise StopIteration
+
+    def __repr__(self) -> str:
+        state = "finished" if self.finished else "started" if self.started else "not started"
+        return f"<{type(self).__name__} {state}{f', request_id={self._request_id!r}' if self._request_id else ''}>"
+
+    @property
+    def started(self) -> Started | None:
+        return self._answer.started
+
+    @property
+    def finished(self) -> Finished | None:
+        return self._answer.finished
+
+    def cancel(self) -> None:
+        """Ends the request on both sides; does nothing to one that has ended. From any thread."""
+        self._cancelled.set()
+        if self._call is not None:
+            self._call.cancel()
+
+    def completion(self) -> Completion:
+        """The whole answer; reads what is left of it first. Raises `StatusError`."""
+        for _ in self:
+            pass
+        return self._answer.completion()
+
+    @property
+    def _request_id(self) -> str:
+        return self._answer.request_id or self._request.request_id
+
+    def _start(self) -> _Events:
+        """Sends the request, if that was not done, and waits for the first event."""
+        if self._call is not None:
+            return self._call
+        attempts = Attempts(self._connection.retry, self._timeout)
+        while not self._cancelled.is_set():
+            self._call = call = self._stub().Generate(
+                self._request, timeout=attempts.remaining(), metadata=self._connection.call_metadata()
+            )
+            if self._cancelled.is_set():
+                call.cancel()
+            try:
+                if (event := next(call, None)) is not None:
+                    self._first = self._answer.take(event)
+                return call
+            except grpc.RpcError as error:
+                wait = attempts.wait_after(self._connection.error(error, self._timeout, self._request_id))
+            self._cancelled.wait(wait)
+        raise cancelled_error(self._request_id)
+
+
+class _Events(Protocol):
+    """What a stub returns for a stream of events."""
+
+    def __iter__(self) -> Iterator[pb.GenerateResponse]: ...
+
+    def __next__(self) -> pb.GenerateResponse: ...
+
+    def cancel(self) -> bool: ...
+
+
+class _Method(Protocol[_Request, _Response]):
+    """A unary method of a stub."""
+
+    def __call__(
+        self, request: _Request, *, timeout: float | None, metadata: tuple[tuple[str, str | bytes], ...]
+    ) -> _Response: ...
+
+
+def _open_channel(connection: Connection) -> grpc.Channel:
+    if connection.tls is None:
+        return grpc.insecure_channel(connection.target, options=connection.options())
+    return grpc.secure_channel(connection.target, connection.tls.credentials(), options=connection.options())

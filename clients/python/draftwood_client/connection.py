@@ -1,0 +1,163 @@
+"""How both clients reach a server: target, TLS, token, deadline, channel options. Opens no channel by itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from draftwood_client._status import status_error
+from draftwood_client.errors import ArgumentTypeError, ArgumentValueError, StatusError
+from draftwood_client.request import seconds
+from draftwood_client.retry import RetryPolicy
+
+DEFAULT_TARGET = "127.0.0.1:50051"
+MAX_MESSAGE_BYTES = 16 * 2**20
+
+Token = str | Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """What TLS needs beyond the defaults. PEM bytes throughout.
+
+    Attributes:
+        root_certificates: whom to trust; None for gRPC's own set of public authorities.
+        certificate_chain, private_key: this client's certificate, for servers that ask for one. Both or neither.
+        server_name: the name on the server's certificate, where it is not the target's.
+
+    Raises:
+        ArgumentValueError: only one of `certificate_chain` and `private_key`.
+    """
+
+    root_certificates: bytes | None = None
+    certificate_chain: bytes | None = None
+    private_key: bytes | None = field(default=None, repr=False)
+    server_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate_chain is None) != (self.private_key is None):
+            raise ArgumentValueError("tls", "certificate_chain and private_key must be given together")
+
+    @classmethod
+    def from_files(
+        cls,
+        root_certificates: str | Path | None = None,
+        certificate_chain: str | Path | None = None,
+        private_key: str | Path | None = None,
+        server_name: str | None = None,
+    ) -> TlsConfig:
+        """Reads PEM files.
+
+        Raises:
+            ArgumentValueError: a file cannot be read, or the pair is not complete.
+        """
+        return cls(
+            _pem("root_certificates", root_certificates),
+            _pem("certificate_chain", certificate_chain),
+            _pem("private_key", private_key),
+            server_name,
+        )
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        return grpc.ssl_channel_credentials(self.root_certificates, self.private_key, self.certificate_chain)
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The constructor arguments of `Client` and `AsyncClient`, checked; see there."""
+
+    target: str
+    tenant: str | None
+    timeout: float | None
+    retry: RetryPolicy
+    tls: TlsConfig | None
+    token: Token | None = field(repr=False)
+    metadata: tuple[tuple[str, str], ...]
+    channel_options: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(
+        cls,
+        target: str,
+        *,
+        tenant: str | None,
+        timeout: float | None,
+        retry: RetryPolicy,
+        tls: bool | TlsConfig,
+        token: Token | None,
+        metadata: Mapping[str, str] | None,
+        channel_options: Mapping[str, Any] | None,
+    ) -> Connection:
+        if not isinstance(target, str):
+            raise ArgumentTypeError("target", f"must be a str, not {type(target).__name__}")
+        if not target:
+            raise ArgumentValueError("target", f"is empty; it must name a server, such as {DEFAULT_TARGET!r}")
+        return cls(
+            target=target,
+            tenant=tenant,
+            timeout=seconds("timeout", timeout),
+            retry=retry,
+            tls=(TlsConfig() if tls else None) if isinstance(tls, bool) else tls,
+            token=token,
+            metadata=tuple((key.lower(), value) for key, value in (metadata or {}).items()),
+            channel_options=tuple((channel_options or {}).items()),
+        )
+
+    def options(self) -> list[tuple[str, Any]]:
+        """gRPC channel arguments; what the caller gave comes last and wins."""
+        named = [("grpc.ssl_target_name_override", self.tls.server_name)] if self.tls and self.tls.server_name else []
+        return [*_CHANNEL_OPTIONS, ("grpc.primary_user_agent", _user_agent()), *named, *self.channel_options]
+
+    def call_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        """Sent with each attempt, so that a `token` that is a function can give a fresh one."""
+        if self.token is None:
+            return self.metadata
+        token = self.token() if callable(self.token) else self.token
+        return (*self.metadata, ("authorization", f"Bearer {token}"))
+
+    def timeout_for(self, timeout: float | None) -> float | None:
+        """The deadline of one request in seconds: its own, or else the client's; infinity asks for none."""
+        return self.timeout if timeout is None else seconds("timeout", timeout)
+
+    def error(self, error: grpc.RpcError, timeout: float | None, request_id: str = "") -> StatusError:
+        return status_error(error, target=self.target, timeout=timeout, request_id=request_id)
+
+
+_CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # A connection that died silently is noticed within 40 s, if a request is under way.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # A server that comes back is found within about 2 s.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Spreads requests over all addresses that a name such as dns:///draftwood:50051 resolves to.
+    ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),
+)
+
+
+def package_version() -> str:
+    """The installed version; "unknown" for a copy that was not installed."""
+    try:
+        return version("draftwood")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _user_agent() -> str:
+    return f"draftwood-python/{package_version()}"
+
+
+def _pem(name: str, path: str | Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ArgumentValueError(f"tls.{name}", f"cannot read {str(path)!r}: {error.strerror}") from error

@@ -1,0 +1,238 @@
+"""What a caller asks for, and its encoding. Checks what could not be encoded, and names it; ranges are the server's.
+
+`GenerateOptions` is the one list of options: `Client`, `AsyncClient` and the command line all take these names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Any, TypeAlias, TypedDict
+
+from draftwood.v1 import generation_pb2 as pb
+
+from draftwood_client.errors import ArgumentTypeError, ArgumentValueError
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation. `role` is what the model's chat template knows: "system", "user", "assistant"."""
+
+    role: str
+    content: str
+
+
+Messages: TypeAlias = Sequence[ChatMessage | Mapping[str, str]]
+"""A conversation; a mapping has the keys "role" and "content"."""
+
+Prompt: TypeAlias = str | Sequence[int] | Messages
+"""Text or token ids, which are continued as they are, or a conversation, which is answered."""
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keyword arguments of `generate` and `stream`. What is left out, or None, is the server's choice.
+
+    Where an answer goes: `tenant` whose memory drafts and learns ("default"), `request_id` for logs and traces.
+
+    How it is written: `temperature` (0, the default, is greedy), `top_k`, `top_p`, `min_p`, `repetition_penalty`,
+    `presence_penalty`, `frequency_penalty`, `seed` (same seed, same answer).
+
+    When it ends: after `max_tokens`, not before `min_tokens`, before one of the `stop` strings, at one of the
+    `stop_token_ids`, at the model's own end-of-sequence tokens unless `ignore_eos`.
+
+    What is drafted, which never changes the answer: nothing with `drafting=False`; `strategy`, one of
+    `ModelInfo.strategies`; at most `max_draft_nodes` a step.
+
+    What is sent: `token_details`, each token's text and whether it was drafted; `include_special_tokens`.
+    """
+
+    tenant: str | None
+    request_id: str | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    seed: int | None
+    max_tokens: int | None
+    min_tokens: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool | None
+    drafting: bool | None
+    strategy: str | None
+    max_draft_nodes: int | None
+    token_details: bool | None
+    include_special_tokens: bool | None
+
+
+def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateRequest:
+    """Raises `ArgumentTypeError` or `ArgumentValueError` for what cannot be sent."""
+    request = pb.GenerateRequest()
+    _set_prompt(request, prompt)
+    for name, value in options.items():
+        if name not in _FIELDS:
+            raise ArgumentTypeError(name, f"there is no such option{_nearest(name)}")
+        if value is not None:
+            part, field, check = _FIELDS[name]
+            message: Any = getattr(request, part) if part else request
+            checked = check(name, value)
+            if isinstance(checked, list):
+                getattr(message, field).extend(checked)
+            else:
+                setattr(message, field, checked)
+    return request
+
+
+def tokenize_request(source: str | Messages) -> pb.TokenizeRequest:
+    """Raises `ArgumentTypeError` or `ArgumentValueError` for what cannot be sent."""
+    if isinstance(source, str):
+        return pb.TokenizeRequest(text=text("input", source))
+    return pb.TokenizeRequest(chat=chat("input", source))
+
+
+def text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ArgumentTypeError(name, f"must be a str, not {_kind(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ArgumentValueError(
+            name, f"character {error.start} is the unpaired surrogate {value[error.start]!r}, which is not text"
+        ) from None
+    return value
+
+
+def token_ids(name: str, values: object) -> list[int]:
+    items = _items(name, values, "a sequence of token ids")
+    return [_integer(f"{name}[{i}]", item, 0, 2**31 - 1) for i, item in enumerate(items)]
+
+
+def chat(name: str, messages: object) -> pb.Chat:
+    turns = [
+        _turn(f"{name}[{i}]", message) for i, message in enumerate(_items(name, messages, "text or chat messages"))
+    ]
+    if not turns:
+        raise ArgumentValueError(name, "must hold at least one chat message")
+    return pb.Chat(messages=turns)
+
+
+def seconds(name: str, value: object) -> float | None:
+    """A time limit; None for no limit, which infinity says too."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ArgumentTypeError(name, f"must be a number of seconds, not {_kind(value)}")
+    if not value > 0:
+        raise ArgumentValueError(name, f"{value!r} is not allowed; it must be above 0 seconds")
+    # gRPC keeps deadlines as 64-bit nanoseconds; a century is as good as forever.
+    return None if value > 100 * 365 * 86400 else float(value)
+
+
+def _set_prompt(request: pb.GenerateRequest, prompt: object) -> None:
+    if isinstance(prompt, str):
+        request.text = text("prompt", prompt)
+        return
+    items = _items("prompt", prompt, "text, token ids or chat messages")
+    if not items:
+        raise ArgumentValueError("prompt", "must hold at least one token id or chat message")
+    if isinstance(items[0], (ChatMessage, Mapping)):
+        request.chat.CopyFrom(chat("prompt", items))
+    else:
+        request.token_ids.ids.extend(token_ids("prompt", items))
+
+
+def _items(name: str, value: object, expected: str) -> list[Any]:
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise ArgumentTypeError(name, f"must be {expected}, not {_kind(value)}")
+    return list(value)
+
+
+def _turn(name: str, message: object) -> pb.ChatMessage:
+    if isinstance(message, ChatMessage):
+        role, content = message.role, message.content
+    elif isinstance(message, Mapping):
+        if set(message) != {"role", "content"}:
+            found = ", ".join(sorted(map(repr, message))) or "none"
+            raise ArgumentValueError(name, f"needs the keys 'role' and 'content' and no others; it has {found}")
+        role, content = message["role"], message["content"]
+    else:
+        raise ArgumentTypeError(name, f"must be a ChatMessage or a mapping, not {_kind(message)}")
+    return pb.ChatMessage(role=text(f"{name}.role", role), content=text(f"{name}.content", content))
+
+
+def _strings(name: str, value: object) -> list[str]:
+    if isinstance(value, str):
+        return [text(name, value)]
+    return [text(f"{name}[{i}]", item) for i, item in enumerate(_items(name, value, "a str or a sequence of them"))]
+
+
+def _integer(name: str, value: Any, low: int, high: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ArgumentTypeError(name, f"must be an int, not {_kind(value)}")
+    number = index(value)
+    if not low <= number <= high:
+        raise ArgumentValueError(name, f"{number} is not allowed; it must lie in [{low}, {high}]")
+    return number
+
+
+def _int32(name: str, value: object) -> int:
+    return _integer(name, value, -(2**31), 2**31 - 1)
+
+
+def _uint64(name: str, value: object) -> int:
+    return _integer(name, value, 0, 2**64 - 1)
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise ArgumentTypeError(name, f"must be a number, not {_kind(value)}")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ArgumentValueError(name, f"{number} is not allowed; it must be finite")
+    return number
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ArgumentTypeError(name, f"must be a bool, not {_kind(value)}")
+    return value
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def _nearest(name: str) -> str:
+    close = difflib.get_close_matches(name, _FIELDS, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+_FIELDS: dict[str, tuple[str, str, Callable[[str, object], object]]] = {
+    # option: (part of the request, field in it, check)
+    "tenant": ("", "tenant", text),
+    "request_id": ("", "request_id", text),
+    "temperature": ("sampling", "temperature", _number),
+    "top_k": ("sampling", "top_k", _int32),
+    "top_p": ("sampling", "top_p", _number),
+    "min_p": ("sampling", "min_p", _number),
+    "repetition_penalty": ("sampling", "repetition_penalty", _number),
+    "presence_penalty": ("sampling", "presence_penalty", _number),
+    "frequency_penalty": ("sampling", "frequency_penalty", _number),
+    "seed": ("sampling", "seed", _uint64),
+    "max_tokens": ("stop", "max_tokens", _int32),
+    "min_tokens": ("stop", "min_tokens", _int32),
+    "stop": ("stop", "strings", _strings),
+    "stop_token_ids": ("stop", "token_ids", token_ids),
+    "ignore_eos": ("stop", "ignore_eos", _flag),
+    "drafting": ("drafting", "enabled", _flag),
+    "strategy": ("drafting", "strategy", text),
+    "max_draft_nodes": ("drafting", "max_nodes", _int32),
+    "token_details": ("output", "token_details", _flag),
+    "include_special_tokens": ("output", "include_special_tokens", _flag),
+}

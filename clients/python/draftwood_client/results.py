@@ -1,0 +1,196 @@
+"""What the server answers, as plain immutable values. No protobuf here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    """An end-of-sequence token, a stop token or a stop string."""
+    LENGTH = "length"
+    """`max_tokens`, or the end of the context."""
+    UNKNOWN = "unknown"
+    """One that this client is too old to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDetail:
+    """One token: the characters that it completed, and whether a draft had guessed it."""
+
+    text: str
+    drafted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """All tokens of one step, or of several where the reader is slower than the model.
+
+    Attributes:
+        text: whole characters; what an unfinished one lacks comes with a later delta.
+        token_ids: the tokens.
+        details: one for each token, where `token_details` was asked for.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    details: tuple[TokenDetail, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The server admitted the request.
+
+    Attributes:
+        strategy: the one that drafts; "none" when drafting is off.
+        max_tokens: the most tokens that the answer can have.
+    """
+
+    request_id: str
+    model: str
+    tenant: str
+    strategy: str
+    prompt_tokens: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of the prompt, of the answer, and how many of the prompt's were cached."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds: from arrival to the first step, from there to the first token, from there to the last token."""
+
+    queue: float
+    prefill: float
+    decode: float
+
+    @property
+    def total(self) -> float:
+        return self.queue + self.prefill + self.decode
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatistics:
+    """Draft tokens that one strategy proposed, and how many of them were accepted."""
+
+    draft_tokens: int
+    accepted_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStatistics:
+    """What drafting did for one answer.
+
+    Attributes:
+        strategy: the one that drafted; "none" when drafting was off.
+        mean_acceptance_length: tokens a decoding step, the model's own included: 1.0 without drafts.
+        steps: decoding steps; prefill is not counted.
+        draft_tokens: draft nodes that were verified.
+        accepted_tokens: those of them that were accepted.
+        accepted_by_depth: at d, the steps that accepted at least d + 1 draft tokens.
+        by_source: by the strategy that proposed the node.
+        draft_time: seconds spent drafting for this answer, learning included.
+        step_time: seconds of the steps that this answer took part in.
+        disabled_reason: why drafting was switched off in mid-stream; empty when it was not.
+    """
+
+    strategy: str
+    mean_acceptance_length: float
+    steps: int
+    draft_tokens: int
+    accepted_tokens: int
+    accepted_by_depth: tuple[int, ...]
+    by_source: Mapping[str, SourceStatistics]
+    draft_time: float
+    step_time: float
+    disabled_reason: str
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted draft tokens over verified ones; 0.0 without drafts."""
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How an answer ended.
+
+    Attributes:
+        reason: why.
+        matched_stop: the stop string or the id of the stop token that ended it, if one did.
+    """
+
+    reason: FinishReason
+    matched_stop: str | int | None
+    usage: Usage
+    timings: Timings
+    drafting: DraftStatistics
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Completion:
+    """A whole answer: all deltas joined, with what `Started` and `Finished` said."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    matched_stop: str | int | None
+    usage: Usage
+    timings: Timings
+    drafting: DraftStatistics
+    request_id: str
+    model: str
+    tenant: str
+    details: tuple[TokenDetail, ...] = ()
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= 60 else self.text[:57] + "..."
+        return (
+            f"Completion({text!r}, {len(self.token_ids)} tokens, finish_reason={self.finish_reason.value!r}"
+            + (f", matched_stop={self.matched_stop!r}" if self.matched_stop is not None else "")
+            + f", mean_acceptance_length={self.drafting.mean_acceptance_length:.2f}, {self.timings.total:.3f} s"
+            + f", request_id={self.request_id!r})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenization:
+    """Token ids with the text of each; a token that is part of a character has U+FFFD."""
+
+    token_ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a server serves.
+
+    Attributes:
+        max_context_tokens: prompt and answer together.
+        max_draft_nodes: the server's own cap on draft nodes a step.
+    """
+
+    model: str
+    architecture: str
+    parameters: int
+    dtype: str
+    device: str
+    vocab_size: int
+    max_context_tokens: int
+    max_running_requests: int
+    max_waiting_requests: int
+    max_draft_nodes: int
+    has_chat_template: bool
+    strategies: tuple[str, ...]
+    default_strategy: str
+    eos_token_ids: tuple[int, ...]
+    server_version: str

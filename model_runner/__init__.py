@@ -1,0 +1,1 @@
+"""Sequences in, tokens out: loads a model, drafts and verifies trees on it. No gRPC, no Redis."""

@@ -1,0 +1,311 @@
+"""The engine: sequences in, tokens out, one `step()` at a time. Knows nothing of gRPC, tenants or Redis."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from model_runner.attention import Segment, StepBatch, chain_then_tree
+from model_runner.budget import StepTimeCurve, measure, worthwhile_score
+from model_runner.drafting import GuardedDrafter, within_depth
+from model_runner.errors import EngineStoppedError, InvalidValueError, ModelError
+from model_runner.kv_cache import KVCache, Slab
+from model_runner.loading import LoadedModel
+from model_runner.sampling import chooser
+from model_runner.scheduler import Scheduler, Work, kv_need, sequence_kv_need
+from model_runner.sequence import Finish, FinishReason, Sequence, SequenceState, StepOutput
+from model_runner.tokenizer import OutputText
+from model_runner.verify import walk
+from strategies import EMPTY_TREE, DraftTree, Feedback
+from strategies.draft import ROOT, Int32Array
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How an engine runs.
+
+    Attributes:
+        max_running: sequences in one step at most.
+        max_draft_nodes: draft nodes of one sequence in one step at most.
+        adaptive_budget: verify only the nodes that are worth their time, by the measured step-time curve; otherwise
+            all that a strategy proposes.
+        prefill_chunk: prompt tokens a step, over all sequences.
+        kv_cache_tokens: capacity of the KV cache, over all sequences; None holds `max_running` full contexts.
+        threads: CPU threads of the model; None leaves torch's default.
+
+    Raises:
+        InvalidValueError: a value is outside its range.
+    """
+
+    max_running: int = 8
+    max_draft_nodes: int = 48
+    adaptive_budget: bool = True
+    prefill_chunk: int = 512
+    kv_cache_tokens: int | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_running", 1), ("max_draft_nodes", 0), ("prefill_chunk", 1), ("threads", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InvalidValueError(name, value, f"it must be at least {least}")
+
+
+@dataclass(eq=False, slots=True)
+class _Live:
+    """What the engine keeps for a running sequence."""
+
+    drafter: GuardedDrafter
+    text: OutputText
+    slab: Slab
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """One sequence's part in the step under way: its segment of the batch, and its rows of the logits."""
+
+    work: Work
+    live: _Live
+    tree: DraftTree
+    segment: Segment
+    rows: slice
+
+
+class Engine:
+    """Continuous batching over draft trees. One thread calls all methods.
+
+    Raises:
+        InvalidValueError: the configured KV cache cannot hold one full context.
+    """
+
+    def __init__(self, model: LoadedModel, config: EngineConfig = EngineConfig()) -> None:
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self.model = model
+        self.config = config
+        full = kv_need(model.max_context, config.max_draft_nodes)
+        capacity = config.max_running * full if config.kv_cache_tokens is None else config.kv_cache_tokens
+        if capacity < full:
+            raise InvalidValueError("kv_cache_tokens", capacity, f"one full context with its drafts needs {full}")
+        self._scheduler = Scheduler(config.max_running, config.prefill_chunk, capacity)
+        self._kv = KVCache(model.layout, capacity)
+        self._live: dict[Sequence, _Live] = {}
+        self._closed = False
+        self._curve = self._measure_step_time() if config.adaptive_budget and config.max_draft_nodes else None
+
+    @property
+    def running(self) -> int:
+        return len(self._scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._scheduler.waiting)
+
+    @property
+    def has_work(self) -> bool:
+        return self.running + self.waiting > 0
+
+    def add(self, sequence: Sequence) -> None:
+        """Queues a sequence.
+
+        Raises:
+            EngineStoppedError: the engine is closed.
+            InvalidValueError: it does not fit the model's context or vocabulary, or asks for too wide a draft.
+        """
+        if self._closed:
+            raise EngineStoppedError("the engine is closed")
+        length = int(sequence.prompt.size) + sequence.stop.max_tokens
+        if length > self.model.max_context:
+            raise InvalidValueError(
+                "prompt", length, f"prompt and max_tokens together are at most {self.model.max_context} tokens"
+            )
+        if not 0 <= int(sequence.prompt.min()) <= int(sequence.prompt.max()) < self.model.vocab_size:
+            raise InvalidValueError("prompt", sequence.prompt, f"token ids lie in [0, {self.model.vocab_size})")
+        if not 0 <= sequence.max_draft_nodes <= self.config.max_draft_nodes:
+            raise InvalidValueError(
+                "max_draft_nodes", sequence.max_draft_nodes, f"it must lie in [0, {self.config.max_draft_nodes}]"
+            )
+        if sequence.stats.arrived_at == 0.0:
+            sequence.stats.arrived_at = time.perf_counter()
+        self._scheduler.add(sequence)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Ends a sequence without further output. Does nothing for one that has ended."""
+        if sequence.state is not SequenceState.FINISHED:
+            self._finish(sequence)
+
+    def close(self) -> None:
+        """Ends all sequences; the engine takes no more."""
+        self._closed = True
+        for sequence in [*self._scheduler.running, *self._scheduler.waiting]:
+            self._finish(sequence)
+
+    def check(self) -> None:
+        """Asserts that slots, slabs and drafters are held by running sequences only."""
+        self._scheduler.check()
+        assert set(self._live) == set(self._scheduler.running)
+        assert self._kv.tokens_out == sum(live.slab.capacity for live in self._live.values())
+
+    @torch.inference_mode()
+    def step(self) -> list[StepOutput]:
+        """Schedules, drafts, runs the model once, verifies, commits. Returns what was written, sequence by sequence.
+
+        An error in the model ends the sequences of this step with it; one in a sequence's own part ends that one.
+        """
+        started = time.perf_counter()
+        for sequence in self._scheduler.admit():
+            self._start(sequence, started)
+        batch = self._propose(self._scheduler.plan())
+        if not batch:
+            return []
+        drafted = time.perf_counter()
+        try:
+            logits, predictions = self._forward(batch)
+        except Exception as error:
+            return self._fail(batch, error)
+        if self._curve is not None:
+            self._curve.observe(sum(turn.segment.size for turn in batch), time.perf_counter() - drafted)
+        outputs = [output for turn in batch if (output := self._commit(turn, logits, predictions)) is not None]
+        seconds = time.perf_counter() - started
+        for turn in batch:
+            turn.work.sequence.stats.step_seconds += seconds
+        return outputs
+
+    def _start(self, sequence: Sequence, now: float) -> None:
+        sequence.stats.first_scheduled_at = now
+        decoder = self.model.tokenizer.stream(sequence.prompt, sequence.include_special_tokens)
+        self._live[sequence] = _Live(
+            GuardedDrafter(sequence, self.model.vocab_size),
+            OutputText(decoder, sequence.stop, self.model.eos_token_ids),
+            self._kv.take(sequence_kv_need(sequence)),
+        )
+
+    def _propose(self, plan: list[Work]) -> list[_Turn]:
+        """Drafts for all sequences whose end is in reach, within one budget, and lays out the flat batch."""
+        trees = [self._draft(work) for work in plan]
+        if self._curve is not None:
+            least = worthwhile_score(trees, sum(work.tokens for work in plan), self._curve)
+            trees = [tree.pruned(int((tree.scores >= least).sum())) for tree in trees]
+        turns, row = [], 0
+        for work, tree in zip(plan, trees, strict=True):
+            sequence, live = work.sequence, self._live[work.sequence]
+            chain = sequence.tokens(sequence.committed, work.tokens)
+            segment = Segment(live.slab, sequence.committed, *chain_then_tree(chain, tree), logit_rows=work.tokens - 1)
+            turns.append(_Turn(work, live, tree, segment, slice(row, row + 1 + len(tree))))
+            row += 1 + len(tree)
+        return turns
+
+    def _draft(self, work: Work) -> DraftTree:
+        """Nothing deeper than what is left to write, less the model's own token."""
+        sequence = work.sequence
+        left = sequence.stop.max_tokens - len(sequence.output)
+        if not work.reaches_end or left <= 1:
+            return EMPTY_TREE
+        return within_depth(self._live[sequence].drafter.propose(sequence.max_draft_nodes), left - 1)
+
+    def _forward(self, batch: list[_Turn]) -> tuple[torch.Tensor, Int32Array]:
+        """Logits [row, vocab] and the most probable tokens int32[row]; the rows as the turns' `rows` say."""
+        inputs = StepBatch([turn.segment for turn in batch]).inputs(self.model.layout.device)
+        logits = self.model.module(**inputs).logits[0]
+        return logits, logits.argmax(-1).to(torch.int32).cpu().numpy()
+
+    def _commit(self, turn: _Turn, logits: torch.Tensor, predictions: Int32Array) -> StepOutput | None:
+        """Keeps the accepted path; None for a prompt that is not through yet."""
+        sequence = turn.work.sequence
+        if not turn.work.reaches_end:
+            sequence.committed += turn.work.tokens
+            return None
+        try:
+            return self._verify(turn, logits[turn.rows], predictions[turn.rows])
+        except Exception as error:
+            _log.exception("request %r failed in verification", sequence.request_id)
+            self._finish(sequence)
+            return StepOutput(sequence, [], [], [], Finish(FinishReason.ERROR, error=error))
+
+    def _verify(self, turn: _Turn, logits: torch.Tensor, predictions: Int32Array) -> StepOutput:
+        sequence, live, tree = turn.work.sequence, turn.live, turn.tree
+        token_ids, texts, path, finish = [], [], [], None
+        for token, node in walk(tree, chooser(sequence, tree, logits, predictions, self.model.eos_token_ids)):
+            text, finish = live.text.push(token)
+            token_ids.append(token)
+            texts.append(text)
+            if node != ROOT:
+                path.append(node)
+            if finish:
+                break
+        live.slab.keep(sequence.committed + turn.work.tokens, path)
+        sequence.committed += turn.work.tokens + len(path)
+        sequence.output.extend(token_ids)
+        _record(sequence, len(tree), len(path))
+        live.drafter.observe(token_ids, _feedback(turn, live.drafter.top_k, logits, predictions))
+        if finish:
+            self._finish(sequence)
+        drafted = [i < len(path) for i in range(len(token_ids))]
+        return StepOutput(sequence, token_ids, texts, drafted, finish)
+
+    def _fail(self, batch: list[_Turn], cause: Exception) -> list[StepOutput]:
+        _log.error("the model failed in a step of %d sequences", len(batch), exc_info=cause)
+        outputs = []
+        for turn in batch:
+            error = ModelError(f"the model failed: {type(cause).__name__}: {cause}")
+            error.__cause__ = cause
+            self._finish(turn.work.sequence)
+            outputs.append(StepOutput(turn.work.sequence, [], [], [], Finish(FinishReason.ERROR, error=error)))
+        return outputs
+
+    def _finish(self, sequence: Sequence) -> None:
+        """Frees all that a sequence holds."""
+        self._scheduler.finish(sequence)
+        sequence.stats.finished_at = time.perf_counter()
+        live = self._live.pop(sequence, None)
+        if live is not None:
+            self._kv.give_back(live.slab)
+            live.drafter.close()
+
+    @torch.inference_mode()
+    def _measure_step_time(self) -> StepTimeCurve:
+        """What a step of one sequence costs on this machine, by its number of tokens."""
+        context = min(128, self.model.max_context // 2)
+        largest = min(1 + self.config.max_draft_nodes, self.model.max_context - context)
+        slab = self._kv.take(context + 2 * largest)
+
+        def seconds(size: int) -> float:
+            depths = np.arange(size, dtype=np.int32)
+            segment = Segment(slab, context, np.zeros(size, np.int32), depths - 1, depths, logit_rows=0)
+            started = time.perf_counter()
+            self.model.module(**StepBatch([segment]).inputs(self.model.layout.device)).logits.argmax(-1).cpu()
+            return time.perf_counter() - started
+
+        curve = measure(seconds, largest, limit=2.0)
+        self._kv.discard(slab)
+        return curve
+
+
+def _record(sequence: Sequence, drafted: int, accepted: int) -> None:
+    stats = sequence.stats
+    if stats.decode_steps == 0:
+        stats.first_token_at = time.perf_counter()
+    stats.decode_steps += 1
+    stats.draft_tokens += drafted
+    stats.accepted_tokens += accepted
+    by_depth = stats.accepted_by_depth
+    by_depth.extend([0] * (accepted - len(by_depth)))
+    for depth in range(accepted):
+        by_depth[depth] += 1
+
+
+def _feedback(turn: _Turn, top_k: int, logits: torch.Tensor, predictions: Int32Array) -> Feedback:
+    """What the model said at the root and at the tree's nodes, accepted or not."""
+    root = turn.work.tokens - 1
+    return Feedback(
+        tokens=turn.segment.tokens[root:],
+        parents=np.concatenate([np.array([-1], np.int32), turn.tree.parents + 1]),
+        predictions=predictions,
+        top_tokens=logits.topk(top_k).indices.to(torch.int32).cpu().numpy() if top_k else None,
+    )

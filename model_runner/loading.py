@@ -1,0 +1,163 @@
+"""Loads an unmodified transformers causal LM, and refuses one that trees cannot be verified on."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from model_runner import attention
+from model_runner.errors import InvalidValueError, ModelNotFoundError
+from model_runner.kv_cache import KVLayout
+from model_runner.support import probe
+from model_runner.tokenizer import Tokenizer
+
+BUNDLED_MODEL = str(Path(__file__).parent / "demo")
+"""The model that ships with Draftwood; see its README.md."""
+
+_log = logging.getLogger(__name__)
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(eq=False, slots=True)
+class LoadedModel:
+    """A model that trees can be verified on, with what serving needs to know of it.
+
+    Attributes:
+        module: the transformers model, its attention replaced by `attention.tree_attention`.
+        max_context: tokens of prompt and output together.
+    """
+
+    name: str
+    module: Any
+    tokenizer: Tokenizer
+    layout: KVLayout
+    vocab_size: int
+    max_context: int
+    eos_token_ids: frozenset[int]
+
+    @property
+    def architecture(self) -> str:
+        return type(self.module).__name__
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.module.parameters())
+
+    @property
+    def dtype(self) -> str:
+        return str(self.layout.dtype).removeprefix("torch.")
+
+    @property
+    def device(self) -> str:
+        return str(self.layout.device)
+
+
+def load_model(
+    path_or_id: str = BUNDLED_MODEL, *, device: str = "auto", dtype: str = "auto", max_context: int | None = None
+) -> LoadedModel:
+    """Loads a model and its tokenizer from a folder or from the hub (its cache, where the network is out of reach).
+
+    Args:
+        device: "cpu", "cuda", "cuda:1", ...; "auto" takes CUDA where there is one.
+        dtype: "float32", "bfloat16" or "float16"; "auto" is float32 on a CPU and the checkpoint's own elsewhere.
+        max_context: a smaller context than the model's own.
+
+    Raises:
+        InvalidValueError: device, dtype or max_context is not allowed.
+        ModelNotFoundError: there is no such model.
+        UnsupportedModelError: trees cannot be verified on it; says why.
+    """
+    chosen_device = _device(device)
+    if dtype != "auto" and dtype not in _DTYPES:
+        raise InvalidValueError("dtype", dtype, f"it must be one of auto, {', '.join(_DTYPES)}")
+    _require_folder(path_or_id)
+    chosen_dtype = _DTYPES.get(dtype, torch.float32 if chosen_device.type == "cpu" else "auto")
+    try:
+        module: Any = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=chosen_dtype)
+        tokenizer = AutoTokenizer.from_pretrained(path_or_id)
+    except (OSError, ValueError) as error:
+        raise ModelNotFoundError(f"model {path_or_id!r} cannot be loaded: {_first_line(error)}") from error
+    return adopt(module.to(chosen_device).eval(), Tokenizer(tokenizer), name=_name(path_or_id), max_context=max_context)
+
+
+def adopt(module: Any, tokenizer: Tokenizer, *, name: str, max_context: int | None = None) -> LoadedModel:
+    """Makes a transformers model in memory servable: checks that trees can be verified on it, and takes it over.
+
+    Raises:
+        InvalidValueError: max_context is not allowed.
+        UnsupportedModelError: trees cannot be verified on the model; says why.
+    """
+    attention.register()
+    layout = probe(module)
+    config: Any = module.config.get_text_config()
+    return LoadedModel(
+        name=name,
+        module=module,
+        tokenizer=tokenizer,
+        layout=layout,
+        vocab_size=int(config.vocab_size),
+        max_context=_max_context(config, max_context),
+        eos_token_ids=_eos_token_ids(module),
+    )
+
+
+def _device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise InvalidValueError("device", device, "it must be auto, cpu, cuda or cuda:N") from error
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise InvalidValueError("device", device, f"this machine has {torch.cuda.device_count()} CUDA devices")
+    return chosen
+
+
+def _require_folder(path_or_id: str) -> None:
+    """A path that is meant as one must exist: the hub would answer with something less clear."""
+    looks_like_path = os.path.isabs(path_or_id) or path_or_id.startswith((".", "~")) or path_or_id.count("/") > 1
+    if not path_or_id or (looks_like_path and not Path(path_or_id).is_dir()):
+        raise ModelNotFoundError(f"model {path_or_id!r}: no such folder; give a folder or a hub id such as org/name")
+    if Path(path_or_id).is_dir() and not (Path(path_or_id) / "config.json").is_file():
+        raise ModelNotFoundError(f"model {path_or_id!r}: the folder has no config.json")
+
+
+def _max_context(config: Any, wanted: int | None) -> int:
+    """The model's context, capped where its positions would start to depend on the batch."""
+    limit = int(getattr(config, "max_position_embeddings", None) or 2**31 - 1)
+    rope = getattr(config, "rope_parameters", None) or {}
+    # These rescale all rotations once any position passes the original context: another request's would change ours.
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        original: Any = rope.get("original_max_position_embeddings")
+        original = original or getattr(config, "original_max_position_embeddings", None)
+        if original is not None and int(original) < limit:
+            limit = int(original)
+            _log.warning("rope type %s: the context is limited to %d tokens", rope["rope_type"], limit)
+    if wanted is None:
+        return limit
+    if not 2 <= wanted <= limit:
+        raise InvalidValueError("max_context", wanted, f"it must lie in [2, {limit}] for this model")
+    return wanted
+
+
+def _eos_token_ids(module: Any) -> frozenset[int]:
+    ids = module.generation_config.eos_token_id if module.generation_config is not None else None
+    if ids is None:
+        ids = module.config.get_text_config().eos_token_id
+    return frozenset([] if ids is None else [ids] if isinstance(ids, int) else ids)
+
+
+def _name(path_or_id: str) -> str:
+    if path_or_id == BUNDLED_MODEL:
+        return "draftwood-demo"
+    return Path(path_or_id).resolve().name if Path(path_or_id).is_dir() else path_or_id
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,124 @@
+"""Whether trees can be verified on a model: asks the model itself, by comparing it with its own plain forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from model_runner.attention import ATTENTION_NAME, Segment, StepBatch, chain_then_tree
+from model_runner.errors import UnsupportedModelError
+from model_runner.kv_cache import KVCache, KVLayout
+from strategies.draft import DraftTree, Int32Array
+
+_CONTEXT = 9
+_PATH = 5
+_PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+
+
+@torch.inference_mode()
+def probe(module: Any) -> KVLayout:
+    """Puts tree attention into a model and returns the shape of its keys and values.
+
+    A prompt and a small tree, whose true path has a wrong sibling beside every node, go through tree attention; the
+    logits must be those of the model's own attention over the plain sequence.
+
+    Raises:
+        UnsupportedModelError: with the reason.
+    """
+    name, config = type(module).__name__, module.config.get_text_config()
+    if odd := set(getattr(config, "layer_types", None) or ()) - _PLAIN_LAYERS:
+        raise UnsupportedModelError(
+            f"{name} has layers of type {', '.join(sorted(odd))}: a draft tree can only be verified where every layer"
+            " attends to all earlier tokens or to the last few"
+        )
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, _CONTEXT + _PATH, np.int32)
+    try:
+        module.set_attn_implementation("eager")
+        plain = module(input_ids=_ids(tokens, module), use_cache=True)
+        layout = _layout(name, plain.past_key_values, module)
+        module.set_attn_implementation(ATTENTION_NAME)
+        logits, windows = _tree_logits(module, layout, tokens)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{name} does not run with tree attention: {type(error).__name__}: {error}"
+        ) from error
+    _check_windows(name, config, layout, windows)
+    expected = plain.logits[0, _CONTEXT - 1 :].float()
+    difference = float((logits.float() - expected).abs().max() / expected.abs().max().clamp(min=1.0))
+    if not difference <= _TOLERANCE[layout.dtype]:
+        raise UnsupportedModelError(
+            f"{name}: logits over a draft tree differ from the model's own by {difference:.1e} (at most"
+            f" {_TOLERANCE[layout.dtype]:.0e} is rounding), so its attention is not what tree attention computes"
+        )
+    return layout
+
+
+def _ids(tokens: Int32Array, module: Any) -> torch.Tensor:
+    return torch.from_numpy(tokens.astype(np.int64)).to(module.device)[None]
+
+
+def _layout(name: str, cache: Any, module: Any) -> KVLayout:
+    """Read off the cache that the model itself filled."""
+    layers = getattr(cache, "layers", None)
+    if not layers or any(getattr(layer, "keys", None) is None for layer in layers):
+        raise UnsupportedModelError(f"{name} keeps a state other than keys and values for every layer")
+    shapes = {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in layers}
+    if len(shapes) > 1:
+        raise UnsupportedModelError(f"{name} has keys and values of different shapes by layer: {sorted(shapes)}")
+    kv_heads, key_dim, value_dim = shapes.pop()
+    return KVLayout(len(layers), kv_heads, key_dim, value_dim, layers[0].keys.dtype, module.device)
+
+
+@dataclass(eq=False, slots=True)
+class _WatchedSegment(Segment):
+    """A segment that notes the window that each layer's attention asks for."""
+
+    windows: list[int | None] = field(default_factory=list)
+
+    def mask(self, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
+        self.windows.append(window)
+        return Segment.mask(self, window, dtype, device)
+
+
+def _tree_logits(module: Any, layout: KVLayout, tokens: Int32Array) -> tuple[torch.Tensor, list[int | None]]:
+    """Logits [1 + path, vocab] along a tree's true path, its context committed before; and each layer's window."""
+    slab = KVCache(layout, capacity=_CONTEXT + 2 * _PATH).take(_CONTEXT + 2 * _PATH)
+    prefill, depths = tokens[: _CONTEXT - 1], np.arange(_CONTEXT - 1, dtype=np.int32)
+    _forward(module, Segment(slab, 0, prefill, depths - 1, depths, logit_rows=_CONTEXT - 2))
+    tree = _path_with_wrong_siblings(tokens[_CONTEXT:], module.config.get_text_config().vocab_size)
+    segment = _WatchedSegment(slab, _CONTEXT - 1, *chain_then_tree(tokens[_CONTEXT - 1 : _CONTEXT], tree), logit_rows=0)
+    logits = _forward(module, segment)
+    return logits[[0, *range(1, 2 * _PATH, 2)]], segment.windows
+
+
+def _forward(module: Any, segment: Segment) -> torch.Tensor:
+    logits: torch.Tensor = module(**StepBatch([segment]).inputs(module.device)).logits[0]
+    return logits
+
+
+def _path_with_wrong_siblings(path: Int32Array, vocab: int) -> DraftTree:
+    """Nodes 0, 2, 4, ... carry the path; beside each stands a sibling with another token."""
+    tokens = np.stack([path, (path + 1) % vocab], 1).reshape(-1)
+    parents = np.repeat(np.arange(-2, 2 * len(path) - 2, 2, dtype=np.int32), 2)
+    parents[:2] = -1
+    return DraftTree.of(tokens, parents)
+
+
+def _check_windows(name: str, config: Any, layout: KVLayout, windows: list[int | None]) -> None:
+    if len(windows) != layout.layers:
+        raise UnsupportedModelError(
+            f"{name} called attention {len(windows)} times for {layout.layers} layers with keys and values"
+        )
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)
+    for layer, (kind, window) in enumerate(zip(kinds, windows, strict=True)):
+        if kind == "sliding_attention" and window != config.sliding_window:
+            raise UnsupportedModelError(
+                f"{name} hides the sliding window of layer {layer} from its attention function: {window} was passed,"
+                f" the config says {config.sliding_window}"
+            )

@@ -1,0 +1,133 @@
+"""What the service itself can refuse, and the one table from exception to gRPC status.
+
+DraftwoodError
+├── QueueFullError          as many requests are live as the service takes
+├── ShuttingDownError       the service is stopping
+├── DeadlineExceededError   the request's time is up
+└── ReaderStalledError      the client stopped reading its answer
+
+Knows exceptions and statuses only; nothing of engines or requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import grpc
+from google.protobuf import any_pb2, message
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from model_runner.errors import DraftwoodError, EngineStoppedError, InvalidValueError, ModelError
+
+ERROR_DOMAIN = "draftwood"
+
+Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
+
+
+class QueueFullError(DraftwoodError):
+    """As many requests are live as the service takes.
+
+    Attributes:
+        limit: how many that is.
+        retry_seconds: when a place is likely to be free.
+    """
+
+    def __init__(self, limit: int, retry_seconds: float) -> None:
+        super().__init__(f"{limit} requests are running or waiting, which is the limit; try again later")
+        self.limit = limit
+        self.retry_seconds = retry_seconds
+
+
+class ShuttingDownError(DraftwoodError):
+    """The service is stopping; another replica may answer."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down")
+
+
+class DeadlineExceededError(DraftwoodError):
+    """The request's time is up.
+
+    Attributes:
+        seconds: how long it had.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the request did not end within its {seconds:.3g} s")
+        self.seconds = seconds
+
+
+class ReaderStalledError(DraftwoodError):
+    """The client stopped reading its answer.
+
+    Attributes:
+        seconds: how long a message waited for it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the client read nothing for {seconds:.3g} s")
+        self.seconds = seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How an exception type leaves the service.
+
+    Attributes:
+        reason: ErrorInfo.reason, for programs.
+        message: what the client reads; None shows the exception's own text.
+        retry_seconds: RetryInfo's delay; None tells nothing about retrying.
+    """
+
+    code: grpc.StatusCode
+    reason: str
+    message: str | None = None
+    retry_seconds: float | None = None
+
+
+INTERNAL = Rule(grpc.StatusCode.INTERNAL, "INTERNAL", "an internal error; the server's log has it by the request id")
+
+RULES: dict[type[BaseException], Rule] = {
+    InvalidValueError: Rule(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_VALUE"),
+    QueueFullError: Rule(grpc.StatusCode.UNAVAILABLE, "QUEUE_FULL", retry_seconds=1.0),
+    ShuttingDownError: Rule(grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN", retry_seconds=1.0),
+    EngineStoppedError: Rule(
+        grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPED", "the engine of this server has stopped", retry_seconds=5.0
+    ),
+    DeadlineExceededError: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
+    ReaderStalledError: Rule(grpc.StatusCode.ABORTED, "READER_STALLED"),
+    ModelError: Rule(grpc.StatusCode.INTERNAL, "MODEL_FAILED", "the model failed in a step of this request"),
+}
+
+
+def rule_for(error: BaseException) -> Rule:
+    """The rule of the error's type or of its nearest base that has one; `INTERNAL` for all others."""
+    return next((RULES[kind] for kind in type(error).__mro__ if kind in RULES), INTERNAL)
+
+
+def to_status(error: BaseException, request_id: str) -> tuple[grpc.StatusCode, str, Metadata]:
+    """Code, message and trailing metadata with google.rpc details, as `context.abort` takes them."""
+    rule = rule_for(error)
+    text = str(error) if rule.message is None else rule.message
+    details: list[message.Message] = [
+        error_details_pb2.ErrorInfo(reason=rule.reason, domain=ERROR_DOMAIN, metadata={"request_id": request_id})
+    ]
+    pushback: Metadata = ()
+    if isinstance(error, InvalidValueError):
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=str(error))
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if rule.retry_seconds is not None:
+        milliseconds = round(1000 * getattr(error, "retry_seconds", rule.retry_seconds))
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(milliseconds)
+        details.append(retry)
+        pushback = (("grpc-retry-pushback-ms", str(milliseconds)),)
+    status = status_pb2.Status(code=rule.code.value[0], message=text)
+    for detail in details:
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        status.details.append(packed)
+    trailing = rpc_status.to_status(status).trailing_metadata or ()
+    return rule.code, text, (*trailing, *pushback)

@@ -1,0 +1,209 @@
+"""GenerationService: Generate, Tokenize, Detokenize, GetModelInfo.
+
+Knows messages, streams and timing; threads are the bridge's, statuses are the error table's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from draftwood.v1 import generation_pb2 as pb
+
+from model_runner.sequence import Finish, FinishReason, Sequence
+from service.bridge import EngineBridge
+from service.errors import DeadlineExceededError, ReaderStalledError
+from service.request_log import RequestLog
+from service.requests import (
+    DEFAULT_TENANT,
+    checked_name,
+    read_prompt,
+    read_sequence,
+    require_in_vocabulary,
+)
+from service.rpc import Call, Method
+from service.serving import Serving
+from service.settings import Settings
+from service.stream import Pending, Stream
+from strategies import names
+
+SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"]
+
+_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+_FEW_TOKENS = 2048
+"""Tokens that are turned into text at once; more go to a worker thread."""
+
+
+class GenerationServicer:
+    """The methods of GenerationService, for `rpc.handlers`."""
+
+    def __init__(self, serving: Serving, bridge: EngineBridge, settings: Settings) -> None:
+        self._serving = serving
+        self._bridge = bridge
+        self._settings = settings
+        self._info = model_info(serving, settings)
+
+    @property
+    def methods(self) -> dict[str, Method]:
+        return {
+            "Generate": self.generate,
+            "Tokenize": self.tokenize,
+            "Detokenize": self.detokenize,
+            "GetModelInfo": self.get_model_info,
+        }
+
+    async def generate(self, request: pb.GenerateRequest, call: Call) -> None:
+        """Streams one Started, Deltas and one Finished, or raises what ends the call with one status."""
+        tenant = checked_name("tenant", request.tenant) if request.tenant else DEFAULT_TENANT
+        with RequestLog(call.request_id, tenant, call.arrived_at) as log:
+            stream = self._bridge.admit()
+            seconds = self._seconds(call)
+            timer = asyncio.get_running_loop().call_later(seconds, stream.fail, DeadlineExceededError(seconds))
+            try:
+                log.sequence = sequence = await read_sequence(
+                    request,
+                    self._serving,
+                    request_id=call.request_id,
+                    tenant=tenant,
+                    arrived_at=call.arrived_at,
+                )
+                stream.submit(sequence)
+                await self._write(call, self._started(sequence, tenant))
+                finish = await self._relay(stream, call, request.output.token_details)
+                await self._write(call, finished(sequence, finish))
+                log.outcome = finish.reason.value
+            finally:
+                timer.cancel()
+                stream.close()
+
+    async def tokenize(self, request: pb.TokenizeRequest, call: Call) -> pb.TokenizeResponse:
+        ids = (await read_prompt(request, self._serving.model)).ids.tolist()
+        decode = self._serving.model.tokenizer.decode
+
+        def texts() -> list[str]:
+            return [decode([token], include_special_tokens=True) for token in ids]
+
+        tokens = texts() if len(ids) <= _FEW_TOKENS else await asyncio.to_thread(texts)
+        return pb.TokenizeResponse(token_ids=ids, tokens=tokens)
+
+    async def detokenize(self, request: pb.DetokenizeRequest, call: Call) -> pb.DetokenizeResponse:
+        ids = np.array(request.token_ids, np.int32)
+        require_in_vocabulary("token_ids", ids, self._serving.model.vocab_size)
+        arguments = ids, request.include_special_tokens
+        decode = self._serving.model.tokenizer.decode
+        text = decode(*arguments) if ids.size <= _FEW_TOKENS else await asyncio.to_thread(decode, *arguments)
+        return pb.DetokenizeResponse(text=text)
+
+    async def get_model_info(self, request: pb.GetModelInfoRequest, call: Call) -> pb.GetModelInfoResponse:
+        return self._info
+
+    def _started(self, sequence: Sequence, tenant: str) -> pb.GenerateResponse:
+        return pb.GenerateResponse(
+            started=pb.Started(
+                request_id=sequence.request_id,
+                model=self._serving.model.name,
+                tenant=tenant,
+                strategy=sequence.strategy_name,
+                prompt_tokens=sequence.prompt.size,
+                max_tokens=sequence.stop.max_tokens,
+            )
+        )
+
+    async def _relay(self, stream: Stream, call: Call, with_details: bool) -> Finish:
+        """Sends what the engine writes until the sequence ends; raises the error that it ends with."""
+        while True:
+            pending = await stream.take()
+            if pending.token_ids:
+                await self._write(call, delta(pending, with_details))
+            if pending.finish is not None:
+                if pending.finish.error is not None:
+                    raise pending.finish.error
+                return pending.finish
+
+    async def _write(self, call: Call, response: pb.GenerateResponse) -> None:
+        try:
+            async with asyncio.timeout(self._settings.stall_timeout):
+                await call.context.write(response)
+        except TimeoutError:
+            raise ReaderStalledError(self._settings.stall_timeout) from None
+
+    def _seconds(self, call: Call) -> float:
+        """How long the call may take: its own deadline, or the default, within the maximum."""
+        remaining: float | None = call.context.time_remaining()
+        return min(self._settings.default_timeout if remaining is None else remaining, self._settings.max_timeout)
+
+
+def delta(pending: Pending, with_details: bool) -> pb.GenerateResponse:
+    """The message of one or several steps' tokens."""
+    response = pb.GenerateResponse()
+    message = response.delta
+    message.text = "".join(pending.texts)
+    message.token_ids.extend(pending.token_ids)
+    if with_details:
+        for text, drafted in zip(pending.texts, pending.drafted, strict=True):
+            message.details.add(text=text, drafted=drafted)
+    return response
+
+
+def finished(sequence: Sequence, finish: Finish) -> pb.GenerateResponse:
+    """The last message of an answer."""
+    stats = sequence.stats
+    message = pb.Finished(
+        reason=_REASONS[finish.reason],
+        stop_string=finish.stop_string,
+        stop_token_id=finish.stop_token_id,
+        usage=pb.Usage(
+            prompt_tokens=sequence.prompt.size,
+            completion_tokens=len(sequence.output),
+            cached_prompt_tokens=stats.cached_prompt_tokens,
+        ),
+        drafting=pb.DraftStatistics(
+            strategy=sequence.strategy_name,
+            mean_acceptance_length=sequence.mean_acceptance_length,
+            steps=stats.decode_steps,
+            draft_tokens=stats.draft_tokens,
+            accepted_tokens=stats.accepted_tokens,
+            accepted_by_depth=stats.accepted_by_depth,
+            disabled_reason=stats.drafting_disabled_reason,
+        ),
+    )
+    if stats.draft_tokens:
+        source = message.drafting.by_source[sequence.strategy_name]
+        source.draft_tokens, source.accepted_tokens = stats.draft_tokens, stats.accepted_tokens
+    _set_seconds(message.timings.queue, stats.first_scheduled_at - stats.arrived_at)
+    _set_seconds(message.timings.prefill, stats.first_token_at - stats.first_scheduled_at)
+    _set_seconds(message.timings.decode, stats.finished_at - stats.first_token_at)
+    _set_seconds(message.drafting.draft_time, stats.draft_seconds)
+    _set_seconds(message.drafting.step_time, stats.step_seconds)
+    return pb.GenerateResponse(finished=message)
+
+
+def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
+    """What a client may want to know before it asks."""
+    model = serving.model
+    return pb.GetModelInfoResponse(
+        model=model.name,
+        architecture=model.architecture,
+        parameters=model.parameters,
+        dtype=model.dtype,
+        device=model.device,
+        vocab_size=model.vocab_size,
+        max_context_tokens=model.max_context,
+        max_running_requests=settings.max_running,
+        max_waiting_requests=settings.max_waiting,
+        max_draft_nodes=serving.max_draft_nodes,
+        has_chat_template=model.tokenizer.has_chat_template,
+        strategies=names(),
+        default_strategy=serving.default_strategy,
+        eos_token_ids=sorted(model.eos_token_ids),
+        server_version=version("draftwood"),
+    )
+
+
+def _set_seconds(duration: Any, seconds: float) -> None:
+    duration.FromNanoseconds(max(0, round(seconds * 1e9)))

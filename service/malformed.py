@@ -1,0 +1,82 @@
+"""Requests that protobuf refuses to parse: which field is it? gRPC itself would answer INTERNAL and name nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from model_runner.errors import InvalidValueError
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+_LENGTH_DELIMITED = 2
+
+
+class Malformed:
+    """Stands for a request that could not be parsed, until a handler can answer with `error`."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: InvalidValueError) -> None:
+        self.error = error
+
+
+class Deserializer(Generic[MessageT]):
+    """Parses requests of one type; a malformed one becomes a `Malformed`."""
+
+    def __init__(self, message_type: type[MessageT]) -> None:
+        self._parse: Callable[[bytes], MessageT] = message_type.FromString
+        self._descriptor: Any = message_type.DESCRIPTOR
+
+    def __call__(self, data: bytes) -> MessageT | Malformed:
+        try:
+            return self._parse(data)
+        except DecodeError:
+            return Malformed(explain(self._descriptor, data))
+
+
+def explain(descriptor: Descriptor, data: bytes) -> InvalidValueError:
+    """Names the first field of serialized `data` that keeps it from being a message of type `descriptor`."""
+    return _fault(descriptor, data, "") or InvalidValueError(
+        "request", f"{len(data)} bytes", f"it must be a serialized {descriptor.full_name}"
+    )
+
+
+def _fault(descriptor: Descriptor, data: bytes, path: str) -> InvalidValueError | None:
+    try:
+        # As unknown fields of a message without fields, everything can be read but broken wire format.
+        fields = UnknownFieldSet(Empty.FromString(data))
+    except DecodeError:
+        allowed = f"it must be a serialized {descriptor.full_name}"
+        return InvalidValueError(path or "request", f"{len(data)} bytes", allowed)
+    seen: Counter[int] = Counter()
+    for unknown in (fields[index] for index in range(len(fields))):
+        field = descriptor.fields_by_number.get(unknown.field_number)
+        if field is None or unknown.wire_type != _LENGTH_DELIMITED:
+            continue
+        name = f"{path}.{field.name}" if path else field.name
+        if field.is_repeated:
+            name += f"[{seen[unknown.field_number]}]"
+        seen[unknown.field_number] += 1
+        fault = _field_fault(field, unknown.data, name)
+        if fault is not None:
+            return fault
+    return None
+
+
+def _field_fault(field: FieldDescriptor, data: Any, path: str) -> InvalidValueError | None:
+    if field.type == FieldDescriptor.TYPE_MESSAGE and field.message_type is not None:
+        return _fault(field.message_type, data, path)
+    if field.type == FieldDescriptor.TYPE_STRING:
+        try:
+            bytes(data).decode()
+        except UnicodeDecodeError as error:
+            allowed = f"it must be valid UTF-8; byte {error.start} is not"
+            return InvalidValueError(path, bytes(data[:60]), allowed)
+    return None

@@ -1,0 +1,58 @@
+"""What is served, as the service sees it: the model's facts, its tokenizer, and the limits that requests meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Protocol
+
+from service.memory import Memory
+from strategies.draft import Int32Array
+
+
+class TextTokenizer(Protocol):
+    """`model_runner.tokenizer.Tokenizer`, as far as requests need it. Called from several threads."""
+
+    @property
+    def has_chat_template(self) -> bool: ...
+    def encode(self, text: str) -> Int32Array: ...
+    def encode_chat(self, messages: list[dict[str, str]]) -> Int32Array: ...
+    def decode(self, ids: SequenceOf[int] | Int32Array, include_special_tokens: bool = False) -> str: ...
+
+
+class ServedModel(Protocol):
+    """`model_runner.loading.LoadedModel`, as far as requests and GetModelInfo need it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def parameters(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_context(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+    @property
+    def tokenizer(self) -> TextTokenizer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What a request is read against.
+
+    Attributes:
+        default_strategy: drafts for requests that name none.
+        max_draft_nodes: cap on draft nodes a step, whatever a request asks for.
+    """
+
+    model: ServedModel
+    memory: Memory
+    default_strategy: str
+    max_draft_nodes: int

@@ -1,0 +1,84 @@
+"""All settings of the service, each written down once: flags, environment, YAML keys and help come from the fields.
+
+A value is taken from the first of: command-line flag, environment variable, YAML file, default.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from model_runner.errors import InvalidValueError
+
+_MIB = 1024 * 1024
+
+
+class Settings(BaseModel):
+    """One consistent, frozen set of settings. Durations are in seconds, sizes in bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: str | None = Field(None, description="Folder or hub id of the model; unset serves the bundled one")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="What the model computes in")
+    max_context: int | None = Field(None, ge=2, description="Tokens of prompt and answer; unset takes the model's own")
+    threads: int | None = Field(None, ge=1, description="CPU threads of the model; unset takes all cores")
+
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all")
+    port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 takes any free one")
+    ready_file: Path | None = Field(None, description="Write HOST:PORT to this file once requests are served")
+    tls_cert: Path | None = Field(None, description="PEM certificate chain; set it to serve TLS")
+    tls_key: Path | None = Field(None, description="PEM private key of the certificate")
+    tls_client_ca: Path | None = Field(None, description="PEM authorities; set it to demand client certificates")
+
+    max_running: int = Field(8, ge=1, le=4096, description="Requests that decode together")
+    max_waiting: int = Field(64, ge=0, le=1_000_000, description="Requests that wait for their turn")
+    strategy: str = Field("trie", description="Who drafts for requests that name no strategy; none for nobody")
+    max_draft_nodes: int = Field(48, ge=0, le=1024, description="Draft nodes a step and request")
+    max_tenants: int = Field(1000, ge=1, description="Tenants whose memory is kept")
+
+    max_message_bytes: int = Field(16 * _MIB, ge=1024, le=2**31 - 1, description="Largest request")
+    default_timeout: float = Field(600.0, gt=0, description="Time for a request that brings no deadline")
+    max_timeout: float = Field(3600.0, gt=0, description="Time for any request")
+    stall_timeout: float = Field(30.0, gt=0, description="How long a message waits for a client that does not read")
+    drain_grace: float = Field(20.0, ge=0, description="Time that live requests get at shutdown")
+    keepalive: float = Field(45.0, ge=1, description="Ping clients this often")
+    max_connection_age: float = Field(1800.0, ge=0, description="Ask clients to reconnect after this; 0 for never")
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged")
+    log_format: Literal["console", "json"] = Field("console", description="How log lines look")
+
+    @field_validator("strategy")
+    @classmethod
+    def _known_strategy(cls, name: str) -> str:
+        from strategies import names  # numba takes most of a second, which --help need not pay
+
+        if name not in names():
+            raise ValueError(f"it must be one of {', '.join(names())}")
+        return name
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Settings:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            missing, present = ("tls_key", "tls_cert") if self.tls_key is None else ("tls_cert", "tls_key")
+            raise InvalidValueError(missing, None, f"it must be set, since {present} is")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise InvalidValueError("tls_cert", None, "it must be set, since tls_client_ca is")
+        if self.default_timeout > self.max_timeout:
+            allowed = f"it must be at most max_timeout = {self.max_timeout:g}"
+            raise InvalidValueError("default_timeout", self.default_timeout, allowed)
+        for key in ("tls_cert", "tls_key", "tls_client_ca"):
+            path: Path | None = getattr(self, key)
+            if path is not None and not path.is_file():
+                raise InvalidValueError(key, str(path), "it must be a file that exists")
+        return self
+
+
+def default_shown(key: str) -> str:
+    """The default of a field as a user writes it; "unset" where there is none."""
+    default: Any = Settings.model_fields[key].default
+    if default is None:
+        return "unset"
+    return f"{default:g}" if isinstance(default, float) else str(default)

@@ -1,0 +1,222 @@
+"""A server that answers by script: what each attempt at `Generate` meets, told beforehand. Runs on port 0."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from draftwood.v1 import generation_pb2 as pb
+from draftwood.v1.generation_pb2_grpc import GenerationServiceServicer, add_GenerationServiceServicer_to_server
+from google.protobuf import any_pb2, message
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+
+Events = Iterator[pb.GenerateResponse]
+Behaviour = Callable[[pb.GenerateRequest, Any, "FakeServer"], Events]
+
+
+def answers(*texts: str, drafted: Sequence[bool] = (), stop_string: str = "", pause: float = 0.0) -> Behaviour:
+    """Started, one delta a text, Finished. `pause` seconds before each delta."""
+
+    def behave(request: pb.GenerateRequest, context: Any, server: FakeServer) -> Events:
+        yield started(request)
+        for number, text in enumerate(texts):
+            if server.cancelled.wait(pause):
+                return
+            yield delta(request, text, drafted[number] if drafted else number > 0)
+        yield finished(len(texts), stop_string)
+
+    return behave
+
+
+def fails(
+    code: grpc.StatusCode,
+    text: str,
+    *details: message.Message,
+    pushback: str | None = None,
+    after: Sequence[str] = (),
+) -> Behaviour:
+    """Ends with an error status; `after` are the texts that come before it, Started with them."""
+
+    def behave(request: pb.GenerateRequest, context: Any, server: FakeServer) -> Events:
+        if after:
+            yield started(request)
+        for one in after:
+            yield delta(request, one, drafted=False)
+        abort(context, code, text, *details, pushback=pushback)
+
+    return behave
+
+
+def hangs(*texts: str) -> Behaviour:
+    """Started, the texts, and then nothing more until the client goes away."""
+
+    def behave(request: pb.GenerateRequest, context: Any, server: FakeServer) -> Events:
+        yield started(request)
+        for text in texts:
+            yield delta(request, text, drafted=False)
+        server.cancelled.wait(30)
+
+    return behave
+
+
+def silent(request: pb.GenerateRequest, context: Any, server: FakeServer) -> Events:
+    """Not even Started."""
+    server.cancelled.wait(30)
+    yield from ()
+
+
+def unfinished(request: pb.GenerateRequest, context: Any, server: FakeServer) -> Events:
+    """Breaks the protocol: ends well, without Finished."""
+    yield started(request)
+    yield delta(request, "half", drafted=False)
+
+
+def abort(context: Any, code: grpc.StatusCode, text: str, *details: message.Message, pushback: str | None) -> None:
+    status = status_pb2.Status(code=code.value[0], message=text)
+    for detail in details:
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        status.details.append(packed)
+    trailer: list[tuple[str, str | bytes]] = (
+        [("grpc-status-details-bin", status.SerializeToString())] if details else []
+    )
+    context.set_trailing_metadata((*trailer, *([("grpc-retry-pushback-ms", pushback)] if pushback else [])))
+    context.abort(code, text)
+
+
+def reason(name: str, **metadata: str) -> message.Message:
+    info: message.Message = error_details_pb2.ErrorInfo(reason=name, domain="draftwood", metadata=metadata)
+    return info
+
+
+def retry_in(milliseconds: int) -> message.Message:
+    info = error_details_pb2.RetryInfo()
+    info.retry_delay.FromMilliseconds(milliseconds)
+    detail: message.Message = info
+    return detail
+
+
+def violation(field: str, description: str) -> message.Message:
+    bad = error_details_pb2.BadRequest()
+    bad.field_violations.add(field=field, description=description)
+    detail: message.Message = bad
+    return detail
+
+
+def started(request: pb.GenerateRequest) -> pb.GenerateResponse:
+    event = pb.Started(
+        request_id=request.request_id or "server-made",
+        model="fake",
+        tenant=request.tenant or "default",
+        strategy="trie",
+        prompt_tokens=3,
+        max_tokens=100,
+    )
+    return pb.GenerateResponse(started=event)
+
+
+def delta(request: pb.GenerateRequest, text: str, drafted: bool) -> pb.GenerateResponse:
+    event = pb.Delta(text=text, token_ids=[len(text)])
+    if request.output.token_details:
+        event.details.add(text=text, drafted=drafted)
+    return pb.GenerateResponse(delta=event)
+
+
+def finished(tokens: int, stop_string: str) -> pb.GenerateResponse:
+    event = pb.Finished(reason=pb.FINISH_REASON_STOP, usage=pb.Usage(prompt_tokens=3, completion_tokens=tokens))
+    if stop_string:
+        event.stop_string = stop_string
+    event.timings.queue.FromMilliseconds(250)
+    event.timings.prefill.FromMilliseconds(500)
+    event.timings.decode.FromMilliseconds(1250)
+    drafting = pb.DraftStatistics(
+        strategy="trie",
+        mean_acceptance_length=1.5,
+        steps=4,
+        draft_tokens=8,
+        accepted_tokens=2,
+        accepted_by_depth=[2, 1],
+    )
+    drafting.by_source["trie"].draft_tokens = 8
+    drafting.by_source["trie"].accepted_tokens = 2
+    drafting.draft_time.FromMilliseconds(125)
+    event.drafting.CopyFrom(drafting)
+    return pb.GenerateResponse(finished=event)
+
+
+class FakeServer(GenerationServiceServicer):
+    """Attempt n meets `script[n]`, later ones the last behaviour of the script.
+
+    Attributes:
+        requests: what came, one for each attempt.
+        metadata: the headers of each attempt at any method.
+        cancelled: set when the client of a `Generate` that had not ended went away.
+        unavailable_calls: so many unary calls are refused first.
+    """
+
+    def __init__(self, *, credentials: grpc.ServerCredentials | None = None, has_chat_template: bool = True) -> None:
+        self.script: list[Behaviour] = [answers("Hello", ", wörld", "!")]
+        self.requests: list[pb.GenerateRequest] = []
+        self.metadata: list[dict[str, str | bytes]] = []
+        self.cancelled = threading.Event()
+        self.unavailable_calls = 0
+        self.has_chat_template = has_chat_template
+        self._server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
+        add_GenerationServiceServicer_to_server(self, self._server)
+        if credentials is None:
+            self.port = self._server.add_insecure_port("127.0.0.1:0")
+        else:
+            self.port = self._server.add_secure_port("127.0.0.1:0", credentials)
+        self.target = f"127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._server.stop(None).wait(5)
+
+    def Generate(self, request: pb.GenerateRequest, context: Any) -> Events:
+        ended = threading.Event()
+        context.add_callback(lambda: None if ended.is_set() else self.cancelled.set())
+        self._note(context)
+        self.requests.append(request)
+        behaviour = self.script[min(len(self.requests), len(self.script)) - 1]
+        try:
+            yield from behaviour(request, context, self)
+        finally:
+            if context.is_active():
+                ended.set()
+
+    def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
+        self._note(context)
+        text = request.text or "".join(f"<{turn.role}>{turn.content}" for turn in request.chat.messages)
+        return pb.TokenizeResponse(token_ids=[ord(character) for character in text], tokens=list(text))
+
+    def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
+        self._note(context)
+        return pb.DetokenizeResponse(text="".join(map(chr, request.token_ids)))
+
+    def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
+        self._note(context)
+        return pb.GetModelInfoResponse(
+            model="fake",
+            architecture="FakeForCausalLM",
+            parameters=6_000_000,
+            strategies=["none", "trie"],
+            default_strategy="trie",
+            has_chat_template=self.has_chat_template,
+            eos_token_ids=[2],
+        )
+
+    def _note(self, context: Any) -> None:
+        self.metadata.append(dict(context.invocation_metadata()))
+        if self.unavailable_calls > 0:
+            self.unavailable_calls -= 1
+            abort(context, grpc.StatusCode.UNAVAILABLE, "the model is loading", reason("LOADING"), pushback=None)

@@ -1,0 +1,105 @@
+"""Tiny random models of the families that Draftwood serves, and what transformers itself writes with them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    PhiConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from model_runner.loading import BUNDLED_MODEL, LoadedModel, adopt, load_model
+from model_runner.tokenizer import Tokenizer
+from strategies.draft import Int32Array
+
+VOCAB = 256
+WINDOW = 12
+"""Sliding window of the families that have one: shorter than most prompts of the tests."""
+
+_SHAPE: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 256,
+    # Wide enough that attention matters and the largest logit stands clear of the next one.
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+_GQA: dict[str, Any] = {"num_key_value_heads": 2}
+_SLIDING: dict[str, Any] = {"sliding_window": WINDOW}
+
+_CONFIGS: dict[str, Any] = {
+    "llama": lambda: LlamaConfig(**_SHAPE, **_GQA),
+    "qwen2": lambda: Qwen2Config(**_SHAPE, **_GQA),
+    "qwen2-sliding": lambda: Qwen2Config(**_SHAPE, **_GQA, **_SLIDING, use_sliding_window=True, max_window_layers=1),
+    "qwen3": lambda: Qwen3Config(**_SHAPE, **_GQA, head_dim=32),
+    "mistral": lambda: MistralConfig(**_SHAPE, **_GQA, sliding_window=None),
+    "mistral-sliding": lambda: MistralConfig(**_SHAPE, **_GQA, **_SLIDING),
+    "gpt-neox": lambda: GPTNeoXConfig(**_SHAPE),
+    # Window and soft-capping at once, layers with and without the window in turn.
+    "gemma2": lambda: Gemma2Config(
+        **_SHAPE, **_GQA, **_SLIDING, head_dim=32, query_pre_attn_scalar=32, attn_logit_softcapping=5.0
+    ),
+    "phi": lambda: PhiConfig(**_SHAPE),
+}
+RANDOM_FAMILIES = tuple(_CONFIGS)
+FAMILIES = (*RANDOM_FAMILIES, "bundled")
+
+
+def _plain(family: str) -> Any:
+    if family == "bundled":
+        return AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32).eval()
+    torch.manual_seed(0)
+    module = AutoModelForCausalLM.from_config(_CONFIGS[family](), dtype=torch.float32, attn_implementation="eager")
+    return module.eval()
+
+
+@functools.cache
+def reference(family: str) -> Any:
+    """The family's model as transformers runs it."""
+    return _plain(family)
+
+
+@functools.cache
+def served(family: str) -> LoadedModel:
+    """The family's model as Draftwood runs it."""
+    if family == "bundled":
+        return load_model(BUNDLED_MODEL, dtype="float32", max_context=512)
+    return adopt(_plain(family), Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL)), name=family)
+
+
+@functools.cache
+def greedy(family: str, prompt: tuple[int, ...], new_tokens: int, min_new_tokens: int = 0) -> list[int]:
+    """What transformers' own greedy `generate` writes after the prompt."""
+    module = reference(family)
+    with torch.inference_mode():
+        ids = torch.tensor([prompt])
+        out = module.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new_tokens,
+            min_new_tokens=min_new_tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    written: list[int] = out[0, len(prompt) :].tolist()
+    return written
+
+
+def as_prompt(tokens: tuple[int, ...] | list[int]) -> Int32Array:
+    return np.array(tokens, np.int32)

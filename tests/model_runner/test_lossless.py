@@ -1,0 +1,130 @@
+"""Whatever is drafted, the tokens are those of transformers' own greedy `generate`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import strategies
+from model_runner.engine import Engine, EngineConfig
+from model_runner.sequence import Sequence, StopParams
+from strategies import Strategy
+from tests.model_runner.families import FAMILIES, VOCAB, WINDOW, as_prompt, greedy, served
+from tests.model_runner.oracle import OracleStrategy
+
+NEW_TOKENS = 20
+BUDGETS = (0, 1, 7, 64)
+
+# Few distinct tokens, so that phrases repeat and drafts are accepted; some prompts longer than the window.
+prompts = st.lists(
+    st.lists(st.integers(0, 9), min_size=1, max_size=3 * WINDOW).map(tuple), min_size=5, max_size=5, unique=True
+)
+few_examples = settings(
+    max_examples=2,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors],
+)
+
+
+def generate(
+    engine: Engine, batch: list[tuple[int, ...]], strategy: Strategy | None, nodes: int, stop: StopParams
+) -> list[Sequence]:
+    """All of `batch` at once, to the end."""
+    sequences = [
+        Sequence(str(i), as_prompt(prompt), stop, strategy=strategy, max_draft_nodes=nodes)
+        for i, prompt in enumerate(batch)
+    ]
+    for sequence in sequences:
+        engine.add(sequence)
+    for _ in range(10_000):
+        if not engine.has_work:
+            break
+        engine.step()
+        engine.check()
+    assert not engine.has_work
+    return sequences
+
+
+def fixed_engine(family: str, **options: Any) -> Engine:
+    return Engine(served(family), EngineConfig(max_draft_nodes=64, adaptive_budget=False, max_running=5, **options))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+@pytest.mark.parametrize("name", strategies.names())
+@pytest.mark.parametrize("family", FAMILIES)
+@given(prompts=prompts)
+@few_examples
+def test_every_strategy_at_every_budget(
+    family: str, name: str, batch_size: int, prompts: list[tuple[int, ...]]
+) -> None:
+    engine = fixed_engine(family)
+    for nodes in BUDGETS:
+        strategy = strategies.create(name)
+        for start in range(0, len(prompts), batch_size):
+            batch = prompts[start : start + batch_size]
+            for sequence, prompt in zip(
+                generate(engine, batch, strategy, nodes, StopParams(NEW_TOKENS)), batch, strict=True
+            ):
+                assert sequence.stats.drafting_disabled_reason == ""
+                assert sequence.output == greedy(family, prompt, NEW_TOKENS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(prompts=prompts, seed=st.integers(0, 2**16), chunk=st.sampled_from([3, 16, 512]))
+@few_examples
+def test_trees_of_any_shape(family: str, prompts: list[tuple[int, ...]], seed: int, chunk: int) -> None:
+    """Deep paths, wrong branches, prompts in chunks, five sequences at different points of their lives."""
+    answers = {prompt: greedy(family, prompt, NEW_TOKENS) for prompt in prompts}
+    engine = fixed_engine(family, prefill_chunk=chunk)
+    oracle = OracleStrategy(answers, VOCAB, seed)
+    sequences = generate(engine, prompts, oracle, 64, StopParams(NEW_TOKENS))
+    assert [s.output for s in sequences] == list(answers.values())
+    assert sum(s.stats.accepted_tokens for s in sequences) > NEW_TOKENS
+
+
+@pytest.mark.parametrize("name", strategies.names())
+def test_bundled_model_answers_questions(name: str) -> None:
+    """Real text: most of it is drafted and accepted the second time, and nothing changes."""
+    model = served("bundled")
+    questions = ["where is my order", "i want a refund!!", "how do I change my adress"]
+    batch = [tuple(model.tokenizer.encode_chat([{"role": "user", "content": q}]).tolist()) for q in questions]
+    expected = [greedy("bundled", prompt, 80) for prompt in batch]
+    engine, strategy = fixed_engine("bundled"), strategies.create(name)
+    for _ in range(2):
+        sequences = generate(engine, batch, strategy, 24, StopParams(80))
+        assert [s.output for s in sequences] == expected
+    if name != "none":
+        assert sum(s.stats.accepted_tokens for s in sequences) > 0.5 * sum(map(len, expected))
+
+
+@pytest.mark.parametrize("min_tokens", [5, 40])
+def test_min_tokens_suppresses_the_end(min_tokens: int) -> None:
+    model = served("bundled")
+    prompt = tuple(model.tokenizer.encode_chat([{"role": "user", "content": "thanks"}]).tolist())
+    free = greedy("bundled", prompt, 200)
+    expected = greedy("bundled", prompt, 200, min_new_tokens=len(free) + min_tokens)
+    assert len(expected) > len(free)
+    engine, strategy = fixed_engine("bundled"), strategies.create("trie")
+    for _ in range(2):
+        [sequence] = generate(engine, [prompt], strategy, 24, StopParams(200, min_tokens=len(free) + min_tokens))
+        assert sequence.output == expected
+
+
+def test_adaptive_budget_changes_no_token() -> None:
+    model = served("bundled")
+    engine = Engine(model, EngineConfig(max_draft_nodes=32))
+    prompt = tuple(model.tokenizer.encode_chat([{"role": "user", "content": "cancel my order 4411"}]).tolist())
+    strategy = strategies.create("trie")
+    for _ in range(3):
+        [sequence] = generate(engine, [prompt], strategy, 32, StopParams(100))
+        assert sequence.output == greedy("bundled", prompt, 100)

@@ -1,0 +1,258 @@
+"""An engine and a model that follow a script, in milliseconds and without torch; and a server around them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from collections.abc import Sequence as SequenceOf
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+import numpy as np
+from draftwood.v1 import generation_pb2 as pb
+from draftwood.v1 import generation_pb2_grpc as pb_grpc
+
+from model_runner.sequence import Finish, FinishReason, Sequence, SequenceState, StepOutput
+from service.server import BoundServer, RunningServer
+from service.settings import Settings
+from strategies import Drafter
+from strategies.draft import Int32Array
+
+
+class ByteTokenizer:
+    """A token is a byte."""
+
+    def __init__(self, has_chat_template: bool = True) -> None:
+        self.has_chat_template = has_chat_template
+        self.encoded_on: list[str] = []
+
+    def encode(self, text: str) -> Int32Array:
+        self.encoded_on.append(threading.current_thread().name)
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> Int32Array:
+        return self.encode("".join(f"<{message['role']}>{message['content']}" for message in messages))
+
+    def decode(self, ids: SequenceOf[int] | Int32Array, include_special_tokens: bool = False) -> str:
+        return bytes(int(i) for i in ids).decode(errors="replace")
+
+
+@dataclass
+class FakeModel:
+    name: str = "fake"
+    architecture: str = "FakeForCausalLM"
+    parameters: int = 1000
+    dtype: str = "float32"
+    device: str = "cpu"
+    vocab_size: int = 256
+    max_context: int = 4096
+    eos_token_ids: frozenset[int] = frozenset({0})
+    tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
+
+
+class FakeEngine:
+    """Writes `tokens_per_step` bytes "abc..." a step for each running sequence, up to its max_tokens.
+
+    Attributes:
+        gate: cleared, the next step waits for it to be set.
+        step_seconds: what a step takes.
+        step_error: raised by the next step.
+        sequence_error: ends every sequence in the next step.
+        add_error: raised by the next `add`.
+        text: the text of each token; None takes a letter.
+    """
+
+    def __init__(self, max_running: int = 4) -> None:
+        self.max_running = max_running
+        self.tokens_per_step = 2
+        self.step_seconds = 0.001
+        self.gate = threading.Event()
+        self.gate.set()
+        self.step_error: Exception | None = None
+        self.sequence_error: Exception | None = None
+        self.add_error: Exception | None = None
+        self.text: str | None = None
+        self.steps = 0
+        self.most_running = 0
+        self.closed = False
+        self.threads: set[int] = set()
+        self._waiting: list[Sequence] = []
+        self._drafters: dict[Sequence, Drafter | None] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._drafters)
+
+    @property
+    def running(self) -> int:
+        return len(self._drafters)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        self.threads.add(threading.get_ident())
+        if self.add_error is not None:
+            raise self.add_error
+        self._waiting.append(sequence)
+
+    def cancel(self, sequence: Sequence) -> None:
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        self._free(sequence)
+
+    def step(self) -> list[StepOutput]:
+        self.threads.add(threading.get_ident())
+        self.gate.wait()
+        time.sleep(self.step_seconds)
+        self.steps += 1
+        if self.step_error is not None:
+            raise self.step_error
+        while self._waiting and len(self._drafters) < self.max_running:
+            self._admit(self._waiting.pop(0))
+        self.most_running = max(self.most_running, len(self._drafters))
+        return [self._write(sequence) for sequence in tuple(self._drafters)]
+
+    def close(self) -> None:
+        self.closed = True
+        self._waiting.clear()
+        for sequence in tuple(self._drafters):
+            self._free(sequence)
+
+    def check(self) -> None:
+        """Asserts that nothing is held for a sequence that ended."""
+        assert all(sequence.state is SequenceState.RUNNING for sequence in self._drafters)
+        assert all(sequence.state is SequenceState.WAITING for sequence in self._waiting)
+
+    def _admit(self, sequence: Sequence) -> None:
+        sequence.state = SequenceState.RUNNING
+        sequence.stats.first_scheduled_at = time.perf_counter()
+        strategy = sequence.strategy
+        self._drafters[sequence] = None if strategy is None else strategy.start(sequence.prompt)
+
+    def _free(self, sequence: Sequence) -> None:
+        sequence.state = SequenceState.FINISHED
+        drafter = self._drafters.pop(sequence, None)
+        if drafter is not None:
+            drafter.close()
+
+    def _write(self, sequence: Sequence) -> StepOutput:
+        if self.sequence_error is not None:
+            self._free(sequence)
+            return StepOutput(sequence, [], [], [], Finish(FinishReason.ERROR, error=self.sequence_error))
+        stats, written = sequence.stats, len(sequence.output)
+        stats.first_token_at = stats.first_token_at or time.perf_counter()
+        count = min(self.tokens_per_step, sequence.stop.max_tokens - written)
+        tokens = [97 + (written + i) % 26 for i in range(count)]
+        sequence.output += tokens
+        stats.decode_steps += 1
+        stats.draft_tokens += 2 * (count - 1)
+        stats.accepted_tokens += count - 1
+        finish = None
+        if len(sequence.output) == sequence.stop.max_tokens:
+            finish = Finish(FinishReason.LENGTH)
+            stats.finished_at = time.perf_counter()
+            self._free(sequence)
+        texts = [chr(token) if self.text is None else self.text for token in tokens]
+        return StepOutput(sequence, tokens, texts, [True] * (count - 1) + [False], finish)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for something that another thread or process brings about; 5 s at most."""
+    for _ in range(2500):
+        if condition():
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError("it did not come about within 5 s")
+
+
+@dataclass
+class Served:
+    """A server around a FakeEngine, and a channel to it."""
+
+    server: RunningServer
+    engine: FakeEngine
+    model: FakeModel
+    channel: grpc.aio.Channel
+    stub: pb_grpc.GenerationServiceAsyncStub
+
+    async def settled(self) -> None:
+        """Waits until nothing is live, and asserts that nothing is held anywhere."""
+        assert await self.server.bridge.wait_idle(5.0)
+        await until(lambda: not self.engine.has_work)
+        assert (self.engine.running, self.engine.waiting, self.server.bridge.live) == (0, 0, 0)
+        self.engine.check()
+
+
+@asynccontextmanager
+async def serving(
+    engine: FakeEngine | None = None,
+    model: FakeModel | None = None,
+    make_engine: Callable[[], FakeEngine] | None = None,
+    **settings: object,
+) -> AsyncIterator[Served]:
+    """Serves on a free port until left, then asserts that the engine was closed with nothing held."""
+    engine = FakeEngine() if engine is None else engine
+    model = FakeModel() if model is None else model
+    values: dict[str, object] = {"port": 0, "max_running": 4, "drain_grace": 0.05, **settings}
+    bound = BoundServer(Settings.model_validate(values))
+    server = RunningServer(bound, model, make_engine or (lambda: engine))
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            yield Served(server, engine, model, channel, pb_grpc.GenerationServiceStub(channel))
+    finally:
+        engine.gate.set()
+        await server.stop()
+    assert engine.closed
+    assert not engine.has_work
+
+
+@dataclass
+class Answer:
+    """All that a call brought: its events, and its status where that is not OK."""
+
+    events: list[pb.GenerateResponse] = field(default_factory=list)
+    error: grpc.aio.AioRpcError | None = None
+
+    @property
+    def kinds(self) -> list[str | None]:
+        return [event.WhichOneof("event") for event in self.events]
+
+    @property
+    def text(self) -> str:
+        return "".join(event.delta.text for event in self.events)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for event in self.events for token in event.delta.token_ids]
+
+    @property
+    def finished(self) -> pb.Finished:
+        """The one Finished; asserts that it is the one end, and the last event."""
+        assert self.error is None
+        assert self.kinds.count("finished") == 1
+        assert self.kinds[-1] == "finished"
+        return self.events[-1].finished
+
+    @property
+    def status(self) -> grpc.aio.AioRpcError:
+        """The one status; asserts that it is the one end."""
+        assert "finished" not in self.kinds
+        assert self.error is not None
+        return self.error
+
+
+async def answer(call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]) -> Answer:
+    """Reads a call to its end."""
+    result = Answer()
+    try:
+        async for event in call:
+            result.events.append(event)
+    except grpc.aio.AioRpcError as error:
+        result.error = error
+    return result

@@ -1,0 +1,188 @@
+"""What requests may not say: each refusal names the field and its value, with google.rpc details."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import grpc
+import pytest
+from draftwood.v1 import generation_pb2 as pb
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from tests.service.fakes import ByteTokenizer, FakeModel, answer, serving
+
+GENERATE = "/draftwood.v1.GenerationService/Generate"
+
+
+def violation(error: grpc.aio.AioRpcError) -> error_details_pb2.BadRequest.FieldViolation:
+    """The one field violation of an INVALID_ARGUMENT."""
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    status = rpc_status.from_call(error)
+    info, bad_request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    assert status.details[0].Unpack(info)
+    assert (info.reason, info.domain) == ("INVALID_VALUE", "draftwood")
+    assert status.details[1].Unpack(bad_request)
+    [found] = bad_request.field_violations
+    assert found.description == error.details()
+    return found
+
+
+def request(text: str = "hi", **fields: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(text=text, **fields)
+
+
+def ids(*values: int, **fields: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(token_ids=pb.TokenIds(ids=values), **fields)
+
+
+def chat(*messages: tuple[str, str]) -> pb.GenerateRequest:
+    return pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role=r, content=c) for r, c in messages]))
+
+
+def sampling(**options: Any) -> pb.GenerateRequest:
+    return request(sampling=pb.SamplingOptions(**options))
+
+
+def stop(**options: Any) -> pb.GenerateRequest:
+    return request(stop=pb.StopOptions(**options))
+
+
+def drafting(**options: Any) -> pb.GenerateRequest:
+    return request(drafting=pb.DraftOptions(**options))
+
+
+BAD: dict[str, tuple[pb.GenerateRequest, str, str]] = {
+    "no prompt": (pb.GenerateRequest(), "prompt", "None.*text, token_ids and chat"),
+    "empty text": (request(""), "text", "''.*must not be empty"),
+    "empty token ids": (ids(), "token_ids.ids", "must not be empty"),
+    "empty chat": (chat(), "chat.messages", "must not be empty"),
+    "chat without a role": (chat(("user", "a"), ("", "b")), r"chat.messages[1].role", "must not be empty"),
+    "token id over the vocabulary": (ids(1, 2, 256), "token_ids.ids[2]", r"256 is not allowed.*\[0, 255\]"),
+    "negative token id": (ids(1, -1), "token_ids.ids[1]", "-1 is not allowed"),
+    "long text": (request("x" * 64), "text", "64 tokens.*at most 63"),
+    "very long text": (request("x" * 20_000), "text", "20000 tokens.*at most 63"),
+    "long token ids": (ids(*[1] * 64), "token_ids.ids", "64 tokens.*at most 63"),
+    "long chat": (chat(("user", "x" * 64)), "chat.messages", "70 tokens.*at most 63"),
+    "max_tokens over the room": (stop(max_tokens=63), "stop.max_tokens", "63 is not allowed.*2 of .* 64 .*for 62"),
+    "max_tokens zero": (stop(max_tokens=0), "stop.max_tokens", "0 is not allowed.*at least 1"),
+    "max_tokens negative": (stop(max_tokens=-5), "stop.max_tokens", "-5 is not allowed"),
+    "min_tokens over max_tokens": (stop(max_tokens=3, min_tokens=4), "stop.min_tokens", "4 is not allowed"),
+    "min_tokens negative": (stop(min_tokens=-1), "stop.min_tokens", "-1 is not allowed"),
+    "empty stop string": (stop(strings=["a", ""]), "stop.strings[1]", "1 to 256 characters"),
+    "long stop string": (stop(strings=["x" * 257]), "stop.strings[0]", "1 to 256 characters"),
+    "many stop strings": (stop(strings=["x"] * 17), "stop.strings", "17 is not allowed.*at most 16"),
+    "stop token id over the vocabulary": (stop(token_ids=[5, 999]), "stop.token_ids[1]", "999 is not allowed"),
+    "many stop token ids": (stop(token_ids=[1] * 257), "stop.token_ids", "257 is not allowed"),
+    "unknown strategy": (drafting(strategy="oracle"), "drafting.strategy", "'oracle'.*one of none, trie"),
+    "empty strategy": (drafting(strategy=""), "drafting.strategy", "''.*one of none, trie"),
+    "unknown strategy, switched off": (drafting(strategy="oracle", enabled=False), "drafting.strategy", "'oracle'"),
+    "negative budget": (drafting(max_nodes=-1), "drafting.max_nodes", "-1 is not allowed.*at least 0"),
+    "temperature": (sampling(temperature=0.7), "sampling.temperature", r"0\.7 is not allowed.*greedily"),
+    "negative temperature": (sampling(temperature=-1), "sampling.temperature", r"-1\.0 is not allowed"),
+    "not a number": (sampling(temperature=float("nan")), "sampling.temperature", "nan is not allowed"),
+    "infinity": (sampling(frequency_penalty=float("inf")), "sampling.frequency_penalty", "inf is not allowed"),
+    "top_p": (sampling(top_p=1.5), "sampling.top_p", r"1\.5 is not allowed"),
+    "top_k": (sampling(top_k=-2), "sampling.top_k", "-2 is not allowed"),
+    "presence penalty": (sampling(presence_penalty=0.5), "sampling.presence_penalty", r"0\.5.*greedily"),
+    "repetition penalty": (sampling(repetition_penalty=1.1), "sampling.repetition_penalty", r"1\.1 .*greedily"),
+    "long tenant": (request(tenant="ä" * 129), "tenant", "at most 256 bytes"),
+    "control character in the tenant": (request(tenant="a\nb"), "tenant", "control characters"),
+    "long request id": (request(request_id="x" * 20_000), "request_id", "at most 256 bytes"),
+    "control character in the request id": (request(request_id="a\x00b"), "request_id", "control characters"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_refused(name: str) -> None:
+    bad, field, said = BAD[name]
+    async with serving(model=FakeModel(max_context=64)) as served:
+        result = await answer(served.stub.Generate(bad))
+        found = violation(result.status)
+        assert found.field == field
+        assert re.search(said, found.description), found.description
+        assert result.kinds == []
+        await served.settled()
+        assert served.engine.steps == 0
+
+
+GOOD: dict[str, pb.GenerateRequest] = {
+    "options that greedy decoding ignores": sampling(temperature=0.0, top_k=5, top_p=0.5, min_p=0.1, seed=2**64 - 1),
+    "widest names": request(tenant="ä" * 128, request_id="x" * 256),
+    "all the room": stop(max_tokens=62),
+    "longest prompt": ids(*[1] * 63),
+    "no draft nodes": drafting(max_nodes=0),
+    "more draft nodes than the server's cap": drafting(max_nodes=10_000),
+    "drafting off": drafting(enabled=False, strategy="trie"),
+    "no strategy": drafting(strategy="none"),
+    "chat": chat(("user", "hi")),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+async def test_allowed(name: str) -> None:
+    async with serving(model=FakeModel(max_context=64)) as served:
+        result = await answer(served.stub.Generate(GOOD[name]))
+        assert result.finished.usage.completion_tokens == result.events[0].started.max_tokens
+        off = name in ("drafting off", "no strategy")
+        assert result.events[0].started.strategy == ("none" if off else "trie")
+
+
+async def test_chat_without_a_template() -> None:
+    async with serving(model=FakeModel(tokenizer=ByteTokenizer(has_chat_template=False))) as served:
+        found = violation((await answer(served.stub.Generate(chat(("user", "hi"))))).status)
+        assert found.field == "chat"
+        assert "no chat template" in found.description
+
+
+def _delimited(number: int, data: bytes) -> bytes:
+    assert len(data) < 128
+    return bytes([number << 3 | 2, len(data)]) + data
+
+
+MALFORMED = {
+    "text": (_delimited(1, b"ok \xff"), "text", "byte 3"),
+    "tenant": (_delimited(1, b"ok") + _delimited(4, b"\xc3"), "tenant", "UTF-8"),
+    "second chat message": (
+        _delimited(3, _delimited(1, _delimited(2, b"fine")) + _delimited(1, _delimited(2, b"\x80"))),
+        "chat.messages[1].content",
+        "UTF-8",
+    ),
+    "second stop string": (_delimited(7, _delimited(3, b"a") + _delimited(3, b"\xfe")), "stop.strings[1]", "UTF-8"),
+    "cut off in a nested message": (_delimited(7, b"\x1a\x7f"), "stop", "serialized draftwood.v1.StopOptions"),
+    "not protobuf": (b"\xff\xff\xff", "request", "serialized draftwood.v1.GenerateRequest"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+async def test_malformed_bytes_name_the_field(name: str) -> None:
+    data, field, said = MALFORMED[name]
+    async with serving() as served:
+        call = served.channel.unary_stream(GENERATE)(data)
+        found = violation((await answer(call)).status)
+        assert found.field == field
+        assert said in found.description
+        await served.settled()
+
+
+async def test_message_over_the_limit() -> None:
+    async with serving() as served:
+        result = await answer(served.stub.Generate(request("x" * (20 * 1024 * 1024))))
+        assert result.status.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "16777216" in str(result.status.details())
+        assert (await answer(served.stub.Generate(stop(max_tokens=2)))).finished
+
+
+async def test_unary_methods_refuse_as_well() -> None:
+    async with serving() as served:
+        with pytest.raises(grpc.aio.AioRpcError) as no_input:
+            await served.stub.Tokenize(pb.TokenizeRequest())
+        assert violation(no_input.value).field == "input"
+        with pytest.raises(grpc.aio.AioRpcError) as unknown:
+            await served.stub.Detokenize(pb.DetokenizeRequest(token_ids=[1, 300]))
+        assert violation(unknown.value).field == "token_ids[1]"
+        raw = served.channel.unary_unary("/draftwood.v1.GenerationService/Tokenize")
+        with pytest.raises(grpc.aio.AioRpcError) as invalid:
+            await raw(b"\x0a\x01\xff")
+        assert violation(invalid.value).field == "text"

@@ -1,0 +1,246 @@
+"""Every way in which an answer ends: one Finished or one status, and nothing is held afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from draftwood.v1 import generation_pb2 as pb
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from model_runner.errors import ModelError
+from service.errors import ERROR_DOMAIN
+from tests.service.fakes import FakeEngine, Served, answer, serving, until
+
+
+def ask(text: str = "hello", max_tokens: int = 3000, **fields: object) -> pb.GenerateRequest:
+    return pb.GenerateRequest(text=text, stop=pb.StopOptions(max_tokens=max_tokens), **fields)
+
+
+def reason(error: grpc.aio.AioRpcError) -> str:
+    status = rpc_status.from_call(error)
+    info = error_details_pb2.ErrorInfo()
+    assert status.details[0].Unpack(info)
+    assert info.domain == ERROR_DOMAIN
+    assert info.metadata["request_id"]
+    return str(info.reason)
+
+
+async def started(served: Served, count: int = 1) -> list[grpc.aio.UnaryStreamCall[object, object]]:
+    """Calls that are being answered, their first two events read."""
+    calls = [served.stub.Generate(ask()) for _ in range(count)]
+    for call in calls:
+        for kind in ("started", "delta"):
+            event = await call.read()
+            assert isinstance(event, pb.GenerateResponse)
+            assert event.WhichOneof("event") == kind
+    return calls  # type: ignore[return-value]
+
+
+async def test_normal_end() -> None:
+    async with serving() as served:
+        request = ask(max_tokens=7, request_id="mine", tenant="acme")
+        result = await answer(served.stub.Generate(request))
+        assert result.kinds == ["started", *["delta"] * (len(result.events) - 2), "finished"]
+        assert result.text == "abcdefg"
+        assert result.token_ids == list(range(97, 104))
+        head = result.events[0].started
+        assert (head.request_id, head.tenant, head.strategy) == ("mine", "acme", "trie")
+        assert (head.prompt_tokens, head.max_tokens, head.model) == (5, 7, "fake")
+        end = result.finished
+        assert end.reason == pb.FINISH_REASON_LENGTH
+        assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (5, 7)
+        assert (end.drafting.steps, end.drafting.draft_tokens, end.drafting.accepted_tokens) == (4, 6, 3)
+        assert end.drafting.mean_acceptance_length == 7 / 4
+        assert dict(end.drafting.by_source)["trie"].accepted_tokens == 3
+        assert end.timings.decode.ToNanoseconds() > 0
+        await served.settled()
+
+
+async def test_details_of_each_token_on_request() -> None:
+    async with serving() as served:
+        request = ask(max_tokens=4, output=pb.OutputOptions(token_details=True))
+        result = await answer(served.stub.Generate(request))
+        details = [detail for event in result.events for detail in event.delta.details]
+        assert [(detail.text, detail.drafted) for detail in details] == [
+            ("a", True),
+            ("b", False),
+            ("c", True),
+            ("d", False),
+        ]
+
+
+async def test_requests_share_steps_and_all_are_answered() -> None:
+    async with serving() as served:
+        results = await asyncio.gather(*(answer(served.stub.Generate(ask(max_tokens=20))) for _ in range(12)))
+        assert {result.text for result in results} == {"abcdefghijklmnopqrst"}
+        assert all(result.finished.usage.completion_tokens == 20 for result in results)
+        assert served.engine.most_running == 4
+        assert len(served.engine.threads) == 1
+        await served.settled()
+
+
+async def test_client_cancels() -> None:
+    async with serving() as served:
+        [call] = await started(served)
+        steps = served.engine.steps
+        call.cancel()
+        await served.settled()
+        assert await call.code() is grpc.StatusCode.CANCELLED
+        # Gone long before it was written to the end, which would have taken 1500 steps.
+        assert served.engine.steps - steps < 100
+
+
+async def test_client_cancels_while_waiting() -> None:
+    engine = FakeEngine(max_running=1)
+    async with serving(engine) as served:
+        [first] = await started(served)
+        second = served.stub.Generate(ask())
+        await until(lambda: engine.waiting == 1)
+        second.cancel()
+        await until(lambda: engine.waiting == 0)
+        assert engine.running == 1
+        first.cancel()
+        await served.settled()
+
+
+async def test_channel_closes() -> None:
+    async with serving() as served:
+        await started(served, 3)
+        await served.channel.close()
+        await served.settled()
+
+
+async def test_deadline_of_the_client() -> None:
+    async with serving() as served:
+        result = await answer(served.stub.Generate(ask(), timeout=0.1))
+        assert result.status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await served.settled()
+
+
+@pytest.mark.parametrize(
+    ("settings", "own_deadline"),
+    [({"default_timeout": 0.1}, None), ({"default_timeout": 0.1, "max_timeout": 0.1}, 30.0)],
+)
+async def test_deadline_of_the_server(settings: dict[str, float], own_deadline: float | None) -> None:
+    async with serving(**settings) as served:
+        result = await answer(served.stub.Generate(ask(), timeout=own_deadline))
+        assert result.status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert reason(result.status) == "DEADLINE_EXCEEDED"
+        await served.settled()
+
+
+async def test_deadline_while_the_engine_is_in_a_long_step() -> None:
+    async with serving(default_timeout=0.1) as served:
+        served.engine.gate.clear()
+        result = await answer(served.stub.Generate(ask()))
+        assert result.status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert result.kinds == ["started"]
+        served.engine.gate.set()
+        await served.settled()
+
+
+async def test_model_error_tells_the_client_nothing_of_the_inside() -> None:
+    async with serving() as served:
+        calls = await started(served, 3)
+        served.engine.sequence_error = ModelError("CUDA error at 0x7f00 in /secret/path")
+        for result in [await answer(call) for call in calls]:  # type: ignore[arg-type]
+            assert result.status.code() is grpc.StatusCode.INTERNAL
+            assert reason(result.status) == "MODEL_FAILED"
+            assert "secret" not in str(result.status.details())
+        await served.settled()
+        served.engine.sequence_error = None
+        assert (await answer(served.stub.Generate(ask(max_tokens=2)))).finished
+
+
+async def test_unknown_error_of_a_sequence_is_internal() -> None:
+    async with serving() as served:
+        served.engine.sequence_error = ZeroDivisionError("secret")
+        result = await answer(served.stub.Generate(ask()))
+        assert result.status.code() is grpc.StatusCode.INTERNAL
+        assert reason(result.status) == "INTERNAL"
+        assert "secret" not in str(result.status.details())
+        await served.settled()
+
+
+async def test_engine_that_refuses_a_sequence_goes_on() -> None:
+    async with serving() as served:
+        served.engine.add_error = MemoryError("no room")
+        result = await answer(served.stub.Generate(ask()))
+        assert result.status.code() is grpc.StatusCode.INTERNAL
+        served.engine.add_error = None
+        assert (await answer(served.stub.Generate(ask(max_tokens=2)))).finished
+        await served.settled()
+
+
+async def test_engine_dies() -> None:
+    async with serving() as served:
+        calls = await started(served, 3)
+        served.engine.step_error = RuntimeError("secret")
+        for result in [await answer(call) for call in calls]:  # type: ignore[arg-type]
+            assert result.status.code() is grpc.StatusCode.UNAVAILABLE
+            assert reason(result.status) == "ENGINE_STOPPED"
+        assert served.engine.closed
+        later = await answer(served.stub.Generate(ask()))
+        assert later.kinds == []
+        assert later.status.code() is grpc.StatusCode.UNAVAILABLE
+        assert reason(later.status) == "ENGINE_STOPPED"
+        assert "secret" not in str(later.status.details())
+        await served.settled()
+
+
+async def test_shutdown_in_mid_stream() -> None:
+    async with serving() as served:
+        calls = await started(served, 2)
+        answers = [asyncio.create_task(answer(call)) for call in calls]  # type: ignore[arg-type]
+        await served.server.stop(grace=0.05)
+        for result in await asyncio.gather(*answers):
+            assert result.status.code() is grpc.StatusCode.UNAVAILABLE
+            assert reason(result.status) == "SHUTTING_DOWN"
+        assert served.engine.closed
+        await served.settled()
+
+
+async def test_full_queue_refuses_at_once_and_says_when_to_retry() -> None:
+    engine = FakeEngine(max_running=1)
+    async with serving(engine, max_running=1, max_waiting=1) as served:
+        [first] = await started(served)
+        second = served.stub.Generate(ask(max_tokens=2))
+        await until(lambda: served.server.bridge.live == 2)
+        result = await answer(served.stub.Generate(ask()))
+        assert result.kinds == []
+        assert result.status.code() is grpc.StatusCode.UNAVAILABLE
+        assert reason(result.status) == "QUEUE_FULL"
+        pushback = dict(result.status.trailing_metadata())["grpc-retry-pushback-ms"]
+        assert 100 <= int(pushback) <= 10_000
+        first.cancel()
+        assert (await answer(second)).finished
+        await served.settled()
+
+
+async def test_slow_reader_gets_larger_deltas_and_delays_nobody() -> None:
+    async with serving() as served:
+        served.engine.text = "x" * 20_000
+        slow = served.stub.Generate(ask(max_tokens=2000))
+        await slow.read()
+        await until(lambda: served.engine.steps >= 1000 and served.engine.running == 0)
+        sizes = [len(event.delta.token_ids) async for event in slow if event.HasField("delta")]
+        assert sum(sizes) == 2000
+        # What fits the connection's buffers went out step by step; all the rest in a few messages.
+        assert max(sizes) > 100
+        await served.settled()
+
+
+async def test_reader_that_stops_is_cut_off() -> None:
+    async with serving(stall_timeout=0.2) as served:
+        served.engine.text = "x" * 50_000
+        call = served.stub.Generate(ask())
+        await call.read()
+        await until(lambda: served.engine.running == 1)
+        await served.settled()
+        assert served.engine.steps < 1500
+        result = await answer(call)
+        assert result.status.code() is grpc.StatusCode.ABORTED
+        assert reason(result.status) == "READER_STALLED"

@@ -1,0 +1,175 @@
+"""The unary methods, health, reflection, TLS and the server's life."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from pathlib import Path
+
+import grpc
+import pytest
+from draftwood.v1 import generation_pb2 as pb
+from draftwood.v1 import generation_pb2_grpc as pb_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from model_runner.errors import InvalidValueError
+from service.generation import SERVICE
+from service.server import BoundServer, RunningServer
+from service.settings import Settings
+from tests.service.fakes import FakeEngine, FakeModel, answer, serving, until
+from tests.service.test_endings import ask, reason, started
+
+Status = health_pb2.HealthCheckResponse
+
+
+async def test_tokenize_and_back() -> None:
+    async with serving() as served:
+        tokens = await served.stub.Tokenize(pb.TokenizeRequest(text="hé"))
+        assert list(tokens.token_ids) == [104, 0xC3, 0xA9]
+        assert list(tokens.tokens) == ["h", "\ufffd", "\ufffd"]
+        text = await served.stub.Detokenize(pb.DetokenizeRequest(token_ids=tokens.token_ids))
+        assert text.text == "hé"
+        chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="x")])
+        assert bytes((await served.stub.Tokenize(pb.TokenizeRequest(chat=chat))).token_ids) == b"<user>x"
+
+
+async def test_long_texts_do_not_block_the_event_loop() -> None:
+    async with serving() as served:
+        tokenizer = served.model.tokenizer
+        response = await served.stub.Tokenize(pb.TokenizeRequest(text="x" * 9000))
+        assert len(response.tokens) == 9000
+        await served.stub.Tokenize(pb.TokenizeRequest(text="short"))
+        assert tokenizer.encoded_on[0] != "MainThread"
+        assert tokenizer.encoded_on[1] == "MainThread"
+
+
+async def test_model_info() -> None:
+    async with serving(max_waiting=7, max_draft_nodes=5) as served:
+        info = await served.stub.GetModelInfo(pb.GetModelInfoRequest())
+        assert (info.model, info.vocab_size, info.max_context_tokens) == ("fake", 256, 4096)
+        assert (info.max_running_requests, info.max_waiting_requests, info.max_draft_nodes) == (4, 7, 5)
+        assert {"none", "trie"} <= set(info.strategies)
+        assert info.default_strategy == "trie"
+        assert info.server_version
+
+
+async def test_health_watch_streams_the_change_at_drain() -> None:
+    async with serving() as served:
+        health = health_pb2_grpc.HealthStub(served.channel)
+        for name in ("", SERVICE.full_name):
+            checked = await health.Check(health_pb2.HealthCheckRequest(service=name))
+            assert checked.status == Status.SERVING
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE.full_name))
+        assert (await watch.read()).status == Status.SERVING
+        [call] = await started(served)
+        stopping = asyncio.create_task(served.server.stop(grace=5.0))
+        assert (await watch.read()).status == Status.NOT_SERVING
+        call.cancel()
+        await stopping
+
+
+async def test_health_watch_streams_the_death_of_the_engine() -> None:
+    async with serving() as served:
+        watch = health_pb2_grpc.HealthStub(served.channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == Status.SERVING
+        served.engine.step_error = RuntimeError("dead")
+        await answer(served.stub.Generate(ask()))
+        assert (await watch.read()).status == Status.NOT_SERVING
+
+
+async def test_drain_lets_live_requests_finish_and_admits_none() -> None:
+    async with serving() as served:
+        served.engine.gate.clear()
+        live = asyncio.create_task(answer(served.stub.Generate(ask(max_tokens=50))))
+        await until(lambda: served.server.bridge.live == 1)
+        stopping = asyncio.create_task(served.server.stop(grace=10.0))
+        await asyncio.sleep(0.01)
+        late = await answer(served.stub.Generate(ask()))
+        assert late.status.code() is grpc.StatusCode.UNAVAILABLE
+        assert reason(late.status) == "SHUTTING_DOWN"
+        served.engine.gate.set()
+        assert (await live).finished.usage.completion_tokens == 50
+        await stopping
+        await served.server.stop()
+        assert served.engine.closed
+
+
+async def test_reflection_lists_the_services() -> None:
+    async with serving() as served:
+        stub = reflection_pb2_grpc.ServerReflectionStub(served.channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        response = await call.read()
+        names = {service.name for service in response.list_services_response.service}
+        assert {SERVICE.full_name, "grpc.health.v1.Health"} <= names
+        call.cancel()
+
+
+async def test_two_servers_never_share_a_port() -> None:
+    async with serving() as served:
+        with pytest.raises(InvalidValueError, match=r"cannot be listened on: .*in use") as error:
+            BoundServer(Settings(port=served.server.port))
+        assert (error.value.field, error.value.value) == ("port", served.server.port)
+
+
+async def test_host_that_is_not_ours() -> None:
+    with pytest.raises(InvalidValueError, match="cannot be listened on"):
+        BoundServer(Settings(host="203.0.113.1", port=0))
+
+
+async def test_engine_that_cannot_be_made() -> None:
+    def fail() -> FakeEngine:
+        raise MemoryError("too little")
+
+    server = RunningServer(BoundServer(Settings(port=0)), FakeModel(), fail)
+    with pytest.raises(MemoryError, match="too little"):
+        await server.start()
+    await server.stop()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    return make_certificate(openssl, tmp_path, "one")
+
+
+def make_certificate(openssl: str, folder: Path, name: str) -> tuple[Path, Path]:
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command = [openssl, "req", "-x509", *new_key, "-days", "2", *subject, "-out", str(cert), "-keyout", str(key)]
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+async def ask_over_tls(port: int, credentials: grpc.ChannelCredentials) -> str:
+    async with grpc.aio.secure_channel(f"localhost:{port}", credentials) as channel:
+        stub = pb_grpc.GenerationServiceStub(channel)
+        return (await stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5.0)).model
+
+
+async def test_tls_follows_a_renewed_certificate(certificate: tuple[Path, Path]) -> None:
+    cert, key = certificate
+    async with serving(tls_cert=cert, tls_key=key) as served:
+        old = grpc.ssl_channel_credentials(cert.read_bytes())
+        assert await ask_over_tls(served.server.port, old) == "fake"
+        renewed = make_certificate(shutil.which("openssl") or "", cert.parent, "two")
+        await asyncio.sleep(0.01)
+        renewed[1].replace(key)
+        renewed[0].replace(cert)
+        assert await ask_over_tls(served.server.port, grpc.ssl_channel_credentials(cert.read_bytes())) == "fake"
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await ask_over_tls(served.server.port, old)
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_client_certificates_are_demanded(certificate: tuple[Path, Path]) -> None:
+    cert, key = certificate
+    async with serving(tls_cert=cert, tls_key=key, tls_client_ca=cert) as served:
+        known = grpc.ssl_channel_credentials(cert.read_bytes(), key.read_bytes(), cert.read_bytes())
+        assert await ask_over_tls(served.server.port, known) == "fake"
+        with pytest.raises(grpc.aio.AioRpcError):
+            await ask_over_tls(served.server.port, grpc.ssl_channel_credentials(cert.read_bytes()))
