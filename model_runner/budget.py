@@ -7,6 +7,7 @@ best nodes are a tree.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
@@ -17,55 +18,65 @@ from strategies import DraftTree
 
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _SMOOTHING = 0.05
+_ROUNDS = 8
 
 
 class StepTimeCurve:
-    """Seconds that one forward pass takes over n tokens, piecewise linear between measured sizes, never falling.
+    """Seconds that one forward pass takes over n tokens: linear between measured sizes.
+
+    Two laws that noise must not break: more tokens never take less time, and never more time a token.
 
     Args:
         seconds: size -> measured seconds; at least one size.
     """
 
     def __init__(self, seconds: dict[int, float]) -> None:
-        self._sizes = np.array(sorted(seconds), np.float64)
-        self._raw = np.array([seconds[int(n)] for n in self._sizes], np.float64)
-        self._seconds = np.maximum.accumulate(self._raw)
+        self.sizes = np.array(sorted(seconds), np.float64)
+        self._measured = np.array([seconds[int(n)] for n in self.sizes], np.float64)
+        self.seconds = self._lawful()
 
-    def __call__(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    def __call__(self, tokens: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Seconds for each number of tokens; beyond the largest size, along the last slope."""
-        at = np.interp(tokens, self._sizes, self._seconds)
-        if len(self._sizes) < 2:
-            return at
-        slope = (self._seconds[-1] - self._seconds[-2]) / (self._sizes[-1] - self._sizes[-2])
-        return np.asarray(at + slope * np.maximum(tokens - self._sizes[-1], 0))
+        tokens = np.asarray(tokens)
+        at = np.interp(tokens, self.sizes, self.seconds)
+        if len(self.sizes) > 1:
+            slope = (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
+            at = at + slope * np.maximum(tokens - self.sizes[-1], 0)
+        return np.asarray(at)
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Draws the curve a little towards a step that was just timed."""
-        if tokens > self._sizes[-1]:
+        if tokens > self.sizes[-1]:
             return
-        nearest = int(np.argmin(np.abs(self._sizes - tokens)))
-        expected = float(self(np.array([tokens]))[0])
-        # A step far slower than expected met another process, not another curve.
-        ratio = min(seconds / expected, 2.0)
-        self._raw[nearest] += _SMOOTHING * (ratio - 1.0) * self._raw[nearest]
-        self._seconds = np.maximum.accumulate(self._raw)
+        nearest = int(np.argmin(np.abs(self.sizes - tokens)))
+        # A step far from what was expected met another process, not another curve.
+        ratio = min(max(seconds / float(self(tokens)), 0.5), 2.0)
+        self._measured[nearest] = self.seconds[nearest] * (1.0 + _SMOOTHING * (ratio - 1.0))
+        self.seconds = self._lawful()
+
+    def _lawful(self) -> npt.NDArray[np.float64]:
+        per_token = np.minimum.accumulate(self._measured / self.sizes)
+        return np.maximum.accumulate(per_token * self.sizes)
 
 
 def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTimeCurve:
-    """The curve of `step(n)`, which runs n tokens and returns its seconds: three runs a size, the fastest counts.
+    """The curve of `step(n)`, which runs n tokens and returns the seconds that it took.
+
+    Sizes are timed in turn, round after round, and the fastest run of each counts, so that a burst of other load does
+    not bend the curve.
 
     Args:
         largest: the largest size of interest.
-        limit: seconds after which no further size is begun.
+        limit: seconds after which no further round begins; the first is always run whole.
     """
-    step(1)
-    seconds: dict[int, float] = {}
-    spent = 0.0
-    for size in (n for n in KNOTS if n < 2 * largest or n == 1):
-        runs = [step(size) for _ in range(3)]
-        seconds[size] = min(runs)
-        spent += sum(runs)
-        if spent > limit and len(seconds) > 1:
+    sizes = [n for n in KNOTS if n < largest] + [largest]
+    seconds = dict.fromkeys(sizes, float("inf"))
+    step(largest)  # the first run of all pays for allocations
+    started = time.perf_counter()
+    for _ in range(_ROUNDS):
+        for size in sizes:
+            seconds[size] = min(seconds[size], step(size))
+        if time.perf_counter() - started > limit:
             break
     return StepTimeCurve(seconds)
 

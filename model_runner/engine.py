@@ -169,12 +169,13 @@ class Engine:
             logits, predictions = self._forward(batch)
         except Exception as error:
             return self._fail(batch, error)
+        model_seconds = time.perf_counter() - drafted
         if self._curve is not None:
-            self._curve.observe(sum(turn.segment.size for turn in batch), time.perf_counter() - drafted)
+            self._curve.observe(sum(turn.segment.size for turn in batch), model_seconds)
         outputs = [output for turn in batch if (output := self._commit(turn, logits, predictions)) is not None]
-        seconds = time.perf_counter() - started
         for turn in batch:
-            turn.work.sequence.stats.step_seconds += seconds
+            turn.work.sequence.stats.model_seconds += model_seconds
+            turn.work.sequence.stats.step_seconds += time.perf_counter() - started
         return outputs
 
     def _start(self, sequence: Sequence, now: float) -> None:

@@ -43,11 +43,11 @@ class Slab:
 
     def keep(self, committed: int, rows: SequenceOf[int]) -> None:
         """Moves rows `committed + rows[i]` to `committed + i`, in every layer; `rows` grow strictly."""
-        first = next((i for i, row in enumerate(rows) if row != i), len(rows))
-        if first == len(rows):
+        in_place = next((i for i, row in enumerate(rows) if row != i), len(rows))
+        if in_place == len(rows):
             return
-        source = torch.tensor(rows[first:], device=self.keys.device) + committed
-        target = slice(committed + first, committed + len(rows))
+        source = torch.tensor(rows[in_place:], device=self.keys.device) + committed
+        target = slice(committed + in_place, committed + len(rows))
         self.keys[:, :, target] = self.keys[:, :, source]
         self.values[:, :, target] = self.values[:, :, source]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from model_runner import attention
 from model_runner.errors import InvalidValueError, ModelNotFoundError
@@ -37,6 +38,7 @@ class LoadedModel:
     module: Any
     tokenizer: Tokenizer
     layout: KVLayout
+    parameters: int
     vocab_size: int
     max_context: int
     eos_token_ids: frozenset[int]
@@ -44,10 +46,6 @@ class LoadedModel:
     @property
     def architecture(self) -> str:
         return type(self.module).__name__
-
-    @property
-    def parameters(self) -> int:
-        return sum(p.numel() for p in self.module.parameters())
 
     @property
     def dtype(self) -> str:
@@ -77,6 +75,7 @@ def load_model(
     if dtype != "auto" and dtype not in _DTYPES:
         raise InvalidValueError("dtype", dtype, f"it must be one of auto, {', '.join(_DTYPES)}")
     _require_folder(path_or_id)
+    disable_progress_bar()
     chosen_dtype = _DTYPES.get(dtype, torch.float32 if chosen_device.type == "cpu" else "auto")
     try:
         module: Any = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=chosen_dtype)
@@ -94,6 +93,7 @@ def adopt(module: Any, tokenizer: Tokenizer, *, name: str, max_context: int | No
         UnsupportedModelError: trees cannot be verified on the model; says why.
     """
     attention.register()
+    parameters = sum(p.numel() for p in module.parameters())
     layout = probe(module)
     config: Any = module.config.get_text_config()
     return LoadedModel(
@@ -101,6 +101,7 @@ def adopt(module: Any, tokenizer: Tokenizer, *, name: str, max_context: int | No
         module=module,
         tokenizer=tokenizer,
         layout=layout,
+        parameters=parameters,
         vocab_size=int(config.vocab_size),
         max_context=_max_context(config, max_context),
         eos_token_ids=_eos_token_ids(module),

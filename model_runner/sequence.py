@@ -109,6 +109,7 @@ class SequenceStats:
     accepted_by_depth: list[int] = field(default_factory=list)
     draft_seconds: float = 0.0
     step_seconds: float = 0.0
+    model_seconds: float = 0.0
     drafting_disabled_reason: str = ""
 
 

@@ -11,6 +11,7 @@ import torch
 from model_runner.attention import ATTENTION_NAME, Segment, StepBatch, chain_then_tree
 from model_runner.errors import UnsupportedModelError
 from model_runner.kv_cache import KVCache, KVLayout
+from model_runner.packing import pack_linears
 from strategies.draft import DraftTree, Int32Array
 
 _CONTEXT = 9
@@ -21,10 +22,10 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
 @torch.inference_mode()
 def probe(module: Any) -> KVLayout:
-    """Puts tree attention into a model and returns the shape of its keys and values.
+    """Puts tree attention and packed linear layers into a model; returns the shape of its keys and values.
 
     A prompt and a small tree, whose true path has a wrong sibling beside every node, go through tree attention; the
-    logits must be those of the model's own attention over the plain sequence.
+    logits must be those of the model as it came, over the plain sequence.
 
     Raises:
         UnsupportedModelError: with the reason.
@@ -40,6 +41,7 @@ def probe(module: Any) -> KVLayout:
         module.set_attn_implementation("eager")
         plain = module(input_ids=_ids(tokens, module), use_cache=True)
         layout = _layout(name, plain.past_key_values, module)
+        pack_linears(module)
         module.set_attn_implementation(ATTENTION_NAME)
         logits, windows = _tree_logits(module, layout, tokens)
     except UnsupportedModelError:

@@ -18,8 +18,8 @@ from model_runner.errors import InvalidValueError
 from service.settings import Settings, default_shown
 
 ENV_PREFIX = "DRAFTWOOD_"
-CLIENT_ENV_PREFIX = "DRAFTWOOD_CLIENT_"
-"""Variables of the client, which may stand in the same environment."""
+CLIENT_VARIABLES = frozenset({"DRAFTWOOD_TARGET", "DRAFTWOOD_TENANT", "DRAFTWOOD_TOKEN"})
+"""Variables of the client's commands, which may stand in the same environment."""
 
 
 class SettingsError(InvalidValueError):
@@ -105,11 +105,7 @@ def _flags(args: list[str], prog: str) -> dict[str, str]:
 
 
 def _own(environ: Mapping[str, str]) -> dict[str, str]:
-    return {
-        key: value
-        for key, value in environ.items()
-        if key.startswith(ENV_PREFIX) and not key.startswith(CLIENT_ENV_PREFIX)
-    }
+    return {key: value for key, value in environ.items() if key.startswith(ENV_PREFIX) and key not in CLIENT_VARIABLES}
 
 
 def _yaml(path: Path) -> dict[str, Any]:

@@ -4,7 +4,8 @@ DraftwoodError
 ├── QueueFullError          as many requests are live as the service takes
 ├── ShuttingDownError       the service is stopping
 ├── DeadlineExceededError   the request's time is up
-└── ReaderStalledError      the client stopped reading its answer
+├── ReaderStalledError      the client stopped reading its answer
+└── ClientGoneError         the client ended the call; there is nobody to tell
 
 Knows exceptions and statuses only; nothing of engines or requests.
 """
@@ -71,6 +72,13 @@ class ReaderStalledError(DraftwoodError):
         self.seconds = seconds
 
 
+class ClientGoneError(DraftwoodError):
+    """The client ended the call, or its connection broke; there is nobody to tell."""
+
+    def __init__(self) -> None:
+        super().__init__("the client ended the call")
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """How an exception type leaves the service.
@@ -98,6 +106,7 @@ RULES: dict[type[BaseException], Rule] = {
     ),
     DeadlineExceededError: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     ReaderStalledError: Rule(grpc.StatusCode.ABORTED, "READER_STALLED"),
+    ClientGoneError: Rule(grpc.StatusCode.CANCELLED, "CANCELLED"),
     ModelError: Rule(grpc.StatusCode.INTERNAL, "MODEL_FAILED", "the model failed in a step of this request"),
 }
 

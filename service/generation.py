@@ -10,11 +10,11 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-from draftwood.v1 import generation_pb2 as pb
 
+from draftwood.v1 import generation_pb2 as pb
 from model_runner.sequence import Finish, FinishReason, Sequence
 from service.bridge import EngineBridge
-from service.errors import DeadlineExceededError, ReaderStalledError
+from service.errors import DeadlineExceededError
 from service.request_log import RequestLog
 from service.requests import (
     DEFAULT_TENANT,
@@ -27,6 +27,7 @@ from service.rpc import Call, Method
 from service.serving import Serving
 from service.settings import Settings
 from service.stream import Pending, Stream
+from service.writer import Writer
 from strategies import names
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"]
@@ -35,6 +36,10 @@ _REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
 }
+_CLIENT_FIRST = 0.25
+"""Seconds that we leave gRPC to end a call at the client's deadline, lest two statuses race."""
+_AT_DEADLINE = 0.05
+"""Seconds that a client's cancellation may come before the deadline, by our clock, and still be due to it."""
 _FEW_TOKENS = 2048
 """Tokens that are turned into text at once; more go to a worker thread."""
 
@@ -73,10 +78,16 @@ class GenerationServicer:
                     arrived_at=call.arrived_at,
                 )
                 stream.submit(sequence)
-                await self._write(call, self._started(sequence, tenant))
-                finish = await self._relay(stream, call, request.output.token_details)
-                await self._write(call, finished(sequence, finish))
+                async with Writer(call.context, self._settings.stall_timeout) as writer:
+                    await writer.write(self._started(sequence, tenant))
+                    finish = await relay(stream, writer, request.output.token_details)
+                    await writer.write(finished(sequence, finish))
                 log.outcome = finish.reason.value
+            except asyncio.CancelledError:
+                own = remaining(call)
+                if own is not None and own < _AT_DEADLINE:
+                    log.outcome = "deadline_exceeded"
+                raise
             finally:
                 timer.cancel()
                 stream.close()
@@ -114,28 +125,28 @@ class GenerationServicer:
             )
         )
 
-    async def _relay(self, stream: Stream, call: Call, with_details: bool) -> Finish:
-        """Sends what the engine writes until the sequence ends; raises the error that it ends with."""
-        while True:
-            pending = await stream.take()
-            if pending.token_ids:
-                await self._write(call, delta(pending, with_details))
-            if pending.finish is not None:
-                if pending.finish.error is not None:
-                    raise pending.finish.error
-                return pending.finish
-
-    async def _write(self, call: Call, response: pb.GenerateResponse) -> None:
-        try:
-            async with asyncio.timeout(self._settings.stall_timeout):
-                await call.context.write(response)
-        except TimeoutError:
-            raise ReaderStalledError(self._settings.stall_timeout) from None
-
     def _seconds(self, call: Call) -> float:
-        """How long the call may take: its own deadline, or the default, within the maximum."""
-        remaining: float | None = call.context.time_remaining()
-        return min(self._settings.default_timeout if remaining is None else remaining, self._settings.max_timeout)
+        """When we end the call: after the default or the maximum; gRPC itself ends it at the client's deadline."""
+        own = remaining(call)
+        return min(self._settings.default_timeout if own is None else own + _CLIENT_FIRST, self._settings.max_timeout)
+
+
+def remaining(call: Call) -> float | None:
+    """Seconds until the client's deadline; None where it set none."""
+    seconds: float | None = call.context.time_remaining()
+    return seconds
+
+
+async def relay(stream: Stream, writer: Writer, with_details: bool) -> Finish:
+    """Sends what the engine writes until the sequence ends; raises the error that it ends with."""
+    while True:
+        pending = await stream.take()
+        for part in pending.parts():
+            await writer.write(delta(part, with_details))
+        if pending.finish is not None:
+            if pending.finish.error is not None:
+                raise pending.finish.error
+            return pending.finish
 
 
 def delta(pending: Pending, with_details: bool) -> pb.GenerateResponse:
@@ -180,6 +191,7 @@ def finished(sequence: Sequence, finish: Finish) -> pb.GenerateResponse:
     _set_seconds(message.timings.decode, stats.finished_at - stats.first_token_at)
     _set_seconds(message.drafting.draft_time, stats.draft_seconds)
     _set_seconds(message.drafting.step_time, stats.step_seconds)
+    _set_seconds(message.drafting.model_time, stats.model_seconds)
     return pb.GenerateResponse(finished=message)
 
 

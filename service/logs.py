@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Literal
+from typing import Literal, TextIO
 
 import structlog
 from structlog.tracebacks import ExceptionDictTransformer
 
 
-def configure_logging(level: str, style: Literal["console", "json"]) -> None:
-    """Log lines go to standard error, from `level` upward, as text or as one JSON object each."""
+def configure_logging(level: str, style: Literal["console", "json"], stream: TextIO | None = None) -> None:
+    """Log lines go to `stream` (unset: standard error), from `level` upward, as text or as one JSON object each."""
+    stream = sys.stderr if stream is None else stream
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -25,9 +26,7 @@ def configure_logging(level: str, style: Literal["console", "json"]) -> None:
             structlog.processors.JSONRenderer(),
         ]
         if style == "json"
-        else [
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
-        ]
+        else [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback)]
     )
     structlog.configure(
         processors=[
@@ -39,7 +38,7 @@ def configure_logging(level: str, style: Literal["console", "json"]) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from draftwood.v1 import generation_pb2 as pb
 
+from draftwood.v1 import generation_pb2 as pb
 from model_runner.errors import InvalidValueError
 from model_runner.sequence import SamplingParams, Sequence, SequenceStats, StopParams
 from service.serving import ServedModel, Serving, TextTokenizer

@@ -17,7 +17,7 @@ import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from service.errors import INTERNAL, rule_for, to_status
+from service.errors import INTERNAL, ClientGoneError, rule_for, to_status
 from service.malformed import Deserializer, Malformed
 from service.requests import checked_name
 
@@ -81,14 +81,16 @@ def _endpoint(name: str, method: Method) -> Any:
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, method: str, request_id: str) -> None:
     """Ends the call with the error's status, unless it has ended already."""
-    if context.cancelled() or context.done():
-        return
-    code, text, trailing = to_status(error, request_id)
     if rule_for(error).code is INTERNAL.code:
         _log.error("internal error", method=method, request_id=request_id, exc_info=error)
+    if isinstance(error, ClientGoneError) or context.cancelled() or context.done():
+        return
+    code, text, trailing = to_status(error, request_id)
     try:
         async with asyncio.timeout(_ABORT_SECONDS):
             await context.abort(code, text, trailing)
+    except grpc.aio.InternalError:
+        return  # the call ended in this very moment
     except TimeoutError:
         # The status is on its way; a client that reads again gets it.
         _log.info("client does not read its status", method=method, request_id=request_id, code=code.name)

@@ -6,6 +6,8 @@ Knows gRPC's server, health and the engine's bridge; nothing of messages.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 from collections.abc import Callable
 
@@ -26,7 +28,7 @@ from service.tls import server_credentials
 
 _log = structlog.get_logger(__name__)
 
-_STATUS_SECONDS = 3.0
+_STATUS_SECONDS = 1.0
 """How long streams that are cut off get to send their status."""
 _STOP_SECONDS = 0.5
 """How long calls without an end of their own, such as health watches, get at the stop."""
@@ -40,6 +42,7 @@ class BoundServer:
     """
 
     def __init__(self, settings: Settings) -> None:
+        _require_free(settings)
         self.settings = settings
         self.grpc_server = grpc.aio.server(options=_options(settings))
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -50,7 +53,7 @@ class BoundServer:
             else:
                 self.port = self.grpc_server.add_secure_port(f"{host}:{settings.port}", credentials)
         except RuntimeError as error:
-            raise _bind_error(settings) from error
+            raise InvalidValueError("port", settings.port, f"{host}:{settings.port} cannot be listened on") from error
         self.address = f"{host}:{self.port}"
 
 
@@ -147,15 +150,15 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
     return options
 
 
-def _bind_error(settings: Settings) -> InvalidValueError:
-    """Why gRPC could not bind: it says that it could not, a socket says why."""
+def _require_free(settings: Settings) -> None:
+    """Raises InvalidValueError, with the reason, where the address cannot be listened on: gRPC tells none."""
+    address = f"{settings.host}:{settings.port}"
     try:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         socket.create_server((settings.host, settings.port), family=family).close()
+    except socket.gaierror as error:
+        raise InvalidValueError("host", settings.host, f"{address} cannot be listened on: {error.strerror}") from None
     except OSError as error:
-        field = "host" if isinstance(error, socket.gaierror) else "port"
-        value = settings.host if field == "host" else settings.port
-        return InvalidValueError(
-            field, value, f"{settings.host}:{settings.port} cannot be listened on: {error.strerror}"
-        )
-    return InvalidValueError("port", settings.port, f"{settings.host}:{settings.port} cannot be listened on")
+        why = os.strerror(error.errno) if error.errno else str(error)
+        field, value = ("host", settings.host) if error.errno == errno.EADDRNOTAVAIL else ("port", settings.port)
+        raise InvalidValueError(field, value, f"{address} cannot be listened on: {why}") from None

@@ -20,35 +20,45 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    model: str | None = Field(None, description="Folder or hub id of the model; unset serves the bundled one")
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="What the model computes in")
-    max_context: int | None = Field(None, ge=2, description="Tokens of prompt and answer; unset takes the model's own")
-    threads: int | None = Field(None, ge=1, description="CPU threads of the model; unset takes all cores")
+    model: str | None = Field(default=None, description="Folder or hub id of the model; unset serves the bundled one")
+    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="What the model computes in"
+    )
+    max_context: int | None = Field(
+        default=None, ge=2, description="Tokens of prompt and answer; unset takes the model's own"
+    )
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of the model; unset takes all cores")
 
-    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all")
-    port: int = Field(50051, ge=0, le=65535, description="Port to listen on; 0 takes any free one")
-    ready_file: Path | None = Field(None, description="Write HOST:PORT to this file once requests are served")
-    tls_cert: Path | None = Field(None, description="PEM certificate chain; set it to serve TLS")
-    tls_key: Path | None = Field(None, description="PEM private key of the certificate")
-    tls_client_ca: Path | None = Field(None, description="PEM authorities; set it to demand client certificates")
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all")
+    port: int = Field(default=50051, ge=0, le=65535, description="Port to listen on; 0 takes any free one")
+    ready_file: Path | None = Field(default=None, description="Write HOST:PORT to this file once requests are served")
+    tls_cert: Path | None = Field(default=None, description="PEM certificate chain; set it to serve TLS")
+    tls_key: Path | None = Field(default=None, description="PEM private key of the certificate")
+    tls_client_ca: Path | None = Field(
+        default=None, description="PEM authorities; set it to demand client certificates"
+    )
 
-    max_running: int = Field(8, ge=1, le=4096, description="Requests that decode together")
-    max_waiting: int = Field(64, ge=0, le=1_000_000, description="Requests that wait for their turn")
-    strategy: str = Field("trie", description="Who drafts for requests that name no strategy; none for nobody")
-    max_draft_nodes: int = Field(48, ge=0, le=1024, description="Draft nodes a step and request")
-    max_tenants: int = Field(1000, ge=1, description="Tenants whose memory is kept")
+    max_running: int = Field(default=8, ge=1, le=4096, description="Requests that decode together")
+    max_waiting: int = Field(default=64, ge=0, le=1_000_000, description="Requests that wait for their turn")
+    strategy: str = Field(default="trie", description="Who drafts for requests that name no strategy; none for nobody")
+    max_draft_nodes: int = Field(default=48, ge=0, le=1024, description="Draft nodes a step and request")
+    max_tenants: int = Field(default=1000, ge=1, description="Tenants whose memory is kept")
 
-    max_message_bytes: int = Field(16 * _MIB, ge=1024, le=2**31 - 1, description="Largest request")
-    default_timeout: float = Field(600.0, gt=0, description="Time for a request that brings no deadline")
-    max_timeout: float = Field(3600.0, gt=0, description="Time for any request")
-    stall_timeout: float = Field(30.0, gt=0, description="How long a message waits for a client that does not read")
-    drain_grace: float = Field(20.0, ge=0, description="Time that live requests get at shutdown")
-    keepalive: float = Field(45.0, ge=1, description="Ping clients this often")
-    max_connection_age: float = Field(1800.0, ge=0, description="Ask clients to reconnect after this; 0 for never")
+    max_message_bytes: int = Field(default=16 * _MIB, ge=1024, le=2**31 - 1, description="Largest request in bytes")
+    default_timeout: float = Field(default=600.0, gt=0, description="Seconds for a request that brings no deadline")
+    max_timeout: float = Field(default=3600.0, gt=0, description="Seconds for any request")
+    stall_timeout: float = Field(default=30.0, gt=0, description="Seconds that a message waits for its reader")
+    drain_grace: float = Field(default=20.0, ge=0, description="Seconds that live requests get at shutdown")
+    keepalive: float = Field(default=45.0, ge=1, description="Seconds between pings to a quiet client")
+    max_connection_age: float = Field(
+        default=1800.0, ge=0, description="Seconds until a client must reconnect; 0 for never"
+    )
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged")
-    log_format: Literal["console", "json"] = Field("console", description="How log lines look")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least level that is logged"
+    )
+    log_format: Literal["console", "json"] = Field(default="console", description="How log lines look")
 
     @field_validator("strategy")
     @classmethod

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from model_runner.sequence import Finish, Sequence, StepOutput
+
+MAX_PART_TOKENS = 1024
+"""Tokens in one message, however slow its reader: clients refuse messages of several megabytes."""
 
 
 @dataclass(slots=True)
@@ -18,6 +21,12 @@ class Pending:
     texts: list[str] = field(default_factory=list)
     drafted: list[bool] = field(default_factory=list)
     finish: Finish | None = None
+
+    def parts(self) -> Iterator[Pending]:
+        """The tokens in runs of at most `MAX_PART_TOKENS`; the finish is on none of them."""
+        for start in range(0, len(self.token_ids), MAX_PART_TOKENS):
+            part = slice(start, start + MAX_PART_TOKENS)
+            yield Pending(self.token_ids[part], self.texts[part], self.drafted[part])
 
 
 class Stream:

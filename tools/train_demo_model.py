@@ -161,7 +161,7 @@ def _train_with_progress(run: Run, out: Path, deadline: float | None) -> None:
 @contextmanager
 def _errors_on_one_line() -> Iterator[None]:
     """What the user can put right ends the command with status 2 and its message, not with a traceback."""
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()
     try:
         yield
     except InvalidValueError as error:

@@ -9,10 +9,11 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
+from google.protobuf import any_pb2, message
+from google.rpc import error_details_pb2, status_pb2
+
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1.generation_pb2_grpc import GenerationServiceServicer, add_GenerationServiceServicer_to_server
-from google.protobuf import any_pb2, message
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 Events = Iterator[pb.GenerateResponse]
 Behaviour = Callable[[pb.GenerateRequest, Any, "FakeServer"], Events]
@@ -154,6 +155,7 @@ class FakeServer(GenerationServiceServicer):
     Attributes:
         requests: what came, one for each attempt.
         metadata: the headers of each attempt at any method.
+        arrived: set when a `Generate` has come.
         cancelled: set when the client of a `Generate` that had not ended went away.
         unavailable_calls: so many unary calls are refused first.
     """
@@ -162,6 +164,7 @@ class FakeServer(GenerationServiceServicer):
         self.script: list[Behaviour] = [answers("Hello", ", wörld", "!")]
         self.requests: list[pb.GenerateRequest] = []
         self.metadata: list[dict[str, str | bytes]] = []
+        self.arrived = threading.Event()
         self.cancelled = threading.Event()
         self.unavailable_calls = 0
         self.has_chat_template = has_chat_template
@@ -187,6 +190,7 @@ class FakeServer(GenerationServiceServicer):
         context.add_callback(lambda: None if ended.is_set() else self.cancelled.set())
         self._note(context)
         self.requests.append(request)
+        self.arrived.set()
         behaviour = self.script[min(len(self.requests), len(self.script)) - 1]
         try:
             yield from behaviour(request, context, self)

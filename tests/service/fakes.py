@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as SequenceOf
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import numpy as np
+
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
-
 from model_runner.sequence import Finish, FinishReason, Sequence, SequenceState, StepOutput
 from service.server import BoundServer, RunningServer
 from service.settings import Settings
@@ -76,6 +77,7 @@ class FakeEngine:
         self.add_error: Exception | None = None
         self.text: str | None = None
         self.steps = 0
+        self.in_step = False
         self.most_running = 0
         self.closed = False
         self.threads: set[int] = set()
@@ -107,6 +109,7 @@ class FakeEngine:
 
     def step(self) -> list[StepOutput]:
         self.threads.add(threading.get_ident())
+        self.in_step = True
         self.gate.wait()
         time.sleep(self.step_seconds)
         self.steps += 1
@@ -115,7 +118,9 @@ class FakeEngine:
         while self._waiting and len(self._drafters) < self.max_running:
             self._admit(self._waiting.pop(0))
         self.most_running = max(self.most_running, len(self._drafters))
-        return [self._write(sequence) for sequence in tuple(self._drafters)]
+        outputs = [self._write(sequence) for sequence in tuple(self._drafters)]
+        self.in_step = False
+        return outputs
 
     def close(self) -> None:
         self.closed = True
@@ -193,7 +198,7 @@ async def serving(
     engine: FakeEngine | None = None,
     model: FakeModel | None = None,
     make_engine: Callable[[], FakeEngine] | None = None,
-    **settings: object,
+    **settings: Any,
 ) -> AsyncIterator[Served]:
     """Serves on a free port until left, then asserts that the engine was closed with nothing held."""
     engine = FakeEngine() if engine is None else engine
@@ -218,6 +223,7 @@ class Answer:
 
     events: list[pb.GenerateResponse] = field(default_factory=list)
     error: grpc.aio.AioRpcError | None = None
+    cancelled: bool = False
 
     @property
     def kinds(self) -> list[str | None]:
@@ -251,8 +257,12 @@ async def answer(call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateR
     """Reads a call to its end."""
     result = Answer()
     try:
-        async for event in call:
+        while isinstance(event := await call.read(), pb.GenerateResponse):
             result.events.append(event)
     except grpc.aio.AioRpcError as error:
         result.error = error
+    except asyncio.CancelledError:
+        if not call.cancelled():
+            raise
+        result.cancelled = True
     return result

@@ -7,10 +7,10 @@ from typing import Any
 
 import grpc
 import pytest
-from draftwood.v1 import generation_pb2 as pb
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from draftwood.v1 import generation_pb2 as pb
 from tests.service.fakes import ByteTokenizer, FakeModel, answer, serving
 
 GENERATE = "/draftwood.v1.GenerationService/Generate"
@@ -159,7 +159,10 @@ MALFORMED = {
 async def test_malformed_bytes_name_the_field(name: str) -> None:
     data, field, said = MALFORMED[name]
     async with serving() as served:
-        call = served.channel.unary_stream(GENERATE)(data)
+        raw: grpc.aio.UnaryStreamMultiCallable[Any, Any] = served.channel.unary_stream(
+            GENERATE, response_deserializer=pb.GenerateResponse.FromString
+        )
+        call = raw(data)
         found = violation((await answer(call)).status)
         assert found.field == field
         assert said in found.description
@@ -182,7 +185,9 @@ async def test_unary_methods_refuse_as_well() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as unknown:
             await served.stub.Detokenize(pb.DetokenizeRequest(token_ids=[1, 300]))
         assert violation(unknown.value).field == "token_ids[1]"
-        raw = served.channel.unary_unary("/draftwood.v1.GenerationService/Tokenize")
+        raw: grpc.aio.UnaryUnaryMultiCallable[Any, Any] = served.channel.unary_unary(
+            "/draftwood.v1.GenerationService/Tokenize"
+        )
         with pytest.raises(grpc.aio.AioRpcError) as invalid:
             await raw(b"\x0a\x01\xff")
         assert violation(invalid.value).field == "text"

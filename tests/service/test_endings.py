@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
+from typing import Any
 
 import grpc
 import pytest
-from draftwood.v1 import generation_pb2 as pb
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from draftwood.v1 import generation_pb2 as pb
 from model_runner.errors import ModelError
 from service.errors import ERROR_DOMAIN
-from tests.service.fakes import FakeEngine, Served, answer, serving, until
+from service.stream import MAX_PART_TOKENS
+from tests.service.fakes import Answer, FakeEngine, FakeModel, Served, answer, serving, until
 
 
-def ask(text: str = "hello", max_tokens: int = 3000, **fields: object) -> pb.GenerateRequest:
+def ask(text: str = "hello", max_tokens: int = 3000, **fields: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(text=text, stop=pb.StopOptions(max_tokens=max_tokens), **fields)
 
 
@@ -28,7 +32,9 @@ def reason(error: grpc.aio.AioRpcError) -> str:
     return str(info.reason)
 
 
-async def started(served: Served, count: int = 1) -> list[grpc.aio.UnaryStreamCall[object, object]]:
+async def started(
+    served: Served, count: int = 1
+) -> list[grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]]:
     """Calls that are being answered, their first two events read."""
     calls = [served.stub.Generate(ask()) for _ in range(count)]
     for call in calls:
@@ -36,7 +42,7 @@ async def started(served: Served, count: int = 1) -> list[grpc.aio.UnaryStreamCa
             event = await call.read()
             assert isinstance(event, pb.GenerateResponse)
             assert event.WhichOneof("event") == kind
-    return calls  # type: ignore[return-value]
+    return calls
 
 
 async def test_normal_end() -> None:
@@ -113,10 +119,14 @@ async def test_channel_closes() -> None:
         await served.settled()
 
 
-async def test_deadline_of_the_client() -> None:
+async def test_deadline_of_the_client(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as served:
         result = await answer(served.stub.Generate(ask(), timeout=0.1))
+        steps = served.engine.steps
         assert result.status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await served.settled()
+        assert served.engine.steps - steps < 50
+        assert "deadline_exceeded" in caplog.text
         await served.settled()
 
 
@@ -124,7 +134,7 @@ async def test_deadline_of_the_client() -> None:
     ("settings", "own_deadline"),
     [({"default_timeout": 0.1}, None), ({"default_timeout": 0.1, "max_timeout": 0.1}, 30.0)],
 )
-async def test_deadline_of_the_server(settings: dict[str, float], own_deadline: float | None) -> None:
+async def test_deadline_of_the_server(settings: dict[str, Any], own_deadline: float | None) -> None:
     async with serving(**settings) as served:
         result = await answer(served.stub.Generate(ask(), timeout=own_deadline))
         assert result.status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -146,7 +156,7 @@ async def test_model_error_tells_the_client_nothing_of_the_inside() -> None:
     async with serving() as served:
         calls = await started(served, 3)
         served.engine.sequence_error = ModelError("CUDA error at 0x7f00 in /secret/path")
-        for result in [await answer(call) for call in calls]:  # type: ignore[arg-type]
+        for result in [await answer(call) for call in calls]:
             assert result.status.code() is grpc.StatusCode.INTERNAL
             assert reason(result.status) == "MODEL_FAILED"
             assert "secret" not in str(result.status.details())
@@ -179,10 +189,10 @@ async def test_engine_dies() -> None:
     async with serving() as served:
         calls = await started(served, 3)
         served.engine.step_error = RuntimeError("secret")
-        for result in [await answer(call) for call in calls]:  # type: ignore[arg-type]
+        for result in [await answer(call) for call in calls]:
             assert result.status.code() is grpc.StatusCode.UNAVAILABLE
             assert reason(result.status) == "ENGINE_STOPPED"
-        assert served.engine.closed
+        await until(lambda: served.engine.closed)
         later = await answer(served.stub.Generate(ask()))
         assert later.kinds == []
         assert later.status.code() is grpc.StatusCode.UNAVAILABLE
@@ -194,12 +204,26 @@ async def test_engine_dies() -> None:
 async def test_shutdown_in_mid_stream() -> None:
     async with serving() as served:
         calls = await started(served, 2)
-        answers = [asyncio.create_task(answer(call)) for call in calls]  # type: ignore[arg-type]
+        answers = [asyncio.create_task(answer(call)) for call in calls]
         await served.server.stop(grace=0.05)
         for result in await asyncio.gather(*answers):
             assert result.status.code() is grpc.StatusCode.UNAVAILABLE
             assert reason(result.status) == "SHUTTING_DOWN"
         assert served.engine.closed
+        await served.settled()
+
+
+async def test_shutdown_waits_for_no_reader() -> None:
+    async with serving(drain_grace=0.0) as served:
+        served.engine.text = "x" * 50_000
+        call = served.stub.Generate(ask())
+        await call.read()
+        await until(lambda: served.engine.steps >= 300)
+        began = time.perf_counter()
+        await served.server.stop()
+        assert time.perf_counter() - began < 5.0
+        assert served.engine.closed
+        assert (await answer(call)).status.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         await served.settled()
 
 
@@ -221,15 +245,26 @@ async def test_full_queue_refuses_at_once_and_says_when_to_retry() -> None:
 
 
 async def test_slow_reader_gets_larger_deltas_and_delays_nobody() -> None:
-    async with serving() as served:
-        served.engine.text = "x" * 20_000
-        slow = served.stub.Generate(ask(max_tokens=2000))
+    async with serving(model=FakeModel(max_context=40_000)) as served:
+        served.engine.step_seconds = 0.0
+        served.engine.text = "x" * 2_000
+        slow = served.stub.Generate(ask(max_tokens=8_000))
         await slow.read()
-        await until(lambda: served.engine.steps >= 1000 and served.engine.running == 0)
-        sizes = [len(event.delta.token_ids) async for event in slow if event.HasField("delta")]
-        assert sum(sizes) == 2000
+        await until(lambda: served.engine.steps >= 4_000 and served.engine.running == 0)
+        sizes = [len(event.delta.token_ids) for event in (await answer(slow)).events]
+        assert sum(sizes) == 8_000
         # What fits the connection's buffers went out step by step; all the rest in a few messages.
-        assert max(sizes) > 100
+        assert max(sizes) == MAX_PART_TOKENS
+        await served.settled()
+
+
+async def test_client_that_goes_while_a_message_waits_for_it() -> None:
+    async with serving() as served:
+        served.engine.text = "x" * 50_000
+        call = served.stub.Generate(ask())
+        await call.read()
+        await until(lambda: served.engine.steps >= 300)
+        call.cancel()
         await served.settled()
 
 
@@ -244,3 +279,25 @@ async def test_reader_that_stops_is_cut_off() -> None:
         result = await answer(call)
         assert result.status.code() is grpc.StatusCode.ABORTED
         assert reason(result.status) == "READER_STALLED"
+
+
+async def test_a_storm_of_all_endings_leaves_nothing_and_logs_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    chance = random.Random(7)
+
+    async def one(served: Served) -> Answer:
+        own_deadline = chance.choice([None, 0.02, 0.05, 5.0])
+        call = served.stub.Generate(ask(max_tokens=chance.randint(1, 60)), timeout=own_deadline)
+        if chance.random() < 0.4:
+            asyncio.get_running_loop().call_later(chance.uniform(0, 0.06), call.cancel)
+        return await answer(call)
+
+    settings: dict[str, Any] = {"max_running": 4, "max_waiting": 20, "default_timeout": 0.04, "max_timeout": 0.05}
+    async with serving(**settings) as served:
+        for _ in range(6):
+            for result in await asyncio.gather(*(one(served) for _ in range(50))):
+                # What the client's own deadline or cancellation made up on its side has no details.
+                told = result.error is not None and "grpc-status-details-bin" in dict(result.error.trailing_metadata())
+                assert result.kinds.count("finished") + told <= 1
+                assert "finished" in result.kinds or result.error is not None or result.cancelled
+            await served.settled()
+    assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR", "CRITICAL")] == []

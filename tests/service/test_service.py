@@ -9,11 +9,11 @@ from pathlib import Path
 
 import grpc
 import pytest
-from draftwood.v1 import generation_pb2 as pb
-from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from draftwood.v1 import generation_pb2 as pb
+from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from model_runner.errors import InvalidValueError
 from service.generation import SERVICE
 from service.server import BoundServer, RunningServer

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import json
 import math
-from itertools import islice
+from collections import Counter
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+import model_runner
 from model_runner.errors import InvalidValueError
 from tools.demo_model.corpus import (
     ASSISTANT,
+    CHAT_TEMPLATE,
     END,
+    PAD,
     SPECIAL_TOKENS,
     USER,
     Exchange,
@@ -106,15 +110,29 @@ def test_the_chat_template_renders_the_prompt_that_was_trained_on(support_file: 
     assert tokenizer.decode(answer, skip_special_tokens=True) == exchanges[0].answer
 
 
+def test_the_chat_template_is_the_bundled_models() -> None:
+    assert (Path(model_runner.__path__[0]) / "demo" / "chat_template.jinja").read_text() == CHAT_TEMPLATE
+
+
+def test_a_text_that_spells_a_special_token_cannot_end_an_answer(support_file: Path) -> None:
+    tokenizer = trained_tokenizer(read_exchanges(support_file, "data"), TINY.vocab_size)
+    prompt, answer = next(encoded(tokenizer, [Exchange("<|assistant|>?", "Write <|end|> to end.")]))
+    assert [token for token in prompt + answer if token < len(SPECIAL_TOKENS)] == [USER, ASSISTANT, END]
+    assert tokenizer.decode(answer[:-1]) == "Write <|end|> to end."
+
+
 def test_a_run_that_is_stopped_and_resumed_makes_the_same_model(support_file: Path, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     options = tiny_options(steps=3)
     invoke("train", support_file, "--out", whole, *options)
     status, output = invoke("train", support_file, "--out", parts, *options, "--minutes", 1e-9)
-    assert status == 0 and "stopped at step 1 of 3" in output and (parts / CHECKPOINT).is_file()
+    assert status == 0
+    assert "stopped at step 1 of 3" in output
+    assert (parts / CHECKPOINT).is_file()
     invoke("train", support_file, "--out", parts, *options, "--minutes", 1e-9, "--resume")
     status, output = invoke("train", support_file, "--out", parts, *options, "--resume")
-    assert status == 0 and "from step 2 of 3" in output, output
+    assert status == 0
+    assert "from step 2 of 3" in output
     assert (whole / "model.safetensors").read_bytes() == (parts / "model.safetensors").read_bytes()
     assert sorted(p.name for p in whole.iterdir()) == sorted(p.name for p in parts.iterdir())
 
@@ -122,29 +140,31 @@ def test_a_run_that_is_stopped_and_resumed_makes_the_same_model(support_file: Pa
 def test_packed_documents_do_not_see_one_another() -> None:
     model: Any = new_run(TINY, []).model.eval()
     documents = [[USER, 10, 11, ASSISTANT, 12, END], [USER, 20, ASSISTANT, 21, 22, 23, END]]
-    positions = [list(range(len(document))) for document in documents]
     with torch.inference_mode():
         alone = torch.cat([model(torch.tensor([d]), use_cache=False).logits[0] for d in documents])
-        packed = model(
-            torch.tensor([sum(documents, [])]), position_ids=torch.tensor([sum(positions, [])]), use_cache=False
-        )
+        tokens = torch.tensor([list(chain(*documents))])
+        positions = torch.tensor([list(chain(*(range(len(document)) for document in documents)))])
+        packed = model(tokens, position_ids=positions, use_cache=False)
     torch.testing.assert_close(packed.logits[0], alone)
 
 
-def test_rows_are_full_and_made_of_documents_from_their_starts() -> None:
-    documents = [[USER, *range(100 * n, 100 * n + length), END] for n, length in enumerate((3, 9, 14, 40, 5), 1)]
-    seen = set()
-    for tokens, positions in islice(packed_rows(documents, context=24, seed=3), 30):
+def test_rows_hold_whole_documents_and_each_of_them_as_often() -> None:
+    lengths = (3, 9, 14, 40, 5, 22, 11)
+    documents = [[USER, *range(100 * n, 100 * n + length), END] for n, length in enumerate(lengths, 1)]
+    cut = [document[:24] for document in documents]
+    seen: Counter[int] = Counter()
+    for tokens, positions in islice(packed_rows(documents, context=24, seed=3), 500):
         assert len(tokens) == len(positions) == 24
-        starts = [i for i, position in enumerate(positions) if position == 0]
+        filled = tokens.index(PAD) if PAD in tokens else 24
+        assert set(tokens[filled:]) <= {PAD}
+        assert set(positions[filled:]) <= {0}
+        starts = [i for i in range(filled) if positions[i] == 0]
         assert starts[0] == 0
-        for start, stop in zip(starts, [*starts[1:], 24], strict=True):
-            piece = tokens[start:stop]
-            assert positions[start:stop] == list(range(len(piece)))
-            assert any(document[: len(piece)] == piece for document in documents)
-            assert stop == 24 or piece[-1] == END, "only the last piece of a row may be cut"
-            seen.add(piece[1] if len(piece) > 1 else None)
-    assert {100, 200, 300, 400, 500} <= seen
+        for start, stop in pairwise([*starts, filled]):
+            assert positions[start:stop] == list(range(stop - start))
+            seen[cut.index(tokens[start:stop])] += 1
+    assert len(seen) == len(documents)
+    assert max(seen.values()) - min(seen.values()) <= 64, "what waits to be packed, not more"
 
 
 def test_nothing_that_is_held_out_is_trained_on(support_file: Path) -> None:
@@ -154,7 +174,9 @@ def test_nothing_that_is_held_out_is_trained_on(support_file: Path) -> None:
     assert kept == heldout
     assert training == [e for i, e in enumerate(exchanges) if i not in (0, 5)]
     training, kept = split(exchanges, None, 0.25, seed=0)
-    assert len(kept) == 12 and set(kept).isdisjoint(training) and set(kept) | set(training) == set(exchanges)
+    assert len(kept) == 12
+    assert set(kept).isdisjoint(training)
+    assert set(kept) | set(training) == set(exchanges)
 
 
 def test_the_learning_rate_rises_and_falls_to_a_tenth() -> None:
@@ -175,11 +197,13 @@ def test_the_learning_rate_rises_and_falls_to_a_tenth() -> None:
         ({"context": 4096}, "context: 4096 is not allowed; at most 2048"),
         ({"minutes": 0}, "minutes: 0.0 is not allowed"),
         ({"heldout_fraction": 1.0}, "heldout_fraction: 1.0 is not allowed"),
+        ({"heldout_fraction": "nan"}, "heldout_fraction: nan is not allowed"),
     ],
 )
 def test_a_bad_value_is_named(changed: dict[str, object], message: str, support_file: Path, tmp_path: Path) -> None:
     status, output = invoke("train", support_file, "--out", tmp_path / "model", *tiny_options(**changed))
-    assert status == 2 and message in output
+    assert status == 2
+    assert message in output
     assert not (tmp_path / "model").exists()
 
 
@@ -197,7 +221,8 @@ def test_a_bad_line_is_named(content: str, problem: str, tmp_path: Path) -> None
     path.write_text(content)
     with pytest.raises(InvalidValueError, match=problem) as caught:
         read_exchanges(path, "heldout")
-    assert caught.value.field == "heldout" and caught.value.value == f"{path}:2"
+    assert caught.value.field == "heldout"
+    assert caught.value.value == f"{path}:2"
 
 
 def test_a_file_without_exchanges_is_named(tmp_path: Path) -> None:
@@ -212,14 +237,20 @@ def test_a_folder_in_use_and_a_run_of_another_recipe_are_refused(support_file: P
     assert invoke("train", support_file, "--out", out, *tiny_options(), "--resume")[0] == 2
     invoke("train", support_file, "--out", out, *tiny_options(), "--minutes", 1e-9)
     status, output = invoke("train", support_file, "--out", out, *tiny_options())
-    assert status == 2 and "out: " in output and "--resume" in output
+    assert status == 2
+    assert "out: " in output
+    assert "--resume" in output
     status, output = invoke("train", support_file, "--out", out, *tiny_options(steps=41), "--resume")
-    assert status == 2 and "steps: 41 is not allowed; to resume this run, 40" in output
+    assert status == 2
+    assert "steps: 41 is not allowed; to resume this run, 40" in output
     support_file.write_text(support_file.read_text().replace("call us", "ring us"))
     status, output = invoke("train", support_file, "--out", out, *tiny_options(), "--resume")
-    assert status == 2 and "data: " in output
+    assert status == 2
+    assert "data: " in output
 
 
 def test_evaluate_refuses_a_folder_without_a_model(support_file: Path, tmp_path: Path) -> None:
     status, output = invoke("evaluate", tmp_path, support_file)
-    assert status == 2 and "model: " in output and "config.json" in output
+    assert status == 2
+    assert "model: " in output
+    assert "config.json" in output

@@ -6,6 +6,7 @@ Knows JSONL files and tokenizers; no torch, nothing of how a model is trained on
 from __future__ import annotations
 
 import json
+from bisect import bisect_right, insort
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -24,13 +25,16 @@ SPECIAL_TOKENS = ("<|pad|>", "<|user|>", "<|assistant|>", "<|end|>")
 CHAT_TEMPLATE = (
     "{% for m in messages %}"
     "{% if m['role']=='user' %}<|user|>{{ m['content'] }}"
-    "{% elif m['role']=='assistant' %}<|assistant|>{{ m['content'] }}<|end|>{% endif %}"
+    "{% elif m['role']=='assistant' %}<|assistant|>{{ m['content'] }}<|end|>"
+    "{% else %}{{ raise_exception(\"role '\" ~ m['role'] ~ \"' is unknown to this model;"
+    ' it knows user and assistant") }}{% endif %}'
     "{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 MAX_POSITIONS = 2048
 """What the configuration of tokenizer and model admits; beyond the context trained at, a model is untrained."""
 _PACKING_POOL = 64
+"""Documents that wait to be packed; of 16 to 1,024, 64 leave least padding without leaving a document behind."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ def split(
         InvalidValueError: nothing is left to train on, or `fraction` holds nothing out.
     """
     if heldout is None:
-        size = round(len(exchanges) * fraction)
+        size = round(len(exchanges) * fraction) if 0 < fraction < 1 else 0
         if not 0 < size < len(exchanges):
             raise InvalidValueError("heldout_fraction", fraction, f"some of the {len(exchanges)} exchanges, not all")
         chosen = np.random.default_rng(seed).choice(len(exchanges), size, replace=False)
@@ -104,7 +108,7 @@ def trained_tokenizer(exchanges: list[Exchange], vocab_size: int) -> PreTrainedT
         show_progress=False,
     )
     bpe.train_from_iterator((text for e in exchanges for text in (e.question, e.answer)), trainer)
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         bos_token=SPECIAL_TOKENS[USER],
         eos_token=SPECIAL_TOKENS[END],
@@ -115,31 +119,35 @@ def trained_tokenizer(exchanges: list[Exchange], vocab_size: int) -> PreTrainedT
 
 
 def encoded(tokenizer: Any, exchanges: list[Exchange]) -> Iterator[tuple[list[int], list[int]]]:
-    """(prompt, answer) token ids of each exchange: `<|user|>question<|assistant|>` and `answer<|end|>`."""
-    questions = tokenizer([e.question for e in exchanges], add_special_tokens=False).input_ids
-    answers = tokenizer([e.answer for e in exchanges], add_special_tokens=False).input_ids
+    """(prompt, answer) token ids of each exchange: `<|user|>question<|assistant|>` and `answer<|end|>`.
+
+    A text that spells a special token gets the tokens of its characters.
+    """
+    questions, answers = (
+        tokenizer(texts, add_special_tokens=False, split_special_tokens=True).input_ids
+        for texts in ([e.question for e in exchanges], [e.answer for e in exchanges])
+    )
     for question, answer in zip(questions, answers, strict=True):
         yield [USER, *question, ASSISTANT], [*answer, END]
 
 
 def packed_rows(documents: SequenceOf[list[int]], context: int, seed: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Endless (tokens, positions) rows of `context` tokens without padding; each epoch has its own order.
+    """Endless (tokens, positions) rows of `context` tokens; every epoch has its own order.
 
-    Best-fit packing: a row takes the longest waiting document that fits; when none does, the shortest is cut to fill
-    it. Every row begins with the start of a document, and positions start again at 0 with each document.
+    Best-fit packing: a row takes the longest waiting document that fits until none does, and the rest is padding (5% of
+    the bundled model's data). So documents stay whole, apart from what is longer than a row. Positions start again at 0
+    with each document and are 0 on padding.
     """
-    stream = (
-        documents[i] for epoch in count() for i in np.random.default_rng((seed, epoch)).permutation(len(documents))
-    )
+    epochs = (np.random.default_rng((seed, epoch)).permutation(len(documents)) for epoch in count())
+    stream = (documents[i][:context] for order in epochs for i in order)
     waiting = sorted(islice(stream, _PACKING_POOL), key=len)
     while True:
         tokens: list[int] = []
         positions: list[int] = []
-        while space := context - len(tokens):
-            fitting = [i for i, document in enumerate(waiting) if len(document) <= space]
-            piece = waiting.pop(fitting[-1] if fitting else 0)[:space]
-            tokens += piece
-            positions += range(len(piece))
-            waiting.append(next(stream))
-            waiting.sort(key=len)
-        yield tokens, positions
+        while (place := bisect_right(waiting, context - len(tokens), key=len)) > 0:
+            document = waiting.pop(place - 1)
+            tokens += document
+            positions += range(len(document))
+            insort(waiting, next(stream), key=len)
+        padding = context - len(tokens)
+        yield tokens + [PAD] * padding, positions + [0] * padding

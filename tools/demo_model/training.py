@@ -153,12 +153,12 @@ def train_until(run: Run, deadline: float, after_step: Callable[[float], None]) 
     while run.step < recipe.steps:
         tokens, positions = (torch.tensor(part) for part in zip(*islice(rows, recipe.batch), strict=True))
         with torch.autocast("cpu", torch.bfloat16):
-            # Positions that start again keep the packed documents from seeing one another.
+            # Where positions do not go up by one, transformers keeps documents from seeing one another.
             logits = run.model(tokens, position_ids=positions, use_cache=False).logits
         targets = tokens.masked_fill(positions == 0, -100)[:, 1:]
         loss = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), targets.flatten())
         run.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(run.model.parameters(), 1.0)
         for group in run.optimizer.param_groups:
             group["lr"] = recipe.learning_rate(run.step)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from draftwood.v1 import generation_pb2 as pb
 from google.protobuf.duration_pb2 import Duration
 
+from draftwood.v1 import generation_pb2 as pb
 from draftwood_client._status import protocol_error
 from draftwood_client.results import (
     Completion,
@@ -141,6 +141,7 @@ def _draft_statistics(message: pb.DraftStatistics) -> DraftStatistics:
         },
         draft_time=_seconds(message.draft_time),
         step_time=_seconds(message.step_time),
+        model_time=_seconds(message.model_time),
         disabled_reason=message.disabled_reason,
     )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import grpc
 from google.protobuf.message import DecodeError, Message
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from google.rpc import error_details_pb2, status_pb2
 
 from draftwood_client.errors import ErrorDetails, FieldViolation, StatusError, error_for
 

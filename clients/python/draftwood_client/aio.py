@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, Unpack
 
 import grpc
 import grpc.aio
+
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1.generation_pb2_grpc import GenerationServiceStub
-
 from draftwood_client._response import Answer, model_info, tokenization
 from draftwood_client._status import cancelled_error, not_ready_error
 from draftwood_client.connection import DEFAULT_TARGET, Connection, TlsConfig, Token
@@ -196,6 +196,11 @@ class AsyncGenerationStream(AsyncIterator[Delta]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.cancel()
+
+    def __del__(self) -> None:
+        # grpc.aio's own __del__ comes too late: the iterator that it started keeps the call alive.
+        if self._call is not None and not self._call.done():
+            self._call.cancel()
 
     def __aiter__(self) -> Self:
         return self

@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack
 
 import grpc
+
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1.generation_pb2_grpc import GenerationServiceStub
-
 from draftwood_client._response import Answer, model_info, tokenization
 from draftwood_client._status import cancelled_error, not_ready_error
 from draftwood_client.connection import DEFAULT_TARGET, Connection, TlsConfig, Token

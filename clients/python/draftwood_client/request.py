@@ -13,7 +13,6 @@ from operator import index
 from typing import Any, TypeAlias, TypedDict
 
 from draftwood.v1 import generation_pb2 as pb
-
 from draftwood_client.errors import ArgumentTypeError, ArgumentValueError
 
 

@@ -100,6 +100,7 @@ class DraftStatistics:
         by_source: by the strategy that proposed the node.
         draft_time: seconds spent drafting for this answer, learning included.
         step_time: seconds of the steps that this answer took part in.
+        model_time: seconds of the model's forward passes among them.
         disabled_reason: why drafting was switched off in mid-stream; empty when it was not.
     """
 
@@ -112,6 +113,7 @@ class DraftStatistics:
     by_source: Mapping[str, SourceStatistics]
     draft_time: float
     step_time: float
+    model_time: float
     disabled_reason: str
 
     @property

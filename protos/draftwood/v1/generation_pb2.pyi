@@ -194,7 +194,7 @@ class Timings(_message.Message):
     def __init__(self, queue: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prefill: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., decode: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class DraftStatistics(_message.Message):
-    __slots__ = ("strategy", "mean_acceptance_length", "steps", "draft_tokens", "accepted_tokens", "accepted_by_depth", "by_source", "draft_time", "step_time", "disabled_reason")
+    __slots__ = ("strategy", "mean_acceptance_length", "steps", "draft_tokens", "accepted_tokens", "accepted_by_depth", "by_source", "draft_time", "step_time", "disabled_reason", "model_time")
     class BySourceEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -212,6 +212,7 @@ class DraftStatistics(_message.Message):
     DRAFT_TIME_FIELD_NUMBER: _ClassVar[int]
     STEP_TIME_FIELD_NUMBER: _ClassVar[int]
     DISABLED_REASON_FIELD_NUMBER: _ClassVar[int]
+    MODEL_TIME_FIELD_NUMBER: _ClassVar[int]
     strategy: str
     mean_acceptance_length: float
     steps: int
@@ -222,7 +223,8 @@ class DraftStatistics(_message.Message):
     draft_time: _duration_pb2.Duration
     step_time: _duration_pb2.Duration
     disabled_reason: str
-    def __init__(self, strategy: _Optional[str] = ..., mean_acceptance_length: _Optional[float] = ..., steps: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_by_depth: _Optional[_Iterable[int]] = ..., by_source: _Optional[_Mapping[str, SourceStatistics]] = ..., draft_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., step_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., disabled_reason: _Optional[str] = ...) -> None: ...
+    model_time: _duration_pb2.Duration
+    def __init__(self, strategy: _Optional[str] = ..., mean_acceptance_length: _Optional[float] = ..., steps: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_by_depth: _Optional[_Iterable[int]] = ..., by_source: _Optional[_Mapping[str, SourceStatistics]] = ..., draft_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., step_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., disabled_reason: _Optional[str] = ..., model_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class SourceStatistics(_message.Message):
     __slots__ = ("draft_tokens", "accepted_tokens")

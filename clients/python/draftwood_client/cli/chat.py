@@ -76,14 +76,16 @@ class Conversation:
                 for delta in stream:
                     answer.append(delta.text)
                     writer.write(delta)
-            if self._stats:
                 completion = stream.completion()
+            writer.new_line()
+            if self._stats:
+                print_stats(completion)
+        except BaseException:
+            writer.end_line()
+            raise
         finally:
-            writer.end(line=True)
             if text := "".join(answer):
                 self._turns = [*turns, ChatMessage("assistant", text)]
-        if self._stats:
-            print_stats(completion)
 
 
 def _converse(conversation: Conversation, model: ModelInfo) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -53,7 +54,7 @@ def generate(
                     if not as_json:
                         writer.write(delta)
             finally:
-                writer.end()
+                writer.end_line()
             completion = stream.completion()
     if as_json:
         print_json(completion_as_json(completion))
@@ -111,7 +112,7 @@ def detokenize(
     if as_json:
         print_json({"text": result})
     else:
-        typer.echo(result)
+        typer.echo(result, nl=sys.stdout.isatty())
 
 
 def _prompt(client: Client, text: str, chat: bool | None, system: str | None) -> Prompt:

@@ -42,6 +42,7 @@ class AnswerWriter:
         self.needs_details = show_drafts and has_colours(self._stream)
 
     def write(self, delta: Delta) -> None:
+        self._last = delta.text[-1:] or self._last  # first, for Ctrl-C can come at any point
         if self.needs_details and "".join(detail.text for detail in delta.details) == delta.text:
             for detail in delta.details:
                 text = self._shown(detail.text)
@@ -49,13 +50,16 @@ class AnswerWriter:
         else:
             self._stream.write(self._shown(delta.text))
         self._stream.flush()
-        self._last = delta.text[-1:] or self._last
 
-    def end(self, line: bool = False) -> None:
-        """Ends the line on a terminal, where it is not ended; with `line` always, as lines separate answers."""
-        if line or (self._is_terminal and self._last not in ("", "\n")):
-            self._stream.write("\n")
-            self._stream.flush()
+    def end_line(self) -> None:
+        """Ends the line on a terminal, where it is not ended; a pipe gets nothing that is not the answer's."""
+        if self._is_terminal and self._last not in ("", "\n"):
+            self.new_line()
+
+    def new_line(self) -> None:
+        """Ends the line, as lines separate the answers of a conversation."""
+        self._stream.write("\n")
+        self._stream.flush()
 
     def _shown(self, text: str) -> str:
         return text.replace("\r\n", "\n").translate(_VISIBLE) if self._is_terminal else text

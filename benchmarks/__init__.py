@@ -1,0 +1,1 @@
+"""Measurements that users run: the demo, and `draftwood bench`."""

@@ -1,0 +1,234 @@
+"""`draftwood demo`: customer-support questions through a real service, with drafting off, cold and warm.
+
+The same questions go to transformers' own `generate` in turn with the first pass, so that both meet the same load of
+the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from benchmarks.server_process import ServerError, running_server
+from draftwood_client import ChatMessage, Client, Completion
+
+QUESTIONS = files("benchmarks") / "questions.jsonl"
+_MAX_TOKENS = 200
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+
+
+def demo(args: list[str]) -> int | None:
+    """The command `draftwood demo`."""
+    result = app(args=args, prog_name="draftwood demo", standalone_mode=False)
+    return result if isinstance(result, int) else 0
+
+
+@dataclass(slots=True)
+class Pass:
+    """The measured questions once, in one mode.
+
+    Attributes:
+        mode: "transformers", "plain", "cold" or "warm".
+        outputs: each answer's tokens.
+        seconds: what a client waited, over all questions.
+        completions: what the service said of each; empty for transformers.
+    """
+
+    mode: str
+    outputs: list[tuple[int, ...]] = field(default_factory=list)
+    seconds: float = 0.0
+    completions: list[Completion] = field(default_factory=list)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(map(len, self.outputs)) / self.seconds
+
+    @property
+    def steps(self) -> int:
+        return sum(c.drafting.steps for c in self.completions)
+
+    def row(self, plain: Pass, reference: Pass) -> dict[str, Any]:
+        """The figures for `--json`; ratios to drafting off and to transformers in this run."""
+        total = lambda name: sum(getattr(c.drafting, name) for c in self.completions)  # noqa: E731
+        return {
+            "mode": self.mode,
+            "tokens_per_s": round(self.tokens_per_s, 1),
+            "acceptance_length": round(sum(map(len, self.outputs)) / self.steps, 3),
+            "nodes_per_step": round(total("draft_tokens") / self.steps, 1),
+            "draft_time_share": round(total("draft_time") / self.seconds, 4),
+            "outside_model_share": round(1 - total("model_time") / self.seconds, 4),
+            "vs_plain": round(self.tokens_per_s / plain.tokens_per_s, 2),
+            "vs_transformers": round(self.tokens_per_s / reference.tokens_per_s, 2),
+            "identical": self.outputs == plain.outputs == reference.outputs,
+        }
+
+
+@app.command()
+def run(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file.", dir_okay=False)
+    ] = None,
+    questions: Annotated[int, typer.Option(min=1, max=20, help="Measured questions.")] = 20,
+    warmup: Annotated[int, typer.Option(min=0, max=120, help="Other questions that the memory learns from.")] = 120,
+    show: Annotated[int, typer.Option(min=0, max=20, help="Answers to show in the cold and in the warm pass.")] = 2,
+) -> int:
+    """Starts the service with the bundled model and asks it [bold]customer-support questions[/bold]: with drafting
+    off, with the trie strategy from empty memory, and warm, after other questions have been answered.
+
+    Ends with status 1 if any output differs from plain decoding in a single token.
+    """
+    console = Console(highlight=False)
+    measured, others = read_questions()
+    measured, others = measured[:questions], others[:warmup]
+    try:
+        with ExitStack() as stack:
+            with console.status("Starting the service with the bundled model"):
+                target = stack.enter_context(running_server("--dtype", "float32"))
+            passes = _measure(console, target, measured, others, show)
+    except ServerError as error:
+        Console(stderr=True).print(f"error: {error}", markup=False)
+        return 1
+    reference, plain = passes[0], passes[1]
+    rows = [one.row(plain, reference) for one in passes[1:]]
+    identical = all(row["identical"] for row in rows)
+    console.print(_table(reference, rows, questions, warmup))
+    console.print(
+        "All outputs are identical to transformers' own greedy generate, token for token."
+        if identical
+        else "[bold red]Some outputs differ.[/bold red] This is a defect: please report it."
+    )
+    if json_file is not None:
+        report = {"rows": rows, "transformers": {"tokens_per_s": round(reference.tokens_per_s, 1)}}
+        json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 0 if identical else 1
+
+
+def read_questions() -> tuple[list[str], list[str]]:
+    """The measured questions and those to warm up with."""
+    rows = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
+    splits: dict[str, list[str]] = {"measured": [], "warmup": []}
+    for row in rows:
+        splits[row["split"]].append(row["text"])
+    return splits["measured"], splits["warmup"]
+
+
+def _measure(console: Console, target: str, measured: list[str], others: list[str], show: int) -> list[Pass]:
+    """The passes "transformers", "plain", "cold" and "warm"."""
+    reference, plain, cold, warm = (Pass(mode) for mode in ("transformers", "plain", "cold", "warm"))
+    with Client(target) as client:
+        console.print(f"The service listens on {target}: {client.model_info().model}.")
+        generate = _transformers_generate()
+        for text in [others[0] if others else measured[0]]:  # neither side pays for its first run
+            generate(text)
+            _ask(client, text, Pass("first"), drafting=False)
+        for text in _progress(console, measured, "drafting off, and transformers"):
+            started = time.perf_counter()
+            reference.outputs.append(generate(text))
+            reference.seconds += time.perf_counter() - started
+            _ask(client, text, plain, drafting=False)
+        _show(console, client, measured[:show], cold, "from empty memory", tenant="demo-cold")
+        for text in _progress(console, measured[show:], "trie, from empty memory"):
+            _ask(client, text, cold, tenant="demo-cold", strategy="trie")
+        for text in _progress(console, others, "other questions, to warm up"):
+            _ask(client, text, Pass("warm-up"), tenant="demo-warm", strategy="trie")
+        _show(console, client, measured[:show], warm, "warm", tenant="demo-warm")
+        for text in _progress(console, measured[show:], "trie, warm"):
+            _ask(client, text, warm, tenant="demo-warm", strategy="trie")
+    return [reference, plain, cold, warm]
+
+
+def _ask(client: Client, text: str, into: Pass, **options: Any) -> None:
+    started = time.perf_counter()
+    completion = client.generate([ChatMessage("user", text)], max_tokens=_MAX_TOKENS, **options)
+    _add(into, completion, time.perf_counter() - started)
+
+
+def _show(console: Console, client: Client, texts: list[str], into: Pass, title: str, *, tenant: str) -> None:
+    """Asks and streams to the terminal; tokens that a draft had guessed are green."""
+    for text in texts:
+        console.print(Text.assemble((f"\n[{title}] ", "dim"), (text, "bold")))
+        started = time.perf_counter()
+        prompt = [ChatMessage("user", text)]
+        with client.stream(
+            prompt, max_tokens=_MAX_TOKENS, tenant=tenant, strategy="trie", token_details=True
+        ) as stream:
+            for delta in stream:
+                pieces = [(detail.text, "green" if detail.drafted else "") for detail in delta.details]
+                console.print(Text.assemble(*pieces), end="", soft_wrap=True)
+            completion = stream.completion()
+        _add(into, completion, time.perf_counter() - started)
+        drafting = completion.drafting
+        console.print(
+            Text(f"\n{len(completion.token_ids)} tokens in {drafting.steps} steps; green: accepted from a draft", "dim")
+        )
+
+
+def _add(into: Pass, completion: Completion, seconds: float) -> None:
+    into.outputs.append(completion.token_ids)
+    into.seconds += seconds
+    into.completions.append(completion)
+
+
+def _transformers_generate() -> Callable[[str], tuple[int, ...]]:
+    """Transformers' own greedy `generate` on the bundled model, as its users call it."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    from model_runner.loading import BUNDLED_MODEL
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    tokenizer: Any = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
+    model: Any = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+
+    def generate(text: str) -> tuple[int, ...]:
+        inputs = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        output = model.generate(**inputs, max_new_tokens=_MAX_TOKENS, do_sample=False)
+        return tuple(output[0, inputs["input_ids"].shape[1] :].tolist())
+
+    return generate
+
+
+def _progress(console: Console, texts: list[str], title: str) -> Iterable[str]:
+    columns = (TextColumn("{task.description:32}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, refresh_per_second=2) as progress:
+        yield from progress.track(texts, description=title)
+
+
+def _table(reference: Pass, rows: list[dict[str, Any]], questions: int, warmup: int) -> Table:
+    table = Table(title=f"{questions} questions; warm: after {warmup} others", title_justify="left")
+    table.add_column("")
+    for heading in ("tokens/s", "vs off", "vs transf.", "acc. length", "nodes/step", "drafting", "identical"):
+        table.add_column(heading, justify="right")
+    names = {"plain": "drafting off", "cold": "trie, cold", "warm": "trie, warm"}
+    ratio = reference.tokens_per_s / (rows[0]["tokens_per_s"] or 1.0)
+    table.add_row(
+        "transformers generate", f"{reference.tokens_per_s:.1f}", f"{ratio:.2f}x", "1.00x", "1.00", "", "", ""
+    )
+    for row in rows:
+        table.add_row(
+            names[row["mode"]],
+            f"{row['tokens_per_s']:.1f}",
+            f"{row['vs_plain']:.2f}x",
+            f"{row['vs_transformers']:.2f}x",
+            f"{row['acceptance_length']:.2f}",
+            f"{row['nodes_per_step']:.1f}",
+            f"{row['draft_time_share']:.1%}",
+            "yes" if row["identical"] else "NO",
+        )
+    return table

@@ -1,0 +1,63 @@
+"""Linear layers for CPUs: weights laid out once for oneDNN, instead of by every call.
+
+A plain `nn.Linear` reorders its weight in each call with more than one row, which costs more than the arithmetic of a
+draft tree. The packed kernel also computes a row the same way however many rows share the call.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import nn
+
+_log = logging.getLogger(__name__)
+_TYPICAL_ROWS = 32
+"""Rows that oneDNN chooses the layout for; others are computed with the same layout."""
+
+
+class PackedLinear(nn.Module):
+    """An `nn.Linear` whose weight, [out, in], is kept in oneDNN's own layout only."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _TYPICAL_ROWS)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The packed weight, opaque: for those who ask for its dtype or device."""
+        packed: torch.Tensor = self._packed
+        return packed
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """[..., in] to [..., out]."""
+        outputs: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self.bias, "none", [], "")
+        return outputs
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+def pack_linears(module: nn.Module) -> int:
+    """Replaces a CPU model's linear layers, where this build of torch can; returns how many it replaced.
+
+    Layers that other code derives from `nn.Linear` are left alone: they may compute something else.
+    """
+    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")):
+        _log.warning("this build of torch has no oneDNN: linear layers stay as they are, and drafts cost more")
+        return 0
+    replaced = 0
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear and child.weight.device.type == "cpu" and _packable(child.weight.dtype):
+                setattr(parent, name, PackedLinear(child))
+                replaced += 1
+    return replaced
+
+
+def _packable(dtype: torch.dtype) -> bool:
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32

@@ -1,0 +1,64 @@
+"""Writes a call's messages, and notices when nobody reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from service.errors import ClientGoneError, ReaderStalledError
+
+
+class Writer:
+    """Async context manager around a call's answer. A message that waits `stall_seconds` for its reader ends it.
+
+    One timer serves all messages: a timeout for each would cost more than all else that is done for a message.
+
+    Raises:
+        ReaderStalledError: on leaving, where a message waited too long.
+    """
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any], stall_seconds: float) -> None:
+        self._context = context
+        self._stall_seconds = stall_seconds
+        self._writing_since: float | None = None
+        self._timeout = asyncio.timeout(None)
+
+    async def write(self, message: Message) -> None:
+        """Returns when the message is on its way.
+
+        Raises:
+            ClientGoneError: there is nobody to send it to.
+        """
+        self._writing_since = self._loop.time()
+        try:
+            await self._context.write(message)
+        except grpc.aio.InternalError:
+            raise ClientGoneError() from None
+        self._writing_since = None
+
+    async def __aenter__(self) -> Writer:
+        await self._timeout.__aenter__()
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(self._stall_seconds, self._check)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        try:
+            await self._timeout.__aexit__(kind, error, traceback)
+        except TimeoutError:
+            raise ReaderStalledError(self._stall_seconds) from None
+
+    def _check(self) -> None:
+        now = self._loop.time()
+        left = self._stall_seconds - (0.0 if self._writing_since is None else now - self._writing_since)
+        if left <= 0:
+            self._timeout.reschedule(now)
+        else:
+            self._timer = self._loop.call_later(left, self._check)

@@ -1,0 +1,241 @@
+"""The phrase index: an append-only log of token sequences in which every earlier occurrence of a phrase is found.
+
+It stores what was written, and for every token four links to the previous occurrence of the phrase of 1, 2, 4 and
+8 tokens that ends there; hash tables hold the newest occurrence of each. That stands for a trie over all that was
+ever written, of any depth, without storing its nodes (compare hash chains of Lempel-Ziv match finders). The log is
+a ring of blocks, so that several sequences can be written at once and each stays connected: a block belongs to one
+sequence and names the block before and after it. What is oldest leaves first, block by block.
+
+Knows nothing of drafts, prompts or tenants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from strategies.draft import Int32Array
+
+Int64Array: TypeAlias = npt.NDArray[np.int64]
+
+ORDERS = (1, 2, 4, 8)
+"""Lengths of the phrases that are linked."""
+BLOCK = 16
+"""Tokens of a block; a power of two."""
+START = 2**31 - 1
+"""Stands before the first token of each sequence, so that its beginning is a context like any other."""
+NOWHERE = -1
+"""No position, no block, no token."""
+
+NEXT, PREVIOUS, OWNER = range(3)
+"""Columns of `PhraseIndex.blocks`."""
+_CURSOR, _USED, _TOKENS = range(3)
+
+
+class PhraseIndex:
+    """Token sequences and the links between equal phrases in them.
+
+    Attributes:
+        log: int32[slots], the tokens; `NOWHERE` where nothing is written.
+        links: int32[slots, len(ORDERS)], where the phrase of that many tokens that ends here ended before.
+        heads: int32[len(ORDERS), buckets], where a phrase of that hash ended last.
+        blocks: int32[slots / BLOCK, 3], for each block `NEXT`, `PREVIOUS` and `OWNER`.
+    """
+
+    def __init__(self, capacity_tokens: int, expected_tokens: int = 0) -> None:
+        """Holds at most `capacity_tokens`, rounded down to blocks, the marks at the sequences' starts included."""
+        if capacity_tokens < 4 * BLOCK:
+            raise ValueError(f"capacity_tokens: {capacity_tokens} is not allowed; it must be at least {4 * BLOCK}")
+        self._most_blocks = capacity_tokens // BLOCK
+        blocks = 4
+        while blocks * BLOCK < expected_tokens and blocks < self._most_blocks:
+            blocks *= 2
+        blocks = min(blocks, self._most_blocks)
+        self.log: Int32Array = np.full(blocks * BLOCK, NOWHERE, np.int32)
+        self.links: Int32Array = np.empty((blocks * BLOCK, len(ORDERS)), np.int32)
+        self.heads: Int32Array = np.full((len(ORDERS), _buckets(blocks)), NOWHERE, np.int32)
+        self.blocks: Int32Array = np.full((blocks, 3), NOWHERE, np.int32)
+        self._ring: Int64Array = np.zeros(3, np.int64)
+        self._owners = 0
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens are stored."""
+        return int(self._ring[_TOKENS])
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of all arrays, in bytes."""
+        return self.log.nbytes + self.links.nbytes + self.heads.nbytes + self.blocks.nbytes + self._ring.nbytes
+
+    def writer(self) -> Int64Array:
+        """For a new sequence: int64[2], where its last token stands and the number that it owns blocks by."""
+        self._owners = (self._owners + 1) % START
+        return np.array([NOWHERE, self._owners], np.int64)
+
+    def append(self, writer: Int64Array, tokens: Int32Array) -> None:
+        """Goes on with the writer's sequence by `tokens`, int32[n]. Sequences may take turns in any way."""
+        need = int(self._ring[_USED]) + tokens.shape[0] // BLOCK + 1
+        while need > self.blocks.shape[0] < self._most_blocks:
+            self._grow()
+        append_tokens(self.log, self.links, self.heads, self.blocks, self._ring, writer, tokens)
+
+    def sequences(self) -> Iterator[Int32Array]:
+        """What is stored of each sequence, int32[n], the oldest first, without start marks.
+
+        Of a sequence whose beginning has left, the rest.
+        """
+        blocks = self.blocks.shape[0]
+        oldest = int(self._ring[_CURSOR]) if self._ring[_USED] == blocks else 0
+        for block in (np.arange(blocks) + oldest) % blocks:
+            if self.blocks[block, OWNER] >= 0 and self.blocks[block, PREVIOUS] < 0:
+                tokens = _read(self.log, self.blocks, block)
+                if tokens.size:
+                    yield tokens
+
+    def _grow(self) -> None:
+        """Twice the room. A bucket's chain goes on in both halves of the table, so nothing is linked anew."""
+        old = self.blocks.shape[0]
+        new = min(2 * old, self._most_blocks)
+        self.log = _extended(self.log, new * BLOCK)
+        self.links = _extended(self.links, new * BLOCK)
+        self.blocks = _extended(self.blocks, new)
+        self.heads = np.tile(self.heads, (1, _buckets(new) // _buckets(old)))
+        if self._ring[_USED] == old:
+            self._ring[_CURSOR] = old
+
+
+def _buckets(blocks: int) -> int:
+    """Hash buckets an order: one for two to four tokens, a power of two."""
+    return 1 << ((blocks * BLOCK - 1).bit_length() - 1)
+
+
+def _extended(array: Int32Array, length: int) -> Int32Array:
+    longer = np.full((length, *array.shape[1:]), NOWHERE, np.int32)
+    longer[: array.shape[0]] = array
+    return longer
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def following(blocks: Int32Array, at: int) -> int:
+    """The position after `at` in its sequence; `NOWHERE` if none. It may hold no token yet."""
+    after = at + 1
+    if after & (BLOCK - 1) == 0:
+        block = blocks[at // BLOCK, NEXT]
+        after = block * BLOCK if block >= 0 else NOWHERE
+    return after
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def preceding(blocks: Int32Array, at: int) -> int:
+    """The position before `at` in its sequence; `NOWHERE` if none."""
+    before = at - 1
+    if at & (BLOCK - 1) == 0:
+        block = blocks[at // BLOCK, PREVIOUS]
+        before = block * BLOCK + BLOCK - 1 if block >= 0 else NOWHERE
+    return before
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def mixed(key: int, token: int) -> int:
+    """The hash of a phrase that is one token longer, to the left, than the one of hash `key`."""
+    x = (np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)) ^ (np.uint64(token) + np.uint64(0x7F4A7C15))
+    x ^= x >> np.uint64(29)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    return np.int64((x ^ (x >> np.uint64(32))) & np.uint64(0x7FFFFFFFFFFFFFFF))
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def append_tokens(
+    log: Int32Array,
+    links: Int32Array,
+    heads: Int32Array,
+    blocks: Int32Array,
+    ring: Int64Array,
+    writer: Int64Array,
+    tokens: Int32Array,
+) -> None:
+    """Writes `tokens` after the writer's last one and links the phrases that end at each."""
+    mask = heads.shape[1] - 1
+    at = writer[0]
+    for i in range(tokens.shape[0]):
+        if at >= 0 and blocks[at // BLOCK, OWNER] != writer[1]:
+            at = NOWHERE
+        if at < 0 or (at + 1) & (BLOCK - 1) == 0:
+            at = _claim_block(log, blocks, ring, at, writer[1])
+        else:
+            at += 1
+        log[at] = tokens[i]
+        if tokens[i] != START:
+            ring[_TOKENS] += 1
+        _link(log, links, heads, blocks, mask, at)
+    writer[0] = at
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _link(log: Int32Array, links: Int32Array, heads: Int32Array, blocks: Int32Array, mask: int, at: int) -> None:
+    key = np.int64(0)
+    order = 0
+    back = at
+    for length in range(1, ORDERS[-1] + 1):
+        key = mixed(key, log[back])
+        if length == ORDERS[order]:
+            bucket = key & mask
+            newest = heads[order, bucket]
+            links[at, order] = newest if newest != at else NOWHERE
+            heads[order, bucket] = at
+            order += 1
+        back = preceding(blocks, back)
+        if back < 0:
+            break
+    for missing in range(order, len(ORDERS)):
+        links[at, missing] = NOWHERE
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _claim_block(log: Int32Array, blocks: Int32Array, ring: Int64Array, last: int, owner: int) -> int:
+    """The first position of a block after the one of `last`; what the ring's oldest block held is forgotten."""
+    block = ring[_CURSOR] % blocks.shape[0]
+    first = block * BLOCK
+    if blocks[block, OWNER] >= 0:
+        if blocks[block, NEXT] >= 0:
+            blocks[blocks[block, NEXT], PREVIOUS] = NOWHERE
+        if blocks[block, PREVIOUS] >= 0:
+            blocks[blocks[block, PREVIOUS], NEXT] = NOWHERE
+        for at in range(first, first + BLOCK):
+            if log[at] >= 0 and log[at] != START:
+                ring[_TOKENS] -= 1
+            log[at] = NOWHERE
+    ring[_CURSOR] = (block + 1) % blocks.shape[0]
+    ring[_USED] = max(ring[_USED], block + 1)
+    blocks[block, NEXT] = NOWHERE
+    blocks[block, PREVIOUS] = NOWHERE
+    blocks[block, OWNER] = owner
+    if last >= 0:
+        blocks[block, PREVIOUS] = last // BLOCK
+        blocks[last // BLOCK, NEXT] = block
+    return first
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _read(log: Int32Array, blocks: Int32Array, block: int) -> Int32Array:
+    """The sequence from `block` on, without its start mark."""
+    n = 0
+    here = block
+    while here >= 0:
+        n += 1
+        here = blocks[here, NEXT]
+    tokens = np.empty(n * BLOCK, np.int32)
+    n = 0
+    here = block
+    while here >= 0:
+        for at in range(here * BLOCK, here * BLOCK + BLOCK):
+            if log[at] >= 0 and log[at] != START:
+                tokens[n] = log[at]
+                n += 1
+        here = blocks[here, NEXT]
+    return tokens[:n]

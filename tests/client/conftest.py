@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+import pytest
+
+from draftwood_client import AsyncClient, Client, Completion, Prompt, RetryPolicy
+from tests.client.fake_server import FakeServer
+
+QUICK = RetryPolicy(max_attempts=3, initial_backoff=0.001, max_backoff=0.01)
+"""Retries that do not make tests wait."""
+
+
+class Ask(Protocol):
+    def __call__(self, target: str, prompt: Prompt = "hi", *, retry: RetryPolicy = QUICK, **options: Any) -> Completion:
+        """One whole answer."""
+
+
+def _ask(target: str, prompt: Prompt = "hi", *, retry: RetryPolicy = QUICK, **options: Any) -> Completion:
+    with Client(target, retry=retry) as client:
+        return client.generate(prompt, **options)
+
+
+def _ask_async(target: str, prompt: Prompt = "hi", *, retry: RetryPolicy = QUICK, **options: Any) -> Completion:
+    async def ask() -> Completion:
+        async with AsyncClient(target, retry=retry) as client:
+            return await client.generate(prompt, **options)
+
+    return asyncio.run(ask())
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        yield server
+
+
+@pytest.fixture(params=[_ask, _ask_async], ids=["sync", "async"])
+def ask(request: pytest.FixtureRequest) -> Ask:
+    asker: Ask = request.param
+    return asker
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1 and its key, which serve as authority, server and client."""
+    if shutil.which("openssl") is None:
+        pytest.skip("makes its certificate with openssl")
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    ask = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    name = ["-subj", "/CN=draftwood", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+    subprocess.run([*ask, *name, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.fixture
+def tls_server(certificate: tuple[Path, Path]) -> Iterator[FakeServer]:
+    """Takes only clients that show the certificate."""
+    cert, key = (path.read_bytes() for path in certificate)
+    credentials = grpc.ssl_server_credentials([(key, cert)], root_certificates=cert, require_client_auth=True)
+    with FakeServer(credentials=credentials) as server:
+        yield server

@@ -1,0 +1,323 @@
+"""The `draftwood` command: exact text to pipes, one line for an error, exit statuses, commands of other packages."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import Distribution, EntryPoint, version
+from pathlib import Path
+from types import SimpleNamespace, TracebackType
+from typing import Any, Self
+
+import grpc
+import pytest
+from typer.testing import CliRunner, Result
+
+from draftwood_client.cli import build_app, plugins
+from tests.client.fake_server import FakeServer, answers, fails, hangs, reason, violation
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def cli(server: FakeServer) -> Cli:
+    def run(*args: str, stdin: str | bytes | None = None, env: dict[str, str] | None = None) -> Result:
+        settings = {"DRAFTWOOD_TARGET": server.target, "NO_COLOR": "", "FORCE_COLOR": "", **(env or {})}
+        return CliRunner().invoke(build_app(), list(args), input=stdin, env=settings, catch_exceptions=False)
+
+    return run
+
+
+def test_text_to_a_pipe_is_exact(cli: Cli, server: FakeServer) -> None:
+    server.script = [answers("Hé\r\n", "\x1b[31m\t", "ö")]
+    result = cli("generate", "Why?", "--show-drafts")
+    assert result.stdout_bytes == "Hé\r\n\x1b[31m\tö".encode()
+    assert result.stderr == ""
+    assert result.exit_code == 0
+
+
+def test_a_question_is_a_chat_where_the_model_chats(cli: Cli, server: FakeServer) -> None:
+    cli("generate", "Why?", "--system", "Be brief.", "--tenant", "acme")
+    cli("generate", "Why?", "--raw")
+    server.has_chat_template = False
+    cli("generate", "Why?")
+    first, second, third = server.requests
+    assert [(turn.role, turn.content) for turn in first.chat.messages] == [("system", "Be brief."), ("user", "Why?")]
+    assert first.tenant == "acme"
+    assert (second.text, third.text) == ("Why?", "Why?")
+
+
+@pytest.mark.parametrize("arguments", [["generate", "--raw"], ["generate", "--raw", "-"]])
+def test_the_prompt_may_come_on_stdin(cli: Cli, server: FakeServer, arguments: list[str]) -> None:
+    assert cli(*arguments, stdin="zwei\nZeilen ä\n\n").exit_code == 0
+    assert server.requests[0].text == "zwei\nZeilen ä\n"
+
+
+def test_flags_reach_the_request(cli: Cli, server: FakeServer) -> None:
+    flags = "--temperature 0.5 --seed 7 -n 9 --stop a --stop b --stop-token-id 3 --ignore-eos --no-drafting"
+    cli("generate", "--raw", "x", *flags.split(), "--max-draft-nodes", "0", "--strategy", "trie")
+    [request] = server.requests
+    assert (request.sampling.temperature, request.sampling.seed, request.stop.max_tokens) == (0.5, 7, 9)
+    assert [*request.stop.strings, *request.stop.token_ids] == ["a", "b", 3]
+    assert request.stop.ignore_eos
+    assert request.drafting.HasField("max_nodes")
+    assert (request.drafting.enabled, request.drafting.strategy, request.drafting.max_nodes) == (False, "trie", 0)
+    assert not request.sampling.HasField("top_k")
+
+
+def test_drafted_tokens_are_coloured(cli: Cli, server: FakeServer) -> None:
+    server.script = [answers("a", "b", "c", drafted=[False, True, False])]
+    assert cli("generate", "x", "--show-drafts", env={"FORCE_COLOR": "1"}).stdout == "a\x1b[32mb\x1b[0mc"
+    assert cli("generate", "x", "--show-drafts", env={"FORCE_COLOR": "1", "NO_COLOR": "1"}).stdout == "abc"
+    assert cli("generate", "x", env={"FORCE_COLOR": "1"}).stdout == "abc"
+
+
+def test_json_is_one_object(cli: Cli) -> None:
+    result = cli("generate", "x", "--json", "--show-drafts")
+    value = json.loads(result.stdout)
+    assert result.stdout.count("\n") == 1
+    assert value["text"] == "Hello, wörld!"
+    assert (value["finish_reason"], value["matched_stop"]) == ("stop", None)
+    assert value["timings"] == {"queue": 0.25, "prefill": 0.5, "decode": 1.25}
+    assert value["drafting"]["by_source"] == {"trie": {"draft_tokens": 8, "accepted_tokens": 2}}
+    assert value["details"][1] == {"text": ", wörld", "drafted": True}
+    assert "details" not in json.loads(cli("generate", "x", "--json").stdout)
+
+
+def test_stats_go_to_stderr(cli: Cli) -> None:
+    result = cli("generate", "x", "--stats")
+    assert result.stdout == "Hello, wörld!"
+    assert result.stderr == (
+        "3 tokens in 4 steps, 1.50 a step; trie: 2 of 8 draft tokens accepted (25%);"
+        " first token after 0.750 s; then 1.6 tokens/s\n"
+    )
+
+
+def test_errors_are_one_line_and_status_1(cli: Cli, server: FakeServer) -> None:
+    detail = violation("sampling.temperature", "must lie\nin [0, 100]")
+    server.script = [fails(grpc.StatusCode.INVALID_ARGUMENT, "bad request", reason("INVALID_VALUE"), detail)]
+    result = cli("generate", "x", "--temperature", "-1")
+    assert result.stderr == "error: bad request; sampling.temperature: must lie in [0, 100]\n"
+    assert (result.stdout, result.exit_code) == ("", 1)
+    result = cli("info", "--target", "127.0.0.1:1")
+    assert result.stderr.startswith("error: cannot connect to 127.0.0.1:1 (")
+    assert (result.stderr.count("\n"), result.exit_code) == (1, 1)
+    server.script = [hangs("begun")]
+    result = cli("generate", "x", "--timeout", "0.3")
+    assert result.stdout == "begun"
+    assert result.stderr == f"error: {server.target}: no complete answer within 0.3 s\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "message"),
+    [
+        (["generate", "x", "--timeout", "-1"], None, "error: timeout: -1.0 is not allowed"),
+        (["generate", "x", "--temperature", "nan"], None, "error: temperature: nan is not allowed"),
+        (["generate", "a\udcff"], None, "error: prompt[0].content: character 1 is the unpaired surrogate"),
+        (["generate"], b"\xff", "error: PROMPT: byte 0 of stdin is not UTF-8"),
+        (["generate", "x", "--raw", "--system", "y"], None, "error: --system: goes with --chat"),
+        (["generate", "x", "--tls-ca", "/no/such"], None, "error: tls.root_certificates: cannot read '/no/such'"),
+        (["detokenize", "1", "x"], None, "error: IDS: 'x' is not a token id"),
+        (["generate", "x", "--no-such-option"], None, "No such option"),
+        (["no-such-command"], None, "No such command"),
+    ],
+)
+def test_wrong_usage_is_status_2(cli: Cli, arguments: list[str], stdin: bytes | None, message: str) -> None:
+    result = cli(*arguments, stdin=stdin)
+    assert message in result.stderr
+    assert (result.stdout, result.exit_code) == ("", 2)
+
+
+def test_info_tokenize_detokenize(cli: Cli) -> None:
+    assert "parameters            6,000,000\n" in cli("info").stdout
+    assert json.loads(cli("info", "--json").stdout)["strategies"] == ["none", "trie"]
+    assert cli("tokenize", "äb").stdout == "228 98\n"
+    assert cli("tokenize", "--tokens", "-", stdin="äb\n").stdout == "228\t'ä'\n98\t'b'\n"
+    assert json.loads(cli("tokenize", "--json", "b").stdout) == {"token_ids": [98], "tokens": ["b"]}
+    assert cli("tokenize", "--chat", "b").stdout == cli("tokenize", "<user>b").stdout
+    assert cli("detokenize", "228", "98").stdout == "äb"
+    assert cli("detokenize", stdin="[228, 98]\n").stdout == "äb"
+
+
+def test_version_and_help(cli: Cli) -> None:
+    assert cli("--version").stdout == f"draftwood {version('draftwood')}\n"
+    shown = cli("--help").stdout
+    assert all(name in shown for name in ("generate", "chat", "info", "tokenize", "detokenize"))
+    assert "DRAFTWOOD_TARGET" in cli("chat", "--help").stdout
+
+
+def test_chat_from_a_pipe_keeps_the_conversation(cli: Cli, server: FakeServer) -> None:
+    server.script = [answers("one"), answers("two\n"), answers("three")]
+    result = cli("chat", "--system", "S", stdin="first\n\nsecond\n/reset\nthird\n/exit\nfourth\n")
+    assert result.stdout == "one\ntwo\n\nthree\n"
+    assert [[turn.content for turn in request.chat.messages] for request in server.requests] == [
+        ["S", "first"],
+        ["S", "first", "one", "second"],
+        ["S", "third"],
+    ]
+
+
+def test_chat_from_a_pipe_ends_at_an_error(cli: Cli, server: FakeServer) -> None:
+    server.script = [fails(grpc.StatusCode.INTERNAL, "broken", reason("MODEL_FAILED"))]
+    result = cli("chat", stdin="first\nsecond\n")
+    assert (result.stderr, result.exit_code, len(server.requests)) == ("error: broken\n", 1, 1)
+
+
+def test_chat_needs_a_chat_template(cli: Cli, server: FakeServer) -> None:
+    server.has_chat_template = False
+    result = cli("chat", stdin="x\n")
+    assert result.stderr == "error: chat: fake has no chat template; try `draftwood generate --raw`\n"
+
+
+class Terminal:
+    """The command in a pseudo-terminal."""
+
+    def __init__(self, *args: str, target: str) -> None:
+        env = {**os.environ, "DRAFTWOOD_TARGET": target, "TERM": "xterm", "NO_COLOR": "", "FORCE_COLOR": ""}
+        self._fd, inner = pty.openpty()
+        command = [sys.executable, "-m", "draftwood_client", *args]
+        self.process = subprocess.Popen(
+            command, stdin=inner, stdout=inner, stderr=inner, env=env, start_new_session=True, close_fds=True
+        )
+        os.close(inner)
+        self.shown = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.process.kill()
+        self.process.wait(10)
+        os.close(self._fd)
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def interrupt(self) -> None:
+        os.kill(self.process.pid, signal.SIGINT)
+
+    def wait_for(self, text: str) -> None:
+        """Reads until `text` is shown after what was waited for before."""
+        end = time.monotonic() + 10
+        while text not in self.shown:
+            ready, _, _ = select.select([self._fd], [], [], max(0.0, end - time.monotonic()))
+            assert ready, f"{text!r} did not come; there is {self.shown!r}"
+            try:
+                self.shown += os.read(self._fd, 4096).decode()
+            except OSError:
+                pytest.fail(f"{text!r} did not come before the end; there is {self.shown!r}")
+        self.shown = self.shown.partition(text)[2]
+
+    def end(self) -> int:
+        """The exit status."""
+        return self.process.wait(10)
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(server: FakeServer) -> None:
+    server.script = [hangs("an unfinished"), answers("fine")]
+    with Terminal("chat", target=server.target) as terminal:
+        terminal.wait_for("> ")
+        terminal.type("first\n")
+        terminal.wait_for("an unfinished")
+        terminal.interrupt()
+        terminal.wait_for("stopped")
+        assert server.cancelled.wait(5)
+        server.cancelled.clear()
+        terminal.wait_for("> ")
+        terminal.interrupt()
+        terminal.wait_for("> ")
+        terminal.type("/nonsense\n")
+        terminal.wait_for("/nonsense is no command")
+        terminal.type("second\n")
+        terminal.wait_for("fine\r\n")
+        terminal.type("\x04")
+        assert terminal.end() == 0
+        assert [turn.content for turn in server.requests[1].chat.messages] == ["first", "an unfinished", "second"]
+
+
+def test_ctrl_c_ends_generate_with_130(server: FakeServer) -> None:
+    server.script = [hangs("an unfinished")]
+    with Terminal("generate", "x", target=server.target) as terminal:
+        terminal.wait_for("an unfinished")
+        terminal.interrupt()
+        terminal.wait_for("\r\n")
+        assert terminal.end() == 130
+        assert server.cancelled.wait(5)
+        assert "Traceback" not in terminal.shown
+
+
+def test_a_terminal_gets_colours_and_no_control_characters(server: FakeServer) -> None:
+    server.script = [answers("a", "\x1b]0;title\x07", "ö")]
+    with Terminal("generate", "x", "--show-drafts", target=server.target) as terminal:
+        terminal.wait_for("a\x1b[32m\\x1b]0;title\\x07\x1b[0m\x1b[32mö\x1b[0m\r\n")
+        assert terminal.end() == 0
+
+
+def plugin(name: str, value: str, distribution: str = "draftwood") -> EntryPoint:
+    entry_point = EntryPoint(name, value, plugins.GROUP)
+    found: Any = SimpleNamespace(name=distribution)
+    dist: Distribution = found
+    return entry_point._for(dist)  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[EntryPoint]:
+    """Entry points that `draftwood` finds, and a module for them to name."""
+    (tmp_path / "some_commands.py").write_text(
+        "import os\n"
+        "from pathlib import Path\n"
+        "Path(os.environ['IMPORTED']).touch()\n"
+        "def echo(args):\n    print(args)\n    return len(args)\n"
+        "def fine(args):\n    pass\n"
+    )
+    (tmp_path / "needy_commands.py").write_text("import a_module_that_nobody_has\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("IMPORTED", str(tmp_path / "imported"))
+    monkeypatch.delitem(sys.modules, "some_commands", raising=False)
+    found = [
+        plugin("serve", "some_commands:echo"),
+        plugin("fine", "some_commands:fine", "other-package"),
+        plugin("needy", "needy_commands:run"),
+        plugin("broken", "some_commands:missing", "other-package"),
+    ]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: found)
+    return found
+
+
+@pytest.mark.usefixtures("installed")
+def test_help_lists_the_commands_of_other_packages_and_imports_none(cli: Cli, tmp_path: Path) -> None:
+    shown = cli("--help").stdout
+    assert plugins.HELP["serve"] in shown
+    assert "From the package other-package." in shown
+    assert not (tmp_path / "imported").exists()
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_command_gets_its_arguments_untouched(cli: Cli, tmp_path: Path) -> None:
+    arguments = ["--help", "-xvz", "--", "--port=1", "word", "--", "-"]
+    result = cli("serve", *arguments)
+    assert (result.stdout, result.exit_code) == (f"{arguments}\n", len(arguments))
+    assert (tmp_path / "imported").exists()
+    assert cli("fine").exit_code == 0
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_command_that_cannot_be_imported_says_what_is_missing(cli: Cli) -> None:
+    result = cli("needy", "--help")
+    assert result.stderr == (
+        '`draftwood needy` needs the server: pip install "draftwood[server]"'
+        " (No module named 'a_module_that_nobody_has')\n"
+    )
+    assert result.exit_code == 1
+    result = cli("broken")
+    assert result.stderr.startswith("error: `draftwood broken` (some_commands:missing) cannot be imported:")
+    assert (result.stderr.count("\n"), result.exit_code) == (1, 1)

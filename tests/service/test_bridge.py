@@ -1,0 +1,185 @@
+"""The engine's thread and its mailboxes, without gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from model_runner.errors import EngineStoppedError
+from model_runner.sequence import Finish, FinishReason, Sequence, StepOutput, StopParams
+from service.bridge import EngineBridge
+from service.errors import QueueFullError, ShuttingDownError
+from service.stream import MAX_PART_TOKENS, Pending, Stream
+from strategies import create
+from tests.service.fakes import FakeEngine, until
+
+
+def sequence(max_tokens: int = 1000) -> Sequence:
+    prompt = np.array([1, 2], np.int32)
+    return Sequence("r", prompt, StopParams(max_tokens), strategy_name="trie", strategy=create("trie"))
+
+
+@asynccontextmanager
+async def running(engine: FakeEngine, max_waiting: int = 2) -> AsyncIterator[EngineBridge]:
+    bridge = EngineBridge(lambda: engine, max_running=engine.max_running, max_waiting=max_waiting)
+    await bridge.start()
+    try:
+        yield bridge
+    finally:
+        engine.gate.set()
+        assert await bridge.close()
+        assert await bridge.close()
+    assert engine.closed
+    assert not any(thread.name == "engine" for thread in threading.enumerate())
+
+
+async def drained(stream: Stream) -> Pending:
+    """Everything until the finish."""
+    everything = Pending()
+    while everything.finish is None:
+        pending = await stream.take()
+        everything.token_ids += pending.token_ids
+        everything.finish = pending.finish
+    return everything
+
+
+async def test_outputs_that_nobody_took_are_merged() -> None:
+    engine = FakeEngine()
+    async with running(engine) as bridge:
+        stream = bridge.admit()
+        stream.submit(sequence(40))
+        await until(lambda: stream.finished)
+        pending = await stream.take()
+        assert len(pending.token_ids) == len(pending.texts) == len(pending.drafted) == 40
+        assert pending.finish == Finish(FinishReason.LENGTH)
+        stream.close()
+        assert bridge.live == 0
+
+
+def test_parts_are_bounded_and_lose_nothing() -> None:
+    count = 2 * MAX_PART_TOKENS + 1
+    pending = Pending(list(range(count)), ["x"] * count, [True] * count, Finish(FinishReason.STOP))
+    parts = list(pending.parts())
+    assert [len(part.token_ids) for part in parts] == [MAX_PART_TOKENS, MAX_PART_TOKENS, 1]
+    assert [token for part in parts for token in part.token_ids] == pending.token_ids
+
+
+async def test_places_are_bounded_and_come_back() -> None:
+    engine = FakeEngine(max_running=1)
+    engine.gate.clear()
+    async with running(engine, max_waiting=1) as bridge:
+        first, second = bridge.admit(), bridge.admit()
+        first.submit(sequence())
+        second.submit(sequence(4))
+        with pytest.raises(QueueFullError) as full:
+            bridge.admit()
+        assert full.value.limit == 2
+        assert 0.1 <= full.value.retry_seconds <= 10.0
+        first.close()
+        first.close()
+        third = bridge.admit()
+        third.close()
+        engine.gate.set()
+        assert len((await drained(second)).token_ids) == 4
+        second.close()
+        await until(lambda: not engine.has_work)
+        engine.check()
+
+
+async def test_output_of_a_closed_stream_goes_nowhere() -> None:
+    engine = FakeEngine()
+    async with running(engine) as bridge:
+        stream = bridge.admit()
+        stream.submit(sequence())
+        await stream.take()
+        stream.close()
+        await until(lambda: not engine.has_work)
+        steps = engine.steps
+        await asyncio.sleep(0.01)
+        assert engine.steps == steps
+
+
+async def test_an_idle_engine_does_not_step() -> None:
+    engine = FakeEngine()
+    async with running(engine):
+        await asyncio.sleep(0.02)
+        assert engine.steps == 0
+
+
+async def test_the_first_error_stays_and_comes_too_late_after_the_end() -> None:
+    stream = Stream(lambda stream, sequence: None, lambda stream: None)
+    stream.fail(ShuttingDownError())
+    stream.fail(ValueError())
+    with pytest.raises(ShuttingDownError):
+        await stream.take()
+    with pytest.raises(ShuttingDownError):
+        stream.submit(sequence())
+    ended = Stream(lambda stream, sequence: None, lambda stream: None)
+    ended.put(StepOutput(sequence(), [1], ["a"], [False], Finish(FinishReason.STOP)))
+    ended.fail(ShuttingDownError())
+    assert (await ended.take()).token_ids == [1]
+
+
+async def test_an_engine_that_dies_takes_all_streams_with_it() -> None:
+    stopped = asyncio.Event()
+    engine = FakeEngine()
+    bridge = EngineBridge(lambda: engine, max_running=4, max_waiting=2, on_stopped=stopped.set)
+    await bridge.start()
+    streams = [bridge.admit() for _ in range(3)]
+    not_submitted = bridge.admit()
+    for stream in streams:
+        stream.submit(sequence())
+        await stream.take()
+    engine.step_error = RuntimeError("dead")
+    await stopped.wait()
+    errors = []
+    for stream in streams:
+        with pytest.raises(EngineStoppedError) as error:
+            await drained(stream)
+        errors.append(error.value)
+        stream.close()
+    assert len(set(map(id, errors))) == 3
+    with pytest.raises(EngineStoppedError):
+        not_submitted.submit(sequence())
+    not_submitted.close()
+    with pytest.raises(EngineStoppedError):
+        bridge.admit()
+    assert bridge.stopped
+    assert await bridge.close()
+    assert engine.closed
+    assert not engine.has_work
+
+
+async def test_an_engine_that_hangs_bounds_the_close() -> None:
+    engine = FakeEngine()
+    async with running(engine) as bridge:
+        engine.gate.clear()
+        stream = bridge.admit()
+        stream.submit(sequence())
+        await until(lambda: engine.in_step)
+        assert not await bridge.close(seconds=0.05)
+        with pytest.raises(ShuttingDownError):
+            await stream.take()
+        stream.close()
+
+
+def test_a_loop_that_is_gone_ends_the_thread() -> None:
+    engine = FakeEngine()
+
+    async def leave() -> None:
+        bridge = EngineBridge(lambda: engine, max_running=4, max_waiting=2)
+        await bridge.start()
+        bridge.admit().submit(sequence(10**6))
+
+    asyncio.run(leave())
+    for thread in threading.enumerate():
+        if thread.name == "engine":
+            thread.join(5.0)
+            assert not thread.is_alive()
+    assert engine.closed
+    assert not engine.has_work

@@ -1,0 +1,126 @@
+"""`draftwood serve` as a process: what it says when it cannot serve, and how signals end it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from draftwood.v1 import generation_pb2 as pb
+from draftwood.v1 import generation_pb2_grpc as pb_grpc
+
+# Serves the fake model, for what is tested here is the process around it.
+SERVE_FAKE = """
+import sys
+from service import commands
+from tests.service.fakes import FakeEngine, FakeModel
+engine = FakeEngine()
+engine.step_seconds = 0.01
+commands._load = lambda settings: (FakeModel(), lambda: engine)
+status = commands.serve(sys.argv[1:])
+assert engine.closed and not engine.has_work
+sys.exit(status)
+"""
+
+
+def environment() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if not key.startswith("DRAFTWOOD_")}
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "service", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(), check=False)
+
+
+class Process:
+    """The fake service in a process of its own."""
+
+    def __init__(self, folder: Path, *args: str) -> None:
+        ready = folder / "ready"
+        command = [sys.executable, "-c", SERVE_FAKE, "--port", "0", "--ready-file", str(ready), *args]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
+        for _ in range(3000):
+            if ready.exists() or self.process.poll() is not None:
+                break
+            time.sleep(0.01)
+        self.address = ready.read_text().strip()
+
+    def ends(self) -> tuple[int, str]:
+        """Exit status and log."""
+        _, log = self.process.communicate(timeout=20)
+        return self.process.returncode, log
+
+
+def wait_for_drain(channel: grpc.Channel) -> None:
+    for status in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=10):
+        if status.status == health_pb2.HealthCheckResponse.NOT_SERVING:
+            break
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_exits_with_zero(number: signal.Signals, tmp_path: Path) -> None:
+    service = Process(tmp_path, "--log-format", "json")
+    with grpc.insecure_channel(service.address) as channel:
+        request = pb.GenerateRequest(text="hello", stop=pb.StopOptions(max_tokens=40))
+        call = pb_grpc.GenerationServiceStub(channel).Generate(request)
+        assert next(call).HasField("started")
+        service.process.send_signal(number)
+        events = list(call)
+    assert events[-1].finished.usage.completion_tokens == 40
+    status, log = service.ends()
+    assert status == 0
+    assert '"address": "' + service.address in log
+    assert "Traceback" not in log
+
+
+def test_a_second_interrupt_exits_at_once(tmp_path: Path) -> None:
+    service = Process(tmp_path, "--drain-grace", "60")
+    with grpc.insecure_channel(service.address) as channel:
+        request = pb.GenerateRequest(text="hello", stop=pb.StopOptions(max_tokens=4000))
+        call = pb_grpc.GenerationServiceStub(channel).Generate(request)
+        next(call)
+        service.process.send_signal(signal.SIGINT)
+        wait_for_drain(channel)
+        service.process.send_signal(signal.SIGINT)
+        status, _ = service.ends()
+    assert status == 130
+
+
+def test_a_bad_setting_is_one_line_and_status_two() -> None:
+    result = run("--port", "many")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert "port: 'many' is not allowed" in result.stderr
+    assert "(from --port)" in result.stderr
+
+
+def test_help_needs_no_model() -> None:
+    result = run("--help")
+    assert result.returncode == 0
+    assert "--max-draft-nodes" in result.stdout
+    assert result.stderr == ""
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("--port", str(port))
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert f"port: {port} is not allowed; 127.0.0.1:{port} cannot be listened on" in result.stderr
+
+
+def test_a_missing_model_is_one_line() -> None:
+    result = run("--port", "0", "--model", "/no/such/model")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("draftwood serve: model '/no/such/model'")
+    assert "Traceback" not in result.stderr

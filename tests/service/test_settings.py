@@ -1,0 +1,110 @@
+"""Settings from flags, environment and YAML: which wins, and what one line says when one is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from service.config import CLIENT_VARIABLES, ENV_PREFIX, SettingsError, flag, read_settings
+from service.settings import Settings, default_shown
+
+
+def error_of(args: list[str], environ: dict[str, str] | None = None) -> SettingsError:
+    with pytest.raises(SettingsError) as error:
+        read_settings(args, environ or {})
+    assert "\n" not in str(error.value)
+    return error.value
+
+
+@pytest.fixture
+def yaml_file(tmp_path: Path) -> Path:
+    path = tmp_path / "settings.yaml"
+    path.write_text("port: 1001\nmax_running: 11\nmodel: from-yaml\nthreads: null\n")
+    return path
+
+
+def test_defaults() -> None:
+    assert read_settings([], {}) == Settings()
+
+
+def test_flags_win_over_environment_over_yaml_over_defaults(yaml_file: Path) -> None:
+    environ = {"DRAFTWOOD_PORT": "1002", "DRAFTWOOD_MAX_RUNNING": "12", "DRAFTWOOD_HOST": "", "HOME": "/"}
+    settings = read_settings(["--config", str(yaml_file), "--port", "1003"], environ)
+    assert (settings.port, settings.max_running, settings.model) == (1003, 12, "from-yaml")
+    assert (settings.threads, settings.host) == (None, Settings().host)
+
+
+def test_config_file_from_the_environment(yaml_file: Path) -> None:
+    assert read_settings([], {"DRAFTWOOD_CONFIG": str(yaml_file)}).port == 1001
+    assert read_settings(["--config", str(yaml_file)], {"DRAFTWOOD_CONFIG": "/nowhere"}).port == 1001
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().port = 1
+
+
+def test_variables_of_the_client_are_left_alone() -> None:
+    assert read_settings([], dict.fromkeys(CLIENT_VARIABLES, "x")) == Settings()
+
+
+BAD: dict[str, tuple[list[str], dict[str, str], str, str, str]] = {
+    # flags, environment; then what the error has: field, allowed, source
+    "flag": (["--port", "70000"], {}, "port", "less than or equal to 65535", "--port"),
+    "flag with an equals sign": (["--port=many"], {}, "port", "valid integer", "--port"),
+    "environment": ([], {"DRAFTWOOD_MAX_RUNNING": "0"}, "max_running", "greater than or equal to 1", "MAX_RUNNING"),
+    "choice": (["--dtype", "int8"], {}, "dtype", "'auto', 'float32', 'bfloat16' or 'float16'", "--dtype"),
+    "strategy": (["--strategy", "tri"], {}, "strategy", "one of none, trie", "--strategy"),
+    "nan": (["--stall-timeout", "nan"], {}, "stall_timeout", "greater than 0", "--stall-timeout"),
+    "unknown flag": (["--max-runing", "4"], {}, "--max-runing", "did you mean --max-running?", "command line"),
+    "stray argument": (["model"], {}, "model", "no such flag", "command line"),
+    "flag without a value": (["--port"], {}, "arguments", "see draftwood serve --help", "command line"),
+    "unknown variable": ([], {"DRAFTWOOD_PROT": "1"}, "DRAFTWOOD_PROT", "did you mean DRAFTWOOD_PORT?", "environment"),
+    "timeouts": (["--max-timeout", "5"], {}, "default_timeout", "at most max_timeout = 5", ""),
+    "key without certificate": (["--tls-key", "k.pem"], {}, "tls_cert", "since tls_key is", ""),
+    "missing certificate": (["--tls-cert", "/no", "--tls-key", "/no"], {}, "tls_cert", "exists", "--tls-cert"),
+    "missing file": (["--config", "/no/such.yaml"], {}, "config", "No such file", ""),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_refused(name: str) -> None:
+    args, environ, field, allowed, source = BAD[name]
+    error = error_of(args, environ)
+    assert error.field == field
+    assert allowed in error.allowed
+    assert source in error.source
+    assert error.source in str(error)
+
+
+BAD_YAML = {
+    "bad value": ("port: [1]\n", "port", "valid integer"),
+    "unknown key": ("max-running: 3\n", "max-running", "did you mean max_running?"),
+    "key that is no string": ("1: 2\n", "1", "no such setting"),
+    "not a mapping": ("- port\n", "config", "one mapping"),
+    "not YAML": ("port: [1\n", "config", "must be YAML"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_YAML)
+def test_refused_in_yaml(name: str, tmp_path: Path) -> None:
+    content, field, allowed = BAD_YAML[name]
+    path = tmp_path / "bad.yaml"
+    path.write_text(content)
+    error = error_of(["--config", str(path)])
+    assert error.field == field
+    assert allowed in error.allowed
+    assert str(path) in str(error)
+
+
+def test_help_has_every_setting(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit) as stopped:
+        read_settings(["--help"], {})
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    for key, field in Settings.model_fields.items():
+        described = f"{field.description} (default {default_shown(key)}; env {ENV_PREFIX}{key.upper()})"
+        assert flag(key) in shown
+        assert described in shown

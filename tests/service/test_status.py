@@ -1,0 +1,56 @@
+"""The table from exception to status."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from model_runner.errors import EngineStoppedError, InvalidValueError, ModelError
+from service.errors import (
+    DeadlineExceededError,
+    QueueFullError,
+    ReaderStalledError,
+    ShuttingDownError,
+    rule_for,
+    to_status,
+)
+
+TABLE = [
+    (InvalidValueError("a.b", 3, "it must be 4"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_VALUE"),
+    (QueueFullError(5, 0.25), grpc.StatusCode.UNAVAILABLE, "QUEUE_FULL"),
+    (ShuttingDownError(), grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN"),
+    (EngineStoppedError("secret"), grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPED"),
+    (DeadlineExceededError(1.5), grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
+    (ReaderStalledError(1.5), grpc.StatusCode.ABORTED, "READER_STALLED"),
+    (ModelError("secret"), grpc.StatusCode.INTERNAL, "MODEL_FAILED"),
+    (KeyError("secret"), grpc.StatusCode.INTERNAL, "INTERNAL"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "reason"), TABLE, ids=lambda value: str(value)[:20])
+def test_status(error: Exception, code: grpc.StatusCode, reason: str) -> None:
+    found, text, trailing = to_status(error, "mine")
+    assert found is code
+    assert "secret" not in text
+    metadata = dict(trailing)
+    packed = metadata["grpc-status-details-bin"]
+    assert isinstance(packed, bytes)
+    status = status_pb2.Status.FromString(packed)
+    assert (status.code, status.message) == (code.value[0], text)
+    info, retry, bad = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo(), error_details_pb2.BadRequest()
+    assert status.details[0].Unpack(info)
+    assert (info.reason, info.domain, info.metadata["request_id"]) == (reason, "draftwood", "mine")
+    assert any(detail.Unpack(retry) for detail in status.details) is (code is grpc.StatusCode.UNAVAILABLE)
+    assert ("grpc-retry-pushback-ms" in metadata) is (code is grpc.StatusCode.UNAVAILABLE)
+    assert any(detail.Unpack(bad) for detail in status.details) is (code is grpc.StatusCode.INVALID_ARGUMENT)
+    if isinstance(error, QueueFullError):
+        assert metadata["grpc-retry-pushback-ms"] == "250"
+        assert retry.retry_delay.ToMilliseconds() == 250
+
+
+def test_a_subclass_has_the_rule_of_its_base() -> None:
+    class NarrowError(ModelError):
+        pass
+
+    assert rule_for(NarrowError()) is rule_for(ModelError())
