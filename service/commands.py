@@ -73,6 +73,7 @@ def _load(settings: Settings) -> tuple[ServedModel, Callable[[], StepEngine]]:
     from model_runner.engine import Engine, EngineConfig
     from model_runner.loading import BUNDLED_MODEL, load_model
 
+    _warm_up_strategies()
     model = load_model(
         BUNDLED_MODEL if settings.model is None else settings.model,
         device=settings.device,
@@ -83,6 +84,17 @@ def _load(settings: Settings) -> tuple[ServedModel, Callable[[], StepEngine]]:
         max_running=settings.max_running, max_draft_nodes=settings.max_draft_nodes, threads=settings.threads
     )
     return model, lambda: Engine(model, config)
+
+
+def _warm_up_strategies() -> None:
+    """Compiles what strategies compile; one that fails will be switched off request by request, and say why."""
+    from strategies.registry import names, warm_up
+
+    for name in names():
+        try:
+            warm_up(name)
+        except Exception:
+            _log.exception("strategy fails", strategy=name)
 
 
 def _stop_signals() -> asyncio.Event:

@@ -5,10 +5,10 @@ Knows nothing of tenants and strategies.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from strategies.draft import Float32Array, Int32Array
+from strategies.native import compiled
 from strategies.phrase_index import Int64Array
 from strategies.phrase_mixing import (
     DEPTH,
@@ -18,6 +18,7 @@ from strategies.phrase_mixing import (
     TOKEN,
     Float32Table,
     complete_features,
+    copy_candidate,
     pop,
     push,
     trust_of,
@@ -26,11 +27,11 @@ from strategies.phrase_mixing import (
 )
 from strategies.phrase_retrieval import CONTEXT, mark_start, read_context, resume, search
 
-_MOST_OWN, _MOST_MEMORY, _MOST_SUBSTITUTED = 64, 96, 8
+_MOST_OWN, _MOST_MEMORY, _MOST_SUBSTITUTED = (32, 32, 16, 16), (64, 64, 32, 16), (0, 8, 8, 8)
 _WIDEN_BY, _WIDEN_SCORE, _WIDEN_TIMES = 8, 0.01, 24
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def draft(
     own_log: Int32Array,
     own_links: Int32Array,
@@ -52,6 +53,9 @@ def draft(
     node_scores: Float32Table,
     heap: Int32Array,
     table: Int32Array,
+    seen: Int32Array,
+    path: Int32Array,
+    marked: Int32Array,
     roots: Int32Array,
     branch_length: int,
     tokens: Int32Array,
@@ -72,28 +76,28 @@ def draft(
     Returns:
         The number of nodes and the number of candidates at the root.
     """
-    path = np.empty(CONTEXT + branch_length, np.int32)
-    marked = np.empty(CONTEXT, np.int32)
     read_context(own_log, own_blocks, place[0], path)
     mark_start(path, place[3], marked)
     n = CONTEXT
     own, prompt = place[1], place[2]
+    for slot in range(table.shape[0]):
+        table[slot] = -1
     end = 0
     for substituted in (False, True):
         most = _MOST_SUBSTITUTED if substituted else _MOST_OWN
-        end = search(own_log, own_links, own_heads, own_blocks, path, n, substituted, -1, prompt, most, candidates, end)
+        end = search(own_log, own_links, own_heads, own_blocks, path, n, substituted, -1, prompt, most, seen, candidates, end)
         most = _MOST_SUBSTITUTED if substituted else _MOST_MEMORY
         end = search(
             memory_log, memory_links, memory_heads, memory_blocks, marked, n, substituted, own, -1, most,
-            candidates, end,
+            seen, candidates, end,
         )  # fmt: skip
     end = resume(own_log, own_blocks, path, n, followed[0], prompt, candidates, end)
     end = resume(memory_log, memory_blocks, marked, n, followed[1], -1, candidates, end)
     complete_features(candidates, end, followed)
     end = min(end, roots.shape[0])
     for j in range(end):
-        roots[j] = candidates[j]
-        trust[j] = trust_of(candidates[j], features)
+        copy_candidate(candidates, j, roots, j)
+        trust[j] = trust_of(candidates, j, features)
         chain[j] = j + 1 if j + 1 < end else -1
     root_count = end
     first = 0 if end else -1

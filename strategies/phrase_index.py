@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeAlias
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from strategies.draft import Int32Array
+from strategies.native import compiled
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
@@ -93,9 +93,18 @@ class PhraseIndex:
         oldest = int(self._ring[_CURSOR]) if self._ring[_USED] == blocks else 0
         for block in (np.arange(blocks) + oldest) % blocks:
             if self.blocks[block, OWNER] >= 0 and self.blocks[block, PREVIOUS] < 0:
-                tokens = _read(self.log, self.blocks, block)
+                tokens = self._read(int(block))
                 if tokens.size:
                     yield tokens
+
+    def _read(self, block: int) -> Int32Array:
+        """The sequence from `block` on."""
+        chain = []
+        while block >= 0:
+            chain.append(block)
+            block = int(self.blocks[block, NEXT])
+        tokens = self.log.reshape(-1, BLOCK)[chain].reshape(-1)
+        return tokens[(tokens != NOWHERE) & (tokens != START)]
 
     def _grow(self) -> None:
         """Twice the room. A bucket's chain goes on in both halves of the table, so nothing is linked anew."""
@@ -120,7 +129,7 @@ def _extended(array: Int32Array, length: int) -> Int32Array:
     return longer
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def following(blocks: Int32Array, at: int) -> int:
     """The position after `at` in its sequence; `NOWHERE` if none. It may hold no token yet."""
     after = at + 1
@@ -130,7 +139,7 @@ def following(blocks: Int32Array, at: int) -> int:
     return after
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def preceding(blocks: Int32Array, at: int) -> int:
     """The position before `at` in its sequence; `NOWHERE` if none."""
     before = at - 1
@@ -140,7 +149,7 @@ def preceding(blocks: Int32Array, at: int) -> int:
     return before
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def mixed(key: int, token: int) -> int:
     """The hash of a phrase that is one token longer, to the left, than the one of hash `key`."""
     x = (np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)) ^ (np.uint64(token) + np.uint64(0x7F4A7C15))
@@ -149,7 +158,7 @@ def mixed(key: int, token: int) -> int:
     return np.int64((x ^ (x >> np.uint64(32))) & np.uint64(0x7FFFFFFFFFFFFFFF))
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def append_tokens(
     log: Int32Array,
     links: Int32Array,
@@ -176,7 +185,7 @@ def append_tokens(
     writer[0] = at
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _link(log: Int32Array, links: Int32Array, heads: Int32Array, blocks: Int32Array, mask: int, at: int) -> None:
     key = np.int64(0)
     order = 0
@@ -196,7 +205,7 @@ def _link(log: Int32Array, links: Int32Array, heads: Int32Array, blocks: Int32Ar
         links[at, missing] = NOWHERE
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _claim_block(log: Int32Array, blocks: Int32Array, ring: Int64Array, last: int, owner: int) -> int:
     """The first position of a block after the one of `last`; what the ring's oldest block held is forgotten."""
     block = ring[_CURSOR] % blocks.shape[0]
@@ -219,23 +228,3 @@ def _claim_block(log: Int32Array, blocks: Int32Array, ring: Int64Array, last: in
         blocks[block, PREVIOUS] = last // BLOCK
         blocks[last // BLOCK, NEXT] = block
     return first
-
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _read(log: Int32Array, blocks: Int32Array, block: int) -> Int32Array:
-    """The sequence from `block` on, without its start mark."""
-    n = 0
-    here = block
-    while here >= 0:
-        n += 1
-        here = blocks[here, NEXT]
-    tokens = np.empty(n * BLOCK, np.int32)
-    n = 0
-    here = block
-    while here >= 0:
-        for at in range(here * BLOCK, here * BLOCK + BLOCK):
-            if log[at] >= 0 and log[at] != START:
-                tokens[n] = log[at]
-                n += 1
-        here = blocks[here, NEXT]
-    return tokens[:n]

@@ -16,17 +16,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from strategies.draft import Float32Array, Int32Array
+from strategies.native import compiled
 from strategies.phrase_index import Int64Array, following
 from strategies.phrase_retrieval import (
     AGREEING,
     AGREEING_BINS,
     AT,
     COLUMNS,
+    CONTEXT,
     KIND,
     LENGTH,
     LONGEST,
@@ -35,6 +36,7 @@ from strategies.phrase_retrieval import (
     NEAR_BINS,
     NEWER,
     NEWER_BINS,
+    SEEN,
     SHORTER,
     SHORTER_BINS,
     SUBSTITUTED,
@@ -52,6 +54,10 @@ SHORTER_AT = NEAR_AT + NEAR_BINS
 FEATURES = SHORTER_AT + SHORTER_BINS
 COUNT_BINS = 6
 DEPTH_BINS, LENGTH_BINS, SHARE_BINS = 4, 9, 16
+
+DEEPEST = 256
+"""The greatest branch length."""
+_ROOTS = 768
 
 _RATE = 0.02
 _CALIBRATION_RATE = 0.005
@@ -105,6 +111,10 @@ class Scratch:
     scores: Float32Table
     heap: Int32Array
     table: Int32Array
+    seen: Int32Array
+    path: Int32Array
+    marked: Int32Array
+    roots: Int32Array
 
     @classmethod
     def of(cls, budget: int) -> Scratch:
@@ -116,23 +126,34 @@ class Scratch:
             np.empty((nodes, NODE_COLUMNS), np.int32),
             np.empty((nodes, 2), np.float32),
             np.empty(nodes, np.int32),
-            np.full(1 << candidates.bit_length(), -1, np.int32),
+            np.empty(1 << candidates.bit_length(), np.int32),
+            np.empty(SEEN, np.int32),
+            np.empty(CONTEXT + DEEPEST, np.int32),
+            np.empty(CONTEXT, np.int32),
+            np.empty((_ROOTS, COLUMNS), np.int32),
         )
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def trust_of(candidate: Int32Array, features: Float32Table) -> float:
+@compiled
+def copy_candidate(source: Int32Array, i: int, target: Int32Array, j: int) -> None:
+    """`target[j] = source[i]`, without the cost of array views."""
+    for column in range(COLUMNS):
+        target[j, column] = source[i, column]
+
+
+@compiled
+def trust_of(candidates: Int32Array, j: int, features: Float32Table) -> float:
     """The part of a candidate's vote that stays the same along a path."""
-    row = features[candidate[KIND]]
+    kind = candidates[j, KIND]
     return (
-        row[AGREEING_AT + candidate[AGREEING]]
-        * row[NEWER_AT + candidate[NEWER]]
-        * row[NEAR_AT + candidate[NEAR]]
-        * row[SHORTER_AT + candidate[SHORTER]]
+        features[kind, AGREEING_AT + candidates[j, AGREEING]]
+        * features[kind, NEWER_AT + candidates[j, NEWER]]
+        * features[kind, NEAR_AT + candidates[j, NEAR]]
+        * features[kind, SHORTER_AT + candidates[j, SHORTER]]
     )
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def complete_features(candidates: Int32Array, count: int, followed: Int64Array) -> None:
     """Fills the columns that need all candidates, or the place that the sequence follows."""
     longest = 0
@@ -145,7 +166,7 @@ def complete_features(candidates: Int32Array, count: int, followed: Int64Array) 
         candidates[j, SHORTER] = 1 if candidates[j, LENGTH] < longest else 0
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def calibration_cell(depth: int, longest: int, share: float) -> tuple[int, int, int, float]:
     """Indices of the lower of two neighbouring cells, and the weight of the upper."""
     place = share * SHARE_BINS - 0.5
@@ -154,7 +175,7 @@ def calibration_cell(depth: int, longest: int, share: float) -> tuple[int, int, 
     return min(depth, DEPTH_BINS - 1), min(longest, LENGTH_BINS - 1), lower, upper_weight
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def calibrated(calibration: Float32Table, depth: int, longest: int, share: float) -> float:
     """The acceptance rate of a token with this share of the votes."""
     d, m, lower, w = calibration_cell(depth, longest, share)
@@ -162,7 +183,7 @@ def calibrated(calibration: Float32Table, depth: int, longest: int, share: float
     return min(1.0, share * factor)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def push(heap: Int32Array, size: int, scores: Float32Table, node: int) -> None:
     """Adds a node to the heap of `size` nodes."""
     i = size
@@ -175,7 +196,7 @@ def push(heap: Int32Array, size: int, scores: Float32Table, node: int) -> None:
     heap[i] = node
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def pop(heap: Int32Array, size: int, scores: Float32Table) -> int:
     """Takes the best node from the heap of `size` nodes."""
     best = heap[0]
@@ -195,7 +216,7 @@ def pop(heap: Int32Array, size: int, scores: Float32Table) -> int:
     return int(best)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def vote(
     own_log: Int32Array,
     own_blocks: Int32Array,
@@ -269,7 +290,7 @@ def vote(
     return n
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def widen(
     own_log: Int32Array,
     own_links: Int32Array,
@@ -311,18 +332,18 @@ def widen(
             j = chain[j]
         if known:
             continue
-        candidates[kept] = candidates[found]
+        copy_candidate(candidates, found, candidates, kept)
         candidates[kept, LENGTH] -= depth
         candidates[kept, NEAR] = near_bin(candidates[kept, AT] - depth, followed[1 if in_memory else 0])
         candidates[kept, SHORTER] = 1
-        trust[kept] = trust_of(candidates[kept], features)
+        trust[kept] = trust_of(candidates, kept, features)
         chain[kept] = first
         first = kept
         kept += 1
     return first, kept
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def learn(
     own_log: Int32Array,
     own_blocks: Int32Array,
@@ -334,6 +355,8 @@ def learn(
     accepted: Int32Array,
     branch_length: int,
     followed: Int64Array,
+    votes: Float32Array,
+    tokens: Int32Array,
 ) -> None:
     """One gradient step of `features` and `escapes` for each accepted token that candidates voted on.
 
@@ -341,15 +364,13 @@ def learn(
     the most trusted place of each index that came true, moved behind the accepted tokens.
     """
     alive = candidates.shape[0]
-    weights = np.empty(alive, np.float32)
-    tokens = np.empty(alive, np.int32)
-    best = np.full(2, -1, np.int64)
-    reached = np.zeros(2, np.int64)
+    own_best, memory_best = -1, -1
+    own_reached, memory_reached = 0, 0
     for depth in range(min(accepted.shape[0], branch_length)):
         total = np.float32(0.0)
         right = np.float32(0.0)
         longest = 0
-        heaviest = np.zeros(2, np.float32)
+        own_heaviest = memory_heaviest = np.float32(0.0)
         kept = 0
         for j in range(alive):
             in_memory = candidates[j, KIND] % SUBSTITUTED == MEMORY
@@ -357,20 +378,19 @@ def learn(
             at = following(memory_blocks if in_memory else own_blocks, candidates[j, AT])
             if at < 0 or log[at] < 0:
                 continue
-            candidates[kept] = candidates[j]
+            copy_candidate(candidates, j, candidates, kept)
             candidates[kept, AT] = at
-            length = min(candidates[j, LENGTH] + depth, LONGEST)
+            length = min(candidates[kept, LENGTH] + depth, LONGEST)
             longest = max(longest, length)
-            weights[kept] = features[candidates[j, KIND], length] * trust_of(candidates[j], features)
+            votes[kept] = features[candidates[kept, KIND], length] * trust_of(candidates, kept, features)
             tokens[kept] = log[at]
-            total += weights[kept]
+            total += votes[kept]
             if log[at] == accepted[depth]:
-                right += weights[kept]
-                side = 1 if in_memory else 0
-                if weights[kept] > heaviest[side]:
-                    heaviest[side] = weights[kept]
-                    best[side] = at
-                    reached[side] = depth + 1
+                right += votes[kept]
+                if in_memory and votes[kept] > memory_heaviest:
+                    memory_heaviest, memory_best, memory_reached = votes[kept], at, depth + 1
+                elif not in_memory and votes[kept] > own_heaviest:
+                    own_heaviest, own_best, own_reached = votes[kept], at, depth + 1
             kept += 1
         alive = kept
         if alive == 0:
@@ -381,57 +401,52 @@ def learn(
         escapes[longest, bin_] *= 1.0 + _RATE * (wrong - escapes[longest, bin_] / total)
         kept = 0
         for j in range(alive):
-            gradient = -weights[j] / total
+            gradient = -votes[j] / total
             if tokens[j] == accepted[depth]:
-                gradient += weights[j] / right
-            _turn(features, candidates[j], min(candidates[j, LENGTH] + depth, LONGEST), 1.0 + _RATE * gradient)
+                gradient += votes[j] / right
+            _turn(features, candidates, j, min(candidates[j, LENGTH] + depth, LONGEST), 1.0 + _RATE * gradient)
             if tokens[j] == accepted[depth]:
-                candidates[kept] = candidates[j]
+                copy_candidate(candidates, j, candidates, kept)
                 kept += 1
         alive = kept
         if alive == 0:
             break
-    _follow(own_blocks, memory_blocks, best, reached, accepted.shape[0], followed)
+    _follow(own_blocks, followed, 0, own_best, accepted.shape[0] - own_reached)
+    _follow(memory_blocks, followed, 1, memory_best, accepted.shape[0] - memory_reached)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _turn(features: Float32Table, candidate: Int32Array, length: int, factor: float) -> None:
-    row = features[candidate[KIND]]
-    for column in (
-        length,
-        AGREEING_AT + candidate[AGREEING],
-        NEWER_AT + candidate[NEWER],
-        NEAR_AT + candidate[NEAR],
-        SHORTER_AT + candidate[SHORTER],
-    ):
-        row[column] = min(max(row[column] * factor, _LEAST), _GREATEST)
+@compiled
+def _turn(features: Float32Table, candidates: Int32Array, j: int, length: int, factor: float) -> None:
+    kind = candidates[j, KIND]
+    _scale(features, kind, length, factor)
+    _scale(features, kind, AGREEING_AT + candidates[j, AGREEING], factor)
+    _scale(features, kind, NEWER_AT + candidates[j, NEWER], factor)
+    _scale(features, kind, NEAR_AT + candidates[j, NEAR], factor)
+    _scale(features, kind, SHORTER_AT + candidates[j, SHORTER], factor)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _follow(
-    own_blocks: Int32Array,
-    memory_blocks: Int32Array,
-    best: Int64Array,
-    reached: Int64Array,
-    accepted: int,
-    followed: Int64Array,
-) -> None:
-    """Sets where own index and memory stand now; a place that came true no more for 16 steps is given up."""
-    for side in range(2):
-        if best[side] >= 0:
-            followed[side] = best[side]
-            followed[2 + side] = 0
-        elif followed[side] >= 0:
-            followed[2 + side] += 1
-            if followed[2 + side] > 16:
-                followed[side] = -1
-        moves = accepted - reached[side] if best[side] >= 0 else accepted
-        for _ in range(moves):
-            if followed[side] >= 0:
-                followed[side] = following(memory_blocks if side else own_blocks, followed[side])
+@compiled
+def _scale(features: Float32Table, kind: int, column: int, factor: float) -> None:
+    features[kind, column] = min(max(features[kind, column] * factor, _LEAST), _GREATEST)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
+def _follow(blocks: Int32Array, followed: Int64Array, side: int, best: int, behind: int) -> None:
+    """Sets where one index is followed: `best`, if any came true, moved on by the `behind` tokens after it. What came
+    true no more for 16 steps is given up."""
+    if best >= 0:
+        followed[side] = best
+        followed[2 + side] = 0
+    elif followed[side] >= 0:
+        followed[2 + side] += 1
+        if followed[2 + side] > 16:
+            followed[side] = -1
+    for _ in range(behind):
+        if followed[side] >= 0:
+            followed[side] = following(blocks, followed[side])
+
+
+@compiled
 def learn_calibration(
     calibration: Float32Table,
     tokens: Int32Array,

@@ -9,16 +9,18 @@ Knows nothing of weights and trees; see `phrase_mixing`.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from strategies.draft import Int32Array
+from strategies.native import compiled
 from strategies.phrase_index import BLOCK, NOWHERE, ORDERS, OWNER, PREVIOUS, START, following, mixed, preceding
 
 AT, LENGTH, KIND, AGREEING, NEWER, NEAR, SHORTER = range(7)
 """Columns of a candidate: the position that stands for the last token of the context, how many tokens match there
 (bounded by `LONGEST`), and the bins of its features."""
 COLUMNS = 7
+SEEN = 1024
+"""Slots of the hash set of places seen in one search; at least twice as many as a search finds."""
 
 PROMPT, OUTPUT, MEMORY = range(3)
 """Sources: the sequence's own prompt and output, and the tenant's memory."""
@@ -37,11 +39,10 @@ NEWER_BINS = 8
 NEAR_BINS = 7
 SHORTER_BINS = 2
 
-_SEEN = 1024
 _MISSES = 16
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def log2_bin(n: int, bins: int) -> int:
     """0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, and so on; at most `bins` - 1."""
     b = 0
@@ -51,7 +52,7 @@ def log2_bin(n: int, bins: int) -> int:
     return b
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def near_bin(at: int, followed: int) -> int:
     """How close a candidate is to the place that the sequence has been following; 0 where there is none."""
     if followed < 0:
@@ -66,59 +67,62 @@ def near_bin(at: int, followed: int) -> int:
     return 5 if distance <= 128 else 6
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def equal_bits(log: Int32Array, blocks: Int32Array, at: int, context: Int32Array, n: int) -> int:
     """Bit i tells whether the token i before `at` is the one i before the last of `context[:n]`, for i below 32."""
     block = at // BLOCK
-    bits = np.uint32(0)
+    bits = np.uint64(0)
     if block >= 2 and blocks[block, PREVIOUS] == block - 1 and blocks[block - 1, PREVIOUS] == block - 2:
+        first, begin = np.uint64(at - _WINDOW + 1), np.uint64(n - _WINDOW)
         for i in range(_WINDOW):
-            bits |= np.uint32(log[at - _WINDOW + 1 + i] == context[n - _WINDOW + i]) << np.uint32(_WINDOW - 1 - i)
+            if log[first + np.uint64(i)] == context[begin + np.uint64(i)]:
+                bits |= np.uint64(1 << (_WINDOW - 1 - i))
         return bits
     for i in range(_WINDOW):
-        bits |= np.uint32(log[at] == context[n - 1 - i]) << np.uint32(i)
+        if log[at] == context[n - 1 - i]:
+            bits |= np.uint64(1 << i)
         at = preceding(blocks, at)
         if at < 0:
             break
     return bits
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def measure(bits: int) -> tuple[int, int]:
     """How many tokens match without a break, at most `LONGEST`, and the bin of how many agree behind the break."""
     length = 0
-    while length < LONGEST and bits & np.uint32(1):
-        bits >>= np.uint32(1)
+    while length < LONGEST and bits & np.uint64(1):
+        bits >>= np.uint64(1)
         length += 1
     if length == LONGEST:
         return length, 0
-    return length, min(_ones(bits >> np.uint32(1) & np.uint32(0xFFFF)), AGREEING_BINS - 1)
+    return length, min(_ones(bits >> np.uint64(1) & np.uint64(0xFFFF)), AGREEING_BINS - 1)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def _ones(bits: int) -> int:
     """How many of 16 bits are set."""
-    bits -= bits >> np.uint32(1) & np.uint32(0x5555)
-    bits = (bits & np.uint32(0x3333)) + (bits >> np.uint32(2) & np.uint32(0x3333))
-    bits = (bits + (bits >> np.uint32(4))) & np.uint32(0x0F0F)
-    return np.int64((bits + (bits >> np.uint32(8))) & np.uint32(0x1F))
+    bits -= bits >> np.uint64(1) & np.uint64(0x5555)
+    bits = (bits & np.uint64(0x3333)) + (bits >> np.uint64(2) & np.uint64(0x3333))
+    bits = (bits + (bits >> np.uint64(4))) & np.uint64(0x0F0F)
+    return np.int64((bits + (bits >> np.uint64(8))) & np.uint64(0x1F))
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def first_time(seen: Int32Array, at: int) -> bool:
     """Whether `at` is not yet in the hash set `seen`; it is afterwards."""
-    slot = (at * 0x9E3779B1 >> 12) & (_SEEN - 1)
-    for _ in range(_SEEN // 2):
+    slot = (at * 0x9E3779B1 >> 12) & (SEEN - 1)
+    for _ in range(SEEN // 2):
         if seen[slot] == at:
             return False
         if seen[slot] == NOWHERE:
             seen[slot] = at
             return True
-        slot = (slot + 1) & (_SEEN - 1)
+        slot = (slot + 1) & (SEEN - 1)
     return False
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def search(
     log: Int32Array,
     links: Int32Array,
@@ -129,7 +133,8 @@ def search(
     substituted: bool,
     own: int,
     prompt: int,
-    most: int,
+    most: tuple[int, int, int, int],
+    seen: Int32Array,
     candidates: Int32Array,
     count: int,
 ) -> int:
@@ -140,30 +145,27 @@ def search(
         substituted: look for what precedes the last token, followed by another token.
         own: the owner number of the sequence itself, which is left out; `NOWHERE` in its own index.
         prompt: in the sequence's own index, the position where its output begins; `NOWHERE` in the memory.
+        seen: int32[SEEN], room.
         candidates: int32[m, COLUMNS], of which `count` are taken.
 
     Returns:
         The new count.
     """
     phrase = n - 1 if substituted else n
-    keys = np.empty(len(ORDERS), np.int64)
-    known = 0
-    key = np.int64(0)
-    for back in range(ORDERS[-1]):
-        if context[phrase - 1 - back] < 0:
-            break
-        key = mixed(key, context[phrase - 1 - back])
-        if back + 1 == ORDERS[known]:
-            keys[known] = key
-            known += 1
-    seen = np.full(_SEEN, NOWHERE, np.int32)
+    for slot in range(SEEN):
+        seen[slot] = NOWHERE
     mask = heads.shape[1] - 1
-    for order in range(known - 1, 0 if substituted else -1, -1):
-        at = heads[order, keys[order] & mask]
+    for order in range(len(ORDERS) - 1, 0 if substituted else -1, -1):
+        key = np.int64(0)
+        for back in range(ORDERS[order]):
+            key = mixed(key, context[phrase - 1 - back])
+        if context[phrase - ORDERS[order]] == UNKNOWN:
+            continue
+        at = heads[order, key & mask]
         misses = 0
         found = 0
-        for _ in range(2 * most):
-            if at < 0 or found == most or misses > _MISSES or count == candidates.shape[0]:
+        for _ in range(2 * most[order]):
+            if at < 0 or found == most[order] or misses > _MISSES or count == candidates.shape[0]:
                 break
             place = at
             at = links[place, order]
@@ -191,7 +193,7 @@ def search(
     return count
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def search_token(
     log: Int32Array,
     links: Int32Array,
@@ -228,7 +230,7 @@ def search_token(
     return count
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def resume(
     log: Int32Array,
     blocks: Int32Array,
@@ -252,7 +254,7 @@ def resume(
     return count + 1
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def read_context(log: Int32Array, blocks: Int32Array, at: int, context: Int32Array) -> None:
     """Copies the tokens up to `at` into `context[:CONTEXT]`, at its end; the rest is `UNKNOWN`."""
     for i in range(CONTEXT - 1, -1, -1):
@@ -261,7 +263,7 @@ def read_context(log: Int32Array, blocks: Int32Array, at: int, context: Int32Arr
             at = preceding(blocks, at)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@compiled
 def mark_start(context: Int32Array, written: int, marked: Int32Array) -> None:
     """Copies `context[:CONTEXT]` into `marked` as the memory knows it: a start mark stands before the last `written`
     tokens, the only ones that it learns of the sequence, and nothing before that."""

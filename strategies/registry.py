@@ -11,6 +11,8 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import TypeVar
 
+import numpy as np
+
 from strategies.base import Strategy
 
 ENTRY_POINT_GROUP = "draftwood.strategies"
@@ -63,6 +65,15 @@ def create(name: str, **options: object) -> Strategy:
     if name not in _factories:
         raise UnknownStrategyError(name, names())
     return _factories[name](**options)
+
+
+def warm_up(name: str) -> None:
+    """Runs a throw-away instance once, so that what it compiles at its first call is ready before real requests."""
+    drafter = create(name).start(np.zeros(4, np.int32))
+    for _ in range(2):
+        drafter.propose(8)
+        drafter.observe(np.zeros(4, np.int32), None)
+    drafter.close()
 
 
 def names() -> list[str]:

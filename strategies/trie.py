@@ -23,19 +23,18 @@ from strategies.registry import register
 
 _LEARNABLE = ("outputs", "prompts", "both")
 _OWN_CAPACITY = 1 << 20
-_ROOTS = 768
 _EVERYTHING = 1 << 40
 _START = np.array([START], np.int32)
 _room = threading.local()
 
 
-def _scratch(budget: int) -> tuple[Scratch, Int32Array]:
+def _scratch(budget: int) -> Scratch:
     """This thread's room for drafts of up to `budget` nodes."""
     if getattr(_room, "budget", 0) < budget:
         _room.budget = max(budget, 64)
         _room.scratch = Scratch.of(_room.budget)
-        _room.roots = np.empty((_ROOTS, COLUMNS), np.int32)
-    return _room.scratch, _room.roots
+    scratch: Scratch = _room.scratch
+    return scratch
 
 
 @register("trie")
@@ -121,26 +120,27 @@ class TrieDrafter:
         self._longest = EMPTY_TREE.tokens
 
     def propose(self, budget: int) -> DraftTree:
-        scratch, roots = _scratch(budget)
+        scratch = _scratch(budget)
         own, memory, weights = self._own, self._strategy.memory, self._strategy.weights
         tokens, parents, longest = np.empty((3, budget), np.int32)
         scores, shares = np.empty((2, budget), np.float32)
         n, found = draft(
             own.log, own.links, own.heads, own.blocks, memory.log, memory.links, memory.heads, memory.blocks,
             self._place, self._followed, weights.features, weights.escapes, weights.calibration,
-            scratch.candidates, scratch.trust, scratch.chain, scratch.nodes, scratch.scores, scratch.heap, scratch.table, roots,
+            scratch.candidates, scratch.trust, scratch.chain, scratch.nodes, scratch.scores, scratch.heap, scratch.table, scratch.seen, scratch.path, scratch.marked, scratch.roots,
             self._strategy.branch_length, tokens, parents, scores, shares, longest,
         )  # fmt: skip
         self._tree = DraftTree(tokens[:n], parents[:n], scores[:n])
         self._shares, self._longest = shares[:n], longest[:n]
-        self._roots = roots[:found].copy()
+        self._roots = scratch.roots[:found].copy()
         return self._tree
 
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
         strategy, own, memory, weights = self._strategy, self._own, self._strategy.memory, self._strategy.weights
+        scratch = _scratch(1)
         learn(
             own.log, own.blocks, memory.log, memory.blocks, weights.features, weights.escapes,
-            self._roots, accepted, strategy.branch_length, self._followed,
+            self._roots, accepted, strategy.branch_length, self._followed, scratch.trust, scratch.chain,
         )  # fmt: skip
         learn_calibration(
             weights.calibration, self._tree.tokens, self._tree.parents, self._shares, self._longest, accepted

@@ -1,0 +1,54 @@
+# Every target does its own set-up. PYTHON chooses the interpreter of a new environment.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+# Small models in tests are faster on one thread, and two test processes share the machine.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+
+.PHONY: help setup demo serve test check format protos baseline stream-cost clean
+
+help:  ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(STAMP)  ## Create .venv with the server and the development tools
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,dev]'
+	touch $@
+
+demo: $(STAMP)  ## Run the main job: questions through the service, drafting off, cold and warm
+	$(BIN)/draftwood demo
+
+serve: $(STAMP)  ## Serve the bundled model on 127.0.0.1:50051
+	$(BIN)/draftwood serve
+
+test: check  ## All checks, then all tests
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: $(STAMP)  ## Lint, types, import rules, protocol
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+	$(BIN)/buf breaking --against protos/baseline.binpb
+	rm -rf build/stubs
+	tools/generate_stubs.sh build/stubs
+	diff -r -x '*.proto' -x '__init__.py' -x '__pycache__' build/stubs/draftwood/v1 protos/draftwood/v1
+
+format: $(STAMP)  ## Fix what ruff can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos:  ## Regenerate the stubs from protos/
+	tools/generate_stubs.sh
+
+baseline: $(STAMP)  ## At a release: make today's protocol the one that must not break
+	$(BIN)/buf build --output protos/baseline.binpb
+
+stream-cost: $(STAMP)  ## CPU time of the service's own work for each message
+	$(BIN)/python -m tests.service.stream_cost --streams 1 8 32
+
+clean:  ## Remove environments and caches
+	rm -rf .venv .venv-protos build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,231 @@
+"""The real engine and the bundled model behind real gRPC, driven by the real client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.demo import demo, read_questions
+from benchmarks.server_process import ServerError, running_server
+from draftwood_client import (
+    AsyncClient,
+    ChatMessage,
+    DeadlineError,
+    FinishReason,
+    InternalError,
+    UnavailableError,
+)
+from model_runner.engine import Engine, EngineConfig
+from service.server import BoundServer, RunningServer
+from service.settings import Settings
+from strategies import DraftTree, Feedback, names, registry
+from strategies.draft import Int32Array
+from tests.model_runner.families import greedy, served
+from tests.service.fakes import until
+
+QUESTIONS = read_questions()[0][:4]
+
+
+class Serving:
+    """A server in this process, its engine at hand."""
+
+    def __init__(self, server: RunningServer, engines: list[Engine]) -> None:
+        self.server = server
+        self._engines = engines
+
+    @property
+    def engine(self) -> Engine:
+        return self._engines[0]
+
+    async def settled(self) -> None:
+        """Nothing is live, and nothing is held for anything that was."""
+        assert await self.server.bridge.wait_idle(10.0)
+        await until(lambda: not self.engine.has_work)
+        self.engine.check()
+        assert (self.engine.running, self.engine.waiting) == (0, 0)
+
+
+@asynccontextmanager
+async def serving(**settings: Any) -> AsyncIterator[tuple[Serving, AsyncClient]]:
+    torch.set_num_threads(1)
+    model = served("bundled")
+    engines: list[Engine] = []
+
+    def make_engine() -> Engine:
+        engines.append(Engine(model, EngineConfig(max_running=4, max_draft_nodes=32)))
+        return engines[0]
+
+    server = RunningServer(
+        BoundServer(Settings(port=0, max_draft_nodes=32, drain_grace=0.1, **settings)), model, make_engine
+    )
+    await server.start()
+    try:
+        async with AsyncClient(server.address) as client:
+            yield Serving(server, engines), client
+    finally:
+        await server.stop()
+    engines[0].check()
+
+
+def ask(question: str) -> list[ChatMessage]:
+    return [ChatMessage("user", question)]
+
+
+def expected(question: str, tokens: int) -> tuple[int, ...]:
+    prompt = served("bundled").tokenizer.encode_chat([{"role": "user", "content": question}])
+    return tuple(greedy("bundled", tuple(prompt.tolist()), tokens))
+
+
+@pytest.mark.parametrize("strategy", names())
+async def test_answers_are_those_of_transformers_generate(strategy: str) -> None:
+    """Twice, so that the second time most of it is drafted; all questions at once."""
+    async with serving() as (server, client):
+        for _ in range(2):
+            answers = await asyncio.gather(
+                *(client.generate(ask(q), max_tokens=60, strategy=strategy, tenant="acme") for q in QUESTIONS)
+            )
+            for question, answer in zip(QUESTIONS, answers, strict=True):
+                assert answer.token_ids == expected(question, 60)
+                assert answer.text == served("bundled").tokenizer.decode(list(answer.token_ids))
+                assert answer.finish_reason is FinishReason.LENGTH
+        if strategy != "none":
+            assert all(answer.drafting.mean_acceptance_length > 2 for answer in answers)
+            assert all(0 < a.drafting.model_time < a.drafting.step_time for a in answers)
+        await server.settled()
+
+
+async def test_one_tenants_answers_do_not_draft_for_another() -> None:
+    async with serving() as (_, client):
+        options: dict[str, Any] = {"max_tokens": 60, "strategy": "trie"}
+        first = await client.generate(ask(QUESTIONS[0]), tenant="a", **options)
+        again = await client.generate(ask(QUESTIONS[0]), tenant="a", **options)
+        other = await client.generate(ask(QUESTIONS[0]), tenant="b", **options)
+        assert again.drafting.accepted_tokens > first.drafting.accepted_tokens
+        assert other.drafting.accepted_by_depth == first.drafting.accepted_by_depth
+
+
+async def test_drafting_off_verifies_no_drafts() -> None:
+    async with serving() as (_, client):
+        for options in ({"drafting": False}, {"max_draft_nodes": 0}, {"strategy": "none"}):
+            for _ in range(2):
+                answer = await client.generate(ask(QUESTIONS[0]), max_tokens=20, **options)
+                assert answer.drafting.draft_tokens == 0
+                assert answer.token_ids == expected(QUESTIONS[0], 20)
+
+
+async def test_leaving_a_stream_frees_its_slot_and_deadlines_end_it() -> None:
+    async with serving() as (server, client):
+        async with client.stream(ask(QUESTIONS[0])) as stream:
+            await anext(stream)
+        await server.settled()
+        with pytest.raises(DeadlineError):
+            await client.generate("and", ignore_eos=True, timeout=0.3)
+        await server.settled()
+        assert (await client.generate(ask(QUESTIONS[1]), max_tokens=20)).token_ids == expected(QUESTIONS[1], 20)
+
+
+async def test_a_broken_model_ends_requests_and_not_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as (server, client):
+        with monkeypatch.context() as patch:
+            patch.setattr(server.engine.model.module, "forward", lambda **_: 1 / 0)
+            results = await asyncio.gather(
+                *(client.generate(ask(q), max_tokens=20) for q in QUESTIONS), return_exceptions=True
+            )
+            assert [type(result) for result in results] == [InternalError] * len(QUESTIONS)
+        await server.settled()
+        assert (await client.generate(ask(QUESTIONS[0]), max_tokens=20)).token_ids == expected(QUESTIONS[0], 20)
+
+
+async def test_a_strategy_that_raises_costs_its_request_nothing_but_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        top_k = 0
+
+        def start(self, prompt: Int32Array) -> Broken:
+            return self
+
+        def propose(self, budget: int) -> DraftTree:
+            raise RuntimeError("no luck today")
+
+        def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None: ...
+
+        def close(self) -> None: ...
+
+    monkeypatch.setitem(registry._factories, "broken", Broken)
+    async with serving() as (server, client):
+        answer = await client.generate(ask(QUESTIONS[0]), max_tokens=40, strategy="broken")
+        assert answer.token_ids == expected(QUESTIONS[0], 40)
+        assert "no luck today" in answer.drafting.disabled_reason
+        await server.settled()
+
+
+async def test_shutdown_ends_what_is_live_with_one_status() -> None:
+    async with serving() as (server, client):
+        streams = [client.stream("and", ignore_eos=True) for _ in range(6)]
+        await anext(streams[0])
+        readers = [asyncio.create_task(stream.completion()) for stream in streams]
+        await until(lambda: server.server.bridge.live == len(streams))
+        await server.server.stop()
+        results = await asyncio.gather(*readers, return_exceptions=True)
+        assert [type(result) for result in results] == [UnavailableError] * len(streams)
+
+
+def cli(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "draftwood_client", *args],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env={**os.environ, "NO_COLOR": "1", **environment},
+    )
+
+
+def test_the_command_line_from_serve_to_sigterm(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    server = subprocess.Popen(
+        [sys.executable, "-m", "draftwood_client", "serve", "--port", "0", "--ready-file", str(ready)],
+        stderr=subprocess.PIPE,
+    )
+    try:
+        for _ in range(600):
+            if ready.exists() or server.poll() is not None:
+                break
+            asyncio.run(asyncio.sleep(0.1))
+        target = ready.read_text().strip()
+        answer = cli("generate", QUESTIONS[0], "--max-tokens", "30", "--json", DRAFTWOOD_TARGET=target)
+        assert answer.returncode == 0, answer.stderr
+        assert tuple(json.loads(answer.stdout)["token_ids"]) == expected(QUESTIONS[0], 30)
+        bad = cli("generate", "hello", "--strategy", "magic", DRAFTWOOD_TARGET=target)
+        assert bad.returncode == 1
+        assert "magic" in bad.stderr
+        assert "trie" in bad.stderr
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def test_a_server_that_cannot_start_says_why() -> None:
+    with pytest.raises(ServerError, match="no such folder"), running_server("--model", "/no/such/folder"):
+        pass
+
+
+def test_the_demo_measures_and_finds_identical_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "demo.json"
+    assert demo(["--questions", "2", "--warmup", "2", "--show", "1", "--json", str(report)]) == 0
+    rows = json.loads(report.read_text())["rows"]
+    assert [row["mode"] for row in rows] == ["plain", "cold", "warm"]
+    assert all(row["identical"] and row["tokens_per_s"] > 0 for row in rows)
+    assert rows[0]["acceptance_length"] == 1.0
+    assert "identical to transformers" in " ".join(capsys.readouterr().out.split())
