@@ -15,7 +15,7 @@ from model_runner.drafting import GuardedDrafter, within_depth
 from model_runner.errors import EngineStoppedError, InvalidValueError, ModelError
 from model_runner.kv_cache import KVCache, Slab
 from model_runner.loading import LoadedModel
-from model_runner.sampling import chooser
+from model_runner.sampling import TokenChooser
 from model_runner.scheduler import Scheduler, Work, kv_need, sequence_kv_need
 from model_runner.sequence import Finish, FinishReason, Sequence, SequenceState, StepOutput
 from model_runner.tokenizer import OutputText
@@ -62,6 +62,7 @@ class _Live:
     """What the engine keeps for a running sequence."""
 
     drafter: GuardedDrafter
+    chooser: TokenChooser
     text: OutputText
     slab: Slab
 
@@ -97,7 +98,7 @@ class Engine:
         self._kv = KVCache(model.layout, capacity)
         self._live: dict[Sequence, _Live] = {}
         self._closed = False
-        self._curve = self._measure_step_time() if config.adaptive_budget and config.max_draft_nodes else None
+        self._curve = self.measure_step_time() if config.adaptive_budget and config.max_draft_nodes else None
 
     @property
     def running(self) -> int:
@@ -183,6 +184,7 @@ class Engine:
         decoder = self.model.tokenizer.stream(sequence.prompt, sequence.include_special_tokens)
         self._live[sequence] = _Live(
             GuardedDrafter(sequence, self.model.vocab_size),
+            TokenChooser(sequence, self.model.eos_token_ids, self.model.vocab_size),
             OutputText(decoder, sequence.stop, self.model.eos_token_ids),
             self._kv.take(sequence_kv_need(sequence)),
         )
@@ -231,8 +233,12 @@ class Engine:
 
     def _verify(self, turn: _Turn, logits: torch.Tensor, predictions: Int32Array) -> StepOutput:
         sequence, live, tree = turn.work.sequence, turn.live, turn.tree
-        token_ids, texts, path, finish = [], [], [], None
-        for token, node in walk(tree, chooser(sequence, tree, logits, predictions, self.model.eos_token_ids)):
+        token_ids, texts, logprobs, path, finish = [], [], [], [], None
+        choices, at = predictions.tolist(), ROOT
+        for token, node in walk(tree, lambda node: live.chooser.choose(logits[node + 1], choices[node + 1])):
+            if sequence.sampling.logprobs is not None:
+                logprobs.append(live.chooser.logprobs(logits[at + 1], token))
+            at = node
             text, finish = live.text.push(token)
             token_ids.append(token)
             texts.append(text)
@@ -248,7 +254,7 @@ class Engine:
         if finish:
             self._finish(sequence)
         drafted = [i < len(path) for i in range(len(token_ids))]
-        return StepOutput(sequence, token_ids, texts, drafted, finish)
+        return StepOutput(sequence, token_ids, texts, drafted, finish, logprobs)
 
     def _fail(self, batch: list[_Turn], cause: Exception) -> list[StepOutput]:
         _log.error("the model failed in a step of %d sequences", len(batch), exc_info=cause)
@@ -270,10 +276,17 @@ class Engine:
             live.drafter.close()
 
     @torch.inference_mode()
-    def _measure_step_time(self) -> StepTimeCurve:
-        """What a step of one sequence costs on this machine, by its number of tokens."""
-        context = min(128, self.model.max_context // 2)
-        largest = min(1 + self.config.max_draft_nodes, self.model.max_context - context)
+    def measure_step_time(self, context: int = 128, largest: int | None = None, limit: float = 2.0) -> StepTimeCurve:
+        """What a step of one sequence costs on this machine, by its number of tokens. For an engine without work.
+
+        Args:
+            context: committed tokens that the step attends to; at most half the model's context is taken.
+            largest: the largest number of tokens; None is the widest draft with its root. No more than fits the model.
+            limit: seconds after which no further round of measurements begins.
+        """
+        context = min(context, self.model.max_context // 2)
+        wanted = 1 + self.config.max_draft_nodes if largest is None else largest
+        largest = min(wanted, self.model.max_context - context)
         slab = self._kv.take(context + 2 * largest)
 
         def seconds(size: int) -> float:
@@ -283,7 +296,7 @@ class Engine:
             self.model.module(**StepBatch([segment]).inputs(self.model.layout.device)).logits.argmax(-1).cpu()
             return time.perf_counter() - started
 
-        curve = measure(seconds, largest, limit=2.0)
+        curve = measure(seconds, largest, limit)
         self._kv.discard(slab)
         return curve
 

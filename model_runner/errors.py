@@ -26,7 +26,7 @@ class InvalidValueError(DraftwoodError, ValueError):
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         shown = repr(value)
-        super().__init__(f"{field}: {shown if len(shown) <= 80 else shown[:77] + '...'} is not allowed; {allowed}")
+        super().__init__(f"{field}: {shown if len(shown) <= 200 else shown[:197] + '...'} is not allowed; {allowed}")
         self.field = field
         self.value = value
         self.allowed = allowed

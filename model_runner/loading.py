@@ -14,6 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from model_runner import attention
 from model_runner.errors import InvalidValueError, ModelNotFoundError
+from model_runner.grammar import GrammarCompiler
 from model_runner.kv_cache import KVLayout
 from model_runner.support import probe
 from model_runner.tokenizer import Tokenizer
@@ -37,6 +38,7 @@ class LoadedModel:
     name: str
     module: Any
     tokenizer: Tokenizer
+    grammars: GrammarCompiler
     layout: KVLayout
     parameters: int
     vocab_size: int
@@ -100,6 +102,7 @@ def adopt(module: Any, tokenizer: Tokenizer, *, name: str, max_context: int | No
         name=name,
         module=module,
         tokenizer=tokenizer,
+        grammars=tokenizer.grammars(int(config.vocab_size)),
         layout=layout,
         parameters=parameters,
         vocab_size=int(config.vocab_size),

@@ -1,57 +1,133 @@
-"""Which token the model writes after each node of a verified tree."""
+"""Which token the model writes next: the logits processed as asked, and noise that depends on seed and position alone.
+
+The target token at absolute position t is argmax(processed logits + Gumbel noise keyed by (seed, t)), which is a sample
+from the softmax of the processed logits (the Gumbel-max trick). As the noise depends on nothing else, a seed writes the
+same text with and without drafts, and in any batch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from model_runner.errors import InvalidValueError
-from model_runner.sequence import SamplingParams, Sequence
-from strategies.draft import ROOT, DraftTree, Int32Array
+from model_runner.sequence import SamplingParams, Sequence, TokenLogprobs
 
-
-def require_supported(params: SamplingParams) -> None:
-    """Only greedy decoding is served so far.
-
-    Raises:
-        InvalidValueError: a setting would change the choice.
-    """
-    greedy = SamplingParams()
-    for name in ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty"):
-        if getattr(params, name) != getattr(greedy, name):
-            allowed = f"this version decodes greedily; leave it unset or {getattr(greedy, name):g}"
-            raise InvalidValueError(f"sampling.{name}", getattr(params, name), allowed)
+_Warper = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
-def chooser(
-    sequence: Sequence,
-    tree: DraftTree,
-    logits: torch.Tensor,
-    predictions: Int32Array,
-    eos_token_ids: frozenset[int],
-) -> Callable[[int], int]:
-    """The model's choice after each node of `tree`, as plain decoding makes it.
+class TokenChooser:
+    """Chooses one sequence's tokens, one after the other; remembers what it chose.
+
+    Logits are processed in the order of transformers' `generate`: repetition penalty, then presence and frequency
+    penalties and logit bias, tokens that min_tokens or a grammar forbid, temperature, top-k, top-p, min-p.
 
     Args:
-        logits: [1 + n, vocab]; row 0 belongs to the root, row i + 1 to node i.
-        predictions: int32[1 + n], the rows' largest logits' tokens.
-
-    Returns:
-        node -> token, `ROOT` (-1) for the root.
+        sequence: whose tokens; nothing of it has been written yet.
+        eos_token_ids: the model's end-of-sequence tokens.
+        vocab_size: columns of the logits.
     """
-    choices = predictions.tolist()
-    ends = sequence.stop.token_ids if sequence.stop.ignore_eos else sequence.stop.token_ids | eos_token_ids
-    first_free = sequence.stop.min_tokens - len(sequence.output)
-    if first_free <= 0 or not ends:
-        return lambda node: choices[node + 1]
-    banned = torch.tensor(sorted(ends), device=logits.device)
 
-    def choose(node: int) -> int:
-        written = 0 if node == ROOT else int(tree.depths[node]) + 1
-        token: int = choices[node + 1]
-        if written < first_free and token in ends:
-            token = int(logits[node + 1].index_fill(0, banned, float("-inf")).argmax())
+    def __init__(self, sequence: Sequence, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+        params, stop = sequence.sampling, sequence.stop
+        self.grammar = sequence.grammar
+        self._params = params
+        self._position = int(sequence.prompt.size)
+        self._unlocked_at = self._position + stop.min_tokens
+        self._ends = sorted(stop.token_ids if stop.ignore_eos else stop.token_ids | eos_token_ids)
+        self._warpers = _warpers(params)
+        self._seen: torch.Tensor | None = None
+        self._counts: torch.Tensor | None = None
+        if params.repetition_penalty != 1.0:
+            self._seen = torch.zeros(vocab_size, dtype=torch.bool)
+            self._seen[torch.from_numpy(sequence.prompt.astype(np.int64))] = True
+        if params.presence_penalty or params.frequency_penalty:
+            self._counts = torch.zeros(vocab_size)
+        self._plain = (
+            params.temperature == 0.0
+            and self._seen is None
+            and self._counts is None
+            and not params.logit_bias
+            and self.grammar is None
+        )
+
+    def choose(self, logits: torch.Tensor, prediction: int) -> int:
+        """The next token.
+
+        Args:
+            logits: [vocab], the model's own after everything chosen so far.
+            prediction: their argmax.
+        """
+        locked = self._position < self._unlocked_at and bool(self._ends)
+        if self._plain and not (locked and prediction in self._ends):
+            token = prediction
+        else:
+            token = self._process(logits, locked)
+        self._remember(token)
         return token
 
-    return choose
+    def logprobs(self, logits: torch.Tensor, token: int) -> TokenLogprobs:
+        """Log-probabilities by the model's own logits [vocab], before any processing."""
+        scores = torch.log_softmax(logits.float(), -1)
+        count = self._params.logprobs or 0
+        top = scores.topk(count)
+        return TokenLogprobs(float(scores[token]), top.indices.tolist(), top.values.tolist())
+
+    def _process(self, logits: torch.Tensor, locked: bool) -> int:
+        params = self._params
+        scores = logits.detach().to(device="cpu", dtype=torch.float32, copy=True)
+        if self._seen is not None:
+            penalty = params.repetition_penalty
+            scores = torch.where(self._seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
+        if self._counts is not None:
+            scores -= params.presence_penalty * (self._counts > 0) + params.frequency_penalty * self._counts
+        for token, bias in params.logit_bias:
+            scores[token] += bias
+        if locked:
+            scores[self._ends] = -torch.inf
+        if self.grammar is not None:
+            self.grammar.mask(scores)
+        if params.temperature == 0.0:
+            return int(scores.argmax())
+        scores = scores[None]
+        for warper in self._warpers:
+            scores = warper(None, scores)
+        noise = gumbel_noise(scores.shape[1], params.seed, self._position)
+        return int((scores[0].double() + torch.from_numpy(noise)).argmax())
+
+    def _remember(self, token: int) -> None:
+        self._position += 1
+        if self._seen is not None:
+            self._seen[token] = True
+        if self._counts is not None:
+            self._counts[token] += 1.0
+        if self.grammar is not None:
+            self.grammar.accept(token)
+
+
+def gumbel_noise(size: int, seed: int, position: int) -> npt.NDArray[np.float64]:
+    """float64[size] of standard Gumbel noise, a pure function of its arguments.
+
+    Philox is a counter-based generator (Salmon et al., 2011); its raw bits do not change between NumPy versions.
+    """
+    bits = np.random.Philox(key=[seed, position]).random_raw(size)
+    # Midpoints of 2^52 equal intervals: never 0, never 1.
+    uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    return np.asarray(-np.log(-np.log(uniform)))
+
+
+def _warpers(params: SamplingParams) -> list[_Warper]:
+    warpers: list[_Warper] = []
+    if params.temperature not in (0.0, 1.0):
+        warpers.append(TemperatureLogitsWarper(params.temperature))
+    if params.top_k:
+        warpers.append(TopKLogitsWarper(params.top_k))
+    if params.top_p < 1.0:
+        warpers.append(TopPLogitsWarper(params.top_p))
+    if params.min_p > 0.0:
+        warpers.append(MinPLogitsWarper(params.min_p))
+    return warpers

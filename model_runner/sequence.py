@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, Protocol
 
 import numpy as np
 
 from model_runner.errors import InvalidValueError
 from strategies import Strategy
 from strategies.draft import Int32Array
+
+MAX_LOGPROBS = 20
 
 
 class SequenceState(Enum):
@@ -30,6 +33,10 @@ class FinishReason(Enum):
 class SamplingParams:
     """How a token is chosen from the model's logits. The defaults are greedy decoding.
 
+    Attributes:
+        logit_bias: (token, value) pairs; the value is added to the token's logit.
+        logprobs: report log-probabilities, and those of this many most probable tokens; None reports none.
+
     Raises:
         InvalidValueError: a value is outside its range.
     """
@@ -42,6 +49,8 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -60,6 +69,13 @@ class SamplingParams:
                 raise InvalidValueError(f"sampling.{name}", 0.0, "it must be above 0")
         if self.top_k < 0:
             raise InvalidValueError("sampling.top_k", self.top_k, "it must be at least 0 (0 keeps every token)")
+        if not 0 <= self.seed < 2**64:
+            raise InvalidValueError("sampling.seed", self.seed, "it must lie in [0, 2^64)")
+        for token, bias in self.logit_bias:
+            if not -100.0 <= bias <= 100.0:
+                raise InvalidValueError(f"sampling.logit_bias[{token}]", bias, "it must lie in [-100, 100]")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise InvalidValueError("output.top_logprobs", self.logprobs, f"it must lie in [0, {MAX_LOGPROBS}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +129,14 @@ class SequenceStats:
     drafting_disabled_reason: str = ""
 
 
+class Grammar(Protocol):
+    """How far an output has come in what it must follow; `grammar.GrammarState`."""
+
+    def mask(self, scores: Any) -> None: ...
+    def accept(self, token: int) -> None: ...
+    def forced(self) -> list[int]: ...
+
+
 @dataclass(eq=False, slots=True)
 class Sequence:
     """A request in the engine. The scheduler alone changes `state`; the engine alone appends to `output`.
@@ -122,6 +146,7 @@ class Sequence:
         strategy_name: the strategy's registered name, for statistics and logs.
         strategy: drafts for it; None verifies no drafts.
         max_draft_nodes: its own cap on draft nodes a step.
+        grammar: what the output must follow, at its beginning; None for anything.
         include_special_tokens: special tokens' text is part of the output text.
         output: the tokens written so far.
         committed: how many tokens of prompt + output have their keys and values in the KV cache.
@@ -134,6 +159,7 @@ class Sequence:
     strategy_name: str = "none"
     strategy: Strategy | None = None
     max_draft_nodes: int = 0
+    grammar: Grammar | None = None
     include_special_tokens: bool = False
     state: SequenceState = SequenceState.WAITING
     output: list[int] = field(default_factory=list)
@@ -187,6 +213,15 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """A written token's log-probability, and the most probable tokens, best first, with theirs."""
+
+    logprob: float
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
     """What one step wrote for one sequence.
 
@@ -197,6 +232,7 @@ class StepOutput:
             string, is not whole. What was held back at the end of the sequence comes with the last token.
         drafted: for each token, whether it came from a draft.
         finish: how the sequence ended, with its last output.
+        logprobs: one for each token, where the sequence asks for them.
     """
 
     sequence: Sequence
@@ -204,3 +240,4 @@ class StepOutput:
     texts: list[str]
     drafted: list[bool]
     finish: Finish | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)

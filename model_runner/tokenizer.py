@@ -10,6 +10,7 @@ from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
 
 from model_runner.errors import InvalidValueError, UnsupportedModelError
+from model_runner.grammar import GrammarCompiler
 from model_runner.sequence import Finish, FinishReason, StopParams
 from strategies.draft import Int32Array
 
@@ -58,6 +59,10 @@ class Tokenizer:
             [int(i) for i in ids], skip_special_tokens=not include_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
+
+    def grammars(self, vocab_size: int) -> GrammarCompiler:
+        """Grammars over this vocabulary, for logits of `vocab_size` columns."""
+        return GrammarCompiler(self._tokenizer, vocab_size)
 
     def stream(self, prompt: Int32Array, include_special_tokens: bool = False) -> TokenDecoder:
         """A decoder for what will be written after `prompt`."""

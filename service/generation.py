@@ -80,7 +80,8 @@ class GenerationServicer:
                 stream.submit(sequence)
                 async with Writer(call.context, self._settings.stall_timeout) as writer:
                     await writer.write(self._started(sequence, tenant))
-                    finish = await relay(stream, writer, request.output.token_details)
+                    with_details = request.output.token_details or sequence.sampling.logprobs is not None
+                    finish = await relay(stream, writer, with_details)
                     await writer.write(finished(sequence, finish))
                 log.outcome = finish.reason.value
             except asyncio.CancelledError:
@@ -122,6 +123,7 @@ class GenerationServicer:
                 strategy=sequence.strategy_name,
                 prompt_tokens=sequence.prompt.size,
                 max_tokens=sequence.stop.max_tokens,
+                seed=sequence.sampling.seed,
             )
         )
 
@@ -158,6 +160,10 @@ def delta(pending: Pending, with_details: bool) -> pb.GenerateResponse:
     if with_details:
         for text, drafted in zip(pending.texts, pending.drafted, strict=True):
             message.details.add(text=text, drafted=drafted)
+        for detail, logprobs in zip(message.details, pending.logprobs, strict=False):
+            detail.logprob = logprobs.logprob
+            for token, logprob in zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True):
+                detail.top_logprobs.add(token_id=token, logprob=logprob)
     return response
 
 

@@ -6,6 +6,7 @@ Knows messages, the tokenizer and limits; nothing of streams, threads or statuse
 from __future__ import annotations
 
 import asyncio
+import secrets
 import unicodedata
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,8 @@ import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
 from model_runner.errors import InvalidValueError
-from model_runner.sequence import SamplingParams, Sequence, SequenceStats, StopParams
+from model_runner.grammar import GrammarKind
+from model_runner.sequence import Grammar, SamplingParams, Sequence, SequenceStats, StopParams
 from service.serving import ServedModel, Serving, TextTokenizer
 from strategies import names
 from strategies.draft import Int32Array
@@ -24,6 +26,8 @@ MAX_NAME_BYTES = 256
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 256
+MAX_LOGIT_BIASES = 1024
+MAX_GRAMMAR_CHARACTERS = 64 * 1024
 NO_DRAFTS = "none"
 
 _SHORT_TEXT = 8 * 1024
@@ -49,11 +53,15 @@ async def read_sequence(
     Raises:
         InvalidValueError: a field's value is not allowed; names the field, the value and what is.
     """
-    sampling = read_sampling(request.sampling)
-    require_supported(sampling)
+    sampling = read_sampling(request, serving.model.vocab_size)
     strategy_name, max_nodes = _drafting(request.drafting, serving)
     prompt = await read_prompt(request, serving.model)
     stop = read_stop(request.stop, serving.model, prompt)
+    if request.format.WhichOneof("format"):
+        for name, value in (("ignore_eos", stop.ignore_eos), ("min_tokens", stop.min_tokens)):
+            if value:
+                raise InvalidValueError(f"stop.{name}", value, "an answer in a format ends where the format does")
+    grammar = await read_format(request.format, serving.model)
     return Sequence(
         request_id=request_id,
         prompt=prompt.ids,
@@ -62,6 +70,7 @@ async def read_sequence(
         strategy_name=strategy_name,
         strategy=None if strategy_name == NO_DRAFTS else serving.memory.strategy(tenant, strategy_name),
         max_draft_nodes=max_nodes,
+        grammar=grammar,
         include_special_tokens=request.output.include_special_tokens,
         stats=SequenceStats(arrived_at=arrived_at),
     )
@@ -80,22 +89,8 @@ def checked_name(field: str, name: str) -> str:
     return name
 
 
-def require_supported(sampling: SamplingParams) -> None:
-    """Greedy decoding is what is served; options that would change its choice are refused, never ignored.
-
-    Raises:
-        InvalidValueError: an option asks for other than the most probable token.
-    """
-    greedy = SamplingParams()
-    for name in ("temperature", "repetition_penalty", "presence_penalty", "frequency_penalty"):
-        value, neutral = getattr(sampling, name), getattr(greedy, name)
-        if value != neutral:
-            allowed = f"this server decodes greedily, so it must be {neutral:g} or unset"
-            raise InvalidValueError(f"sampling.{name}", value, allowed)
-
-
-def read_sampling(options: pb.SamplingOptions) -> SamplingParams:
-    """The options that are set, over the defaults.
+def read_sampling(request: pb.GenerateRequest, vocab_size: int) -> SamplingParams:
+    """The options that are set, over the defaults; a seed is drawn where one is needed and none is given.
 
     Raises:
         InvalidValueError: an option is outside its range.
@@ -103,9 +98,32 @@ def read_sampling(options: pb.SamplingOptions) -> SamplingParams:
     # A 32-bit float is read as the shortest decimal that means it: 0.7 and not 0.699999988.
     values: dict[str, Any] = {
         field.name: float(str(np.float32(value))) if isinstance(value, float) else value
-        for field, value in options.ListFields()
+        for field, value in request.sampling.ListFields()
+        if field.name != "logit_bias"
     }
-    return SamplingParams(**values)
+    bias = sorted(request.sampling.logit_bias.items())
+    if len(bias) > MAX_LOGIT_BIASES:
+        raise InvalidValueError("sampling.logit_bias", len(bias), f"at most {MAX_LOGIT_BIASES} may be given")
+    require_in_vocabulary("sampling.logit_bias", np.array([token for token, _ in bias], np.int32), vocab_size)
+    if values.get("temperature") and not request.sampling.HasField("seed"):
+        values["seed"] = secrets.randbits(64)
+    logprobs = request.output.top_logprobs if request.output.HasField("top_logprobs") else None
+    return SamplingParams(**values, logit_bias=tuple(bias), logprobs=logprobs)
+
+
+async def read_format(options: pb.OutputFormat, model: ServedModel) -> Grammar | None:
+    """The grammar that the answer must follow; compiled in a worker thread, for a large one takes its time.
+
+    Raises:
+        InvalidValueError: it is not a valid grammar.
+    """
+    kind = options.WhichOneof("format")
+    if kind is None:
+        return None
+    text: str = getattr(options, kind)
+    if not 1 <= len(text) <= MAX_GRAMMAR_CHARACTERS:
+        raise InvalidValueError(f"format.{kind}", text, f"it must have 1 to {MAX_GRAMMAR_CHARACTERS} characters")
+    return await asyncio.to_thread(model.grammars.compile, GrammarKind(kind), text)
 
 
 async def read_prompt(request: pb.GenerateRequest | pb.TokenizeRequest, model: ServedModel) -> Prompt:

@@ -6,6 +6,8 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
 
+from model_runner.grammar import GrammarKind
+from model_runner.sequence import Grammar
 from service.memory import Memory
 from strategies.draft import Int32Array
 
@@ -18,6 +20,12 @@ class TextTokenizer(Protocol):
     def encode(self, text: str) -> Int32Array: ...
     def encode_chat(self, messages: list[dict[str, str]]) -> Int32Array: ...
     def decode(self, ids: SequenceOf[int] | Int32Array, include_special_tokens: bool = False) -> str: ...
+
+
+class Grammars(Protocol):
+    """`model_runner.grammar.GrammarCompiler`. Called from several threads."""
+
+    def compile(self, kind: GrammarKind, text: str) -> Grammar: ...
 
 
 class ServedModel(Protocol):
@@ -41,6 +49,8 @@ class ServedModel(Protocol):
     def eos_token_ids(self) -> frozenset[int]: ...
     @property
     def tokenizer(self) -> TextTokenizer: ...
+    @property
+    def grammars(self) -> Grammars: ...
 
 
 @dataclass(frozen=True, slots=True)

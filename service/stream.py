@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from model_runner.sequence import Finish, Sequence, StepOutput
+from model_runner.sequence import Finish, Sequence, StepOutput, TokenLogprobs
 
 MAX_PART_TOKENS = 1024
 """Tokens in one message, however slow its reader: clients refuse messages of several megabytes."""
@@ -21,12 +21,13 @@ class Pending:
     texts: list[str] = field(default_factory=list)
     drafted: list[bool] = field(default_factory=list)
     finish: Finish | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def parts(self) -> Iterator[Pending]:
         """The tokens in runs of at most `MAX_PART_TOKENS`; the finish is on none of them."""
         for start in range(0, len(self.token_ids), MAX_PART_TOKENS):
             part = slice(start, start + MAX_PART_TOKENS)
-            yield Pending(self.token_ids[part], self.texts[part], self.drafted[part])
+            yield Pending(self.token_ids[part], self.texts[part], self.drafted[part], logprobs=self.logprobs[part])
 
 
 class Stream:
@@ -83,6 +84,7 @@ class Stream:
         pending.token_ids += output.token_ids
         pending.texts += output.texts
         pending.drafted += output.drafted
+        pending.logprobs += output.logprobs
         if output.finish is not None:
             pending.finish = output.finish
             self.finished = True

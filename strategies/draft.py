@@ -87,7 +87,7 @@ class DraftTree:
             lengths = (len(self.tokens), len(self.parents), len(self.scores))
             raise MalformedTreeError(f"tokens, parents and scores must be of one length, not {lengths}")
         law, node = _first_broken_law(
-            self.tokens, self.parents, self.scores, np.int64(2**31 if vocab_size is None else vocab_size)
+            self.tokens, self.parents, self.scores, 2**31 if vocab_size is None else vocab_size
         )
         if law:
             raise MalformedTreeError(

@@ -12,15 +12,12 @@ Knows nothing of drafts, prompts or tenants.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from strategies.draft import Int32Array
-from strategies.native import compiled
-
-Int64Array: TypeAlias = npt.NDArray[np.int64]
+from strategies.native import Int64Array, Integer, compiled
 
 ORDERS = (1, 2, 4, 8)
 """Lengths of the phrases that are linked."""
@@ -32,12 +29,12 @@ NOWHERE = -1
 """No position, no block, no token."""
 
 NEXT, PREVIOUS, OWNER = range(3)
-"""Columns of `PhraseIndex.blocks`."""
+"""Columns of `View.blocks`."""
 _CURSOR, _USED, _TOKENS = range(3)
 
 
-class PhraseIndex:
-    """Token sequences and the links between equal phrases in them.
+class View(NamedTuple):
+    """The arrays of a phrase index, until it grows.
 
     Attributes:
         log: int32[slots], the tokens; `NOWHERE` where nothing is written.
@@ -45,6 +42,15 @@ class PhraseIndex:
         heads: int32[len(ORDERS), buckets], where a phrase of that hash ended last.
         blocks: int32[slots / BLOCK, 3], for each block `NEXT`, `PREVIOUS` and `OWNER`.
     """
+
+    log: Int32Array
+    links: Int32Array
+    heads: Int32Array
+    blocks: Int32Array
+
+
+class PhraseIndex:
+    """Token sequences and the links between equal phrases in them. `view` holds its arrays."""
 
     def __init__(self, capacity_tokens: int, expected_tokens: int = 0) -> None:
         """Holds at most `capacity_tokens`, rounded down to blocks, the marks at the sequences' starts included."""
@@ -55,10 +61,12 @@ class PhraseIndex:
         while blocks * BLOCK < expected_tokens and blocks < self._most_blocks:
             blocks *= 2
         blocks = min(blocks, self._most_blocks)
-        self.log: Int32Array = np.full(blocks * BLOCK, NOWHERE, np.int32)
-        self.links: Int32Array = np.empty((blocks * BLOCK, len(ORDERS)), np.int32)
-        self.heads: Int32Array = np.full((len(ORDERS), _buckets(blocks)), NOWHERE, np.int32)
-        self.blocks: Int32Array = np.full((blocks, 3), NOWHERE, np.int32)
+        self.view = View(
+            log=np.full(blocks * BLOCK, NOWHERE, np.int32),
+            links=np.empty((blocks * BLOCK, len(ORDERS)), np.int32),
+            heads=np.full((len(ORDERS), _buckets(blocks)), NOWHERE, np.int32),
+            blocks=np.full((blocks, 3), NOWHERE, np.int32),
+        )
         self._ring: Int64Array = np.zeros(3, np.int64)
         self._owners = 0
 
@@ -70,7 +78,7 @@ class PhraseIndex:
     @property
     def nbytes(self) -> int:
         """The memory of all arrays, in bytes."""
-        return self.log.nbytes + self.links.nbytes + self.heads.nbytes + self.blocks.nbytes + self._ring.nbytes
+        return sum(array.nbytes for array in self.view) + self._ring.nbytes
 
     def writer(self) -> Int64Array:
         """For a new sequence: int64[2], where its last token stands and the number that it owns blocks by."""
@@ -80,19 +88,20 @@ class PhraseIndex:
     def append(self, writer: Int64Array, tokens: Int32Array) -> None:
         """Goes on with the writer's sequence by `tokens`, int32[n]. Sequences may take turns in any way."""
         need = int(self._ring[_USED]) + tokens.shape[0] // BLOCK + 1
-        while need > self.blocks.shape[0] < self._most_blocks:
+        while need > self.view.blocks.shape[0] < self._most_blocks:
             self._grow()
-        append_tokens(self.log, self.links, self.heads, self.blocks, self._ring, writer, tokens)
+        _append(*self.view, self._ring, writer, tokens)
 
     def sequences(self) -> Iterator[Int32Array]:
         """What is stored of each sequence, int32[n], the oldest first, without start marks.
 
         Of a sequence whose beginning has left, the rest.
         """
-        blocks = self.blocks.shape[0]
+        table = self.view.blocks
+        blocks = table.shape[0]
         oldest = int(self._ring[_CURSOR]) if self._ring[_USED] == blocks else 0
         for block in (np.arange(blocks) + oldest) % blocks:
-            if self.blocks[block, OWNER] >= 0 and self.blocks[block, PREVIOUS] < 0:
+            if table[block, OWNER] >= 0 and table[block, PREVIOUS] < 0:
                 tokens = self._read(int(block))
                 if tokens.size:
                     yield tokens
@@ -102,18 +111,22 @@ class PhraseIndex:
         chain = []
         while block >= 0:
             chain.append(block)
-            block = int(self.blocks[block, NEXT])
-        tokens = self.log.reshape(-1, BLOCK)[chain].reshape(-1)
-        return tokens[(tokens != NOWHERE) & (tokens != START)]
+            block = int(self.view.blocks[block, NEXT])
+        tokens: Int32Array = self.view.log.reshape(-1, BLOCK)[chain].reshape(-1)
+        tokens = tokens[(tokens != NOWHERE) & (tokens != START)]
+        return tokens
 
     def _grow(self) -> None:
         """Twice the room. A bucket's chain goes on in both halves of the table, so nothing is linked anew."""
-        old = self.blocks.shape[0]
+        log, links, heads, blocks = self.view
+        old = blocks.shape[0]
         new = min(2 * old, self._most_blocks)
-        self.log = _extended(self.log, new * BLOCK)
-        self.links = _extended(self.links, new * BLOCK)
-        self.blocks = _extended(self.blocks, new)
-        self.heads = np.tile(self.heads, (1, _buckets(new) // _buckets(old)))
+        self.view = View(
+            log=_extended(log, new * BLOCK),
+            links=_extended(links, new * BLOCK),
+            heads=np.tile(heads, (1, _buckets(new) // _buckets(old))),
+            blocks=_extended(blocks, new),
+        )
         if self._ring[_USED] == old:
             self._ring[_CURSOR] = old
 
@@ -130,27 +143,27 @@ def _extended(array: Int32Array, length: int) -> Int32Array:
 
 
 @compiled
-def following(blocks: Int32Array, at: int) -> int:
+def following(index: View, at: Integer) -> Integer:
     """The position after `at` in its sequence; `NOWHERE` if none. It may hold no token yet."""
-    after = at + 1
+    after: Integer = at + 1
     if after & (BLOCK - 1) == 0:
-        block = blocks[at // BLOCK, NEXT]
+        block = index.blocks[at // BLOCK, NEXT]
         after = block * BLOCK if block >= 0 else NOWHERE
     return after
 
 
 @compiled
-def preceding(blocks: Int32Array, at: int) -> int:
+def preceding(index: View, at: Integer) -> Integer:
     """The position before `at` in its sequence; `NOWHERE` if none."""
-    before = at - 1
+    before: Integer = at - 1
     if at & (BLOCK - 1) == 0:
-        block = blocks[at // BLOCK, PREVIOUS]
+        block = index.blocks[at // BLOCK, PREVIOUS]
         before = block * BLOCK + BLOCK - 1 if block >= 0 else NOWHERE
     return before
 
 
 @compiled
-def mixed(key: int, token: int) -> int:
+def mixed(key: Integer, token: Integer) -> Integer:
     """The hash of a phrase that is one token longer, to the left, than the one of hash `key`."""
     x = (np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)) ^ (np.uint64(token) + np.uint64(0x7F4A7C15))
     x ^= x >> np.uint64(29)
@@ -159,7 +172,16 @@ def mixed(key: int, token: int) -> int:
 
 
 @compiled
-def append_tokens(
+def phrase_hash(tokens: Int32Array, end: Integer, length: Integer) -> Integer:
+    """The hash of `tokens[end - length : end]`."""
+    key: Integer = np.int64(0)
+    for back in range(length):
+        key = mixed(key, tokens[end - 1 - back])
+    return key
+
+
+@compiled
+def _append(
     log: Int32Array,
     links: Int32Array,
     heads: Int32Array,
@@ -169,47 +191,48 @@ def append_tokens(
     tokens: Int32Array,
 ) -> None:
     """Writes `tokens` after the writer's last one and links the phrases that end at each."""
-    mask = heads.shape[1] - 1
-    at = writer[0]
+    index = View(log, links, heads, blocks)
+    at: Integer = writer[0]
     for i in range(tokens.shape[0]):
         if at >= 0 and blocks[at // BLOCK, OWNER] != writer[1]:
             at = NOWHERE
         if at < 0 or (at + 1) & (BLOCK - 1) == 0:
-            at = _claim_block(log, blocks, ring, at, writer[1])
+            at = _claim_block(index, ring, at, writer[1])
         else:
             at += 1
         log[at] = tokens[i]
         if tokens[i] != START:
             ring[_TOKENS] += 1
-        _link(log, links, heads, blocks, mask, at)
+        _link(index, at)
     writer[0] = at
 
 
 @compiled
-def _link(log: Int32Array, links: Int32Array, heads: Int32Array, blocks: Int32Array, mask: int, at: int) -> None:
-    key = np.int64(0)
+def _link(index: View, at: Integer) -> None:
+    mask = index.heads.shape[1] - 1
+    key: Integer = np.int64(0)
     order = 0
     back = at
     for length in range(1, ORDERS[-1] + 1):
-        key = mixed(key, log[back])
+        key = mixed(key, index.log[back])
         if length == ORDERS[order]:
-            bucket = key & mask
-            newest = heads[order, bucket]
-            links[at, order] = newest if newest != at else NOWHERE
-            heads[order, bucket] = at
+            newest = index.heads[order, key & mask]
+            index.links[at, order] = newest if newest != at else NOWHERE
+            index.heads[order, key & mask] = at
             order += 1
-        back = preceding(blocks, back)
+        back = preceding(index, back)
         if back < 0:
             break
     for missing in range(order, len(ORDERS)):
-        links[at, missing] = NOWHERE
+        index.links[at, missing] = NOWHERE
 
 
 @compiled
-def _claim_block(log: Int32Array, blocks: Int32Array, ring: Int64Array, last: int, owner: int) -> int:
+def _claim_block(index: View, ring: Int64Array, last: Integer, owner: Integer) -> Integer:
     """The first position of a block after the one of `last`; what the ring's oldest block held is forgotten."""
+    log, blocks = index.log, index.blocks
     block = ring[_CURSOR] % blocks.shape[0]
-    first = block * BLOCK
+    first: Integer = block * BLOCK
     if blocks[block, OWNER] >= 0:
         if blocks[block, NEXT] >= 0:
             blocks[blocks[block, NEXT], PREVIOUS] = NOWHERE

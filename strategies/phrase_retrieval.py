@@ -4,7 +4,7 @@ A candidate is such a place, and the token that follows there is its prediction.
 can be trusted: how many tokens before it are the same, in which source it stands, how much of what lies further back
 agrees, how many newer ones there are, and whether the text was following that very place.
 
-Knows nothing of weights and trees; see `phrase_mixing`.
+Knows nothing of weights and trees; see `phrase_draft`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,27 @@ from __future__ import annotations
 import numpy as np
 
 from strategies.draft import Int32Array
-from strategies.native import compiled
-from strategies.phrase_index import BLOCK, NOWHERE, ORDERS, OWNER, PREVIOUS, START, following, mixed, preceding
+from strategies.native import Int64Array, Integer, compiled
+from strategies.phrase_index import (
+    BLOCK,
+    NOWHERE,
+    ORDERS,
+    OWNER,
+    PREVIOUS,
+    START,
+    View,
+    following,
+    mixed,
+    phrase_hash,
+    preceding,
+)
 
 AT, LENGTH, KIND, AGREEING, NEWER, NEAR, SHORTER = range(7)
 """Columns of a candidate: the position that stands for the last token of the context, how many tokens match there
 (bounded by `LONGEST`), and the bins of its features."""
 COLUMNS = 7
+_MISSES = 8
+_LEAST = 8
 SEEN = 1024
 """Slots of the hash set of places seen in one search; at least twice as many as a search finds."""
 
@@ -38,12 +52,11 @@ AGREEING_BINS = 13
 NEWER_BINS = 8
 NEAR_BINS = 7
 SHORTER_BINS = 2
-
-_MISSES = 16
+RECENT_BINS = 7
 
 
 @compiled
-def log2_bin(n: int, bins: int) -> int:
+def log2_bin(n: Integer, bins: int) -> int:
     """0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, and so on; at most `bins` - 1."""
     b = 0
     while n > 0 and b < bins - 1:
@@ -53,7 +66,7 @@ def log2_bin(n: int, bins: int) -> int:
 
 
 @compiled
-def near_bin(at: int, followed: int) -> int:
+def near_bin(at: Integer, followed: Integer) -> int:
     """How close a candidate is to the place that the sequence has been following; 0 where there is none."""
     if followed < 0:
         return 0
@@ -68,8 +81,28 @@ def near_bin(at: int, followed: int) -> int:
 
 
 @compiled
-def equal_bits(log: Int32Array, blocks: Int32Array, at: int, context: Int32Array, n: int) -> int:
+def recent_bin(index: View, at: Integer, token: Integer) -> int:
+    """How long ago the sequence that ends at `at` in this index had `token`: 0 for never, 1 for the last 4 tokens, 2
+    for the last 16, and so on by fours."""
+    place: Integer = index.heads[0, mixed(np.int64(0), token) & (index.heads.shape[1] - 1)]
+    for _ in range(3):
+        if place < 0 or index.log[place] == token:
+            break
+        place = index.links[place, 0]
+    if place < 0 or index.log[place] != token:
+        return 0
+    age = at - place
+    b = 1
+    while age >= 4 and b < RECENT_BINS - 1:
+        age >>= 2
+        b += 1
+    return b
+
+
+@compiled
+def equal_bits(index: View, at: Integer, context: Int32Array, n: Integer) -> np.uint64:
     """Bit i tells whether the token i before `at` is the one i before the last of `context[:n]`, for i below 32."""
+    log, blocks = index.log, index.blocks
     block = at // BLOCK
     bits = np.uint64(0)
     if block >= 2 and blocks[block, PREVIOUS] == block - 1 and blocks[block - 1, PREVIOUS] == block - 2:
@@ -81,14 +114,14 @@ def equal_bits(log: Int32Array, blocks: Int32Array, at: int, context: Int32Array
     for i in range(_WINDOW):
         if log[at] == context[n - 1 - i]:
             bits |= np.uint64(1 << i)
-        at = preceding(blocks, at)
+        at = preceding(index, at)
         if at < 0:
             break
     return bits
 
 
 @compiled
-def measure(bits: int) -> tuple[int, int]:
+def measure(bits: np.uint64) -> tuple[int, int]:
     """How many tokens match without a break, at most `LONGEST`, and the bin of how many agree behind the break."""
     length = 0
     while length < LONGEST and bits & np.uint64(1):
@@ -100,16 +133,16 @@ def measure(bits: int) -> tuple[int, int]:
 
 
 @compiled
-def _ones(bits: int) -> int:
+def _ones(bits: np.uint64) -> int:
     """How many of 16 bits are set."""
     bits -= bits >> np.uint64(1) & np.uint64(0x5555)
     bits = (bits & np.uint64(0x3333)) + (bits >> np.uint64(2) & np.uint64(0x3333))
     bits = (bits + (bits >> np.uint64(4))) & np.uint64(0x0F0F)
-    return np.int64((bits + (bits >> np.uint64(8))) & np.uint64(0x1F))
+    return int((bits + (bits >> np.uint64(8))) & np.uint64(0x1F))
 
 
 @compiled
-def first_time(seen: Int32Array, at: int) -> bool:
+def first_time(seen: Int32Array, at: Integer) -> bool:
     """Whether `at` is not yet in the hash set `seen`; it is afterwards."""
     slot = (at * 0x9E3779B1 >> 12) & (SEEN - 1)
     for _ in range(SEEN // 2):
@@ -124,16 +157,13 @@ def first_time(seen: Int32Array, at: int) -> bool:
 
 @compiled
 def search(
-    log: Int32Array,
-    links: Int32Array,
-    heads: Int32Array,
-    blocks: Int32Array,
+    index: View,
     context: Int32Array,
-    n: int,
-    substituted: bool,
-    own: int,
-    prompt: int,
-    most: tuple[int, int, int, int],
+    n: Integer,
+    substituted: int,
+    own: Integer,
+    prompt: Integer,
+    most: int,
     seen: Int32Array,
     candidates: Int32Array,
     count: int,
@@ -151,43 +181,42 @@ def search(
     Returns:
         The new count.
     """
-    phrase = n - 1 if substituted else n
+    phrase = n - substituted
     for slot in range(SEEN):
         seen[slot] = NOWHERE
-    mask = heads.shape[1] - 1
+    mask = index.heads.shape[1] - 1
+    before = count
     for order in range(len(ORDERS) - 1, 0 if substituted else -1, -1):
-        key = np.int64(0)
-        for back in range(ORDERS[order]):
-            key = mixed(key, context[phrase - 1 - back])
         if context[phrase - ORDERS[order]] == UNKNOWN:
             continue
-        at = heads[order, key & mask]
+        at: Integer = index.heads[order, phrase_hash(context, phrase, ORDERS[order]) & mask]
         misses = 0
         found = 0
-        for _ in range(2 * most[order]):
-            if at < 0 or found == most[order] or misses > _MISSES or count == candidates.shape[0]:
+        enough = max(_LEAST, min(most - (count - before), most >> order))
+        for _ in range(2 * enough):
+            if at < 0 or found == enough or misses > _MISSES or count == candidates.shape[0]:
                 break
-            place = at
-            at = links[place, order]
-            if blocks[place // BLOCK, OWNER] == own:
+            place: Integer = at
+            at = index.links[place, order]
+            if index.blocks[place // BLOCK, OWNER] == own:
                 continue
-            ends = place
-            if substituted:
-                ends = following(blocks, place)
-                if ends < 0 or log[ends] < 0 or log[ends] == context[n - 1]:
+            ends: Integer = place
+            if substituted > 0:
+                ends = following(index, place)
+                if ends < 0 or index.log[ends] == context[phrase]:
                     continue
-            length, agreeing = measure(equal_bits(log, blocks, place, context, phrase))
+                if substituted == 2:
+                    ends = following(index, ends)
+                if ends < 0 or index.log[ends] < 0:
+                    continue
+            length, agreeing = measure(equal_bits(index, place, context, phrase))
             if length < ORDERS[order]:
                 misses += 1
                 continue
             if not first_time(seen, place):
                 continue
-            source = MEMORY if prompt < 0 else (PROMPT if ends < prompt else OUTPUT)
-            candidates[count, AT] = ends
-            candidates[count, LENGTH] = length
-            candidates[count, KIND] = source + (SUBSTITUTED if substituted else 0)
-            candidates[count, AGREEING] = agreeing
-            candidates[count, NEWER] = log2_bin(found, NEWER_BINS)
+            kind = source_of(ends, prompt) + (SUBSTITUTED if substituted else 0)
+            write(candidates, count, ends, length, kind, agreeing, found)
             count += 1
             found += 1
     return count
@@ -195,36 +224,29 @@ def search(
 
 @compiled
 def search_token(
-    log: Int32Array,
-    links: Int32Array,
-    heads: Int32Array,
-    blocks: Int32Array,
+    index: View,
     context: Int32Array,
-    n: int,
-    own: int,
-    prompt: int,
+    n: Integer,
+    own: Integer,
+    prompt: Integer,
     most: int,
     candidates: Int32Array,
     count: int,
 ) -> int:
     """Like `search`, for the last token alone and at most `most` steps: cheap enough for every node of a draft."""
-    at = heads[0, mixed(np.int64(0), context[n - 1]) & (heads.shape[1] - 1)]
+    at: Integer = index.heads[0, phrase_hash(context, n, 1) & (index.heads.shape[1] - 1)]
     found = 0
     for _ in range(2 * most):
         if at < 0 or found == most or count == candidates.shape[0]:
             break
-        place = at
-        at = links[place, 0]
-        if blocks[place // BLOCK, OWNER] == own:
+        place: Integer = at
+        at = index.links[place, 0]
+        if index.blocks[place // BLOCK, OWNER] == own:
             continue
-        length, agreeing = measure(equal_bits(log, blocks, place, context, n))
+        length, agreeing = measure(equal_bits(index, place, context, n))
         if length == 0:
             continue
-        candidates[count, AT] = place
-        candidates[count, LENGTH] = length
-        candidates[count, KIND] = MEMORY if prompt < 0 else (PROMPT if place < prompt else OUTPUT)
-        candidates[count, AGREEING] = agreeing
-        candidates[count, NEWER] = log2_bin(found, NEWER_BINS)
+        write(candidates, count, place, length, source_of(place, prompt), agreeing, found)
         count += 1
         found += 1
     return count
@@ -232,39 +254,81 @@ def search_token(
 
 @compiled
 def resume(
-    log: Int32Array,
-    blocks: Int32Array,
+    index: View,
     context: Int32Array,
-    n: int,
-    followed: int,
-    prompt: int,
+    n: Integer,
+    followed: Integer,
+    prompt: Integer,
     candidates: Int32Array,
     count: int,
 ) -> int:
     """Adds the place that the sequence was following, if its last token is another one there: the text may have put
     in one word for another and go on as before (the recovery of match models in lossless compressors)."""
-    if followed < 0 or count == candidates.shape[0] or log[followed] < 0 or log[followed] == context[n - 1]:
+    if followed < 0 or count == candidates.shape[0]:
         return count
-    _, agreeing = measure(equal_bits(log, blocks, followed, context, n))
-    candidates[count, AT] = followed
-    candidates[count, LENGTH] = 0
-    candidates[count, KIND] = MEMORY if prompt < 0 else (PROMPT if followed < prompt else OUTPUT)
-    candidates[count, AGREEING] = agreeing
-    candidates[count, NEWER] = 0
+    if index.log[followed] < 0 or index.log[followed] == context[n - 1]:
+        return count
+    _, agreeing = measure(equal_bits(index, followed, context, n))
+    write(candidates, count, followed, 0, source_of(followed, prompt), agreeing, 0)
     return count + 1
 
 
 @compiled
-def read_context(log: Int32Array, blocks: Int32Array, at: int, context: Int32Array) -> None:
-    """Copies the tokens up to `at` into `context[:CONTEXT]`, at its end; the rest is `UNKNOWN`."""
-    for i in range(CONTEXT - 1, -1, -1):
-        context[i] = log[at] if at >= 0 else UNKNOWN
-        if at >= 0:
-            at = preceding(blocks, at)
+def source_of(at: Integer, prompt: Integer) -> int:
+    """The source of position `at` of an index whose output begins at `prompt`; `NOWHERE` for the memory."""
+    if prompt < 0:
+        return MEMORY
+    return PROMPT if at < prompt else OUTPUT
 
 
 @compiled
-def mark_start(context: Int32Array, written: int, marked: Int32Array) -> None:
+def write(
+    candidates: Int32Array, j: int, at: Integer, length: Integer, kind: int, agreeing: Integer, newer: int
+) -> None:
+    """Sets what retrieval knows of candidate j."""
+    candidates[j, AT] = at
+    candidates[j, LENGTH] = length
+    candidates[j, KIND] = kind
+    candidates[j, AGREEING] = agreeing
+    candidates[j, NEWER] = log2_bin(newer, NEWER_BINS)
+
+
+@compiled
+def copy_candidate(source: Int32Array, i: int, target: Int32Array, j: int) -> None:
+    """`target[j] = source[i]`, without the cost of array views."""
+    for column in range(COLUMNS):
+        target[j, column] = source[i, column]
+
+
+@compiled
+def complete(candidates: Int32Array, count: int, followed: Int64Array) -> None:
+    """Sets what needs all candidates, or the places that the sequence follows in its own index and the memory."""
+    longest: Integer = 0
+    for j in range(count):
+        if candidates[j, KIND] < SUBSTITUTED:
+            longest = max(longest, candidates[j, LENGTH])
+    for j in range(count):
+        candidates[j, NEAR] = near_bin(candidates[j, AT], followed[1 if in_memory(candidates, j) else 0])
+        candidates[j, SHORTER] = 1 if candidates[j, LENGTH] < longest else 0
+
+
+@compiled
+def in_memory(candidates: Int32Array, j: Integer) -> bool:
+    """Whether candidate j stands in the memory, not in the sequence's own index."""
+    return bool(candidates[j, KIND] % SUBSTITUTED == MEMORY)
+
+
+@compiled
+def read_context(index: View, at: Integer, context: Int32Array) -> None:
+    """Copies the tokens up to `at` into `context[:CONTEXT]`, at its end; the rest is `UNKNOWN`."""
+    for i in range(CONTEXT - 1, -1, -1):
+        context[i] = index.log[at] if at >= 0 else UNKNOWN
+        if at >= 0:
+            at = preceding(index, at)
+
+
+@compiled
+def mark_start(context: Int32Array, written: Integer, marked: Int32Array) -> None:
     """Copies `context[:CONTEXT]` into `marked` as the memory knows it: a start mark stands before the last `written`
     tokens, the only ones that it learns of the sequence, and nothing before that."""
     for i in range(CONTEXT):

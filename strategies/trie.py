@@ -9,32 +9,34 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from strategies.base import Feedback
 from strategies.draft import EMPTY_TREE, DraftTree, Int32Array
-from strategies.phrase_draft import draft
+from strategies.phrase_draft import AT_END, DEEPEST, WRITTEN, Room, draft, room_for
 from strategies.phrase_index import START, PhraseIndex
-from strategies.phrase_mixing import Scratch, Weights, learn, learn_calibration
+from strategies.phrase_learning import learn_calibration, learn_votes
 from strategies.phrase_prior import prior_weights
 from strategies.phrase_retrieval import COLUMNS
+from strategies.phrase_weights import Weights
 from strategies.registry import register
 
 _LEARNABLE = ("outputs", "prompts", "both")
 _OWN_CAPACITY = 1 << 20
 _EVERYTHING = 1 << 40
 _START = np.array([START], np.int32)
-_room = threading.local()
+_thread = threading.local()
 
 
-def _scratch(budget: int) -> Scratch:
+def _room(budget: int) -> Room:
     """This thread's room for drafts of up to `budget` nodes."""
-    if getattr(_room, "budget", 0) < budget:
-        _room.budget = max(budget, 64)
-        _room.scratch = Scratch.of(_room.budget)
-    scratch: Scratch = _room.scratch
-    return scratch
+    if getattr(_thread, "budget", 0) < budget:
+        _thread.budget = max(budget, 64)
+        _thread.room = room_for(_thread.budget)
+    room: Room = _thread.room
+    return room
 
 
 @register("trie")
@@ -62,8 +64,8 @@ class TrieStrategy:
         prompt_weight: float = 1.0,
         capacity_tokens: int = 1_000_000,
     ) -> None:
-        if not 1 <= branch_length <= 256:
-            raise ValueError(f"branch_length: {branch_length} is not allowed; it must lie in [1, 256]")
+        if not 1 <= branch_length <= DEEPEST:
+            raise ValueError(f"branch_length: {branch_length} is not allowed; it must lie in [1, {DEEPEST}]")
         if learn not in _LEARNABLE:
             raise ValueError(f"learn: {learn!r} is not allowed; it must be one of {', '.join(_LEARNABLE)}")
         if not 0.0 < prompt_weight < 1000.0:
@@ -81,7 +83,7 @@ class TrieStrategy:
     @property
     def nbytes(self) -> int:
         """Bytes of the memory, the weights included, live sequences' own indexes not."""
-        return self.memory.nbytes + self.weights.nbytes
+        return self.memory.nbytes + sum(table.nbytes for table in self.weights)
 
     def sequences(self) -> Iterator[Int32Array]:
         """What the memory holds, sequence by sequence, int32[n], the oldest first; `learn` takes them again."""
@@ -106,12 +108,9 @@ class TrieDrafter:
         self._own_writer = self._own.writer()
         self._own.append(self._own_writer, prompt)
         self._writer = strategy.memory.writer()
-        learned = prompt.shape[0] if strategy.learns == "both" else 0
-        strategy.memory.append(self._writer, _START)
+        learned = {"outputs": 0, "prompts": _EVERYTHING, "both": prompt.shape[0]}[strategy.learns]
         if strategy.learns != "outputs":
-            strategy.memory.append(self._writer, prompt)
-        if strategy.learns == "prompts":
-            learned = _EVERYTHING
+            self._remember(prompt)
         self._place = np.array([self._own_writer[0], self._writer[1], self._own_writer[0] + 1, learned], np.int64)
         self._followed = np.array([-1, -1, 0, 0], np.int64)
         self._tree = EMPTY_TREE
@@ -120,39 +119,42 @@ class TrieDrafter:
         self._longest = EMPTY_TREE.tokens
 
     def propose(self, budget: int) -> DraftTree:
-        scratch = _scratch(budget)
-        own, memory, weights = self._own, self._strategy.memory, self._strategy.weights
+        strategy = self._strategy
+        room: tuple[Any, ...] = _room(budget)
         tokens, parents, longest = np.empty((3, budget), np.int32)
         scores, shares = np.empty((2, budget), np.float32)
-        n, found = draft(
-            own.log, own.links, own.heads, own.blocks, memory.log, memory.links, memory.heads, memory.blocks,
-            self._place, self._followed, weights.features, weights.escapes, weights.calibration,
-            scratch.candidates, scratch.trust, scratch.chain, scratch.nodes, scratch.scores, scratch.heap, scratch.table, scratch.seen, scratch.path, scratch.marked, scratch.roots,
-            self._strategy.branch_length, tokens, parents, scores, shares, longest,
+        arguments: tuple[Any, ...] = (
+            *self._own.view, *strategy.memory.view, *strategy.weights, *room, self._place, self._followed,
+            strategy.branch_length, tokens, parents, scores, shares, longest,
         )  # fmt: skip
+        n, found = draft(*arguments)
         self._tree = DraftTree(tokens[:n], parents[:n], scores[:n])
         self._shares, self._longest = shares[:n], longest[:n]
-        self._roots = scratch.roots[:found].copy()
+        self._roots = room[-1][:found].copy()
         return self._tree
 
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
-        strategy, own, memory, weights = self._strategy, self._own, self._strategy.memory, self._strategy.weights
-        scratch = _scratch(1)
-        learn(
-            own.log, own.blocks, memory.log, memory.blocks, weights.features, weights.escapes,
-            self._roots, accepted, strategy.branch_length, self._followed, scratch.trust, scratch.chain,
+        strategy, room = self._strategy, _room(1)
+        features, escapes, calibration = strategy.weights
+        learn_votes(
+            *self._own.view, *strategy.memory.view, features, escapes, self._place[AT_END], self._followed,
+            self._roots, accepted, strategy.branch_length, room.trust, room.chain, room.heap,
         )  # fmt: skip
-        learn_calibration(
-            weights.calibration, self._tree.tokens, self._tree.parents, self._shares, self._longest, accepted
-        )
+        learn_calibration(calibration, self._tree.tokens, self._tree.parents, self._shares, self._longest, accepted)
         self._tree = EMPTY_TREE
         self._roots = self._roots[:0]
         self._shares, self._longest = self._shares[:0], self._longest[:0]
-        own.append(self._own_writer, accepted)
-        self._place[0] = self._own_writer[0]
-        self._place[3] += accepted.shape[0]
+        self._own.append(self._own_writer, accepted)
+        self._place[AT_END] = self._own_writer[0]
+        self._place[WRITTEN] += accepted.shape[0]
         if strategy.learns != "prompts":
-            memory.append(self._writer, accepted)
+            self._remember(accepted)
+
+    def _remember(self, tokens: Int32Array) -> None:
+        memory = self._strategy.memory
+        if self._writer[0] < 0:
+            memory.append(self._writer, _START)
+        memory.append(self._writer, tokens)
 
     def close(self) -> None:
         """What was learned stays in the memory."""

@@ -239,6 +239,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(server: FakeServer) -> None:
         terminal.wait_for("/nonsense is no command")
         terminal.type("second\n")
         terminal.wait_for("fine\r\n")
+        terminal.wait_for("> ")
         terminal.type("\x04")
         assert terminal.end() == 0
         assert [turn.content for turn in server.requests[1].chat.messages] == ["first", "an unfinished", "second"]

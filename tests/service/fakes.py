@@ -16,7 +16,9 @@ import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
-from model_runner.sequence import Finish, FinishReason, Sequence, SequenceState, StepOutput
+from model_runner.errors import InvalidValueError
+from model_runner.grammar import GrammarKind
+from model_runner.sequence import Finish, FinishReason, Grammar, Sequence, SequenceState, StepOutput
 from service.server import BoundServer, RunningServer
 from service.settings import Settings
 from strategies import Drafter
@@ -52,6 +54,14 @@ class FakeModel:
     max_context: int = 4096
     eos_token_ids: frozenset[int] = frozenset({0})
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
+    grammars: FakeGrammars = field(default_factory=lambda: FakeGrammars())
+
+
+class FakeGrammars:
+    """Knows no valid grammar."""
+
+    def compile(self, kind: GrammarKind, text: str) -> Grammar:
+        raise InvalidValueError(f"format.{kind.value}", text, "it is not a valid one")
 
 
 class FakeEngine:

@@ -71,6 +71,7 @@ class Answer:
             request_id=self.started.request_id,
             model=self.started.model,
             tenant=self.started.tenant,
+            seed=self.started.seed,
             details=tuple(detail for delta in self._deltas for detail in delta.details),
         )
 
@@ -107,12 +108,21 @@ def _started(message: pb.Started) -> Started:
         strategy=message.strategy,
         prompt_tokens=message.prompt_tokens,
         max_tokens=message.max_tokens,
+        seed=message.seed,
     )
 
 
 def _delta(message: pb.Delta) -> Delta:
-    details = tuple(TokenDetail(detail.text, detail.drafted) for detail in message.details)
-    return Delta(message.text, tuple(message.token_ids), details)
+    return Delta(message.text, tuple(message.token_ids), tuple(map(_detail, message.details)))
+
+
+def _detail(message: pb.TokenDetail) -> TokenDetail:
+    return TokenDetail(
+        message.text,
+        message.drafted,
+        message.logprob if message.HasField("logprob") else None,
+        tuple((top.token_id, top.logprob) for top in message.top_logprobs),
+    )
 
 
 def _finished(message: pb.Finished) -> Finished:

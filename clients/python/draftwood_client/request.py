@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,10 @@ class GenerateOptions(TypedDict, total=False):
     Where an answer goes: `tenant` whose memory drafts and learns ("default"), `request_id` for logs and traces.
 
     How it is written: `temperature` (0, the default, is greedy), `top_k`, `top_p`, `min_p`, `repetition_penalty`,
-    `presence_penalty`, `frequency_penalty`, `seed` (same seed, same answer).
+    `presence_penalty`, `frequency_penalty`, `logit_bias` (token id to a number that is added to its logit), `seed`
+    (same seed, same answer).
+
+    What it must look like, one of: `json_schema` (JSON, or a mapping of it), `regex`, `lark`.
 
     When it ends: after `max_tokens`, not before `min_tokens`, before one of the `stop` strings, at one of the
     `stop_token_ids`, at the model's own end-of-sequence tokens unless `ignore_eos`.
@@ -45,7 +49,8 @@ class GenerateOptions(TypedDict, total=False):
     What is drafted, which never changes the answer: nothing with `drafting=False`; `strategy`, one of
     `ModelInfo.strategies`; at most `max_draft_nodes` a step.
 
-    What is sent: `token_details`, each token's text and whether it was drafted; `include_special_tokens`.
+    What is sent: `token_details`, each token's text and whether it was drafted; `top_logprobs`, log-probabilities of
+    the tokens and of as many alternatives; `include_special_tokens`.
     """
 
     tenant: str | None
@@ -58,6 +63,10 @@ class GenerateOptions(TypedDict, total=False):
     presence_penalty: float | None
     frequency_penalty: float | None
     seed: int | None
+    logit_bias: Mapping[int, float] | None
+    json_schema: str | Mapping[str, Any] | None
+    regex: str | None
+    lark: str | None
     max_tokens: int | None
     min_tokens: int | None
     stop: str | Sequence[str] | None
@@ -68,6 +77,7 @@ class GenerateOptions(TypedDict, total=False):
     max_draft_nodes: int | None
     token_details: bool | None
     include_special_tokens: bool | None
+    top_logprobs: int | None
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateRequest:
@@ -83,6 +93,8 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
             checked = check(name, value)
             if isinstance(checked, list):
                 getattr(message, field).extend(checked)
+            elif isinstance(checked, dict):
+                getattr(message, field).update(checked)
             else:
                 setattr(message, field, checked)
     return request
@@ -197,6 +209,21 @@ def _number(name: str, value: object) -> float:
     return number
 
 
+def _bias(name: str, value: object) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise ArgumentTypeError(name, f"must be a mapping of token ids to numbers, not {_kind(value)}")
+    return {_integer(name, token, 0, 2**31 - 1): _number(f"{name}[{token!r}]", bias) for token, bias in value.items()}
+
+
+def _schema(name: str, value: object) -> str:
+    if not isinstance(value, Mapping):
+        return text(name, value)
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise ArgumentValueError(name, f"is not JSON: {error}") from None
+
+
 def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ArgumentTypeError(name, f"must be a bool, not {_kind(value)}")
@@ -224,6 +251,10 @@ _FIELDS: dict[str, tuple[str, str, Callable[[str, object], object]]] = {
     "presence_penalty": ("sampling", "presence_penalty", _number),
     "frequency_penalty": ("sampling", "frequency_penalty", _number),
     "seed": ("sampling", "seed", _uint64),
+    "logit_bias": ("sampling", "logit_bias", _bias),
+    "json_schema": ("format", "json_schema", _schema),
+    "regex": ("format", "regex", text),
+    "lark": ("format", "lark", text),
     "max_tokens": ("stop", "max_tokens", _int32),
     "min_tokens": ("stop", "min_tokens", _int32),
     "stop": ("stop", "strings", _strings),
@@ -234,4 +265,5 @@ _FIELDS: dict[str, tuple[str, str, Callable[[str, object], object]]] = {
     "max_draft_nodes": ("drafting", "max_nodes", _int32),
     "token_details": ("output", "token_details", _flag),
     "include_special_tokens": ("output", "include_special_tokens", _flag),
+    "top_logprobs": ("output", "top_logprobs", _int32),
 }

@@ -18,10 +18,17 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenDetail:
-    """One token: the characters that it completed, and whether a draft had guessed it."""
+    """One token: the characters that it completed, and whether a draft had guessed it.
+
+    Attributes:
+        logprob: its log-probability by the model's own logits; None unless `top_logprobs` was asked for.
+        top_logprobs: the most probable tokens, best first, as (token id, log-probability).
+    """
 
     text: str
     drafted: bool
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,7 @@ class Started:
     Attributes:
         strategy: the one that drafts; "none" when drafting is off.
         max_tokens: the most tokens that the answer can have.
+        seed: the one that was used; sending it again writes the same answer.
     """
 
     request_id: str
@@ -54,6 +62,7 @@ class Started:
     strategy: str
     prompt_tokens: int
     max_tokens: int
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +161,7 @@ class Completion:
     request_id: str
     model: str
     tenant: str
+    seed: int
     details: tuple[TokenDetail, ...] = ()
 
     def __repr__(self) -> str:

@@ -82,6 +82,9 @@ class GenerationFlags:
     presence_penalty: Annotated[float | None, _sampling("Taken from the logit of a token that was written.")] = None
     frequency_penalty: Annotated[float | None, _sampling("The same, for each time that it was written.")] = None
     seed: Annotated[int | None, _sampling("Same seed, same answer.")] = None
+    json_schema: Annotated[str | None, _sampling("JSON that follows this JSON schema.")] = None
+    regex: Annotated[str | None, _sampling("Text that matches this regular expression.")] = None
+    lark: Annotated[str | None, _sampling("Text of this grammar, in Lark's syntax.")] = None
     max_tokens: Annotated[int | None, _stopping("At most so many new tokens.", "--max-tokens", "-n")] = None
     min_tokens: Annotated[int | None, _stopping("At least so many new tokens.")] = None
     stop: Annotated[list[str] | None, _stopping("Stop before this text. May be repeated.")] = None

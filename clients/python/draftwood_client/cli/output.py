@@ -87,10 +87,13 @@ def print_json(value: object) -> None:
 
 
 def completion_as_json(completion: Completion) -> dict[str, Any]:
-    """All fields; `details` where they were asked for."""
+    """All fields; `details` and their log-probabilities where they were asked for."""
     values = asdict(completion)
     if not completion.details:
         del values["details"]
+    for detail in values.get("details", ()):
+        if detail["logprob"] is None:
+            del detail["logprob"], detail["top_logprobs"]
     return values
 
 

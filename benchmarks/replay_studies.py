@@ -1,0 +1,137 @@
+"""Studies over replays: decoding length x branch length, and how much memory pays; and their pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.replay import Recording, Row, replay
+from strategies import create
+
+DECODING_LENGTHS = (4, 8, 16, 32, 64, 128)
+BRANCH_LENGTHS = (2, 4, 8, 16, 32, 64)
+CAPACITIES = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000, 256_000)
+
+Grid = list[list[float]]
+"""Acceptance lengths, [branch length][decoding length]."""
+
+
+def grid_of(strategy: str, options: dict[str, object], recordings: Sequence[Recording]) -> Grid:
+    """Acceptance length for each branch length (the deepest draft) and decoding length (nodes)."""
+    return [
+        [
+            replay(create(strategy, **options, branch_length=branch), recordings, nodes).acceptance_length
+            for nodes in DECODING_LENGTHS
+        ]
+        for branch in BRANCH_LENGTHS
+    ]
+
+
+def capacity_curve(
+    strategy: str, options: dict[str, object], recordings: Sequence[Recording], budget: int
+) -> list[float]:
+    """Acceptance length for each of `CAPACITIES`, in tokens of memory."""
+    return [
+        replay(create(strategy, **options, capacity_tokens=tokens), recordings, budget).acceptance_length
+        for tokens in CAPACITIES
+    ]
+
+
+def study(
+    console: Console,
+    strategy: str,
+    options: dict[str, object],
+    traces: dict[str, list[Recording]],
+    json_file: Path | None,
+    plot: Path | None,
+) -> None:
+    """Runs both studies on every trace, prints them, and writes and draws them where asked to."""
+    grids: dict[str, Grid] = {}
+    curves: dict[str, list[float]] = {}
+    for name in track(list(traces), description="studying", console=console, transient=True):
+        grids[name] = grid_of(strategy, options, traces[name])
+        curves[name] = capacity_curve(strategy, options, traces[name], 64)
+        console.print(_grid_table(name, grids[name]))
+    console.print(_capacity_table(curves))
+    if json_file is not None:
+        figures = {
+            "decoding_lengths": DECODING_LENGTHS,
+            "branch_lengths": BRANCH_LENGTHS,
+            "grids": grids,
+            "capacities": CAPACITIES,
+            "capacity_curves": curves,
+        }
+        json_file.write_text(json.dumps(figures, indent=1) + "\n")
+    if plot is not None:
+        plot_studies(grids, curves, plot)
+
+
+def _grid_table(name: str, grid: Grid) -> Table:
+    table = Table(title=f"{name}: tokens a step")
+    table.add_column("branch length \\ nodes", justify="right")
+    for nodes in DECODING_LENGTHS:
+        table.add_column(str(nodes), justify="right")
+    for branch, line in zip(BRANCH_LENGTHS, grid, strict=True):
+        table.add_row(str(branch), *(f"{value:.2f}" for value in line))
+    return table
+
+
+def _capacity_table(curves: dict[str, list[float]]) -> Table:
+    table = Table(title="tokens a step at 64 nodes, by tokens of memory")
+    table.add_column("trace")
+    for capacity in CAPACITIES:
+        table.add_column(f"{capacity // 1000}k", justify="right")
+    for name, curve in curves.items():
+        table.add_row(name, *(f"{value:.2f}" for value in curve))
+    return table
+
+
+def plot_rows(rows: Sequence[Row], path: Path) -> None:
+    """Bars of acceptance length, a group for each trace, a bar for each budget."""
+    from matplotlib.figure import Figure
+
+    traces = list(dict.fromkeys(row.trace for row in rows))
+    budgets = sorted({row.budget for row in rows})
+    figure = Figure(figsize=(2.0 + 1.4 * len(traces), 4.0), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(budgets)
+    for place, budget in enumerate(budgets):
+        found = {row.trace: row.acceptance_length for row in rows if row.budget == budget}
+        left = [i - 0.4 + width * (place + 0.5) for i in range(len(traces))]
+        bars = axes.bar(left, [found[trace] for trace in traces], width, label=f"{budget} nodes")
+        axes.bar_label(bars, fmt="%.2f", fontsize=7)
+    axes.set_xticks(range(len(traces)), traces, rotation=20, ha="right", fontsize=8)
+    axes.set_ylabel("tokens a step")
+    axes.axhline(1.0, color="grey", linewidth=0.8)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+def plot_studies(grids: dict[str, Grid], curves: dict[str, list[float]], path: Path) -> None:
+    """A heat map for each trace, and the curves of capacity."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2 * (len(grids) + 1), 3.8), layout="constrained")
+    panels = figure.subplots(1, len(grids) + 1, squeeze=False)[0]
+    for axes, (name, grid) in zip(panels[:-1], grids.items(), strict=True):
+        axes.imshow(grid, cmap="viridis", origin="lower", aspect="auto")
+        axes.set_xticks(range(len(DECODING_LENGTHS)), [str(n) for n in DECODING_LENGTHS])
+        axes.set_yticks(range(len(BRANCH_LENGTHS)), [str(n) for n in BRANCH_LENGTHS])
+        axes.set_xlabel("decoding length (nodes)")
+        axes.set_ylabel("branch length")
+        axes.set_title(f"{name}: tokens a step", fontsize=9)
+        for y, line in enumerate(grid):
+            for x, value in enumerate(line):
+                axes.text(x, y, f"{value:.2f}", ha="center", va="center", color="white", fontsize=7)
+    for name, curve in curves.items():
+        panels[-1].plot(CAPACITIES, curve, marker=".", label=name)
+    panels[-1].set_xscale("log")
+    panels[-1].set_xlabel("capacity of the memory (tokens)")
+    panels[-1].set_ylabel("tokens a step at 64 nodes")
+    panels[-1].legend(fontsize=7)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,92 @@
+"""Structured output: which tokens a JSON schema, a regular expression or a Lark grammar allows next.
+
+llguidance does the work: it compiles in microseconds, needs no per-grammar table over the vocabulary, says which tokens
+are forced, and is one small wheel (MIT). xgrammar brings triton and a tensor-compiler runtime along.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+import llguidance
+import llguidance.hf
+import numpy as np
+import torch
+
+from model_runner.errors import InvalidValueError
+
+
+class GrammarKind(Enum):
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+
+
+class GrammarCompiler:
+    """Grammars over one tokenizer's vocabulary. Compiling is safe from several threads.
+
+    Args:
+        tokenizer: a fast transformers tokenizer.
+        vocab_size: columns of the model's logits; may exceed the tokenizer's own.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+        self._source = tokenizer
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        """Made at its first use, for it takes a second with a large vocabulary."""
+        return llguidance.hf.from_tokenizer(self._source, n_vocab=self._vocab_size)
+
+    def compile(self, kind: GrammarKind, text: str) -> GrammarState:
+        """A grammar at its beginning.
+
+        Raises:
+            InvalidValueError: the text is not a grammar of that kind, or too large a one; says why.
+        """
+        with self._lock:
+            tokenizer = self._tokenizer
+        matcher = llguidance.LLMatcher(tokenizer, _to_grammar(kind, text), log_level=0)
+        if matcher.is_error():
+            reason = " ".join(matcher.get_error().split())
+            raise InvalidValueError(f"format.{kind.value}", text, f"it is not a valid one: {reason}")
+        return GrammarState(matcher, self._vocab_size)
+
+
+class GrammarState:
+    """How far one sequence's output has come in its grammar."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+
+    def mask(self, scores: torch.Tensor) -> None:
+        """Sets the scores, float32[vocab], of tokens that are not allowed next to -inf."""
+        bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
+        scores[torch.from_numpy(bits[: self._vocab_size] == 0)] = -torch.inf
+
+    def accept(self, token: int) -> None:
+        """The output goes on with `token`, which the mask allowed."""
+        if not self._matcher.consume_token(token):
+            raise RuntimeError(f"token {token} is outside the grammar: {self._matcher.get_error()}")
+
+    def forced(self) -> list[int]:
+        """The tokens that must come next, as far as only one is allowed each time."""
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        return tokens
+
+
+def _to_grammar(kind: GrammarKind, text: str) -> str:
+    matcher = llguidance.LLMatcher
+    makers: dict[GrammarKind, Callable[[str], str]] = {
+        GrammarKind.JSON_SCHEMA: matcher.grammar_from_json_schema,
+        GrammarKind.REGEX: matcher.grammar_from_regex,
+        GrammarKind.LARK: matcher.grammar_from_lark,
+    }
+    return makers[kind](text)

@@ -1,0 +1,64 @@
+"""Strategies by name."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+import numpy as np
+import pytest
+
+from strategies import NoDrafts, Strategy, TrieStrategy, UnknownStrategyError, create, names, register, registry
+from strategies.base import Drafter
+
+
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is forgotten after it."""
+    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
+    monkeypatch.setattr(registry, "_entry_points_loaded", False)
+
+
+def test_built_in_strategies_are_found_by_name_and_fit_the_protocols() -> None:
+    assert {"none", "trie"} <= set(names())
+    strategy = create("trie", branch_length=5)
+    assert isinstance(strategy, TrieStrategy)
+    assert strategy.branch_length == 5
+    for name in ("none", "trie"):
+        made = create(name)
+        assert isinstance(made, Strategy)
+        assert isinstance(made.start(np.array([1, 2], np.int32)), Drafter)
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(UnknownStrategyError, match=r"'tire'.*none, .*trie") as caught:
+        create("tire")
+    assert caught.value.name == "tire"
+    assert "trie" in caught.value.known
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(TypeError, match="brunch_length"):
+        create("trie", brunch_length=5)
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_register_returns_the_factory_and_refuses_a_taken_name() -> None:
+    assert register("mine")(NoDrafts) is NoDrafts
+    assert register("mine")(NoDrafts) is NoDrafts
+    assert isinstance(create("mine"), NoDrafts)
+    with pytest.raises(ValueError, match="'mine' is taken"):
+        register("mine")(TrieStrategy)
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_other_packages_bring_strategies_by_entry_point_and_a_broken_one_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = [
+        EntryPoint("theirs", "strategies.none:NoDrafts", registry.ENTRY_POINT_GROUP),
+        EntryPoint("broken", "no_such_module:nothing", registry.ENTRY_POINT_GROUP),
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: found if group == registry.ENTRY_POINT_GROUP else [])
+    assert isinstance(create("theirs"), NoDrafts)
+    assert "broken" not in names()
+    assert "'broken'" in caplog.text
