@@ -21,7 +21,7 @@ from model_runner.sequence import Finish, FinishReason, Sequence, SequenceState,
 from model_runner.tokenizer import OutputText
 from model_runner.verify import walk
 from strategies import EMPTY_TREE, DraftTree, Feedback
-from strategies.draft import ROOT, Int32Array
+from strategies.draft import ROOT, Int32Array, merged
 
 _log = logging.getLogger(__name__)
 
@@ -205,12 +205,19 @@ class Engine:
         return turns
 
     def _draft(self, work: Work) -> DraftTree:
-        """Nothing deeper than what is left to write, less the model's own token."""
+        """Nothing deeper than what is left to write, less the model's own token.
+
+        Where a grammar allows one token only, that is a draft that costs nothing to make.
+        """
         sequence = work.sequence
-        left = sequence.stop.max_tokens - len(sequence.output)
-        if not work.reaches_end or left <= 1:
+        left, nodes = sequence.stop.max_tokens - len(sequence.output), sequence.max_draft_nodes
+        if not work.reaches_end or left <= 1 or nodes == 0:
             return EMPTY_TREE
-        return within_depth(self._live[sequence].drafter.propose(sequence.max_draft_nodes), left - 1)
+        tree = self._live[sequence].drafter.propose(nodes)
+        forced = sequence.grammar.forced()[:nodes] if sequence.grammar is not None else []
+        if forced:
+            tree = merged([DraftTree.of(forced), tree]).pruned(nodes)
+        return within_depth(tree, left - 1)
 
     def _forward(self, batch: list[_Turn]) -> tuple[torch.Tensor, Int32Array]:
         """Logits [row, vocab] and the most probable tokens int32[row]; the rows as the turns' `rows` say."""
