@@ -8,23 +8,46 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 
 class ServerError(Exception):
-    """The service did not start; the message ends with its log's last lines."""
+    """The service did not start, or did not end as it should; the message ends with its log's last lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """A service that is running.
+
+    Attributes:
+        target: "host:port".
+        pid: its process.
+        log: what it wrote, until it ends.
+    """
+
+    target: str
+    pid: int
+    log: Path
 
 
 @contextmanager
 def running_server(*arguments: str, timeout: float = 300.0) -> Iterator[str]:
-    """Starts `draftwood serve` on a free local port, yields "host:port", and ends it.
+    """As `server_process`; yields "host:port"."""
+    with server_process(*arguments, timeout=timeout) as server:
+        yield server.target
+
+
+@contextmanager
+def server_process(*arguments: str, timeout: float = 300.0) -> Iterator[ServerProcess]:
+    """Starts `draftwood serve` on a free local port, and ends it with the context.
 
     Args:
         arguments: more flags of `draftwood serve`.
         timeout: seconds until it must serve.
 
     Raises:
-        ServerError: it ended, or was not ready in time.
+        ServerError: it ended, was not ready in time, or did not end with status 0 when it was asked to.
     """
     with tempfile.TemporaryDirectory(prefix="draftwood-") as folder:
         ready, log = Path(folder, "address"), Path(folder, "log")
@@ -32,14 +55,22 @@ def running_server(*arguments: str, timeout: float = 300.0) -> Iterator[str]:
         with log.open("wb") as output:
             process = subprocess.Popen([sys.executable, "-m", "service", *flags], stdout=output, stderr=output)
         try:
-            yield _wait(process, ready, log, timeout)
-        finally:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            yield ServerProcess(_wait(process, ready, log, timeout), process.pid, log)
+        except BaseException:
+            _end(process)
+            raise
+        if status := _end(process):
+            raise ServerError(f"the service ended with status {status} when it was asked to end\n{_tail(log)}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """Asks the process to end, and ends it where it does not; returns its status."""
+    process.terminate()
+    try:
+        return process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def _wait(process: subprocess.Popen[bytes], ready: Path, log: Path, timeout: float) -> str:

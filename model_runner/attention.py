@@ -16,7 +16,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from model_runner.kv_cache import Slab
+from model_runner.exact_attention import attend_exactly, pieces
+from model_runner.kv_cache import KVLayout, Slab
 from strategies.draft import DraftTree, Float32Array, Int32Array
 
 ATTENTION_NAME = "draftwood"
@@ -44,10 +45,19 @@ class Segment:
     depths: Int32Array
     logit_rows: int
     _masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
+    _pieces: list[tuple[slice, int]] = field(default_factory=list)
 
     @property
     def size(self) -> int:
         return int(self.tokens.shape[0])
+
+    @property
+    def pieces(self) -> list[tuple[slice, int]]:
+        """Runs of rows for `attend_exactly`, each with the position of its first."""
+        if not self._pieces:
+            positions = self.depths + self.context
+            self._pieces = [(rows, int(positions[rows.start])) for rows in pieces(positions)]
+        return self._pieces
 
     def mask(self, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
         """[size, context + size], 0 where a token attends and -inf where it must not; None where all attend to all.
@@ -73,11 +83,12 @@ class StepBatch:
     """The flat batch of one forward pass: the segments' tokens, one after the other."""
 
     segments: list[Segment]
+    layout: KVLayout
 
-    def inputs(self, device: torch.device) -> dict[str, Any]:
+    def inputs(self) -> dict[str, Any]:
         """Keyword arguments for the model: input_ids int64[1, T], position_ids int64[1, T], logits_to_keep int64[R]."""
         tokens, positions, rows = [], [], []
-        start = 0
+        start, device = 0, self.layout.device
         for segment in self.segments:
             tokens.append(segment.tokens)
             positions.append(segment.depths + segment.context)
@@ -125,14 +136,22 @@ def tree_attention(
         keys, values = segment.slab.keys[layer], segment.slab.values[layer]
         keys[:, first:last] = key[0, :, start:end]
         values[:, first:last] = value[0, :, start:end]
-        mask = segment.mask(sliding_window, query.dtype, query.device)
-        attend = _attend_by_hand if softcap is not None or s_aux is not None else _attend
-        outputs.append(
-            attend(query[:, :, start:end], keys[None, :, :last], values[None, :, :last], mask, scaling, softcap, s_aux)
-        )
+        mask = segment.mask(sliding_window, keys.dtype, keys.device)
+        if batch.layout.exact:
+            for rows, position in segment.pieces:
+                queries = query[0, :, start + rows.start : start + rows.stop]
+                seen = None if mask is None else mask[rows, : first + rows.stop]
+                outputs.append(
+                    attend_exactly(queries, keys, values, first + rows.start, position, seen, scaling, softcap, s_aux)
+                )
+        else:
+            attend = _attend_by_hand if softcap is not None or s_aux is not None else _attend
+            context = keys[None, :, :last], values[None, :, :last]
+            output = attend(query[:, :, start:end], *context, mask, scaling, softcap, s_aux)
+            outputs.append(output[0].transpose(0, 1))
         start = end
-    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
-    return output.transpose(1, 2).contiguous(), None
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return output[None].contiguous(), None
 
 
 def _to_device(parts: list[Int32Array], device: torch.device) -> torch.Tensor:

@@ -1,23 +1,29 @@
-"""The engine: sequences in, tokens out, one `step()` at a time. Knows nothing of gRPC, tenants or Redis."""
+"""The engine: sequences in, tokens out, one `step()` at a time. Knows nothing of gRPC or Redis."""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 
 from model_runner.attention import Segment, StepBatch, chain_then_tree
-from model_runner.budget import StepTimeCurve, measure, worthwhile_score
+from model_runner.budget import worthwhile_score
 from model_runner.drafting import GuardedDrafter, within_depth
-from model_runner.errors import EngineStoppedError, InvalidValueError, ModelError
-from model_runner.kv_cache import KVCache, Slab
+from model_runner.errors import DeadlineError, EngineStoppedError, InvalidValueError, ModelError
+from model_runner.exact_attention import draft_limits
+from model_runner.kv_cache import KVCache, Slab, default_capacity
+from model_runner.kv_pool import KVPool
 from model_runner.loading import LoadedModel
 from model_runner.sampling import TokenChooser
-from model_runner.scheduler import Scheduler, Work, kv_need, sequence_kv_need
+from model_runner.scheduler import Scheduler, Work
 from model_runner.sequence import Finish, FinishReason, Sequence, SequenceState, StepOutput
+from model_runner.step_time import StepTimeCurve, StepTimes, measure
 from model_runner.tokenizer import OutputText
 from model_runner.verify import walk
 from strategies import EMPTY_TREE, DraftTree, Feedback
@@ -33,11 +39,19 @@ class EngineConfig:
     Attributes:
         max_running: sequences in one step at most.
         max_draft_nodes: draft nodes of one sequence in one step at most.
-        adaptive_budget: verify only the nodes that are worth their time, by the measured step-time curve; otherwise
-            all that a strategy proposes.
-        prefill_chunk: prompt tokens a step, over all sequences.
-        kv_cache_tokens: capacity of the KV cache, over all sequences; None holds `max_running` full contexts.
-        threads: CPU threads of the model; None leaves torch's default.
+        adaptive_budget: verify only the nodes that are worth their time, and run on as many threads as pay, by
+            measured step times; otherwise verify all that a strategy proposes, on all threads.
+        prefill_chunk: prompt tokens a step, over all sequences, where no sequence decodes.
+        shared_prefill_chunk: the same where any does, so that a long prompt does not hold up the others' next tokens;
+            no more than `prefill_chunk`.
+        kv_cache_tokens: capacity of the KV cache, over live sequences and prefixes kept for reuse. None holds
+            `max_running` full contexts, or as much of that as fits half of the memory that is free at start (on CUDA
+            four fifths).
+        prefix_cache: keep the KV of ended sequences while there is room, for later ones of the same tenant that begin
+            with the same tokens.
+        tenant_weights: a tenant's share of the engine next to the others', above 0; 1 for those not named. Read as the
+            engine runs, so that it may be a view of weights that change.
+        threads: CPU threads of the model at most; None takes torch's default. A step takes as many of them as pay.
 
     Raises:
         InvalidValueError: a value is outside its range.
@@ -47,24 +61,36 @@ class EngineConfig:
     max_draft_nodes: int = 48
     adaptive_budget: bool = True
     prefill_chunk: int = 512
+    shared_prefill_chunk: int = 128
     kv_cache_tokens: int | None = None
+    prefix_cache: bool = True
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("max_running", 1), ("max_draft_nodes", 0), ("prefill_chunk", 1), ("threads", 1)):
+        for name, least in (
+            ("max_running", 1),
+            ("max_draft_nodes", 0),
+            ("prefill_chunk", 1),
+            ("shared_prefill_chunk", 1),
+            ("kv_cache_tokens", 1),
+            ("threads", 1),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InvalidValueError(name, value, f"it must be at least {least}")
+        for tenant, weight in self.tenant_weights.items():
+            if not 0 < weight < math.inf:
+                raise InvalidValueError(f"tenant_weights[{tenant!r}]", weight, "it must be above 0")
 
 
 @dataclass(eq=False, slots=True)
 class _Live:
-    """What the engine keeps for a running sequence."""
+    """What the engine keeps for a sequence from its first step to its end, preempted or not."""
 
     drafter: GuardedDrafter
     chooser: TokenChooser
     text: OutputText
-    slab: Slab
 
 
 @dataclass(eq=False, slots=True)
@@ -82,23 +108,27 @@ class Engine:
     """Continuous batching over draft trees. One thread calls all methods.
 
     Raises:
-        InvalidValueError: the configured KV cache cannot hold one full context.
+        InvalidValueError: the KV cache, as configured or as memory allows, cannot hold one full context.
     """
 
     def __init__(self, model: LoadedModel, config: EngineConfig = EngineConfig()) -> None:
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
         self.model = model
         self.config = config
-        full = kv_need(model.max_context, config.max_draft_nodes)
-        capacity = config.max_running * full if config.kv_cache_tokens is None else config.kv_cache_tokens
+        full = model.max_context + config.max_draft_nodes
+        capacity = config.kv_cache_tokens
+        if capacity is None:
+            capacity = default_capacity(model.layout, full, config.max_running)
         if capacity < full:
             raise InvalidValueError("kv_cache_tokens", capacity, f"one full context with its drafts needs {full}")
-        self._scheduler = Scheduler(config.max_running, config.prefill_chunk, capacity)
         self._kv = KVCache(model.layout, capacity)
+        self._pool = KVPool(self._kv, capacity, full, config.prefix_cache)
+        self._scheduler = Scheduler(
+            self._pool, config.max_running, config.prefill_chunk, config.shared_prefill_chunk, config.tenant_weights
+        )
         self._live: dict[Sequence, _Live] = {}
         self._closed = False
-        self._curve = self.measure_step_time() if config.adaptive_budget and config.max_draft_nodes else None
+        self._most_threads = torch.get_num_threads() if config.threads is None else config.threads
+        self._step_times = self._measure_step_times() if config.adaptive_budget else None
 
     @property
     def running(self) -> int:
@@ -106,7 +136,7 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        return len(self._scheduler.waiting)
+        return self._scheduler.waiting
 
     @property
     def has_work(self) -> bool:
@@ -134,6 +164,8 @@ class Engine:
             )
         if sequence.stats.arrived_at == 0.0:
             sequence.stats.arrived_at = time.perf_counter()
+        if sequence.deadline is not None and self._step_times is not None:
+            self._scheduler.step_seconds = float(self._step_times(1, sequences=1))
         self._scheduler.add(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
@@ -144,40 +176,56 @@ class Engine:
     def close(self) -> None:
         """Ends all sequences; the engine takes no more."""
         self._closed = True
-        for sequence in [*self._scheduler.running, *self._scheduler.waiting]:
+        for sequence in self._scheduler.live:
             self._finish(sequence)
 
     def check(self) -> None:
-        """Asserts that slots, slabs and drafters are held by running sequences only."""
+        """Asserts that slots, slabs and drafters are held by sequences that have run and not ended, and by no other."""
         self._scheduler.check()
-        assert set(self._live) == set(self._scheduler.running)
-        assert self._kv.tokens_out == sum(live.slab.capacity for live in self._live.values())
+        assert self._live.keys() <= {*self._scheduler.running, *self._scheduler.preempted}
+        assert self._kv.tokens_out == self._pool.tokens_out
 
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
         """Schedules, drafts, runs the model once, verifies, commits. Returns what was written, sequence by sequence.
 
-        An error in the model ends the sequences of this step with it; one in a sequence's own part ends that one.
+        An error in the model ends the sequences of this step with it; one in a sequence's own part, or its deadline,
+        ends that one.
         """
         started = time.perf_counter()
-        for sequence in self._scheduler.admit():
-            self._start(sequence, started)
-        batch = self._propose(self._scheduler.plan())
+        outputs = self._expire(started)
+        batch = self._propose(self._schedule(started))
         if not batch:
-            return []
+            return outputs
         drafted = time.perf_counter()
         try:
             logits, predictions = self._forward(batch)
         except Exception as error:
-            return self._fail(batch, error)
+            return outputs + self._fail(batch, error)
         model_seconds = time.perf_counter() - drafted
-        if self._curve is not None:
-            self._curve.observe(sum(turn.segment.size for turn in batch), model_seconds)
-        outputs = [output for turn in batch if (output := self._commit(turn, logits, predictions)) is not None]
+        outputs += [output for turn in batch if (output := self._commit(turn, logits, predictions)) is not None]
         for turn in batch:
             turn.work.sequence.stats.model_seconds += model_seconds
             turn.work.sequence.stats.step_seconds += time.perf_counter() - started
         return outputs
+
+    def _expire(self, now: float) -> list[StepOutput]:
+        """Ends the sequences that are too late."""
+        outputs = []
+        for sequence in self._scheduler.overdue(now):
+            assert sequence.deadline is not None
+            error = DeadlineError(now - sequence.deadline)
+            outputs.append(StepOutput(sequence, [], [], [], Finish(FinishReason.ERROR, error=error)))
+            self._finish(sequence)
+        return outputs
+
+    def _schedule(self, now: float) -> list[Work]:
+        """The step's work, with what each of its sequences needs to draft and to write."""
+        plan = self._scheduler.schedule()
+        for work in plan:
+            if work.sequence not in self._live:
+                self._start(work.sequence, now)
+        return plan
 
     def _start(self, sequence: Sequence, now: float) -> None:
         sequence.stats.first_scheduled_at = now
@@ -186,21 +234,21 @@ class Engine:
             GuardedDrafter(sequence, self.model.vocab_size),
             TokenChooser(sequence, self.model.eos_token_ids, self.model.vocab_size),
             OutputText(decoder, sequence.stop, self.model.eos_token_ids),
-            self._kv.take(sequence_kv_need(sequence)),
         )
 
     def _propose(self, plan: list[Work]) -> list[_Turn]:
         """Drafts for all sequences whose end is in reach, within one budget, and lays out the flat batch."""
         trees = [self._draft(work) for work in plan]
-        if self._curve is not None:
-            least = worthwhile_score(trees, sum(work.tokens for work in plan), self._curve)
+        if self._step_times is not None:
+            step_time = partial(self._step_times, sequences=len(plan))
+            least = worthwhile_score(trees, sum(work.tokens for work in plan), step_time)
             trees = [tree.pruned(int((tree.scores >= least).sum())) for tree in trees]
         turns, row = [], 0
         for work, tree in zip(plan, trees, strict=True):
-            sequence, live = work.sequence, self._live[work.sequence]
+            sequence, slab = work.sequence, self._pool.slab(work.sequence)
             chain = sequence.tokens(sequence.committed, work.tokens)
-            segment = Segment(live.slab, sequence.committed, *chain_then_tree(chain, tree), logit_rows=work.tokens - 1)
-            turns.append(_Turn(work, live, tree, segment, slice(row, row + 1 + len(tree))))
+            segment = Segment(slab, sequence.committed, *chain_then_tree(chain, tree), logit_rows=work.tokens - 1)
+            turns.append(_Turn(work, self._live[sequence], tree, segment, slice(row, row + 1 + len(tree))))
             row += 1 + len(tree)
         return turns
 
@@ -217,13 +265,24 @@ class Engine:
         forced = sequence.grammar.forced()[:nodes] if sequence.grammar is not None else []
         if forced:
             tree = merged([DraftTree.of(forced), tree]).pruned(nodes)
-        return within_depth(tree, left - 1)
+        deepest = left - 1
+        if self.model.layout.exact:
+            levels, most = draft_limits(sequence.length - 1)
+            deepest, tree = min(deepest, levels), tree.pruned(most)
+        return within_depth(tree, deepest)
 
     def _forward(self, batch: list[_Turn]) -> tuple[torch.Tensor, Int32Array]:
         """Logits [row, vocab] and the most probable tokens int32[row]; the rows as the turns' `rows` say."""
-        inputs = StepBatch([turn.segment for turn in batch]).inputs(self.model.layout.device)
+        tokens, times = sum(turn.segment.size for turn in batch), self._step_times
+        threads = self._most_threads if times is None else times.choose_threads(tokens, len(batch))
+        torch.set_num_threads(threads)
+        started = time.perf_counter()
+        inputs = StepBatch([turn.segment for turn in batch], self.model.layout).inputs()
         logits = self.model.module(**inputs).logits[0]
-        return logits, logits.argmax(-1).to(torch.int32).cpu().numpy()
+        predictions = logits.argmax(-1).to(torch.int32).cpu().numpy()
+        if times is not None:
+            times.observe(tokens, len(batch), threads, time.perf_counter() - started)
+        return logits, predictions
 
     def _commit(self, turn: _Turn, logits: torch.Tensor, predictions: Int32Array) -> StepOutput | None:
         """Keeps the accepted path; None for a prompt that is not through yet."""
@@ -235,7 +294,7 @@ class Engine:
             return self._verify(turn, logits[turn.rows], predictions[turn.rows])
         except Exception as error:
             _log.exception("request %r failed in verification", sequence.request_id)
-            self._finish(sequence)
+            self._finish(sequence, keep=False)
             return StepOutput(sequence, [], [], [], Finish(FinishReason.ERROR, error=error))
 
     def _verify(self, turn: _Turn, logits: torch.Tensor, predictions: Int32Array) -> StepOutput:
@@ -253,7 +312,7 @@ class Engine:
                 path.append(node)
             if finish:
                 break
-        live.slab.keep(sequence.committed + turn.work.tokens, path)
+        turn.segment.slab.keep(sequence.committed + turn.work.tokens, path)
         sequence.committed += turn.work.tokens + len(path)
         sequence.output.extend(token_ids)
         _record(sequence, len(tree), len(path))
@@ -269,18 +328,24 @@ class Engine:
         for turn in batch:
             error = ModelError(f"the model failed: {type(cause).__name__}: {cause}")
             error.__cause__ = cause
-            self._finish(turn.work.sequence)
+            self._finish(turn.work.sequence, keep=False)
             outputs.append(StepOutput(turn.work.sequence, [], [], [], Finish(FinishReason.ERROR, error=error)))
         return outputs
 
-    def _finish(self, sequence: Sequence) -> None:
-        """Frees all that a sequence holds."""
-        self._scheduler.finish(sequence)
+    def _finish(self, sequence: Sequence, keep: bool = True) -> None:
+        """Frees all that a sequence holds; `keep` says that its keys and values are sound."""
+        self._scheduler.finish(sequence, keep)
         sequence.stats.finished_at = time.perf_counter()
         live = self._live.pop(sequence, None)
         if live is not None:
-            self._kv.give_back(live.slab)
             live.drafter.close()
+
+    def _measure_step_times(self) -> StepTimes:
+        curves = {}
+        for threads in _thread_counts(self._most_threads, self.model.layout.device):
+            torch.set_num_threads(threads)
+            curves[threads] = self.measure_step_time(limit=1.0)
+        return StepTimes(curves)
 
     @torch.inference_mode()
     def measure_step_time(self, context: int = 128, largest: int | None = None, limit: float = 2.0) -> StepTimeCurve:
@@ -294,18 +359,23 @@ class Engine:
         context = min(context, self.model.max_context // 2)
         wanted = 1 + self.config.max_draft_nodes if largest is None else largest
         largest = min(wanted, self.model.max_context - context)
-        slab = self._kv.take(context + 2 * largest)
+        slab = Slab.empty(self.model.layout, context + 2 * largest)
 
         def seconds(size: int) -> float:
             depths = np.arange(size, dtype=np.int32)
             segment = Segment(slab, context, np.zeros(size, np.int32), depths - 1, depths, logit_rows=0)
             started = time.perf_counter()
-            self.model.module(**StepBatch([segment]).inputs(self.model.layout.device)).logits.argmax(-1).cpu()
+            self.model.module(**StepBatch([segment], self.model.layout).inputs()).logits.argmax(-1).cpu()
             return time.perf_counter() - started
 
-        curve = measure(seconds, largest, limit)
-        self._kv.discard(slab)
-        return curve
+        return measure(seconds, largest, limit)
+
+
+def _thread_counts(most: int, device: torch.device) -> list[int]:
+    """What a step may run on: powers of two and all; with the model elsewhere, threads make no difference."""
+    if device.type != "cpu":
+        return [most]
+    return sorted({most, *(1 << bit for bit in range(most.bit_length()) if 1 << bit < most)})
 
 
 def _record(sequence: Sequence, drafted: int, accepted: int) -> None:

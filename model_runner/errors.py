@@ -4,6 +4,7 @@ DraftwoodError
 ├── InvalidValueError        a field of a request or a setting has a value that is not allowed
 ├── ModelNotFoundError       there is no model under the path or name given
 ├── UnsupportedModelError    a model that trees cannot be verified on
+├── DeadlineError            a sequence's deadline passed, or could not be met any more
 ├── ModelError               the model failed in a step; the sequences of that step end
 └── EngineStoppedError       the engine is closed, or died
 """
@@ -38,6 +39,22 @@ class ModelNotFoundError(DraftwoodError):
 
 class UnsupportedModelError(DraftwoodError):
     """The model cannot be served losslessly; the message says why."""
+
+
+class DeadlineError(DraftwoodError):
+    """A sequence's deadline passed before it ended, or left too little time for its prompt.
+
+    Attributes:
+        late: seconds since the deadline; negative where it could not be met any more.
+    """
+
+    def __init__(self, late: float) -> None:
+        super().__init__(
+            f"the deadline passed {late:.3g} s ago"
+            if late >= 0
+            else f"the deadline is in {-late:.3g} s, which is too little for the prompt"
+        )
+        self.late = late
 
 
 class ModelError(DraftwoodError):

@@ -19,6 +19,10 @@ import torch
 
 from model_runner.errors import InvalidValueError
 
+_JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""One line, as `json.dumps` writes it: free to, a small model fills pages with blanks, and blanks cannot be foretold.
+A schema's own "x-guidance" has the last word."""
+
 
 class GrammarKind(Enum):
     JSON_SCHEMA = "json_schema"
@@ -52,10 +56,12 @@ class GrammarCompiler:
         """
         with self._lock:
             tokenizer = self._tokenizer
-        matcher = llguidance.LLMatcher(tokenizer, _to_grammar(kind, text), log_level=0)
+        try:
+            matcher = llguidance.LLMatcher(tokenizer, _to_grammar(kind, text), log_level=0)
+        except ValueError as error:
+            raise _invalid(kind, text, str(error)) from error
         if matcher.is_error():
-            reason = " ".join(matcher.get_error().split())
-            raise InvalidValueError(f"format.{kind.value}", text, f"it is not a valid one: {reason}")
+            raise _invalid(kind, text, matcher.get_error())
         return GrammarState(matcher, self._vocab_size)
 
 
@@ -71,6 +77,10 @@ class GrammarState:
         bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
         scores[torch.from_numpy(bits[: self._vocab_size] == 0)] = -torch.inf
 
+    def copy(self) -> GrammarState:
+        """Another state at the same place, which goes its own way."""
+        return GrammarState(self._matcher.deep_copy(), self._vocab_size)
+
     def accept(self, token: int) -> None:
         """The output goes on with `token`, which the mask allowed."""
         if not self._matcher.consume_token(token):
@@ -82,10 +92,18 @@ class GrammarState:
         return tokens
 
 
+def _invalid(kind: GrammarKind, text: str, reason: str) -> InvalidValueError:
+    return InvalidValueError(f"format.{kind.value}", text, f"it is not a valid one: {' '.join(reason.split())}")
+
+
 def _to_grammar(kind: GrammarKind, text: str) -> str:
     matcher = llguidance.LLMatcher
+
+    def json_schema(schema: str) -> str:
+        return str(matcher.grammar_from_json_schema(schema, _JSON_LAYOUT))  # type: ignore[arg-type]
+
     makers: dict[GrammarKind, Callable[[str], str]] = {
-        GrammarKind.JSON_SCHEMA: matcher.grammar_from_json_schema,
+        GrammarKind.JSON_SCHEMA: json_schema,
         GrammarKind.REGEX: matcher.grammar_from_regex,
         GrammarKind.LARK: matcher.grammar_from_lark,
     }

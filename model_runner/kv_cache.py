@@ -1,4 +1,4 @@
-"""Keys and values of live sequences: one contiguous slab each, so that attention needs no gathers."""
+"""Keys and values of sequences: one contiguous slab each, so that attention needs no gathers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ from dataclasses import dataclass
 
 import torch
 
+from model_runner.errors import InvalidValueError
+from model_runner.machine import free_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """What one token costs: the shape of its keys and values, the same in every layer."""
+    """What one token costs: the shape of its keys and values, the same in every layer.
+
+    Attributes:
+        dtype: what keys and values are stored in; float32 where `exact`.
+        exact: attention sums in the order of `exact_attention`.
+    """
 
     layers: int
     kv_heads: int
@@ -18,6 +26,7 @@ class KVLayout:
     value_dim: int
     dtype: torch.dtype
     device: torch.device
+    exact: bool = False
 
     @property
     def bytes_per_token(self) -> int:
@@ -37,9 +46,23 @@ class Slab:
     keys: torch.Tensor
     values: torch.Tensor
 
+    @classmethod
+    def empty(cls, layout: KVLayout, tokens: int) -> Slab:
+        """A slab of `tokens` tokens, its contents undefined."""
+        shape = (layout.layers, layout.kv_heads, tokens)
+        return cls(
+            torch.empty(*shape, layout.key_dim, dtype=layout.dtype, device=layout.device),
+            torch.empty(*shape, layout.value_dim, dtype=layout.dtype, device=layout.device),
+        )
+
     @property
     def capacity(self) -> int:
         return self.keys.shape[2]
+
+    def copy_rows(self, source: Slab, rows: int) -> None:
+        """Takes over the first `rows` rows of another slab, in every layer."""
+        self.keys[:, :, :rows] = source.keys[:, :, :rows]
+        self.values[:, :, :rows] = source.values[:, :, :rows]
 
     def keep(self, committed: int, rows: SequenceOf[int]) -> None:
         """Moves rows `committed + rows[i]` to `committed + i`, in every layer; `rows` grow strictly."""
@@ -52,11 +75,30 @@ class Slab:
         self.values[:, :, target] = self.values[:, :, source]
 
 
+def default_capacity(layout: KVLayout, context: int, sequences: int) -> int:
+    """Tokens for `sequences` whole contexts, or for as many as fit a share of the device's free memory.
+
+    Raises:
+        InvalidValueError: not even one fits.
+    """
+    share = 0.8 if layout.device.type == "cuda" else 0.5
+    affordable = int(share * free_bytes(layout.device)) // layout.bytes_per_token
+    if affordable < context:
+        gigabytes = context * layout.bytes_per_token / 1e9
+        raise InvalidValueError(
+            "max_context",
+            context,
+            f"keys and values of one context take {gigabytes:.1f} GB, for which memory does not suffice; at most"
+            f" {affordable} tokens fit {share:.0%} of what is free, and kv_cache_tokens can set another limit",
+        )
+    return min(sequences * context, affordable)
+
+
 class KVCache:
     """Hands out slabs and takes them back, within a capacity in tokens.
 
-    A returned slab is kept for the next sequence that it fits: fresh memory costs a page fault for every 4 KiB that
-    is first written. Kept ones go when the capacity is needed for another size.
+    A returned slab is kept for the next one of its size: fresh memory costs a page fault for every 4 KiB that is first
+    written. Kept ones go when the capacity is needed for another size. `kv_pool.KVPool` decides who gets one.
 
     Args:
         layout: what a token costs.
@@ -78,16 +120,8 @@ class KVCache:
                 return self._kept.pop(i)
         while self._kept and self.tokens_out + sum(slab.capacity for slab in self._kept) > self.capacity:
             self._kept.pop(0)
-        shape = (self.layout.layers, self.layout.kv_heads, tokens)
-        return Slab(
-            torch.empty(*shape, self.layout.key_dim, dtype=self.layout.dtype, device=self.layout.device),
-            torch.empty(*shape, self.layout.value_dim, dtype=self.layout.dtype, device=self.layout.device),
-        )
+        return Slab.empty(self.layout, tokens)
 
     def give_back(self, slab: Slab) -> None:
         self.tokens_out -= slab.capacity
         self._kept.append(slab)
-
-    def discard(self, slab: Slab) -> None:
-        """As `give_back`, for a slab of a size that no sequence will ask for."""
-        self.tokens_out -= slab.capacity

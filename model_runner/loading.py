@@ -51,7 +51,12 @@ class LoadedModel:
 
     @property
     def dtype(self) -> str:
-        return str(self.layout.dtype).removeprefix("torch.")
+        return str(self.module.dtype).removeprefix("torch.")
+
+    @property
+    def exact(self) -> bool:
+        """Outputs are bit-identical with and without drafts, in any batch."""
+        return self.layout.exact
 
     @property
     def device(self) -> str:
@@ -59,7 +64,12 @@ class LoadedModel:
 
 
 def load_model(
-    path_or_id: str = BUNDLED_MODEL, *, device: str = "auto", dtype: str = "auto", max_context: int | None = None
+    path_or_id: str = BUNDLED_MODEL,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_context: int | None = None,
+    exact: bool = True,
 ) -> LoadedModel:
     """Loads a model and its tokenizer from a folder or from the hub (its cache, where the network is out of reach).
 
@@ -67,6 +77,7 @@ def load_model(
         device: "cpu", "cuda", "cuda:1", ...; "auto" takes CUDA where there is one.
         dtype: "float32", "bfloat16" or "float16"; "auto" is float32 on a CPU and the checkpoint's own elsewhere.
         max_context: a smaller context than the model's own.
+        exact: compute so that rounding does not depend on drafts and batch; has an effect on CPUs alone, so far.
 
     Raises:
         InvalidValueError: device, dtype or max_context is not allowed.
@@ -84,11 +95,17 @@ def load_model(
         tokenizer = AutoTokenizer.from_pretrained(path_or_id)
     except (OSError, ValueError) as error:
         raise ModelNotFoundError(f"model {path_or_id!r} cannot be loaded: {_first_line(error)}") from error
-    return adopt(module.to(chosen_device).eval(), Tokenizer(tokenizer), name=_name(path_or_id), max_context=max_context)
+    module = module.to(chosen_device).eval()
+    return adopt(module, Tokenizer(tokenizer), name=_name(path_or_id), max_context=max_context, exact=exact)
 
 
-def adopt(module: Any, tokenizer: Tokenizer, *, name: str, max_context: int | None = None) -> LoadedModel:
+def adopt(
+    module: Any, tokenizer: Tokenizer, *, name: str, max_context: int | None = None, exact: bool = True
+) -> LoadedModel:
     """Makes a transformers model in memory servable: checks that trees can be verified on it, and takes it over.
+
+    Args:
+        max_context, exact: as for `load_model`.
 
     Raises:
         InvalidValueError: max_context is not allowed.
@@ -96,7 +113,7 @@ def adopt(module: Any, tokenizer: Tokenizer, *, name: str, max_context: int | No
     """
     attention.register()
     parameters = sum(p.numel() for p in module.parameters())
-    layout = probe(module)
+    layout = probe(module, exact)
     config: Any = module.config.get_text_config()
     return LoadedModel(
         name=name,

@@ -1,7 +1,8 @@
 """Linear layers for CPUs: weights laid out once for oneDNN, instead of by every call.
 
 A plain `nn.Linear` reorders its weight in each call with more than one row, which costs more than the arithmetic of a
-draft tree. The packed kernel also computes a row the same way however many rows share the call.
+draft tree. The packed kernel also computes a row the same way however many rows share the call; some shapes only
+from two rows on, so a row that is alone in the call goes there twice.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _TYPICAL_ROWS)
+        self._never_alone = False
+        rows = torch.randn(2, self.in_features, dtype=linear.weight.dtype)
+        self._never_alone = not torch.equal(self(rows)[:1], self(rows[:1]))
 
     @property
     def weight(self) -> torch.Tensor:
@@ -32,7 +36,13 @@ class PackedLinear(nn.Module):
         return packed
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """[..., in] to [..., out]."""
+        """[..., in] to [..., out]. A row's bits do not depend on the others."""
+        if self._never_alone and inputs.numel() == self.in_features:
+            pair = self._apply(inputs.reshape(1, -1).expand(2, -1))
+            return pair[:1].view(*inputs.shape[:-1], self.out_features)
+        return self._apply(inputs)
+
+    def _apply(self, inputs: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         outputs: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self.bias, "none", [], "")
         return outputs
 

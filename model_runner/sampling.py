@@ -114,7 +114,7 @@ def gumbel_noise(size: int, seed: int, position: int) -> npt.NDArray[np.float64]
 
     Philox is a counter-based generator (Salmon et al., 2011); its raw bits do not change between NumPy versions.
     """
-    bits = np.random.Philox(key=[seed, position]).random_raw(size)
+    bits = np.random.Philox(key=np.array([seed, position], np.uint64)).random_raw(size)
     # Midpoints of 2^52 equal intervals: never 0, never 1.
     uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     return np.asarray(-np.log(-np.log(uniform)))

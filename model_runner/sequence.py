@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +16,7 @@ from strategies import Strategy
 from strategies.draft import Int32Array
 
 MAX_LOGPROBS = 20
+MAX_PRIORITY = 10
 
 
 class SequenceState(Enum):
@@ -119,6 +122,7 @@ class SequenceStats:
     first_token_at: float = 0.0
     finished_at: float = 0.0
     cached_prompt_tokens: int = 0
+    preemptions: int = 0
     decode_steps: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
@@ -128,10 +132,32 @@ class SequenceStats:
     model_seconds: float = 0.0
     drafting_disabled_reason: str = ""
 
+    @classmethod
+    def over(cls, parts: SequenceOf[SequenceStats]) -> SequenceStats:
+        """Of several sequences that run together: counts add up, times run from the first to the last."""
+        depths = zip_longest(*(part.accepted_by_depth for part in parts), fillvalue=0)
+        return cls(
+            arrived_at=parts[0].arrived_at,
+            first_scheduled_at=min(part.first_scheduled_at for part in parts),
+            first_token_at=min(part.first_token_at for part in parts),
+            finished_at=max(part.finished_at for part in parts),
+            cached_prompt_tokens=sum(part.cached_prompt_tokens for part in parts),
+            preemptions=sum(part.preemptions for part in parts),
+            decode_steps=sum(part.decode_steps for part in parts),
+            draft_tokens=sum(part.draft_tokens for part in parts),
+            accepted_tokens=sum(part.accepted_tokens for part in parts),
+            accepted_by_depth=[sum(steps) for steps in depths],
+            draft_seconds=sum(part.draft_seconds for part in parts),
+            step_seconds=max(part.step_seconds for part in parts),
+            model_seconds=max(part.model_seconds for part in parts),
+            drafting_disabled_reason=next((reason for p in parts if (reason := p.drafting_disabled_reason)), ""),
+        )
+
 
 class Grammar(Protocol):
     """How far an output has come in what it must follow; `grammar.GrammarState`."""
 
+    def copy(self) -> Grammar: ...
     def mask(self, scores: Any) -> None: ...
     def accept(self, token: int) -> None: ...
     def forced(self) -> list[int]: ...
@@ -148,6 +174,9 @@ class Sequence:
         max_draft_nodes: its own cap on draft nodes a step.
         grammar: what the output must follow, at its beginning; None for anything.
         include_special_tokens: special tokens' text is part of the output text.
+        tenant: whose it is: tenants share the engine by weight, and never see each other's prefixes.
+        priority: orders a tenant's sequences, and says who gives way when memory is short; in [-10, 10], higher first.
+        deadline: when it is of no use any more, on the clock of `time.perf_counter`; None for never.
         output: the tokens written so far.
         committed: how many tokens of prompt + output have their keys and values in the KV cache.
     """
@@ -161,6 +190,9 @@ class Sequence:
     max_draft_nodes: int = 0
     grammar: Grammar | None = None
     include_special_tokens: bool = False
+    tenant: str = ""
+    priority: int = 0
+    deadline: float | None = None
     state: SequenceState = SequenceState.WAITING
     output: list[int] = field(default_factory=list)
     committed: int = 0
@@ -169,6 +201,10 @@ class Sequence:
     def __post_init__(self) -> None:
         if self.prompt.dtype != np.int32 or self.prompt.ndim != 1 or self.prompt.size == 0:
             raise InvalidValueError("prompt", self.prompt, "it must be a non-empty int32[p] array")
+        if abs(self.priority) > MAX_PRIORITY:
+            raise InvalidValueError("priority", self.priority, f"it must lie in [{-MAX_PRIORITY}, {MAX_PRIORITY}]")
+        if self.deadline is not None and math.isnan(self.deadline):
+            raise InvalidValueError("deadline", self.deadline, "it must be a time")
 
     def __repr__(self) -> str:
         return (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import logging
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,22 +11,27 @@ import torch
 
 from model_runner.attention import ATTENTION_NAME, Segment, StepBatch, chain_then_tree
 from model_runner.errors import UnsupportedModelError
-from model_runner.kv_cache import KVCache, KVLayout
+from model_runner.kv_cache import KVLayout, Slab
 from model_runner.packing import pack_linears
-from strategies.draft import DraftTree, Int32Array
+from strategies.draft import ROOT, DraftTree, Int32Array, merged
 
+_log = logging.getLogger(__name__)
 _CONTEXT = 9
+_EXACT_CONTEXT = 150
 _PATH = 5
 _PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
 
 @torch.inference_mode()
-def probe(module: Any) -> KVLayout:
+def probe(module: Any, exact: bool = True) -> KVLayout:
     """Puts tree attention and packed linear layers into a model; returns the shape of its keys and values.
 
     A prompt and a small tree, whose true path has a wrong sibling beside every node, go through tree attention; the
     logits must be those of the model as it came, over the plain sequence.
+
+    Args:
+        exact: where the machine allows it, a token's logits must be the same bits with and without drafts.
 
     Raises:
         UnsupportedModelError: with the reason.
@@ -43,6 +49,11 @@ def probe(module: Any) -> KVLayout:
         layout = _layout(name, plain.past_key_values, module)
         pack_linears(module)
         module.set_attn_implementation(ATTENTION_NAME)
+        if exact and module.device.type == "cpu":
+            layout = replace(layout, exact=True, dtype=torch.float32)
+            if not _is_exact(module, layout, tokens):
+                _log.warning("%s: this machine's kernels depend on the batch; outputs may differ in rounding", name)
+                layout = replace(layout, exact=False, dtype=module.dtype)
         logits, windows = _tree_logits(module, layout, tokens)
     except UnsupportedModelError:
         raise
@@ -53,10 +64,10 @@ def probe(module: Any) -> KVLayout:
     _check_windows(name, config, layout, windows)
     expected = plain.logits[0, _CONTEXT - 1 :].float()
     difference = float((logits.float() - expected).abs().max() / expected.abs().max().clamp(min=1.0))
-    if not difference <= _TOLERANCE[layout.dtype]:
+    if not difference <= _TOLERANCE[module.dtype]:
         raise UnsupportedModelError(
             f"{name}: logits over a draft tree differ from the model's own by {difference:.1e} (at most"
-            f" {_TOLERANCE[layout.dtype]:.0e} is rounding), so its attention is not what tree attention computes"
+            f" {_TOLERANCE[module.dtype]:.0e} is rounding), so its attention is not what tree attention computes"
         )
     return layout
 
@@ -90,17 +101,43 @@ class _WatchedSegment(Segment):
 
 def _tree_logits(module: Any, layout: KVLayout, tokens: Int32Array) -> tuple[torch.Tensor, list[int | None]]:
     """Logits [1 + path, vocab] along a tree's true path, its context committed before; and each layer's window."""
-    slab = KVCache(layout, capacity=_CONTEXT + 2 * _PATH).take(_CONTEXT + 2 * _PATH)
+    slab = Slab.empty(layout, _CONTEXT + 2 * _PATH)
     prefill, depths = tokens[: _CONTEXT - 1], np.arange(_CONTEXT - 1, dtype=np.int32)
-    _forward(module, Segment(slab, 0, prefill, depths - 1, depths, logit_rows=_CONTEXT - 2))
+    _forward(module, layout, Segment(slab, 0, prefill, depths - 1, depths, logit_rows=_CONTEXT - 2))
     tree = _path_with_wrong_siblings(tokens[_CONTEXT:], module.config.get_text_config().vocab_size)
     segment = _WatchedSegment(slab, _CONTEXT - 1, *chain_then_tree(tokens[_CONTEXT - 1 : _CONTEXT], tree), logit_rows=0)
-    logits = _forward(module, segment)
+    logits = _forward(module, layout, segment)
     return logits[[0, *range(1, 2 * _PATH, 2)]], segment.windows
 
 
-def _forward(module: Any, segment: Segment) -> torch.Tensor:
-    logits: torch.Tensor = module(**StepBatch([segment]).inputs(module.device)).logits[0]
+def _is_exact(module: Any, layout: KVLayout, tokens: Int32Array) -> bool:
+    """Whether logits in a draft tree far from the path's plain places are the bits of plain decoding."""
+    vocab, path = module.config.get_text_config().vocab_size, tokens[_CONTEXT:]
+    context = np.resize(tokens[:_CONTEXT], min(_EXACT_CONTEXT, _longest(module) - _PATH - 1)).astype(np.int32)
+    n = context.shape[0]
+    slab = Slab.empty(layout, n + 64)
+    depths = np.arange(n - 1, dtype=np.int32)
+    _forward(module, layout, Segment(slab, 0, context[:-1], depths - 1, depths, logit_rows=n - 2))
+    crowd = DraftTree.of([*range(min(40, vocab))], [ROOT] * min(40, vocab))
+    tree = merged([crowd, _path_with_wrong_siblings(path, vocab)])
+    drafted = _forward(module, layout, Segment(slab, n - 1, *chain_then_tree(context[-1:], tree), logit_rows=0))
+    rows = [0]
+    for token in path.tolist():
+        children = (tree.parents == rows[-1] - 1) & (tree.tokens == token)
+        rows.append(1 + int(np.flatnonzero(children)[0]))
+    zero, plain = np.zeros(1, np.int32), []
+    for at, token in enumerate([int(context[-1]), *path.tolist()]):
+        one = Segment(slab, n - 1 + at, np.array([token], np.int32), zero - 1, zero, logit_rows=0)
+        plain.append(_forward(module, layout, one))
+    return torch.equal(torch.cat(plain), drafted[rows])
+
+
+def _longest(module: Any) -> int:
+    return int(getattr(module.config.get_text_config(), "max_position_embeddings", None) or 2 * _EXACT_CONTEXT)
+
+
+def _forward(module: Any, layout: KVLayout, segment: Segment) -> torch.Tensor:
+    logits: torch.Tensor = module(**StepBatch([segment], layout).inputs()).logits[0]
     return logits
 
 

@@ -72,8 +72,8 @@ class EngineBridge:
 
     @property
     def live(self) -> int:
-        """Requests that were admitted and have not ended."""
-        return len(self._live)
+        """Places of requests that were admitted and have not ended."""
+        return sum(stream.places for stream in self._live)
 
     @property
     def stopped(self) -> bool:
@@ -91,20 +91,20 @@ class EngineBridge:
         self._thread.start()
         await self._started
 
-    def admit(self) -> Stream:
-        """A place for one more request, held until the stream is closed.
+    def admit(self, places: int = 1) -> Stream:
+        """Places for one more request, one for each of its samples, held until the stream is closed.
 
         Raises:
             EngineStoppedError, ShuttingDownError: there will be no more places here.
-            QueueFullError: all places are taken.
+            QueueFullError: there are not as many places free.
         """
         if self._stopped:
             raise EngineStoppedError("the engine has stopped")
         if self._draining:
             raise ShuttingDownError()
-        if len(self._live) >= self._max_live:
+        if self.live + places > self._max_live:
             raise QueueFullError(self._max_live, min(max(self._request_seconds / self._max_running, 0.1), 10.0))
-        stream = Stream(self._submit, self._release)
+        stream = Stream(self._submit, self._release, places)
         self._live.add(stream)
         self._idle.clear()
         return stream
@@ -142,19 +142,20 @@ class EngineBridge:
             _log.error("engine does not stop", waited_seconds=seconds)
         return not alive
 
-    def _submit(self, stream: Stream, sequence: Sequence) -> None:
+    def _submit(self, stream: Stream, sequences: tuple[Sequence, ...]) -> None:
         if self._stopped:
             raise EngineStoppedError("the engine has stopped")
-        self._by_sequence[sequence] = stream
-        self._commands.put(lambda engine: self._add(engine, sequence))
+        self._by_sequence |= dict.fromkeys(sequences, stream)
+        self._commands.put(lambda engine: self._add(engine, sequences))
 
     def _release(self, stream: Stream) -> None:
         self._live.discard(stream)
-        sequence = stream.sequence
-        if sequence is not None:
-            del self._by_sequence[sequence]
+        sequences = stream.sequences
+        if sequences:
+            for sequence in sequences:
+                del self._by_sequence[sequence]
             if not stream.finished:
-                self._commands.put(lambda engine: engine.cancel(sequence))
+                self._commands.put(lambda engine: _cancel(engine, sequences))
             self._request_seconds += 0.1 * (time.perf_counter() - stream.admitted_at - self._request_seconds)
         if not self._live:
             self._idle.set()
@@ -209,11 +210,12 @@ class EngineBridge:
                 return False
             command(engine)
 
-    def _add(self, engine: StepEngine, sequence: Sequence) -> None:
-        try:
-            engine.add(sequence)
-        except Exception as error:
-            self._call(self._deliver, [StepOutput(sequence, [], [], [], Finish(FinishReason.ERROR, error=error))])
+    def _add(self, engine: StepEngine, sequences: tuple[Sequence, ...]) -> None:
+        for sequence in sequences:
+            try:
+                engine.add(sequence)
+            except Exception as error:
+                self._call(self._deliver, [StepOutput(sequence, [], [], [], Finish(FinishReason.ERROR, error=error))])
 
     def _set_started(self) -> None:
         if not self._started.done():
@@ -225,3 +227,8 @@ class EngineBridge:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:
             self._commands.put(None)
+
+
+def _cancel(engine: StepEngine, sequences: tuple[Sequence, ...]) -> None:
+    for sequence in sequences:
+        engine.cancel(sequence)

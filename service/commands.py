@@ -79,9 +79,17 @@ def _load(settings: Settings) -> tuple[ServedModel, Callable[[], StepEngine]]:
         device=settings.device,
         dtype=settings.dtype,
         max_context=settings.max_context,
+        exact=settings.exact,
     )
     config = EngineConfig(
-        max_running=settings.max_running, max_draft_nodes=settings.max_draft_nodes, threads=settings.threads
+        max_running=settings.max_running,
+        max_draft_nodes=settings.max_draft_nodes,
+        prefill_chunk=settings.prefill_chunk,
+        shared_prefill_chunk=settings.shared_prefill_chunk,
+        kv_cache_tokens=settings.kv_cache_tokens,
+        prefix_cache=settings.prefix_cache,
+        tenant_weights=settings.tenant_weights,
+        threads=settings.threads,
     )
     return model, lambda: Engine(model, config)
 

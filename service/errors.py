@@ -20,7 +20,7 @@ from google.protobuf import any_pb2, message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from model_runner.errors import DraftwoodError, EngineStoppedError, InvalidValueError, ModelError
+from model_runner.errors import DeadlineError, DraftwoodError, EngineStoppedError, InvalidValueError, ModelError
 
 ERROR_DOMAIN = "draftwood"
 
@@ -105,6 +105,7 @@ RULES: dict[type[BaseException], Rule] = {
         grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPED", "the engine of this server has stopped", retry_seconds=5.0
     ),
     DeadlineExceededError: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
+    DeadlineError: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     ReaderStalledError: Rule(grpc.StatusCode.ABORTED, "READER_STALLED"),
     ClientGoneError: Rule(grpc.StatusCode.CANCELLED, "CANCELLED"),
     ModelError: Rule(grpc.StatusCode.INTERNAL, "MODEL_FAILED", "the model failed in a step of this request"),

@@ -6,13 +6,15 @@ Knows messages, streams and timing; threads are the bridge's, statuses are the e
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Sequence as SequenceOf
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
-from model_runner.sequence import Finish, FinishReason, Sequence
+from model_runner.sequence import Finish, FinishReason, Sequence, SequenceStats
 from service.bridge import EngineBridge
 from service.errors import DeadlineExceededError
 from service.request_log import RequestLog
@@ -20,7 +22,8 @@ from service.requests import (
     DEFAULT_TENANT,
     checked_name,
     read_prompt,
-    read_sequence,
+    read_samples,
+    read_sequences,
     require_in_vocabulary,
 )
 from service.rpc import Call, Method
@@ -66,24 +69,25 @@ class GenerationServicer:
         """Streams one Started, Deltas and one Finished, or raises what ends the call with one status."""
         tenant = checked_name("tenant", request.tenant) if request.tenant else DEFAULT_TENANT
         with RequestLog(call.request_id, tenant, call.arrived_at) as log:
-            stream = self._bridge.admit()
+            stream = self._bridge.admit(read_samples(request.sampling, self._settings.max_running))
             seconds = self._seconds(call)
             timer = asyncio.get_running_loop().call_later(seconds, stream.fail, DeadlineExceededError(seconds))
             try:
-                log.sequence = sequence = await read_sequence(
+                log.sequences = sequences = await read_sequences(
                     request,
                     self._serving,
                     request_id=call.request_id,
                     tenant=tenant,
                     arrived_at=call.arrived_at,
+                    deadline=time.perf_counter() + seconds,
                 )
-                stream.submit(sequence)
+                stream.submit(*sequences)
                 async with Writer(call.context, self._settings.stall_timeout) as writer:
-                    await writer.write(self._started(sequence, tenant))
-                    with_details = request.output.token_details or sequence.sampling.logprobs is not None
-                    finish = await relay(stream, writer, with_details)
-                    await writer.write(finished(sequence, finish))
-                log.outcome = finish.reason.value
+                    await writer.write(self._started(sequences[0], tenant))
+                    with_details = request.output.token_details or sequences[0].sampling.logprobs is not None
+                    finishes = await relay(stream, writer, with_details)
+                    await writer.write(finished(sequences, finishes))
+                log.outcome = finishes[0].reason.value
             except asyncio.CancelledError:
                 own = remaining(call)
                 if own is not None and own < _AT_DEADLINE:
@@ -139,16 +143,18 @@ def remaining(call: Call) -> float | None:
     return seconds
 
 
-async def relay(stream: Stream, writer: Writer, with_details: bool) -> Finish:
-    """Sends what the engine writes until the sequence ends; raises the error that it ends with."""
-    while True:
-        pending = await stream.take()
-        for part in pending.parts():
-            await writer.write(delta(part, with_details))
-        if pending.finish is not None:
-            if pending.finish.error is not None:
-                raise pending.finish.error
-            return pending.finish
+async def relay(stream: Stream, writer: Writer, with_details: bool) -> list[Finish]:
+    """Sends what the engine writes until all samples end; raises the first error that one ends with."""
+    finishes: dict[int, Finish] = {}
+    while len(finishes) < stream.places:
+        for pending in await stream.take():
+            for part in pending.parts():
+                await writer.write(delta(part, with_details))
+            if pending.finish is not None:
+                if pending.finish.error is not None:
+                    raise pending.finish.error
+                finishes[pending.sample] = pending.finish
+    return [finishes[sample] for sample in range(stream.places)]
 
 
 def delta(pending: Pending, with_details: bool) -> pb.GenerateResponse:
@@ -157,6 +163,7 @@ def delta(pending: Pending, with_details: bool) -> pb.GenerateResponse:
     message = response.delta
     message.text = "".join(pending.texts)
     message.token_ids.extend(pending.token_ids)
+    message.sample = pending.sample
     if with_details:
         for text, drafted in zip(pending.texts, pending.drafted, strict=True):
             message.details.add(text=text, drafted=drafted)
@@ -167,21 +174,22 @@ def delta(pending: Pending, with_details: bool) -> pb.GenerateResponse:
     return response
 
 
-def finished(sequence: Sequence, finish: Finish) -> pb.GenerateResponse:
-    """The last message of an answer."""
-    stats = sequence.stats
+def finished(sequences: SequenceOf[Sequence], finishes: SequenceOf[Finish]) -> pb.GenerateResponse:
+    """The last message of an answer: of its one sample, or of all of them."""
+    first, stats = sequences[0], SequenceStats.over([sequence.stats for sequence in sequences])
+    written = [len(sequence.output) for sequence in sequences]
     message = pb.Finished(
-        reason=_REASONS[finish.reason],
-        stop_string=finish.stop_string,
-        stop_token_id=finish.stop_token_id,
+        reason=_REASONS[finishes[0].reason],
+        stop_string=finishes[0].stop_string,
+        stop_token_id=finishes[0].stop_token_id,
         usage=pb.Usage(
-            prompt_tokens=sequence.prompt.size,
-            completion_tokens=len(sequence.output),
-            cached_prompt_tokens=stats.cached_prompt_tokens,
+            prompt_tokens=first.prompt.size,
+            completion_tokens=sum(written),
+            cached_prompt_tokens=first.stats.cached_prompt_tokens,
         ),
         drafting=pb.DraftStatistics(
-            strategy=sequence.strategy_name,
-            mean_acceptance_length=sequence.mean_acceptance_length,
+            strategy=first.strategy_name,
+            mean_acceptance_length=sum(written) / max(stats.decode_steps, 1),
             steps=stats.decode_steps,
             draft_tokens=stats.draft_tokens,
             accepted_tokens=stats.accepted_tokens,
@@ -189,8 +197,17 @@ def finished(sequence: Sequence, finish: Finish) -> pb.GenerateResponse:
             disabled_reason=stats.drafting_disabled_reason,
         ),
     )
+    if len(sequences) > 1:
+        for sequence, finish, tokens in zip(sequences, finishes, written, strict=True):
+            message.samples.add(
+                reason=_REASONS[finish.reason],
+                stop_string=finish.stop_string,
+                stop_token_id=finish.stop_token_id,
+                completion_tokens=tokens,
+                seed=sequence.sampling.seed,
+            )
     if stats.draft_tokens:
-        source = message.drafting.by_source[sequence.strategy_name]
+        source = message.drafting.by_source[first.strategy_name]
         source.draft_tokens, source.accepted_tokens = stats.draft_tokens, stats.accepted_tokens
     _set_seconds(message.timings.queue, stats.first_scheduled_at - stats.arrived_at)
     _set_seconds(message.timings.prefill, stats.first_token_at - stats.first_scheduled_at)
@@ -220,6 +237,7 @@ def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
         default_strategy=serving.default_strategy,
         eos_token_ids=sorted(model.eos_token_ids),
         server_version=version("draftwood"),
+        exact=model.exact,
     )
 
 

@@ -7,7 +7,7 @@ from types import TracebackType
 
 import structlog
 
-from model_runner.sequence import Sequence
+from model_runner.sequence import Sequence, SequenceStats
 from service.errors import rule_for
 
 _log = structlog.get_logger("draftwood.requests")
@@ -17,7 +17,7 @@ class RequestLog:
     """Context manager around a request.
 
     Attributes:
-        sequence: set once the request is read.
+        sequences: one for each sample, set once the request is read.
         outcome: set where it ended well; else the exception says it.
     """
 
@@ -25,7 +25,7 @@ class RequestLog:
         self._request_id = request_id
         self._tenant = tenant
         self._arrived_at = arrived_at
-        self.sequence: Sequence | None = None
+        self.sequences: list[Sequence] = []
         self.outcome = "cancelled"
 
     def __enter__(self) -> RequestLog:
@@ -37,19 +37,22 @@ class RequestLog:
         if isinstance(error, Exception):
             self.outcome = rule_for(error).reason.lower()
         fields: dict[str, object] = {"request_id": self._request_id, "tenant": self._tenant, "outcome": self.outcome}
-        if self.sequence is not None:
-            fields |= _facts(self.sequence)
+        if self.sequences:
+            fields |= _facts(self.sequences)
         _log.info("request", **fields, total_ms=_milliseconds(time.perf_counter() - self._arrived_at))
 
 
-def _facts(sequence: Sequence) -> dict[str, object]:
-    stats = sequence.stats
+def _facts(sequences: list[Sequence]) -> dict[str, object]:
+    stats = SequenceStats.over([sequence.stats for sequence in sequences])
+    written = sum(len(sequence.output) for sequence in sequences)
     facts: dict[str, object] = {
-        "strategy": sequence.strategy_name,
-        "prompt_tokens": sequence.prompt.size,
-        "completion_tokens": len(sequence.output),
-        "acceptance_length": round(sequence.mean_acceptance_length, 3),
+        "strategy": sequences[0].strategy_name,
+        "prompt_tokens": sequences[0].prompt.size,
+        "completion_tokens": written,
+        "acceptance_length": round(written / max(stats.decode_steps, 1), 3),
     }
+    if len(sequences) > 1:
+        facts["samples"] = len(sequences)
     if stats.first_scheduled_at:
         facts["queue_ms"] = _milliseconds(stats.first_scheduled_at - stats.arrived_at)
     if stats.first_token_at:

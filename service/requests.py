@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,13 +42,38 @@ class Prompt:
     ids: Int32Array
 
 
-async def read_sequence(
-    request: pb.GenerateRequest, serving: Serving, *, request_id: str, tenant: str, arrived_at: float
-) -> Sequence:
-    """The sequence that a request asks for.
+def read_samples(options: pb.SamplingOptions, most: int) -> int:
+    """How many samples the request asks for.
 
     Args:
-        arrived_at: when the request came, on the clock of `time.perf_counter`.
+        most: as many as are written together.
+
+    Raises:
+        InvalidValueError: it is out of range, or greedy decoding would write the same answer several times.
+    """
+    if not options.HasField("n"):
+        return 1
+    if not 1 <= options.n <= most:
+        raise InvalidValueError("sampling.n", options.n, f"it must lie in [1, {most}]")
+    if options.n > 1 and not options.temperature:
+        raise InvalidValueError("sampling.n", options.n, "samples differ only with a temperature above 0")
+    return options.n
+
+
+async def read_sequences(
+    request: pb.GenerateRequest,
+    serving: Serving,
+    *,
+    request_id: str,
+    tenant: str,
+    arrived_at: float,
+    deadline: float,
+) -> list[Sequence]:
+    """The sequences that a request asks for, one for each sample.
+
+    Args:
+        arrived_at, deadline: when the request came, and when it is of no use any more, on the clock of
+            `time.perf_counter`.
 
     Raises:
         InvalidValueError: a field's value is not allowed; names the field, the value and what is.
@@ -62,18 +87,25 @@ async def read_sequence(
             if value:
                 raise InvalidValueError(f"stop.{name}", value, "an answer in a format ends where the format does")
     grammar = await read_format(request.format, serving.model)
-    return Sequence(
-        request_id=request_id,
-        prompt=prompt.ids,
-        stop=stop,
-        sampling=sampling,
-        strategy_name=strategy_name,
-        strategy=None if strategy_name == NO_DRAFTS else serving.memory.strategy(tenant, strategy_name),
-        max_draft_nodes=max_nodes,
-        grammar=grammar,
-        include_special_tokens=request.output.include_special_tokens,
-        stats=SequenceStats(arrived_at=arrived_at),
-    )
+    strategy = None if strategy_name == NO_DRAFTS else serving.memory.strategy(tenant, strategy_name)
+    return [
+        Sequence(
+            request_id=request_id,
+            prompt=prompt.ids,
+            stop=stop,
+            sampling=replace(sampling, seed=(sampling.seed + sample) % 2**64),
+            strategy_name=strategy_name,
+            strategy=strategy,
+            max_draft_nodes=max_nodes,
+            grammar=None if grammar is None else grammar.copy(),
+            include_special_tokens=request.output.include_special_tokens,
+            tenant=tenant,
+            priority=request.priority,
+            deadline=deadline,
+            stats=SequenceStats(arrived_at=arrived_at),
+        )
+        for sample in range(max(request.sampling.n, 1))
+    ]
 
 
 def checked_name(field: str, name: str) -> str:
@@ -99,7 +131,7 @@ def read_sampling(request: pb.GenerateRequest, vocab_size: int) -> SamplingParam
     values: dict[str, Any] = {
         field.name: float(str(np.float32(value))) if isinstance(value, float) else value
         for field, value in request.sampling.ListFields()
-        if field.name != "logit_bias"
+        if field.name not in ("logit_bias", "n")
     }
     bias = sorted(request.sampling.logit_bias.items())
     if len(bias) > MAX_LOGIT_BIASES:

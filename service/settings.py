@@ -5,6 +5,7 @@ A value is taken from the first of: command-line flag, environment variable, YAM
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +29,10 @@ class Settings(BaseModel):
     max_context: int | None = Field(
         default=None, ge=2, description="Tokens of prompt and answer; unset takes the model's own"
     )
-    threads: int | None = Field(default=None, ge=1, description="CPU threads of the model; unset takes all cores")
+    exact: bool = Field(
+        default=True, description="Rounding must not depend on drafts and batch; on CPUs, elsewhere it has no effect"
+    )
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of the model at most; unset takes all cores")
 
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all")
     port: int = Field(default=50051, ge=0, le=65535, description="Port to listen on; 0 takes any free one")
@@ -41,6 +45,17 @@ class Settings(BaseModel):
 
     max_running: int = Field(default=8, ge=1, le=4096, description="Requests that decode together")
     max_waiting: int = Field(default=64, ge=0, le=1_000_000, description="Requests that wait for their turn")
+    kv_cache_tokens: int | None = Field(
+        default=None, ge=1, description="Tokens whose keys and values fit in memory; unset takes half of what is free"
+    )
+    prefix_cache: bool = Field(
+        default=True, description="Keep what a tenant's requests began with for its later ones that begin so"
+    )
+    prefill_chunk: int = Field(default=512, ge=1, description="Prompt tokens a step while nothing decodes")
+    shared_prefill_chunk: int = Field(default=128, ge=1, description="Prompt tokens a step beside decoding requests")
+    tenant_weights: dict[str, float] = Field(
+        default={}, description="Tenants' shares of the engine, as in acme=2,beta=0.5; 1 for all others"
+    )
     strategy: str = Field(default="trie", description="Who drafts for requests that name no strategy; none for nobody")
     max_draft_nodes: int = Field(default=48, ge=0, le=1024, description="Draft nodes a step and request")
     max_tenants: int = Field(default=1000, ge=1, description="Tenants whose memory is kept")
@@ -59,6 +74,25 @@ class Settings(BaseModel):
         default="info", description="Least level that is logged"
     )
     log_format: Literal["console", "json"] = Field(default="console", description="How log lines look")
+
+    @field_validator("tenant_weights", mode="before")
+    @classmethod
+    def _weights(cls, given: object) -> object:
+        """From a flag or the environment, "acme=2,beta=0.5"; a mapping from YAML."""
+        if not isinstance(given, str):
+            return given
+        pairs = [part.rpartition("=") for part in given.split(",") if part.strip()]
+        if not all(name.strip() and weight.strip() for name, _, weight in pairs):
+            raise ValueError("it must look like acme=2,beta=0.5")
+        return {name.strip(): weight for name, _, weight in pairs}
+
+    @field_validator("tenant_weights")
+    @classmethod
+    def _positive(cls, weights: dict[str, float]) -> dict[str, float]:
+        for tenant, weight in weights.items():
+            if not 0 < weight < math.inf:
+                raise ValueError(f"{tenant}'s weight must be above 0")
+        return weights
 
     @field_validator("strategy")
     @classmethod
@@ -89,6 +123,6 @@ class Settings(BaseModel):
 def default_shown(key: str) -> str:
     """The default of a field as a user writes it; "unset" where there is none."""
     default: Any = Settings.model_fields[key].default
-    if default is None:
+    if default is None or default == {}:
         return "unset"
     return f"{default:g}" if isinstance(default, float) else str(default)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from importlib.metadata import entry_points
+from inspect import signature
 from typing import TypeVar
 
 import numpy as np
@@ -65,6 +66,19 @@ def create(name: str, **options: object) -> Strategy:
     if name not in _factories:
         raise UnknownStrategyError(name, names())
     return _factories[name](**options)
+
+
+def options_of(name: str) -> frozenset[str]:
+    """The names of the options that the strategy `name` takes.
+
+    Raises:
+        UnknownStrategyError: nothing is registered under `name`.
+    """
+    _load_entry_points()
+    if name not in _factories:
+        raise UnknownStrategyError(name, names())
+    parameters = signature(_factories[name]).parameters.values()
+    return frozenset(one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD))
 
 
 def warm_up(name: str) -> None:

@@ -254,6 +254,16 @@ def test_waits_for_kv_memory_and_never_exceeds_it(model: LoadedModel) -> None:
 
 
 def test_the_configuration_names_what_is_wrong() -> None:
-    for field in ("max_running", "prefill_chunk", "threads", "max_draft_nodes"):
+    for field in (
+        "max_running",
+        "prefill_chunk",
+        "shared_prefill_chunk",
+        "kv_cache_tokens",
+        "threads",
+        "max_draft_nodes",
+    ):
         with pytest.raises(InvalidValueError, match=field):
             replace(EngineConfig(), **{field: -1})  # type: ignore[arg-type]
+    for weight in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(InvalidValueError, match="tenant_weights"):
+            EngineConfig(tenant_weights={"acme": weight})

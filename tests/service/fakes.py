@@ -50,6 +50,7 @@ class FakeModel:
     parameters: int = 1000
     dtype: str = "float32"
     device: str = "cpu"
+    exact: bool = True
     vocab_size: int = 256
     max_context: int = 4096
     eos_token_ids: frozenset[int] = frozenset({0})

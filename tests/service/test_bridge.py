@@ -42,7 +42,7 @@ async def drained(stream: Stream) -> Pending:
     """Everything until the finish."""
     everything = Pending()
     while everything.finish is None:
-        pending = await stream.take()
+        [pending] = await stream.take()
         everything.token_ids += pending.token_ids
         everything.finish = pending.finish
     return everything
@@ -54,7 +54,7 @@ async def test_outputs_that_nobody_took_are_merged() -> None:
         stream = bridge.admit()
         stream.submit(sequence(40))
         await until(lambda: stream.finished)
-        pending = await stream.take()
+        [pending] = await stream.take()
         assert len(pending.token_ids) == len(pending.texts) == len(pending.drafted) == 40
         assert pending.finish == Finish(FinishReason.LENGTH)
         stream.close()
@@ -111,6 +111,35 @@ async def test_an_idle_engine_does_not_step() -> None:
         assert engine.steps == 0
 
 
+async def test_samples_keep_apart_and_share_one_fate() -> None:
+    engine = FakeEngine()
+    async with running(engine) as bridge:
+        stream = bridge.admit(3)
+        assert bridge.live == 3
+        stream.submit(sequence(40), sequence(8), sequence(10**6))
+        await until(lambda: engine.steps > 30)
+        pending = {part.sample: part for part in await stream.take()}
+        assert len(pending[0].token_ids) == 40
+        assert len(pending[1].token_ids) == 8
+        assert len(pending[2].token_ids) > 40
+        assert [part.finish is not None for part in pending.values()] == [True, True, False]
+        assert not stream.finished
+        stream.close()
+        await until(lambda: not engine.has_work)
+        assert bridge.live == 0
+
+
+async def test_places_for_all_samples_or_none() -> None:
+    async with running(FakeEngine(max_running=2), max_waiting=2) as bridge:
+        first = bridge.admit(3)
+        with pytest.raises(QueueFullError):
+            bridge.admit(2)
+        second = bridge.admit(1)
+        for stream in (first, second):
+            stream.close()
+        assert bridge.live == 0
+
+
 async def test_the_first_error_stays_and_comes_too_late_after_the_end() -> None:
     stream = Stream(lambda stream, sequence: None, lambda stream: None)
     stream.fail(ShuttingDownError())
@@ -120,9 +149,12 @@ async def test_the_first_error_stays_and_comes_too_late_after_the_end() -> None:
     with pytest.raises(ShuttingDownError):
         stream.submit(sequence())
     ended = Stream(lambda stream, sequence: None, lambda stream: None)
-    ended.put(StepOutput(sequence(), [1], ["a"], [False], Finish(FinishReason.STOP)))
+    one = sequence()
+    ended.submit(one)
+    ended.put(StepOutput(one, [1], ["a"], [False], Finish(FinishReason.STOP)))
     ended.fail(ShuttingDownError())
-    assert (await ended.take()).token_ids == [1]
+    [pending] = await ended.take()
+    assert pending.token_ids == [1]
 
 
 async def test_an_engine_that_dies_takes_all_streams_with_it() -> None:

@@ -55,7 +55,7 @@ BAD: dict[str, tuple[list[str], dict[str, str], str, str, str]] = {
     "flag with an equals sign": (["--port=many"], {}, "port", "valid integer", "--port"),
     "environment": ([], {"DRAFTWOOD_MAX_RUNNING": "0"}, "max_running", "greater than or equal to 1", "MAX_RUNNING"),
     "choice": (["--dtype", "int8"], {}, "dtype", "'auto', 'float32', 'bfloat16' or 'float16'", "--dtype"),
-    "strategy": (["--strategy", "tri"], {}, "strategy", "one of none, trie", "--strategy"),
+    "strategy": (["--strategy", "tri"], {}, "strategy", "none, recycling, trie", "--strategy"),
     "nan": (["--stall-timeout", "nan"], {}, "stall_timeout", "greater than 0", "--stall-timeout"),
     "unknown flag": (["--max-runing", "4"], {}, "--max-runing", "did you mean --max-running?", "command line"),
     "stray argument": (["model"], {}, "model", "no such flag", "command line"),

@@ -13,6 +13,8 @@ from draftwood_client.results import (
     Finished,
     FinishReason,
     ModelInfo,
+    Sample,
+    SampleFinished,
     SourceStatistics,
     Started,
     Timings,
@@ -60,19 +62,33 @@ class Answer:
         self.check_complete()
         assert self.started is not None
         assert self.finished is not None
+        ends = self.finished.samples
+        first = self._sample(0, SampleFinished(self.finished.reason, self.finished.matched_stop, self.started.seed))
         return Completion(
-            text="".join(delta.text for delta in self._deltas),
-            token_ids=tuple(token for delta in self._deltas for token in delta.token_ids),
-            finish_reason=self.finished.reason,
-            matched_stop=self.finished.matched_stop,
+            text=first.text,
+            token_ids=first.token_ids,
+            finish_reason=first.finish_reason,
+            matched_stop=first.matched_stop,
             usage=self.finished.usage,
             timings=self.finished.timings,
             drafting=self.finished.drafting,
             request_id=self.started.request_id,
             model=self.started.model,
             tenant=self.started.tenant,
-            seed=self.started.seed,
-            details=tuple(detail for delta in self._deltas for detail in delta.details),
+            seed=first.seed,
+            details=first.details,
+            samples=tuple(self._sample(index, end) for index, end in enumerate(ends)),
+        )
+
+    def _sample(self, index: int, end: SampleFinished) -> Sample:
+        deltas = [delta for delta in self._deltas if delta.sample == index]
+        return Sample(
+            text="".join(delta.text for delta in deltas),
+            token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+            finish_reason=end.reason,
+            matched_stop=end.matched_stop,
+            seed=end.seed,
+            details=tuple(detail for delta in deltas for detail in delta.details),
         )
 
 
@@ -97,6 +113,7 @@ def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
         default_strategy=message.default_strategy,
         eos_token_ids=tuple(message.eos_token_ids),
         server_version=message.server_version,
+        exact=message.exact,
     )
 
 
@@ -113,7 +130,7 @@ def _started(message: pb.Started) -> Started:
 
 
 def _delta(message: pb.Delta) -> Delta:
-    return Delta(message.text, tuple(message.token_ids), tuple(map(_detail, message.details)))
+    return Delta(message.text, tuple(message.token_ids), tuple(map(_detail, message.details)), message.sample)
 
 
 def _detail(message: pb.TokenDetail) -> TokenDetail:
@@ -126,15 +143,24 @@ def _detail(message: pb.TokenDetail) -> TokenDetail:
 
 
 def _finished(message: pb.Finished) -> Finished:
-    stop = message.WhichOneof("matched_stop")
     usage, timings = message.usage, message.timings
     return Finished(
-        reason=_REASONS.get(message.reason, FinishReason.UNKNOWN),
-        matched_stop=getattr(message, stop) if stop else None,
+        reason=_reason(message),
+        matched_stop=_matched_stop(message),
         usage=Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens),
         timings=Timings(_seconds(timings.queue), _seconds(timings.prefill), _seconds(timings.decode)),
         drafting=_draft_statistics(message.drafting),
+        samples=tuple(SampleFinished(_reason(end), _matched_stop(end), end.seed) for end in message.samples),
     )
+
+
+def _reason(message: pb.Finished | pb.SampleResult) -> FinishReason:
+    return _REASONS.get(message.reason, FinishReason.UNKNOWN)
+
+
+def _matched_stop(message: pb.Finished | pb.SampleResult) -> str | int | None:
+    stop = message.WhichOneof("matched_stop")
+    return getattr(message, stop) if stop else None
 
 
 def _draft_statistics(message: pb.DraftStatistics) -> DraftStatistics:

@@ -35,11 +35,12 @@ Prompt: TypeAlias = str | Sequence[int] | Messages
 class GenerateOptions(TypedDict, total=False):
     """Keyword arguments of `generate` and `stream`. What is left out, or None, is the server's choice.
 
-    Where an answer goes: `tenant` whose memory drafts and learns ("default"), `request_id` for logs and traces.
+    Where an answer goes: `tenant` whose memory drafts and learns ("default"), `request_id` for logs and traces,
+    `priority` among the tenant's requests, -10 to 10.
 
     How it is written: `temperature` (0, the default, is greedy), `top_k`, `top_p`, `min_p`, `repetition_penalty`,
     `presence_penalty`, `frequency_penalty`, `logit_bias` (token id to a number that is added to its logit), `seed`
-    (same seed, same answer).
+    (same seed, same answer), `n` samples (sample i is the answer to seed + i).
 
     What it must look like, one of: `json_schema` (JSON, or a mapping of it), `regex`, `lark`.
 
@@ -55,6 +56,7 @@ class GenerateOptions(TypedDict, total=False):
 
     tenant: str | None
     request_id: str | None
+    priority: int | None
     temperature: float | None
     top_k: int | None
     top_p: float | None
@@ -64,6 +66,7 @@ class GenerateOptions(TypedDict, total=False):
     frequency_penalty: float | None
     seed: int | None
     logit_bias: Mapping[int, float] | None
+    n: int | None
     json_schema: str | Mapping[str, Any] | None
     regex: str | None
     lark: str | None
@@ -243,6 +246,7 @@ _FIELDS: dict[str, tuple[str, str, Callable[[str, object], object]]] = {
     # option: (part of the request, field in it, check)
     "tenant": ("", "tenant", text),
     "request_id": ("", "request_id", text),
+    "priority": ("", "priority", _int32),
     "temperature": ("sampling", "temperature", _number),
     "top_k": ("sampling", "top_k", _int32),
     "top_p": ("sampling", "top_p", _number),
@@ -252,6 +256,7 @@ _FIELDS: dict[str, tuple[str, str, Callable[[str, object], object]]] = {
     "frequency_penalty": ("sampling", "frequency_penalty", _number),
     "seed": ("sampling", "seed", _uint64),
     "logit_bias": ("sampling", "logit_bias", _bias),
+    "n": ("sampling", "n", _int32),
     "json_schema": ("format", "json_schema", _schema),
     "regex": ("format", "regex", text),
     "lark": ("format", "lark", text),

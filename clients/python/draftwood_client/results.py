@@ -39,11 +39,13 @@ class Delta:
         text: whole characters; what an unfinished one lacks comes with a later delta.
         token_ids: the tokens.
         details: one for each token, where `token_details` was asked for.
+        sample: which of several samples they belong to, from 0.
     """
 
     text: str
     token_ids: tuple[int, ...]
     details: tuple[TokenDetail, ...] = ()
+    sample: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +134,22 @@ class DraftStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleFinished:
+    """How one of several samples ended, and the seed that writes it again alone."""
+
+    reason: FinishReason
+    matched_stop: str | int | None
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
-    """How an answer ended.
+    """How an answer ended; over all samples, where there are several.
 
     Attributes:
-        reason: why.
+        reason: why; the first sample's.
         matched_stop: the stop string or the id of the stop token that ended it, if one did.
+        samples: how each ended, where there are several.
     """
 
     reason: FinishReason
@@ -145,11 +157,28 @@ class Finished:
     usage: Usage
     timings: Timings
     drafting: DraftStatistics
+    samples: tuple[SampleFinished, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One of several answers to the same prompt, as in `Completion`."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    matched_stop: str | int | None
+    seed: int
+    details: tuple[TokenDetail, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Completion:
-    """A whole answer: all deltas joined, with what `Started` and `Finished` said."""
+    """A whole answer: all deltas joined, with what `Started` and `Finished` said.
+
+    Where several samples were asked for, text, tokens, finish reason and details are the first one's; `samples` has
+    all of them, and usage, timings and drafting are over all.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -163,12 +192,14 @@ class Completion:
     tenant: str
     seed: int
     details: tuple[TokenDetail, ...] = ()
+    samples: tuple[Sample, ...] = ()
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= 60 else self.text[:57] + "..."
         return (
             f"Completion({text!r}, {len(self.token_ids)} tokens, finish_reason={self.finish_reason.value!r}"
             + (f", matched_stop={self.matched_stop!r}" if self.matched_stop is not None else "")
+            + (f", {len(self.samples)} samples" if self.samples else "")
             + f", mean_acceptance_length={self.drafting.mean_acceptance_length:.2f}, {self.timings.total:.3f} s"
             + f", request_id={self.request_id!r})"
         )
@@ -189,6 +220,7 @@ class ModelInfo:
     Attributes:
         max_context_tokens: prompt and answer together.
         max_draft_nodes: the server's own cap on draft nodes a step.
+        exact: answers are the same to the last bit with and without drafts, in any batch.
     """
 
     model: str
@@ -206,3 +238,4 @@ class ModelInfo:
     default_strategy: str
     eos_token_ids: tuple[int, ...]
     server_version: str
+    exact: bool

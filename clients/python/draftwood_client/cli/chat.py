@@ -32,6 +32,8 @@ def chat(
     /reset forgets the conversation, /exit or Ctrl-D leaves; Ctrl-C stops an answer, and what there is of it stays.
     From a pipe, each line is a turn, and the first error ends the program.
     """
+    if flags.n is not None:
+        raise ArgumentValueError("--samples", "goes with `draftwood generate`: a conversation has one answer a turn")
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     with connection.client() as client:
         model = client.model_info()

@@ -51,13 +51,15 @@ def generate(
         with client.stream(turns, **options) as stream:
             try:
                 for delta in stream:
-                    if not as_json:
+                    if not (as_json or (flags.n or 1) > 1):
                         writer.write(delta)
             finally:
                 writer.end_line()
             completion = stream.completion()
     if as_json:
         print_json(completion_as_json(completion))
+    elif completion.samples:
+        writer.write_samples(completion.samples)
     if stats:
         print_stats(completion)
 

@@ -82,6 +82,10 @@ class GenerationFlags:
     presence_penalty: Annotated[float | None, _sampling("Taken from the logit of a token that was written.")] = None
     frequency_penalty: Annotated[float | None, _sampling("The same, for each time that it was written.")] = None
     seed: Annotated[int | None, _sampling("Same seed, same answer.")] = None
+    n: Annotated[int | None, _sampling("Write so many answers.", "--samples")] = None
+    top_logprobs: Annotated[
+        int | None, _sampling("With --json: log-probabilities, and those of so many alternatives.")
+    ] = None
     json_schema: Annotated[str | None, _sampling("JSON that follows this JSON schema.")] = None
     regex: Annotated[str | None, _sampling("Text that matches this regular expression.")] = None
     lark: Annotated[str | None, _sampling("Text of this grammar, in Lark's syntax.")] = None
@@ -92,6 +96,9 @@ class GenerationFlags:
         list[int] | None, _stopping("Stop at this token. May be repeated.", "--stop-token-id")
     ] = None
     ignore_eos: Annotated[bool | None, _stopping("Go on past end-of-sequence tokens.", "--ignore-eos")] = None
+    priority: Annotated[
+        int | None, _option("Queueing", "Among the tenant's requests, -10 to 10, higher first.")
+    ] = None
     drafting: Annotated[bool | None, _drafting("Draft, or decode plainly.", "--drafting/--no-drafting")] = None
     strategy: Annotated[str | None, _drafting("One of those that `draftwood info` lists.")] = None
     max_draft_nodes: Annotated[int | None, _drafting("At most so many draft tokens a step.")] = None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, TextIO
 
 import typer
 
 from draftwood_client.errors import ArgumentValueError
-from draftwood_client.results import Completion, Delta
+from draftwood_client.results import Completion, Delta, Sample
 
 _DRAFTED, _PLAIN = "\x1b[32m", "\x1b[0m"
 
@@ -56,6 +57,12 @@ class AnswerWriter:
         if self._is_terminal and self._last not in ("", "\n"):
             self.new_line()
 
+    def write_samples(self, samples: Sequence[Sample]) -> None:
+        """Several answers, numbered: they come at the same time, so they are shown when they are whole."""
+        for number, sample in enumerate(samples, 1):
+            self._stream.write(f"[{number}] {self._shown(sample.text)}\n")
+        self._stream.flush()
+
     def new_line(self) -> None:
         """Ends the line, as lines separate the answers of a conversation."""
         self._stream.write("\n")
@@ -87,13 +94,16 @@ def print_json(value: object) -> None:
 
 
 def completion_as_json(completion: Completion) -> dict[str, Any]:
-    """All fields; `details` and their log-probabilities where they were asked for."""
+    """All fields; samples, details and log-probabilities where they were asked for."""
     values = asdict(completion)
-    if not completion.details:
-        del values["details"]
-    for detail in values.get("details", ()):
-        if detail["logprob"] is None:
-            del detail["logprob"], detail["top_logprobs"]
+    if not completion.samples:
+        del values["samples"]
+    for part in (values, *values.get("samples", ())):
+        if not part["details"]:
+            del part["details"]
+        for detail in part.get("details", ()):
+            if detail["logprob"] is None:
+                del detail["logprob"], detail["top_logprobs"]
     return values
 
 

@@ -1,0 +1,249 @@
+"""`draftwood bench soak`: mixed traffic on a real service for a long time, at the end of which it holds no more.
+
+The traffic is of every kind: sampling settings, strategies, formats, answers that are left or late, bad requests, long
+prompts, more tenants than are kept, connections that come and go. Memory, threads and descriptors of the service's
+process are sampled all the while; a line is fitted through the floor of what follows the warm-up, half of the time, and
+its rise is bounded (`growth`). Four times the traffic stops, and it is counted how many places for requests are free:
+exactly as many as there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from benchmarks.closed_loop import OWN_CONNECTION
+from benchmarks.growth import BOUNDS, MIB, Growth, Sample, growth_of
+from benchmarks.load_questions import fitting
+from benchmarks.models import ModelOptions, chosen_model
+from benchmarks.prompts import read_prompts
+from benchmarks.report import BenchmarkError, OutputOptions, console, require
+from benchmarks.server_process import ServerProcess, server_process
+from benchmarks.soak_traffic import MOST_TOKENS, NotRefusedError, Traffic
+from draftwood_client import NO_RETRY, AsyncClient, DraftwoodError, ModelInfo, UnavailableError
+from draftwood_client.cli.options import command
+
+ROUNDS = 4
+WARM_UP = 0.5
+"""Share of the time; what is filled and cached in it is no growth."""
+_SAMPLES = 400
+_RUNNING, _WAITING = 8, 16
+_CLIENTS = 12
+_KEPT_TENANTS = 8
+_REQUESTS_PER_CONNECTION = 50
+_MOST_FAILURES = 20
+"""After so many the run ends early, and is too short to tell growth."""
+_SETTLE = 0.5
+
+
+@dataclass(slots=True)
+class Soaked:
+    """What a soak found.
+
+    Attributes:
+        places: how many requests the service takes at once, running and waiting.
+        under_way: requests that are not answered yet.
+        samples: of the service's process, over time.
+        requests: how many of each kind ended as they must.
+        failures: what went wrong with others.
+        free_places: at the end of each round, the places that were free.
+    """
+
+    places: int
+    under_way: int = 0
+    samples: list[Sample] = field(default_factory=list)
+    requests: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    free_places: list[int] = field(default_factory=list)
+
+
+@command
+def soak(
+    model: ModelOptions,
+    output: OutputOptions,
+    duration: Annotated[float, typer.Option(min=10.0, help="Seconds of traffic.")] = 1800.0,
+    seed: Annotated[int, typer.Option(help="Of the traffic.")] = 0,
+    max_context: Annotated[
+        int | None,
+        typer.Option(min=512, help="Tokens of prompt and answer; the model's own if unset.", show_default=False),
+    ] = None,
+    memory_bound: Annotated[
+        float,
+        typer.Option(min=0.0, help="MiB that memory may grow after the warm-up; caches fill for the first minutes."),
+    ] = BOUNDS["rss_mib"],
+) -> None:
+    """Mixed traffic on a real service for a long time: memory, threads, descriptors and places must not grow or leak.
+
+    Ends with status 1 if something grows beyond its bound, a place for requests is lost, a request ends as it must
+    not, or the service logs an error.
+    """
+    out = console()
+    output.check()
+    require("psutil", "bench soak")
+    flags = ["--max-running", str(_RUNNING), "--max-waiting", str(_WAITING), "--max-tenants", str(_KEPT_TENANTS)]
+    flags += [] if max_context is None else ["--max-context", str(max_context)]
+    with chosen_model(model, out) as chosen:
+        out.print(f"Serving the {chosen.name} for {duration:g} s.")
+        with server_process(*chosen.server_flags, *flags, "--log-level", "error") as server:
+            soaked = asyncio.run(_soak(server, duration, seed, out))
+            errors = server.log.read_text(encoding="utf-8", errors="replace").strip()
+    warm_up = duration * WARM_UP
+    whole = len(soaked.failures) < _MOST_FAILURES
+    growths = growth_of(soaked.samples, warm_up, {**BOUNDS, "rss_mib": memory_bound}) if whole else []
+    out.print(_table(growths, soaked))
+    output.write(
+        [asdict(sample) for sample in soaked.samples],
+        lambda axes: _draw(soaked.samples, warm_up, axes),
+        growth=[growth.row() for growth in growths],
+        requests=dict(soaked.requests),
+        failures=soaked.failures,
+        places=soaked.places,
+        free_places=soaked.free_places,
+    )
+    if problems := verdict(growths, soaked, errors):
+        raise BenchmarkError("; ".join(problems))
+
+
+def verdict(growths: list[Growth], soaked: Soaked, errors: str) -> list[str]:
+    """What went wrong, in words; `errors` is what the service logged."""
+    problems = [
+        f"{one.name} grew from {one.start:g} to {one.end:g}, by more than {one.bound:g}"
+        for one in growths
+        if not one.within
+    ]
+    if any(free != soaked.places for free in soaked.free_places):
+        problems.append(f"of {soaked.places} places for requests, {soaked.free_places} were free after the rounds")
+    if soaked.failures:
+        problems.append(f"{len(soaked.failures)} requests did not end as they must; the first: {soaked.failures[0]}")
+    if errors:
+        problems.append(f"the service logged: {errors.splitlines()[0]}")
+    return problems
+
+
+async def _soak(server: ServerProcess, duration: float, seed: int, out: Console) -> Soaked:
+    async with AsyncClient(server.target) as client:
+        info = await client.model_info()
+        prompts = await fitting(client, info, read_prompts(None), MOST_TOKENS)
+    traffic = Traffic(info, prompts, tenants=2 * _KEPT_TENANTS)
+    soaked = Soaked(places=info.max_running_requests + info.max_waiting_requests)
+    watch = asyncio.create_task(_watch(server.pid, soaked, duration, out))
+    try:
+        for round_ in range(ROUNDS):
+            end = time.monotonic() + duration / ROUNDS
+            async with asyncio.TaskGroup() as group:
+                for i in range(_CLIENTS):
+                    draw = random.Random(f"{seed}-{round_}-{i}")
+                    group.create_task(_customer(server.target, traffic, draw, end, soaked))
+            soaked.free_places.append(await free_places(server.target, info))
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+    return soaked
+
+
+async def _customer(target: str, traffic: Traffic, draw: random.Random, end: float, soaked: Soaked) -> None:
+    """Sends one request after the other; takes a new connection now and then."""
+    while time.monotonic() < end and len(soaked.failures) < _MOST_FAILURES:
+        async with AsyncClient(target, retry=NO_RETRY, channel_options=OWN_CONNECTION) as client:
+            for _ in range(draw.randrange(1, _REQUESTS_PER_CONNECTION)):
+                if time.monotonic() >= end:
+                    break
+                soaked.under_way += 1
+                try:
+                    soaked.requests[await traffic.send(client, draw)] += 1
+                except (DraftwoodError, NotRefusedError) as error:
+                    soaked.failures.append(f"{type(error).__name__}: {error}")
+                finally:
+                    soaked.under_way -= 1
+        gc.collect()  # an answer that was left, or an error, may keep its connection until then
+
+
+async def free_places(target: str, info: ModelInfo) -> int:
+    """How many requests a service without traffic takes at once, before it refuses one; and it then answers as many.
+
+    Raises:
+        DraftwoodError: of the client; a request that it took was not answered.
+    """
+    places = info.max_running_requests + info.max_waiting_requests
+    taken = 0
+    async with AsyncClient(target, retry=NO_RETRY) as client:
+        await asyncio.sleep(_SETTLE)  # for the last answers' places to come back
+        async with AsyncExitStack() as stack:
+            try:
+                while taken <= places:
+                    endless = client.stream([0], ignore_eos=True, drafting=False, tenant="places")
+                    await stack.enter_async_context(endless)
+                    taken += 1
+            except UnavailableError:
+                pass
+        await asyncio.sleep(_SETTLE)
+        again = (client.generate([0], ignore_eos=True, max_tokens=4, tenant="places", timeout=60) for _ in range(taken))
+        await asyncio.gather(*again)
+    return taken
+
+
+async def _watch(pid: int, soaked: Soaked, duration: float, out: Console) -> None:
+    """Samples the service's process until it is cancelled, with a bar that grows meanwhile."""
+    import psutil
+
+    process = psutil.Process(pid)
+    started = time.monotonic()
+    columns = (TextColumn("{task.description:44}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=out, refresh_per_second=1, transient=True) as bar:
+        task = bar.add_task("", total=duration)
+        while True:
+            seconds = time.monotonic() - started
+            with process.oneshot():
+                rss, threads = process.memory_info().rss / MIB, process.num_threads()
+            sample = Sample(round(seconds, 3), round(rss, 3), threads, process.num_fds(), soaked.under_way)
+            soaked.samples.append(sample)
+            total = soaked.requests.total()
+            bar.update(task, completed=seconds, description=f"{total} requests, {rss:.0f} MiB, {threads} threads")
+            await asyncio.sleep(duration / _SAMPLES)
+
+
+def _table(growths: list[Growth], soaked: Soaked) -> Table:
+    table = Table(title=f"{soaked.requests.total()} requests", title_justify="left")
+    table.add_column("", no_wrap=True)
+    for heading in ("after warm-up", "at the end", "an hour", "may grow", ""):
+        table.add_column(heading, justify="right")
+    names = {"rss_mib": "memory, MiB", "threads": "threads", "fds": "open files"}
+    for one in growths:
+        table.add_row(
+            names[one.name],
+            f"{one.start:.1f}",
+            f"{one.end:.1f}",
+            f"{one.per_hour:+.1f}",
+            f"{one.bound:g}",
+            "ok" if one.within else "GROWS",
+        )
+    free = ", ".join(map(str, soaked.free_places))
+    table.caption = (
+        f"the fitted line at both ends, and its slope; of {soaked.places} places for requests, free after each round:"
+        f" {free}"
+    )
+    return table
+
+
+def _draw(samples: list[Sample], warm_up: float, axes: Any) -> None:
+    times = [sample.seconds for sample in samples]
+    axes.plot(times, [sample.rss_mib for sample in samples], label="memory (MiB)")
+    axes.axvline(warm_up, color="grey", linewidth=0.8, linestyle="--")
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("resident memory (MiB)")
+    counts = axes.twinx()
+    counts.plot(times, [sample.threads for sample in samples], color="tab:orange", label="threads")
+    counts.plot(times, [sample.fds for sample in samples], color="tab:green", label="open files")
+    counts.set_ylim(bottom=0)
+    axes.figure.legend(loc="outside upper center", ncols=3)

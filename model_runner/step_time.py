@@ -1,0 +1,131 @@
+"""What a step costs: measured at start, kept true by every step that is timed. No torch.
+
+Tokens cost by a measured curve, on each number of CPU threads that a step may run on; every further sequence adds its
+own attention calls. A small model's narrow step is faster on one thread, a wide one on all cores: where the curves
+cross, and how far another process's load moves that, only measuring tells.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_ROUNDS = 8
+_SMOOTHING, _SMOOTHING_EVERYWHERE = 0.05, 0.025
+_TRIAL_WEIGHT = 4.0
+"""A trial comes seldom, so it counts more."""
+_TRIAL_EVERY = 32
+_TRIAL_COST = 1.5
+"""What is expected to take this much longer is not tried."""
+_WORTH_MORE_THREADS = 1.08
+"""More threads must save this much: they are taken from whatever else the machine does."""
+
+Seconds = npt.NDArray[np.float64]
+
+
+class StepTimeCurve:
+    """Seconds that one forward pass takes over n tokens: linear between measured sizes.
+
+    Two laws that noise must not break: more tokens never take less time, and never more time a token.
+
+    Args:
+        seconds: size -> measured seconds; at least one size.
+    """
+
+    def __init__(self, seconds: dict[int, float]) -> None:
+        self.sizes = np.array(sorted(seconds), np.float64)
+        self._measured = np.array([seconds[int(n)] for n in self.sizes], np.float64)
+        self.seconds = self._lawful()
+
+    def __call__(self, tokens: npt.ArrayLike) -> Seconds:
+        """Seconds for each number of tokens; beyond the largest size, along the last slope."""
+        tokens = np.asarray(tokens)
+        at = np.interp(tokens, self.sizes, self.seconds)
+        if len(self.sizes) > 1:
+            slope = (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
+            at = at + slope * np.maximum(tokens - self.sizes[-1], 0)
+        return np.asarray(at)
+
+    def observe(self, tokens: int, seconds: float, weight: float = 1.0) -> None:
+        """Draws the curve towards a step that was just timed: a little everywhere, and more where it was."""
+        if tokens > self.sizes[-1]:
+            return
+        nearest = int(np.argmin(np.abs(self.sizes - tokens)))
+        # A step far from what was expected met another process, not another curve.
+        surprise = weight * (min(max(seconds / float(self(tokens)), 0.5), 2.0) - 1.0)
+        self._measured *= 1.0 + _SMOOTHING_EVERYWHERE * surprise
+        self._measured[nearest] = self.seconds[nearest] * (1.0 + _SMOOTHING * surprise)
+        self.seconds = self._lawful()
+
+    def _lawful(self) -> Seconds:
+        per_token = np.minimum.accumulate(self._measured / self.sizes)
+        return np.maximum.accumulate(per_token * self.sizes)
+
+
+class StepTimes:
+    """What a step costs, and how many CPU threads it should run on.
+
+    Args:
+        curves: number of threads -> the curve of one sequence's step on them; at least one.
+    """
+
+    def __init__(self, curves: dict[int, StepTimeCurve]) -> None:
+        self._curves = dict(sorted(curves.items()))
+        self._per_sequence = dict.fromkeys(self._curves, 0.0)
+        self._steps = 0
+        self._trial = False
+
+    def __call__(self, tokens: npt.ArrayLike, sequences: int) -> Seconds:
+        """Seconds for each number of tokens, over all of `sequences` sequences, on the best number of threads."""
+        return np.asarray(np.min([self._on(threads, tokens, sequences) for threads in self._curves], axis=0))
+
+    def choose_threads(self, tokens: int, sequences: int) -> int:
+        """The number of threads for the next step: the fewest of those that are about as fast as any.
+
+        Now and then another one, lest it be judged for ever by one bad moment.
+        """
+        costs = {threads: float(self._on(threads, tokens, sequences)) for threads in self._curves}
+        least = min(costs.values())
+        best = next(threads for threads, cost in costs.items() if cost <= _WORTH_MORE_THREADS * least)
+        self._steps += 1
+        others = [threads for threads, cost in costs.items() if threads != best and cost < _TRIAL_COST * least]
+        self._trial = bool(others) and self._steps % _TRIAL_EVERY == 0
+        return others[self._steps // _TRIAL_EVERY % len(others)] if self._trial else best
+
+    def observe(self, tokens: int, sequences: int, threads: int, seconds: float) -> None:
+        """Takes note of a step that `choose_threads` chose the threads of."""
+        curve, weight = self._curves[threads], _TRIAL_WEIGHT if self._trial else 1.0
+        if sequences == 1:
+            curve.observe(tokens, seconds, weight)
+        else:
+            each = max(seconds - float(curve(tokens)), 0.0) / (sequences - 1)
+            self._per_sequence[threads] += weight * _SMOOTHING * (each - self._per_sequence[threads])
+
+    def _on(self, threads: int, tokens: npt.ArrayLike, sequences: int) -> Seconds:
+        return self._curves[threads](tokens) + (sequences - 1) * self._per_sequence[threads]
+
+
+def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTimeCurve:
+    """The curve of `step(n)`, which runs n tokens and returns the seconds that it took.
+
+    Sizes are timed in turn, round after round, and the fastest run of each counts, so that a burst of other load does
+    not bend the curve.
+
+    Args:
+        largest: the largest size of interest.
+        limit: seconds after which no further round begins; the first is always run whole.
+    """
+    sizes = [n for n in KNOTS if n < largest] + [largest]
+    seconds = dict.fromkeys(sizes, float("inf"))
+    step(largest)  # the first run of all pays for allocations
+    deadline = time.perf_counter() + limit
+    for _ in range(_ROUNDS):
+        for size in sizes:
+            seconds[size] = min(seconds[size], step(size))
+        if time.perf_counter() > deadline:
+            break
+    return StepTimeCurve(seconds)

@@ -1,0 +1,79 @@
+"""`draftwood bench` and its subcommands as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.commands import COMMANDS, bench
+
+
+def test_the_list_of_subcommands_imports_none_of_them() -> None:
+    program = (
+        "import sys\nfrom benchmarks.commands import bench\nstatus = bench(['--help'])\n"
+        "heavy = {'torch', 'numba', 'transformers', 'matplotlib'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else status)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for name, (_, line) in COMMANDS.items():
+        assert name in done.stdout
+        assert line in done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_subcommand_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench([name, "--help"]) == 0
+    help_text = capsys.readouterr().out
+    assert "--json" in help_text
+    if name != "replay":
+        assert "--device" in help_text
+        assert "--threads" in help_text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["step", "--shape", "13b"], 2, "error: shape: '13b' is not allowed; it must be one of native, 110m"),
+        (["step", "--shape", "64x2x2x128"], 2, "grows from 256x6x4x704 and cannot lose hidden"),
+        (["step", "--shape", "110m", "--model", "x"], 2, "leave --model out"),
+        (["step", "--device", "abacus"], 2, "it must be auto, cpu, cuda or cuda:N"),
+        (["step", "--model", "/no/such/model"], 1, "no such folder"),
+        (["step", "--json", "/no/such/folder/x.json"], 2, "its folder must exist"),
+        (["speed", "--strategy", "magic"], 2, "strategy: 'magic' is not allowed; it must be one of"),
+        (["speed", "--prompts", "/no/such/file"], 1, "/no/such/file"),
+        (["speed", "--limit", "100", "--warm", "100"], 1, "but only 140 fit the model"),
+        (["load", "--concurrency", "1,x"], 2, "it must be numbers from 1 to 4096"),
+        (["load", "--warm", "140"], 1, "leave none to measure"),
+        (["load", "--model", "/no/such/model"], 1, "the service ended with status 1"),
+    ],
+)
+def test_errors_are_one_line_with_a_status(
+    arguments: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(arguments) == status
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nope"], ["step", "--largest", "1"], ["speed", "--text", "verse"], ["soak", "x"]]
+)
+def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
+    assert bench(arguments) == 2
+
+
+def test_replay_is_a_subcommand(tmp_path: Path) -> None:
+    trace, figures = tmp_path / "mine.jsonl", tmp_path / "figures.json"
+    row = json.dumps({"prompt_ids": [1, 2], "output_ids": list(range(10, 40))})
+    trace.write_text(f"{row}\n{row}\n")
+    assert bench(["replay", str(trace), "--budget", "16", "--json", str(figures)]) == 0
+    (found,) = json.loads(figures.read_text())["rows"]
+    assert (found["trace"], found["strategy"], found["budget"]) == ("mine", "trie", 16)
+    assert found["acceptance_length"] > 1.5

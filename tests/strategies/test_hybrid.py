@@ -1,0 +1,290 @@
+"""The hybrid strategy: parts under one budget, calibrated, asleep, and failing."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies import DraftTree, Feedback, HybridStrategy, JacobiStrategy, TrieStrategy, UnknownStrategyError, registry
+from strategies.base import Drafter
+from strategies.draft import Int32Array
+from strategies.registry import register
+from tests.strategies.test_draft import trees
+from tests.strategies.toy_model import ToyModel, run
+
+
+def ids(*tokens: int) -> Int32Array:
+    return np.array(tokens, np.int32)
+
+
+class Part:
+    """A part that does as it is told, and remembers what it was asked.
+
+    Args:
+        tree: what it proposes; an exception is raised instead.
+        raises_in: the call in which it raises.
+    """
+
+    def __init__(self, tree: object = None, *, raises_in: str = "", top_k: int = 0) -> None:
+        self.tree = DraftTree.of([]) if tree is None else tree
+        self.raises_in = raises_in
+        self.top_k = top_k
+        self.proposed = self.observed = self.closed = 0
+        self.feedback: Feedback | None = None
+
+    def _do(self, call: str) -> None:
+        if call == self.raises_in:
+            raise RuntimeError(f"broken {call}")
+
+    def start(self, prompt: Int32Array) -> Drafter:
+        self._do("start")
+        return self
+
+    def propose(self, budget: int) -> DraftTree:
+        self.proposed += 1
+        self._do("propose")
+        return self.tree  # type: ignore[return-value]
+
+    def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
+        self.observed += 1
+        self.feedback = feedback
+        self._do("observe")
+
+    def close(self) -> None:
+        self.closed += 1
+        self._do("close")
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is forgotten after it."""
+    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
+
+
+def with_parts(others: str = "recycling", **parts: Part) -> HybridStrategy:
+    for name, part in parts.items():
+        register(name)(lambda part=part: part)
+    return HybridStrategy(sources=",".join([*parts, *([others] if others else [])]))
+
+
+def first_level(tree: DraftTree) -> dict[int, float]:
+    top = tree.parents == -1
+    return dict(zip(tree.tokens[top].tolist(), tree.scores[top].tolist(), strict=True))
+
+
+def said(token: int, *tokens: int) -> Feedback:
+    """The model's word at the root alone: `tokens` are its most probable ones."""
+    top = np.array([[*tokens, *range(1000, 1008 - len(tokens))]], np.int32)
+    return Feedback(ids(token), ids(-1), top[:, 0], top)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(trees(), min_size=2, max_size=2), st.integers(1, 40), st.lists(st.integers(0, 5), min_size=1))
+def test_every_draft_is_lawful_and_holds_what_the_parts_hold(
+    drafts: list[DraftTree], budget: int, prompt: list[int]
+) -> None:
+    parts = [Part(tree.pruned(budget)) for tree in drafts]
+    strategy = HybridStrategy(sources="none")
+    strategy.parts = {"one": parts[0], "two": parts[1]}
+    drafter = strategy.start(np.array(prompt, np.int32))
+    for _ in range(3):
+        tree = drafter.propose(budget)
+        tree.check()
+        assert strategy.failures == {}
+        assert first_level(tree).keys() <= {token for part in parts for token in first_level(part.propose(1))}
+        assert len(tree) == min(budget, len(_paths(parts[0].tree) | _paths(parts[1].tree)))
+        assert _paths(tree) <= _paths(parts[0].tree) | _paths(parts[1].tree)
+        drafter.observe(ids(1, 2), None)
+    drafter.close()
+
+
+def _paths(tree: object) -> set[tuple[int, ...]]:
+    assert isinstance(tree, DraftTree)
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return set(found)
+
+
+@pytest.mark.parametrize("sources", ["trie,recycling", "trie,recycling,jacobi", "recycling", "trie", "trie,none"])
+def test_any_set_of_strategies_writes_the_same(sources: str) -> None:
+    model, strategy = ToyModel(2), HybridStrategy(sources=sources)
+    for seed in range(4):
+        drafter = strategy.start(ids(seed, 2))
+        run(model, drafter, [seed, 2], 300, 16)
+        drafter.close()
+    assert strategy.failures == {}
+
+
+def test_a_path_goes_on_from_the_table_where_the_tree_ends() -> None:
+    """The part knows 1 -> 2 only, the table what comes after 2: the draft holds both in one path."""
+    part = Part(DraftTree.of([2]))
+    strategy = with_parts(part=part)
+    for _ in range(30):
+        drafter = strategy.start(ids(1))
+        drafter.propose(2)
+        drafter.observe(ids(2), None)
+        drafter.propose(2)
+        drafter.observe(ids(3), said(2, 3))
+    assert (2, 3) in _paths(strategy.start(ids(1)).propose(2))
+
+
+def test_an_overconfident_part_is_believed_as_far_as_it_comes_true() -> None:
+    random, strategy = np.random.default_rng(1), with_parts("", part=Part(DraftTree.of([7], scores=[0.9])))
+    drafter = strategy.start(ids(1))
+    assert first_level(drafter.propose(8))[7] > 0.6
+    for _ in range(2000):
+        drafter.propose(8)
+        drafter.observe(ids(7 if random.random() < 0.3 else 8), None)
+    assert first_level(drafter.propose(8))[7] == pytest.approx(0.3, abs=0.1)
+
+
+def test_two_parts_that_agree_are_believed_more_than_one() -> None:
+    one, two = (Part(DraftTree.of([7, 8], [-1, -1], [0.5, 0.3])) for _ in range(2))
+    alone = first_level(with_parts("", part=one).start(ids(1)).propose(8))
+    both = first_level(with_parts("", one=one, two=two).start(ids(1)).propose(8))
+    assert both[7] / both[8] > 1.2 * alone[7] / alone[8]
+
+
+def test_nodes_go_to_the_part_that_comes_true() -> None:
+    liar = Part(DraftTree.of([50, 51, 52, 53], scores=[0.9, 0.8, 0.7, 0.6]))
+    strategy = with_parts("", liar=liar, honest=Part(DraftTree.of([7, 8], scores=[0.5, 0.3])))
+    drafter = strategy.start(ids(1))
+    for _ in range(300):
+        drafter.propose(2)
+        drafter.observe(ids(7, 8, 9), None)
+    assert drafter.propose(2).tokens.tolist() == [7, 8]
+    assert drafter.accepted_by_source == {"honest": 600}
+
+
+def test_a_part_that_brings_nothing_falls_asleep_and_is_probed() -> None:
+    idle = Part(DraftTree.of([49]))
+    model, strategy = ToyModel(), with_parts(idle=idle)
+    run(model, strategy.start(ids(1, 2)), [1, 2], 3000, 4)
+    idle.proposed = idle.observed = 0
+    steps = len(run(model, strategy.start(ids(1, 2)), [1, 2], 3000, 4))
+    assert steps > 256
+    assert 0 < idle.proposed < 0.1 * steps
+    assert idle.observed == steps, "it goes on learning"
+
+
+def test_a_part_that_begins_to_pay_wakes_up() -> None:
+    part = Part(DraftTree.of([50]))
+    strategy = with_parts(part=part)
+    strategy.mixer.weights.gains[0] = -0.1
+    drafter = strategy.start(ids(1))
+    part.tree = DraftTree.of([7, 8], scores=[0.9, 0.8])
+    for _ in range(3000):
+        drafter.propose(4)
+        drafter.observe(ids(7, 8, 3), None)
+    part.proposed = 0
+    for _ in range(100):
+        drafter.propose(4)
+        drafter.observe(ids(7, 8, 3), None)
+    assert part.proposed == 100
+
+
+def test_of_two_parts_that_say_the_same_one_stays_awake() -> None:
+    parts = [Part(DraftTree.of([7], scores=[0.9])) for _ in range(2)]
+    strategy = with_parts("", one=parts[0], two=parts[1])
+    drafter = strategy.start(ids(1))
+    for _ in range(3000):
+        tree = drafter.propose(4)
+        assert tree.tokens.tolist() == [7]
+        drafter.observe(ids(7, 8), None)
+
+
+@pytest.mark.parametrize("call", ["start", "propose", "observe", "close"])
+def test_a_part_that_raises_is_dropped_alone_logged_and_counted(call: str, caplog: pytest.LogCaptureFixture) -> None:
+    model, bad = ToyModel(), Part(raises_in=call)
+    strategy = with_parts(bad=bad)
+    with caplog.at_level(logging.ERROR):
+        drafter = strategy.start(ids(1, 2))
+        run(model, drafter, [1, 2], 400, 8)
+        drafter.close()
+    assert strategy.failures == {"bad": 1}
+    assert [f"'bad' is dropped for one sequence: {call} raised" in record.message for record in caplog.records] == [
+        True
+    ]
+    assert call == "close" or bad.proposed <= 1
+    assert bad.closed == (0 if call == "start" else 1)
+    steps = run(model, strategy.start(ids(1, 2)), [1, 2], 400, 8)
+    assert np.mean(steps[-10:]) > 4, "recycling went on"
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        None,
+        DraftTree(ids(1, 2), ids(-1, 5), np.ones(2, np.float32)),
+        DraftTree(ids(1, 1), ids(-1, -1), np.ones(2, np.float32)),
+        DraftTree(ids(1), ids(-1), np.array([2.0], np.float32)),
+        DraftTree.of(range(9)),
+    ],
+    ids=["none", "parent", "siblings", "score", "too many nodes"],
+)
+def test_a_malformed_tree_drops_the_part(tree: object) -> None:
+    bad = Part()
+    bad.tree = tree
+    strategy = with_parts(bad=bad)
+    drafter = strategy.start(ids(1, 2))
+    for _ in range(2):
+        drafter.propose(8).check()
+        drafter.observe(ids(3), said(2, 3))
+    assert strategy.failures == {"bad": 1}
+    assert (bad.proposed, bad.closed) == (1, 1)
+
+
+def test_each_part_gets_the_feedback_that_it_asks_for() -> None:
+    none, three = Part(top_k=0), Part(top_k=3)
+    strategy = with_parts(none_asked=none, three_asked=three)
+    assert strategy.top_k == 8
+    drafter = strategy.start(ids(1))
+    drafter.propose(4)
+    drafter.observe(ids(5), said(1, 5, 6, 7, 8))
+    assert none.feedback is not None
+    assert three.feedback is not None
+    assert none.feedback.top_tokens is None
+    assert three.feedback.top_tokens is not None
+    assert three.feedback.top_tokens.tolist() == [[5, 6, 7]]
+
+
+def test_it_learns_as_the_trie_does() -> None:
+    strategy, text = HybridStrategy(), np.arange(100, 140, dtype=np.int32)
+    empty = strategy.nbytes
+    strategy.learn(text)
+    assert strategy.tokens == 40
+    strategy.learn(np.arange(5000, dtype=np.int32))
+    assert strategy.tokens == 5040
+    assert strategy.nbytes > empty > 0
+    assert [found.shape[0] for found in strategy.sequences()] == [40, 5000]
+    drafter = strategy.start(ids(5))
+    drafter.observe(text[:5], None)
+    assert _paths(DraftTree.of(text[5:13])) <= _paths(drafter.propose(16))
+
+
+def test_options_go_to_the_parts_that_know_them() -> None:
+    strategy = HybridStrategy(sources="trie, recycling ,jacobi", branch_length=5, window=3, capacity_contexts=2048)
+    trie, jacobi = strategy.parts["trie"], strategy.parts["jacobi"]
+    assert isinstance(trie, TrieStrategy)
+    assert isinstance(jacobi, JacobiStrategy)
+    assert (trie.branch_length, jacobi.window) == (5, 3)
+    with pytest.raises(TypeError, match="none of the sources trie, recycling has an option 'window'"):
+        HybridStrategy(window=3)
+    with pytest.raises(ValueError, match="branch_length: 0"):
+        HybridStrategy(branch_length=0)
+
+
+@pytest.mark.parametrize("sources", ["trie,trie", "hybrid", "a,b,c,d,e"])
+def test_bad_sources_are_refused(sources: str) -> None:
+    with pytest.raises(ValueError, match=f"sources: '{sources}' is not allowed; it must be names"):
+        HybridStrategy(sources=sources)
+
+
+def test_an_unknown_source_is_named() -> None:
+    with pytest.raises(UnknownStrategyError, match="'tire'"):
+        HybridStrategy(sources="tire,recycling")
