@@ -32,7 +32,7 @@ class Settings(BaseModel):
     exact: bool = Field(
         default=True, description="Rounding must not depend on drafts and batch; on CPUs, elsewhere it has no effect"
     )
-    threads: int | None = Field(default=None, ge=1, description="CPU threads of the model at most; unset takes all cores")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of a step at most; unset takes all cores")
 
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all")
     port: int = Field(default=50051, ge=0, le=65535, description="Port to listen on; 0 takes any free one")

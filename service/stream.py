@@ -53,10 +53,10 @@ class Stream:
         "_error",
         "_pending",
         "_release",
+        "_running",
         "_submit",
         "_waiter",
         "admitted_at",
-        "_running",
         "places",
         "sequences",
     )

@@ -40,6 +40,16 @@ def test_config_file_from_the_environment(yaml_file: Path) -> None:
     assert read_settings(["--config", str(yaml_file)], {"DRAFTWOOD_CONFIG": "/nowhere"}).port == 1001
 
 
+def test_tenant_weights_from_any_source(tmp_path: Path) -> None:
+    path = tmp_path / "weights.yaml"
+    path.write_text("tenant_weights: {acme: 2, 'a=b': 0.5}\n")
+    wanted = {"acme": 2.0, "a=b": 0.5}
+    assert read_settings(["--config", str(path)], {}).tenant_weights == wanted
+    assert read_settings(["--tenant-weights", "acme=2, a=b=0.5"], {}).tenant_weights == wanted
+    assert read_settings([], {"DRAFTWOOD_TENANT_WEIGHTS": "acme=2,a=b=0.5"}).tenant_weights == wanted
+    assert Settings().tenant_weights == {}
+
+
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings().port = 1
@@ -64,6 +74,9 @@ BAD: dict[str, tuple[list[str], dict[str, str], str, str, str]] = {
     "timeouts": (["--max-timeout", "5"], {}, "default_timeout", "at most max_timeout = 5", ""),
     "key without certificate": (["--tls-key", "k.pem"], {}, "tls_cert", "since tls_key is", ""),
     "missing certificate": (["--tls-cert", "/no", "--tls-key", "/no"], {}, "tls_cert", "exists", "--tls-cert"),
+    "weights": (["--tenant-weights", "acme"], {}, "tenant_weights", "acme=2,beta=0.5", "--tenant-weights"),
+    "weight": (["--tenant-weights", "acme=x"], {}, "tenant_weights", "valid number", "--tenant-weights"),
+    "no weight": (["--tenant-weights", "acme=0"], {}, "tenant_weights", "above 0", "--tenant-weights"),
     "missing file": (["--config", "/no/such.yaml"], {}, "config", "No such file", ""),
 }
 

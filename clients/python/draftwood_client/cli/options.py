@@ -96,9 +96,7 @@ class GenerationFlags:
         list[int] | None, _stopping("Stop at this token. May be repeated.", "--stop-token-id")
     ] = None
     ignore_eos: Annotated[bool | None, _stopping("Go on past end-of-sequence tokens.", "--ignore-eos")] = None
-    priority: Annotated[
-        int | None, _option("Queueing", "Among the tenant's requests, -10 to 10, higher first.")
-    ] = None
+    priority: Annotated[int | None, _option("Queueing", "Among the tenant's requests, -10 to 10, higher first.")] = None
     drafting: Annotated[bool | None, _drafting("Draft, or decode plainly.", "--drafting/--no-drafting")] = None
     strategy: Annotated[str | None, _drafting("One of those that `draftwood info` lists.")] = None
     max_draft_nodes: Annotated[int | None, _drafting("At most so many draft tokens a step.")] = None
