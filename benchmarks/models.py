@@ -76,7 +76,7 @@ class ChosenModel:
         """As transformers runs it, in the same dtype on the same device."""
         from transformers import AutoModelForCausalLM
 
-        module: Any = AutoModelForCausalLM.from_pretrained(self.path, dtype=like.layout.dtype)
+        module: Any = AutoModelForCausalLM.from_pretrained(self.path, dtype=like.module.dtype)
         return module.to(like.layout.device).eval()
 
     @property

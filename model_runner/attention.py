@@ -135,7 +135,7 @@ def tree_attention(
         end, first, last = start + segment.size, segment.context, segment.context + segment.size
         keys, values = segment.slab.keys[layer], segment.slab.values[layer]
         keys[:, first:last] = key[0, :, start:end]
-        values[:, first:last] = value[0, :, start:end]
+        values[:, first:last, : value.shape[3]] = value[0, :, start:end]
         mask = segment.mask(sliding_window, keys.dtype, keys.device)
         if batch.layout.exact:
             for rows, position in segment.pieces:

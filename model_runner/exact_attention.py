@@ -19,6 +19,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from strategies.draft import Int32Array
 
@@ -26,8 +27,12 @@ BLOCK = 128
 """Positions of a block; a multiple of every number of floats that a vector register holds."""
 _LONGEST_TAIL = 192
 """Keys that a matrix product surely adds up one by one (oneMKL's smallest block in float32)."""
-_LEAST_ROWS, _LEAST_KEYS = 16, 16
-"""Smaller products than these take other kernels, which add up in another order."""
+ONES = 8
+"""Columns of ones beside the values: as many as keep rows aligned."""
+_LEAST_ROWS, _LEAST_KEYS, _LEAST_SIZE = 4, 16, 200
+"""Products with fewer rows, columns or (rows x columns) take other kernels, which add up in another order."""
+_SHARED_ROWS = 16
+"""Where several threads share one product, they share out its rows: each must get enough of them."""
 
 
 def draft_limits(position: int) -> tuple[int, int]:
@@ -64,7 +69,8 @@ def attend_exactly(
     Args:
         query: [head, q, key_dim].
         keys: float32 [kv_head, at least `_LEAST_KEYS`, key_dim]; the rows are `start` to `start + q`.
-        values: float32 [kv_head, ..., value_dim].
+        values: float32 [kv_head, ..., value_dim + ONES], its last columns 1: so the product with the weights also
+            has their sum, added up in the same order.
         start: the row of the first query in `keys`.
         position: its absolute position.
         mask: [q, start + q], 0 or -inf; None where all queries see all keys.
@@ -74,16 +80,15 @@ def attend_exactly(
         [q, head, value_dim], of the query's dtype.
     """
     heads, count, dim = query.shape
-    kv_heads, last = keys.shape[0], start + count
-    rows = max(count, -(-_LEAST_ROWS * kv_heads // heads))
+    kv_heads, last, tail = keys.shape[0], start + count, position // BLOCK * BLOCK
+    rows = _padded(count, heads // kv_heads, values.shape[2], alone=kv_heads >= torch.get_num_threads())
     width = max(last, _LEAST_KEYS)
+    if rows > count:
+        query = pad(query, (0, 0, 0, rows - count))
     if last < width:
         keys[:, last:width] = 0.0
-    scaled = query.float() * (1 / math.sqrt(dim) if scaling is None else scaling)
-    if rows > count:
-        scaled = torch.nn.functional.pad(scaled, (0, 0, 0, rows - count))
-    grouped = scaled.reshape(kv_heads, -1, dim)
-    scores = torch.bmm(grouped, keys[:, :width].transpose(1, 2))
+    scores = torch.bmm(query.float().reshape(kv_heads, -1, dim), keys[:, :width].transpose(1, 2))
+    scores *= 1 / math.sqrt(dim) if scaling is None else scaling
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:
@@ -95,13 +100,25 @@ def attend_exactly(
         sink = sinks.float().repeat_interleave(rows).view(kv_heads, -1, 1)
         highest = torch.maximum(highest, sink)
     weights = scores.sub_(highest).exp_()
-    tail = position // BLOCK * BLOCK
-    ones = weights.new_ones(1, last - tail, _LEAST_KEYS).expand(kv_heads, -1, -1)
-    output = torch.bmm(weights[..., tail:last], values[:, tail:last])
-    total = torch.bmm(weights[..., tail:last], ones)[..., :1]
+    sums = torch.bmm(weights[..., tail:last], values[:, tail:last])
     if tail:
-        output += torch.bmm(weights[..., :tail], values[:, :tail])
-        total = total + weights[..., :tail].sum(-1, keepdim=True)
+        sums += torch.bmm(weights[..., :tail], values[:, :tail])
+    total = sums[..., -1:]
     if sinks is not None:
         total = total + torch.exp(sink - highest)
-    return (output / total).view(heads, rows, -1)[:, :count].transpose(0, 1).to(query.dtype)
+    output = sums[..., :-ONES] / total
+    return output.view(heads, rows, -1)[:, :count].transpose(0, 1).to(query.dtype)
+
+
+def _padded(count: int, group: int, columns: int, alone: bool) -> int:
+    """Rows a head for `count` queries, where products have `group` heads' rows and at least so many columns.
+
+    Args:
+        alone: each product has a thread of its own.
+    """
+    least = max(_LEAST_ROWS, -(-_LEAST_SIZE // columns))
+    rows = max(count, -(-least // group))
+    if alone:
+        return rows
+    step = _SHARED_ROWS // math.gcd(group, _SHARED_ROWS)
+    return -(-rows // step) * step

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from model_runner.errors import InvalidValueError
+from model_runner.exact_attention import ONES
 from model_runner.machine import free_bytes
 
 
@@ -30,7 +31,12 @@ class KVLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        return self.layers * self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+        return self.layers * self.kv_heads * (self.key_dim + self.value_width) * self.dtype.itemsize
+
+    @property
+    def value_width(self) -> int:
+        """Columns of stored values: exact attention wants some of ones beside them."""
+        return self.value_dim + (ONES if self.exact else 0)
 
 
 @dataclass(eq=False, slots=True)
@@ -40,7 +46,7 @@ class Slab:
     Attributes:
         keys: [layer, kv_head, token, key_dim]; rows at and after the sequence's committed length are scratch space
             for the step's tree.
-        values: [layer, kv_head, token, value_dim].
+        values: [layer, kv_head, token, value_width].
     """
 
     keys: torch.Tensor
@@ -48,12 +54,12 @@ class Slab:
 
     @classmethod
     def empty(cls, layout: KVLayout, tokens: int) -> Slab:
-        """A slab of `tokens` tokens, its contents undefined."""
+        """A slab of `tokens` tokens, its keys and values undefined."""
         shape = (layout.layers, layout.kv_heads, tokens)
-        return cls(
-            torch.empty(*shape, layout.key_dim, dtype=layout.dtype, device=layout.device),
-            torch.empty(*shape, layout.value_dim, dtype=layout.dtype, device=layout.device),
-        )
+        keys = torch.empty(*shape, layout.key_dim, dtype=layout.dtype, device=layout.device)
+        values = torch.empty(*shape, layout.value_width, dtype=layout.dtype, device=layout.device)
+        values[..., layout.value_dim :] = 1.0
+        return cls(keys, values)
 
     @property
     def capacity(self) -> int:

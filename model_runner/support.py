@@ -126,9 +126,12 @@ def _is_exact(module: Any, layout: KVLayout, tokens: Int32Array) -> bool:
         children = (tree.parents == rows[-1] - 1) & (tree.tokens == token)
         rows.append(1 + int(np.flatnonzero(children)[0]))
     zero, plain = np.zeros(1, np.int32), []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     for at, token in enumerate([int(context[-1]), *path.tolist()]):
         one = Segment(slab, n - 1 + at, np.array([token], np.int32), zero - 1, zero, logit_rows=0)
         plain.append(_forward(module, layout, one))
+    torch.set_num_threads(threads)
     return torch.equal(torch.cat(plain), drafted[rows])
 
 

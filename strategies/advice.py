@@ -15,14 +15,14 @@ class Advice(NamedTuple):
     """The trees of several sources laid over one another.
 
     Attributes:
-        tokens, next: int32[m], each node's token and next sibling (-1 for none).
+        tokens, following: int32[m], each node's token and next sibling (-1 for none).
         first: int32[m + 1], the first child of the root and of each node (-1 for none).
         chances: float32[m, SOURCES], the probability that each source gives to a node once its parent is accepted; 0
             where the source does not hold the node.
     """
 
     tokens: Int32Array
-    next: Int32Array
+    following: Int32Array
     first: Int32Array
     chances: Float32Table
 

@@ -43,7 +43,7 @@ TOKEN, ADVISED, RANKS = 0, 1, 2
 NONE_OF_THESE = -1
 """The token of candidate 0."""
 
-_RATE, _TRUST_RATE, _GAIN_RATE = 0.03, 0.003, 0.005
+_RATE, _TRUST_RATE = 0.03, 0.003
 _GREATEST = 8.0
 _BEST_ROW = (1.8, 1.15, 0.65, 0.35, 0.05, -0.15, -0.35, -0.5)
 _OTHER_ROWS = (0.95, 0.5, 0.3, 0.15, 0.0, -0.05, -0.15, -0.2)
@@ -69,7 +69,7 @@ class Weights(NamedTuple):
         trust: float32[SOURCES, LEVELS], factors of the logarithm of a source's probability, by its own level.
         bias: float32[SOURCES, LEVELS, CHANCE_BINS], what is added to it, by its own level and that probability.
         gains: float32[SOURCES + 1], by how much each source, the table last, raised the probability of the token that
-            came, on average over the tokens written.
+            came, on average over the tokens written; see `gains`.
     """
 
     ranks: npt.NDArray[np.float32]
@@ -80,7 +80,8 @@ class Weights(NamedTuple):
 
 
 def prior_weights() -> Weights:
-    """Weights before any traffic: what drafting for a small model on school mathematics taught, rounded."""
+    """Weights before any traffic: what drafting for a small model taught, on school mathematics and customer
+    support, rounded and smoothed."""
     ranks = np.zeros((LEVELS, ORDERS + 1, ORDERS, STEADY_BINS, WIDTH), np.float32)
     steady = np.arange(STEADY_BINS)
     for longest in range(1, ORDERS + 1):
@@ -141,7 +142,6 @@ def to_probabilities(said: Float64Table, n: int, probabilities: Float64Array) ->
 def correct(
     weights: Weights,
     candidates: Int32Array,
-    said: Float64Table,
     probabilities: Float64Array,
     n: int,
     came: int,
@@ -184,9 +184,3 @@ def correct(
 @compiled
 def _step(row: Float32Array, at: Integer, by: Real) -> None:
     row[at] = min(_GREATEST, max(-_GREATEST, row[at] + by))
-
-
-@compiled
-def record_gain(gains: Float32Array, source: int, gain: Real) -> None:
-    """Moves a source's average gain towards what it gained at one token."""
-    gains[source] += _GAIN_RATE * (gain - gains[source])

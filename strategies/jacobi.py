@@ -13,13 +13,14 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
 from strategies.base import Feedback
-from strategies.draft import ROOT, DraftTree, Int32Array
+from strategies.draft import DraftTree, Int32Array
+from strategies.paths import PathPredictions, PathTree
 from strategies.registry import register
 
 _RATE = 0.05
@@ -211,7 +212,7 @@ class JacobiDrafter:
         self.pool.add_all(prompt.tolist(), strategy.ngram)
 
     def propose(self, budget: int) -> DraftTree:
-        strategy, rates, draft = self._strategy, self._strategy.rates, _PathTree(budget)
+        strategy, rates, draft = self._strategy, self._strategy.rates, PathTree(budget)
         columns = min(strategy.window, (budget // 2 + 1) // (strategy.ngram - 1))
         if columns != (self.window.columns if self.window else 0):
             self.window = Window(columns, strategy.ngram, self._random_tokens()) if columns else None
@@ -229,7 +230,7 @@ class JacobiDrafter:
         written = accepted.tolist()
         self._strategy.rates.observe(self._guesses, self._window_nodes, written)
         if self.window is not None and feedback is not None:
-            predicted = _PathPredictions(feedback)
+            predicted = PathPredictions(feedback)
             predictions = [predicted.after(path) for path in self.window.paths()]
             if any(token is not None for token in predictions):
                 for ngram in self.window.advance(self._last, predictions):
@@ -249,55 +250,3 @@ class JacobiDrafter:
         random = np.random.default_rng(_SEED)
         while True:
             yield from self._prompt[random.integers(0, self._prompt.shape[0], 64)].tolist()
-
-
-class _PathTree:
-    """A draft tree made of paths from the root."""
-
-    def __init__(self, budget: int) -> None:
-        self._budget = budget
-        self._nodes: dict[tuple[int, int], int] = {}
-        self.tokens: list[int] = []
-        self._parents: list[int] = []
-        self._scores: list[float] = []
-
-    def add(self, path: Iterable[int], scores: Iterable[float]) -> None:
-        """Adds a path as far as the budget reaches. Scores must not grow along it; a node that is there already keeps
-        the better one."""
-        node = ROOT
-        for token, score in zip(path, scores, strict=False):
-            child = self._nodes.get((node, token))
-            if child is None:
-                if len(self.tokens) == self._budget:
-                    return
-                child = self._nodes[node, token] = len(self.tokens)
-                self.tokens.append(token)
-                self._parents.append(node)
-                self._scores.append(score)
-            elif score > self._scores[child]:
-                self._scores[child] = score
-            node = child
-
-    def tree(self) -> DraftTree:
-        return DraftTree(
-            np.array(self.tokens, np.int32), np.array(self._parents, np.int32), np.array(self._scores, np.float32)
-        )
-
-
-class _PathPredictions:
-    """What the model said after the paths of a verified tree, which may have lost nodes since it was proposed."""
-
-    def __init__(self, feedback: Feedback) -> None:
-        edges = zip(feedback.parents.tolist(), feedback.tokens.tolist(), strict=True)
-        self._nodes = {edge: node for node, edge in enumerate(edges)}
-        self._predictions = feedback.predictions.tolist()
-
-    def after(self, path: Iterable[int]) -> int | None:
-        """The model's next token; None where the path was not verified."""
-        node = 0
-        for token in path:
-            child = self._nodes.get((node, token))
-            if child is None:
-                return None
-            node = child
-        return int(self._predictions[node])

@@ -139,7 +139,7 @@ def _advised_candidates(advice: Advice, room: Room, place: Integer) -> int:
     while child >= 0 and n < _MOST_ADVISED:
         _clear(room.candidates, n, advice.tokens[child], child)
         n += 1
-        child = advice.next[child]
+        child = advice.following[child]
     return n
 
 
