@@ -213,11 +213,11 @@ def _progress(console: Console, texts: list[str], title: str) -> Iterable[str]:
 def _table(reference: Pass, rows: list[dict[str, Any]], questions: int, warmup: int) -> Table:
     table = Table(title=f"{questions} questions; warm: after {warmup} others", title_justify="left")
     table.add_column("", no_wrap=True)
-    for heading in ("tokens/s", "x off", "x HF", "accepted", "nodes", "drafting", "identical"):
+    for heading in ("tok/s", "x off", "x HF", "length", "nodes", "draft", "own", "same"):
         table.add_column(heading, justify="right")
     titles = {"plain": "drafting off", "cold": "trie, cold", "warm": "trie, warm"}
     ratio = reference.tokens_per_s / rows[0]["tokens_per_s"]
-    table.add_row("transformers", f"{reference.tokens_per_s:.1f}", f"{ratio:.2f}", "1.00", "1.00", "", "", "")
+    table.add_row("transformers", f"{reference.tokens_per_s:.1f}", f"{ratio:.2f}", "1.00", "", "", "", "")
     for row in rows:
         table.add_row(
             titles[row["mode"]],
@@ -227,10 +227,12 @@ def _table(reference: Pass, rows: list[dict[str, Any]], questions: int, warmup: 
             f"{row['acceptance_length']:.2f}",
             f"{row['nodes_per_step']:.1f}",
             f"{row['draft_time_share']:.1%}",
+            f"{row['outside_model_share']:.1%}",
             "yes" if row["identical"] else "NO",
         )
     table.caption = (
-        "x off, x HF: speed against drafting off and transformers' generate; accepted: tokens a step;"
-        " nodes: draft nodes verified a step; drafting: share of the time"
+        "x off, x HF: tokens/s against drafting off and transformers' generate; length: acceptance length, tokens a"
+        " step; nodes: draft nodes verified a step; draft, own: share of the time spent drafting, and outside the model"
+        " altogether; same: identical token for token"
     )
     return table

@@ -69,7 +69,7 @@ def load_model(
     device: str = "auto",
     dtype: str = "auto",
     max_context: int | None = None,
-    exact: bool = True,
+    exact: bool | None = None,
 ) -> LoadedModel:
     """Loads a model and its tokenizer from a folder or from the hub (its cache, where the network is out of reach).
 
@@ -77,7 +77,8 @@ def load_model(
         device: "cpu", "cuda", "cuda:1", ...; "auto" takes CUDA where there is one.
         dtype: "float32", "bfloat16" or "float16"; "auto" is float32 on a CPU and the checkpoint's own elsewhere.
         max_context: a smaller context than the model's own.
-        exact: compute so that rounding does not depend on drafts and batch; has an effect on CPUs alone, so far.
+        exact: compute so that rounding does not depend on drafts and batch, on CPUs so far. None does so where the
+            model computes in less than float32: there rounding decides tokens.
 
     Raises:
         InvalidValueError: device, dtype or max_context is not allowed.
@@ -100,7 +101,7 @@ def load_model(
 
 
 def adopt(
-    module: Any, tokenizer: Tokenizer, *, name: str, max_context: int | None = None, exact: bool = True
+    module: Any, tokenizer: Tokenizer, *, name: str, max_context: int | None = None, exact: bool | None = None
 ) -> LoadedModel:
     """Makes a transformers model in memory servable: checks that trees can be verified on it, and takes it over.
 
@@ -113,7 +114,7 @@ def adopt(
     """
     attention.register()
     parameters = sum(p.numel() for p in module.parameters())
-    layout = probe(module, exact)
+    layout = probe(module, module.dtype != torch.float32 if exact is None else exact)
     config: Any = module.config.get_text_config()
     return LoadedModel(
         name=name,

@@ -12,6 +12,7 @@ import logging
 import torch
 from torch import nn
 
+_TRIAL_ROWS = 256
 _log = logging.getLogger(__name__)
 _TYPICAL_ROWS = 32
 """Rows that oneDNN chooses the layout for; others are computed with the same layout."""
@@ -25,9 +26,7 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _TYPICAL_ROWS)
-        self._never_alone = False
-        rows = torch.randn(2, self.in_features, dtype=linear.weight.dtype)
-        self._never_alone = not torch.equal(self(rows)[:1], self(rows[:1]))
+        self.pairs_single_rows = False
 
     @property
     def weight(self) -> torch.Tensor:
@@ -37,13 +36,14 @@ class PackedLinear(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """[..., in] to [..., out]. A row's bits do not depend on the others."""
-        if self._never_alone and inputs.numel() == self.in_features:
-            pair = self._apply(inputs.reshape(1, -1).expand(2, -1))
+        if self.pairs_single_rows and inputs.numel() == self.in_features:
+            pair = self._product(inputs.reshape(1, -1).expand(2, -1))
             return pair[:1].view(*inputs.shape[:-1], self.out_features)
-        return self._apply(inputs)
+        return self._product(inputs)
 
-    def _apply(self, inputs: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        outputs: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self.bias, "none", [], "")
+    def _product(self, inputs: torch.Tensor) -> torch.Tensor:
+        product = torch.ops.mkldnn._linear_pointwise.default
+        outputs: torch.Tensor = product(inputs, self._packed, self.bias, "none", [], "")
         return outputs
 
     def extra_repr(self) -> str:
@@ -59,12 +59,25 @@ def pack_linears(module: nn.Module) -> int:
         _log.warning("this build of torch has no oneDNN: linear layers stay as they are, and drafts cost more")
         return 0
     replaced = 0
+    varies: dict[tuple[int, int, torch.dtype], bool] = {}
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and child.weight.device.type == "cpu" and _packable(child.weight.dtype):
-                setattr(parent, name, PackedLinear(child))
+                packed = PackedLinear(child)
+                shape = (packed.in_features, packed.out_features, child.weight.dtype)
+                if shape not in varies:
+                    varies[shape] = _single_rows_vary(packed)
+                packed.pairs_single_rows = varies[shape]
+                setattr(parent, name, packed)
                 replaced += 1
     return replaced
+
+
+def _single_rows_vary(packed: PackedLinear) -> bool:
+    """Whether a row that is alone gets other bits. Rounding to bfloat16 hides most differences: try many rows."""
+    rows = torch.randn(_TRIAL_ROWS, packed.in_features, dtype=packed.weight.dtype)
+    together = packed(rows)
+    return not all(torch.equal(packed(rows[i : i + 1])[0], together[i]) for i in range(_TRIAL_ROWS))
 
 
 def _packable(dtype: torch.dtype) -> bool:

@@ -24,7 +24,7 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
 
 @torch.inference_mode()
-def probe(module: Any, exact: bool = True) -> KVLayout:
+def probe(module: Any, exact: bool) -> KVLayout:
     """Puts tree attention and packed linear layers into a model; returns the shape of its keys and values.
 
     A prompt and a small tree, whose true path has a wrong sibling beside every node, go through tree attention; the

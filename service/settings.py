@@ -29,8 +29,9 @@ class Settings(BaseModel):
     max_context: int | None = Field(
         default=None, ge=2, description="Tokens of prompt and answer; unset takes the model's own"
     )
-    exact: bool = Field(
-        default=True, description="Rounding must not depend on drafts and batch; on CPUs, elsewhere it has no effect"
+    exact: bool | None = Field(
+        default=None,
+        description="Rounding must not depend on drafts and batch, on CPUs; unset does so in less than float32",
     )
     threads: int | None = Field(default=None, ge=1, description="CPU threads of a step at most; unset takes all cores")
 

@@ -80,13 +80,13 @@ def served(family: str) -> LoadedModel:
     """The family's model as Draftwood runs it."""
     if family == "bundled":
         return load_model(BUNDLED_MODEL, dtype="float32", max_context=512)
-    return adopted(family, torch.float32)
+    return adopted(family, torch.float32, exact=None)
 
 
-def adopted(family: str, dtype: torch.dtype) -> LoadedModel:
+def adopted(family: str, dtype: torch.dtype, exact: bool | None = True) -> LoadedModel:
     """A tiny random model of the family as Draftwood runs it."""
     tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
-    return adopt(_plain(family).to(dtype), tokenizer, name=family)
+    return adopt(_plain(family).to(dtype), tokenizer, name=family, exact=exact)
 
 
 @functools.cache

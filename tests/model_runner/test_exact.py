@@ -26,7 +26,7 @@ Written = tuple[list[int], list[TokenLogprobs]]
 def model(family: str, dtype: torch.dtype) -> LoadedModel:
     torch.set_num_threads(1)
     if family == "bundled":
-        return load_model(BUNDLED_MODEL, dtype=str(dtype).removeprefix("torch."))
+        return load_model(BUNDLED_MODEL, dtype=str(dtype).removeprefix("torch."), exact=True)
     return adopted(family, dtype)
 
 
@@ -87,6 +87,11 @@ def test_real_text_in_bfloat16_with_every_strategy() -> None:
         strategy = strategies.create(name)
         for _ in range(2):
             assert write(engine("bundled", torch.bfloat16), asked, strategy, 0.0) == wanted, name
+
+
+def test_exact_is_the_default_below_float32() -> None:
+    assert load_model(BUNDLED_MODEL, dtype="bfloat16").exact
+    assert not load_model(BUNDLED_MODEL, dtype="float32").exact
 
 
 def test_any_number_of_threads_gives_the_same_bits() -> None:
