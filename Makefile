@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 # Small models in tests are faster on one thread, and two test processes share the machine.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: help setup demo serve test check format protos baseline stream-cost clean
+.PHONY: help setup demo serve bench test check format protos baseline stream-cost clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -22,6 +22,9 @@ demo: $(STAMP)  ## Run the main job: questions through the service, drafting off
 
 serve: $(STAMP)  ## Serve the bundled model on 127.0.0.1:50051
 	$(BIN)/draftwood serve
+
+bench: $(STAMP)  ## Compare transformers, drafting off and the strategies on a few questions
+	$(BIN)/draftwood bench speed --limit 8 --warm 60
 
 test: check  ## All checks, then all tests
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal
