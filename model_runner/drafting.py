@@ -94,6 +94,17 @@ class GuardedDrafter:
             self.close()
 
 
+def forced_tokens(sequence: Sequence) -> list[int]:
+    """The tokens that the sequence's grammar forces next; none where it fails: they would only have been a draft."""
+    if sequence.grammar is None:
+        return []
+    try:
+        return sequence.grammar.forced()
+    except Exception:
+        _log.exception("the grammar of request %r cannot tell what it forces", sequence.request_id)
+        return []
+
+
 def within_depth(tree: DraftTree, depth: int) -> DraftTree:
     """The tree's nodes that lie fewer than `depth` levels deep."""
     if depth <= 0:

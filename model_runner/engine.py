@@ -12,7 +12,7 @@ import torch
 
 from model_runner.attention import Segment, StepBatch, chain_then_tree
 from model_runner.budget import worthwhile_score
-from model_runner.drafting import GuardedDrafter, within_depth
+from model_runner.drafting import GuardedDrafter, forced_tokens, within_depth
 from model_runner.engine_config import EngineConfig
 from model_runner.errors import DeadlineError, EngineStoppedError, InvalidValueError, ModelError
 from model_runner.exact_attention import draft_limits
@@ -211,7 +211,7 @@ class Engine:
         if not work.reaches_end or left <= 1 or nodes == 0:
             return EMPTY_TREE
         tree = self._live[sequence].drafter.propose(nodes)
-        forced = sequence.grammar.forced()[:nodes] if sequence.grammar is not None else []
+        forced = forced_tokens(sequence)[:nodes]
         if forced:
             tree = merged([DraftTree.of(forced), tree]).pruned(nodes)
         deepest = left - 1

@@ -12,7 +12,7 @@ import torch
 import strategies
 from model_runner.engine import Engine, EngineConfig
 from model_runner.errors import InvalidValueError
-from model_runner.grammar import GrammarKind
+from model_runner.grammar import GrammarKind, GrammarState
 from model_runner.sequence import SamplingParams, Sequence, StopParams
 from strategies import Strategy
 from tests.model_runner.families import as_prompt, reference, served
@@ -142,6 +142,17 @@ def test_tokens_that_the_grammar_forces_are_drafted(engine: Engine) -> None:
     assert follows(GrammarKind.JSON_SCHEMA, text)
     assert sequence.stats.accepted_tokens > 0.3 * len(sequence.output)
     assert answer(engine, GrammarKind.JSON_SCHEMA, None, 0)[0].stats.draft_tokens == 0
+
+
+def test_a_grammar_that_fails_to_draft_breaks_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: GrammarState) -> list[int]:
+        raise RuntimeError("no idea")
+
+    monkeypatch.setattr(GrammarState, "forced", fails)
+    sequence, text = answer(engine, GrammarKind.JSON_SCHEMA, None, 24)
+    assert follows(GrammarKind.JSON_SCHEMA, text)
+    assert sequence.output == expected(GrammarKind.JSON_SCHEMA, 80)
+    assert sequence.stats.draft_tokens == 0
 
 
 @pytest.mark.parametrize(
