@@ -205,9 +205,19 @@ class Terminal:
     def interrupt(self) -> None:
         os.kill(self.process.pid, signal.SIGINT)
 
+    def interrupt_until(self, text: str) -> None:
+        """Presses Ctrl-C until `text` is shown: readline sleeps on through one between its prompt and its wait."""
+        end = time.monotonic() + 20
+        ready: list[int] = []
+        while not ready:
+            assert time.monotonic() < end, f"{text!r} did not come"
+            self.interrupt()
+            ready, _, _ = select.select([self._fd], [], [], 1)
+        self.wait_for(text)
+
     def wait_for(self, text: str) -> None:
         """Reads until `text` is shown after what was waited for before."""
-        end = time.monotonic() + 10
+        end = time.monotonic() + 20
         while text not in self.shown:
             ready, _, _ = select.select([self._fd], [], [], max(0.0, end - time.monotonic()))
             assert ready, f"{text!r} did not come; there is {self.shown!r}"
@@ -233,8 +243,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(server: FakeServer) -> None:
         assert server.cancelled.wait(5)
         server.cancelled.clear()
         terminal.wait_for("> ")
-        terminal.interrupt()
-        terminal.wait_for("> ")
+        terminal.interrupt_until("> ")
         terminal.type("/nonsense\n")
         terminal.wait_for("/nonsense is no command")
         terminal.type("second\n")
