@@ -1,16 +1,19 @@
 """`draftwood bench soak`: mixed traffic on a real service for a long time, at the end of which it holds no more.
 
 The traffic is of every kind: sampling settings, strategies, formats, answers that are left or late, bad requests, long
-prompts, more tenants than are kept, connections that come and go. Memory, threads and descriptors of the service's
-process are sampled all the while; a line is fitted through the floor of what follows the warm-up, half of the time, and
-its rise is bounded (`growth`). Four times the traffic stops, and it is counted how many places for requests are free:
-exactly as many as there are.
+prompts, more tenants than are kept, connections that come and go, and too little KV memory for all who run. Memory,
+threads and descriptors of the service's process are sampled all the while; a line is fitted through the floor of what
+follows the warm-up, half of the time, and its rise is bounded (`growth`). Four times the traffic stops, and it is
+counted how many places for requests are free: exactly as many as there are.
+
+Caches that have a bound are no leak, but would look like one while they fill. So they are filled before the first
+sample: the KV memory, with prompts that nobody asks again, and the kernels that oneDNN keeps for products of each
+width. Those of tenants stay small, for tenants come and go.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import time
 from collections import Counter
@@ -41,6 +44,11 @@ _SAMPLES = 400
 _RUNNING, _WAITING = 8, 16
 _CLIENTS = 12
 _KEPT_TENANTS = 8
+_DRAFT_NODES = 48
+_KV_CONTEXTS = 3
+"""The KV memory in whole contexts: fewer than may run, so that sequences give way to each other."""
+_PROMPT_LENGTHS = (*range(1, 128), *range(128, 513, 16))
+"""Prompts of these lengths bring about every width of a step that kernels are made for."""
 _REQUESTS_PER_CONNECTION = 50
 _MOST_FAILURES = 20
 """After so many the run ends early, and is too short to tell growth."""
@@ -74,13 +82,10 @@ def soak(
     output: OutputOptions,
     duration: Annotated[float, typer.Option(min=10.0, help="Seconds of traffic.")] = 1800.0,
     seed: Annotated[int, typer.Option(help="Of the traffic.")] = 0,
-    max_context: Annotated[
-        int | None,
-        typer.Option(min=512, help="Tokens of prompt and answer; the model's own if unset.", show_default=False),
-    ] = None,
+    max_context: Annotated[int, typer.Option(min=512, help="Tokens of prompt and answer at most.")] = 1024,
     memory_bound: Annotated[
         float,
-        typer.Option(min=0.0, help="MiB that memory may grow after the warm-up; caches fill for the first minutes."),
+        typer.Option(min=0.0, help="MiB that memory may grow after the warm-up, the first half of the time."),
     ] = BOUNDS["rss_mib"],
 ) -> None:
     """Mixed traffic on a real service for a long time: memory, threads, descriptors and places must not grow or leak.
@@ -92,7 +97,8 @@ def soak(
     output.check()
     require("psutil", "bench soak")
     flags = ["--max-running", str(_RUNNING), "--max-waiting", str(_WAITING), "--max-tenants", str(_KEPT_TENANTS)]
-    flags += [] if max_context is None else ["--max-context", str(max_context)]
+    flags += ["--max-context", str(max_context), "--max-draft-nodes", str(_DRAFT_NODES)]
+    flags += ["--kv-cache-tokens", str(_KV_CONTEXTS * (max_context + _DRAFT_NODES))]
     with chosen_model(model, out) as chosen:
         out.print(f"Serving the {chosen.name} for {duration:g} s.")
         with server_process(*chosen.server_flags, *flags, "--log-level", "error") as server:
@@ -135,6 +141,8 @@ async def _soak(server: ServerProcess, duration: float, seed: int, out: Console)
     async with AsyncClient(server.target) as client:
         info = await client.model_info()
         prompts = await fitting(client, info, read_prompts(None), MOST_TOKENS)
+        with out.status("Filling caches"):
+            await fill_caches(client, info)
     traffic = Traffic(info, prompts, tenants=2 * _KEPT_TENANTS)
     soaked = Soaked(places=info.max_running_requests + info.max_waiting_requests)
     watch = asyncio.create_task(_watch(server.pid, soaked, duration, out))
@@ -152,6 +160,20 @@ async def _soak(server: ServerProcess, duration: float, seed: int, out: Console)
     return soaked
 
 
+async def fill_caches(client: AsyncClient, info: ModelInfo) -> None:
+    """Brings all that the service keeps for reuse to its bound, as far as that depends on traffic."""
+    draw = random.Random("caches")
+
+    async def read(length: int) -> None:
+        prompt = [draw.randrange(info.vocab_size) for _ in range(length)]
+        await client.generate(prompt, max_tokens=1, tenant="caches")
+
+    for length in _PROMPT_LENGTHS:
+        await read(min(length, info.max_context_tokens - 1))
+    for _ in range(2 * _KV_CONTEXTS):
+        await read(info.max_context_tokens - 1)
+
+
 async def _customer(target: str, traffic: Traffic, draw: random.Random, end: float, soaked: Soaked) -> None:
     """Sends one request after the other; takes a new connection now and then."""
     while time.monotonic() < end and len(soaked.failures) < _MOST_FAILURES:
@@ -166,7 +188,6 @@ async def _customer(target: str, traffic: Traffic, draw: random.Random, end: flo
                     soaked.failures.append(f"{type(error).__name__}: {error}")
                 finally:
                     soaked.under_way -= 1
-        gc.collect()  # an answer that was left, or an error, may keep its connection until then
 
 
 async def free_places(target: str, info: ModelInfo) -> int:
@@ -205,12 +226,21 @@ async def _watch(pid: int, soaked: Soaked, duration: float, out: Console) -> Non
         while True:
             seconds = time.monotonic() - started
             with process.oneshot():
-                rss, threads = process.memory_info().rss / MIB, process.num_threads()
+                rss, threads = own_bytes(process.memory_info()) / MIB, process.num_threads()
             sample = Sample(round(seconds, 3), round(rss, 3), threads, process.num_fds(), soaked.under_way)
             soaked.samples.append(sample)
             total = soaked.requests.total()
             bar.update(task, completed=seconds, description=f"{total} requests, {rss:.0f} MiB, {threads} threads")
             await asyncio.sleep(duration / _SAMPLES)
+
+
+def own_bytes(memory: Any) -> int:
+    """Resident memory without the pages of files and libraries, which come and go as the system likes.
+
+    Args:
+        memory: of `psutil.Process.memory_info`; where it does not tell them apart, all counts.
+    """
+    return int(memory.rss - getattr(memory, "shared", 0))
 
 
 def _table(growths: list[Growth], soaked: Soaked) -> Table:

@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 
 from model_runner.exact_attention import attend_exactly, pieces
 from model_runner.kv_cache import KVLayout, Slab
+from model_runner.machine import kernel_width
 from strategies.draft import DraftTree, Float32Array, Int32Array
 
 ATTENTION_NAME = "draftwood"
@@ -86,7 +87,11 @@ class StepBatch:
     layout: KVLayout
 
     def inputs(self) -> dict[str, Any]:
-        """Keyword arguments for the model: input_ids int64[1, T], position_ids int64[1, T], logits_to_keep int64[R]."""
+        """Keyword arguments for the model: input_ids int64[1, T], position_ids int64[1, T], logits_to_keep int64[R].
+
+        On a CPU, T and R are a little more than what the segments have, so that kernels are made for few widths: what
+        is added at the end means nothing.
+        """
         tokens, positions, rows = [], [], []
         start, device = 0, self.layout.device
         for segment in self.segments:
@@ -94,6 +99,10 @@ class StepBatch:
             positions.append(segment.depths + segment.context)
             rows.append(np.arange(start + segment.logit_rows, start + segment.size, dtype=np.int32))
             start += segment.size
+        if device.type == "cpu":
+            tokens.append(_filling(start))
+            positions.append(tokens[-1])
+            rows.append(_filling(sum(part.size for part in rows)))
         return {
             "input_ids": _to_device(tokens, device)[None],
             "position_ids": _to_device(positions, device)[None],
@@ -150,8 +159,15 @@ def tree_attention(
             output = attend(query[:, :, start:end], *context, mask, scaling, softcap, s_aux)
             outputs.append(output[0].transpose(0, 1))
         start = end
+    if start < query.shape[2]:
+        outputs.append(query.new_zeros(query.shape[2] - start, *outputs[0].shape[1:]))
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return output[None].contiguous(), None
+
+
+def _filling(width: int) -> Int32Array:
+    """Zeros int32[n] that bring `width` to the next width that kernels are made for."""
+    return np.zeros(kernel_width(width) - width, np.int32)
 
 
 def _to_device(parts: list[Int32Array], device: torch.device) -> torch.Tensor:
