@@ -77,8 +77,11 @@ class GuardedDrafter:
     def _start(self, strategy: Strategy) -> None:
         started = time.perf_counter()
         try:
-            self.top_k = int(strategy.top_k)
-            self._drafter = strategy.start(self._sequence.prompt)
+            top_k = int(strategy.top_k)
+            if not 0 <= top_k <= self._vocab_size:
+                raise ValueError(f"top_k: {top_k} is not allowed; it must lie in [0, {self._vocab_size}]")
+            self._drafter = strategy.start(self._sequence.prompt.copy())
+            self.top_k = top_k
             if isinstance(self._drafter, Composite):
                 self._drafter.limit_tokens(self._vocab_size)
         except Exception as error:

@@ -148,6 +148,21 @@ def test_what_is_only_laid_out_otherwise_is_taken() -> None:
     assert sequence.stats.drafting_disabled_reason == ""
 
 
+@pytest.mark.parametrize("top_k", [-1, VOCAB + 1])
+def test_a_strategy_that_asks_for_more_than_there_is_never_starts(top_k: int) -> None:
+    drafter, sequence = guarded(Plugin(top_k=top_k))
+    assert not drafter.active
+    assert (drafter.top_k, len(drafter.propose(4))) == (0, 0)
+    assert f"start raised ValueError: top_k: {top_k} is not allowed" in sequence.stats.drafting_disabled_reason
+
+
+def test_a_strategy_gets_a_prompt_of_its_own() -> None:
+    plugin = Plugin()
+    plugin.start = lambda prompt: prompt.fill(0) or plugin  # type: ignore[method-assign, assignment]
+    _, sequence = guarded(plugin)
+    assert sequence.prompt.tolist() == [1, 2, 3]
+
+
 def test_one_strategy_s_failures_are_counted_over_sequences() -> None:
     failures: Counter[str] = Counter()
     for _ in range(3):
