@@ -21,8 +21,10 @@ COMMANDS = {
     "step": ("benchmarks.step:step", "What one forward pass costs, by its number of tokens."),
     "speed": ("benchmarks.speed:speed", "Tokens per second of one stream, against transformers."),
     "load": ("benchmarks.load:load", "Throughput and latency of the service at several concurrencies."),
+    "share": ("benchmarks.share:share", "What a memory that replicas share costs and brings."),
     "soak": ("benchmarks.soak:soak", "Mixed traffic for a long time: nothing may grow."),
     "replay": ("benchmarks.replay:replay_command", "What drafts would have brought on recorded outputs."),
+    "memory": ("benchmarks.replay_memory:memory", "What drafting and learning cost, by tokens in memory."),
 }
 """Where each subcommand is and a line of help, so that a list of them need not import what they need."""
 

@@ -125,13 +125,15 @@ def plot_studies(grids: dict[str, Grid], curves: dict[str, list[float]], path: P
         axes.set_xlabel("decoding length (nodes)")
         axes.set_ylabel("branch length")
         axes.set_title(f"{name}: tokens a step", fontsize=9)
+        bright = (min(map(min, grid)) + 2 * max(map(max, grid))) / 3
         for y, line in enumerate(grid):
             for x, value in enumerate(line):
-                axes.text(x, y, f"{value:.2f}", ha="center", va="center", color="white", fontsize=7)
+                colour = "black" if value > bright else "white"
+                axes.text(x, y, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=7)
     for name, curve in curves.items():
         panels[-1].plot(CAPACITIES, curve, marker=".", label=name)
     panels[-1].set_xscale("log")
     panels[-1].set_xlabel("capacity of the memory (tokens)")
     panels[-1].set_ylabel("tokens a step at 64 nodes")
     panels[-1].legend(fontsize=7)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=90)

@@ -14,7 +14,6 @@ width. Those of tenants stay small, for tenants come and go.
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import time
 from collections import Counter
@@ -189,7 +188,6 @@ async def _customer(target: str, traffic: Traffic, draw: random.Random, end: flo
                     soaked.failures.append(f"{type(error).__name__}: {error}")
                 finally:
                     soaked.under_way -= 1
-        gc.collect()  # an answer that was left, or an error, may keep its connection until then
 
 
 async def free_places(target: str, info: ModelInfo) -> int:

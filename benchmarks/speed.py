@@ -60,6 +60,14 @@ def speed(
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens an answer.")] = 200,
     max_draft_nodes: Annotated[int, typer.Option(min=1, help="Draft nodes a step at most.")] = 48,
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Verify this many draft nodes in every step, not as many as pay: to compare acceptance lengths.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Tokens per second of one stream: transformers' generate and prompt lookup, ours with drafting off, and every
     strategy with an empty and with a warm memory.
@@ -80,7 +88,12 @@ def speed(
             loaded = chosen.load()
             threads = model.threads or torch.get_num_threads()
             # Without a prefix cache: transformers has none, and the contenders are asked the same.
-            config = EngineConfig(max_draft_nodes=max_draft_nodes, prefix_cache=False, threads=threads)
+            config = EngineConfig(
+                max_draft_nodes=max_draft_nodes if budget is None else budget,
+                adaptive_budget=budget is None,
+                prefix_cache=False,
+                threads=threads,
+            )
             engine = Engine(loaded, config)
         if text == "random":
             task = Task(max_tokens, RANDOM_TEMPERATURE, ignore_eos=True)
@@ -92,8 +105,10 @@ def speed(
     rows = rows_of(tallies)
     name = describe(chosen, loaded)
     title = f"{name}\n{limit} prompts; warm: after {warm} others"
+    if budget is not None:
+        title += f"; always {budget} draft nodes"
     out.print(_table(rows, title))
-    output.write(rows, lambda axes: _draw(rows, title, axes), model=name, text=text, warm_prompts=warm)
+    output.write(rows, lambda axes: _draw(rows, title, axes), model=name, text=text, warm_prompts=warm, budget=budget)
     if loaded.dtype == "float32" and not all(row["identical"] for row in rows if row["engine"] == "draftwood"):
         raise BenchmarkError("some of our outputs differ from plain decoding in float32, which is a defect")
 

@@ -4,38 +4,40 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
+from model_runner.draft_account import DraftAccount
 from model_runner.sequence import Sequence
-from strategies import EMPTY_TREE, Drafter, DraftTree, Feedback, MalformedTreeError
+from strategies import EMPTY_TREE, Drafter, DraftTree, Feedback, Strategy
+from strategies.base import Composite
+from strategies.draft import checked
 
 _log = logging.getLogger(__name__)
 
 
 class GuardedDrafter:
-    """One sequence's drafter: times it, checks its trees, and switches it off at its first error.
+    """One sequence's drafter: times it, checks its trees, and switches it off when it fails or does not pay.
 
     Args:
-        sequence: drafts are for it; its statistics take the time spent and the reason why drafting was switched off.
+        sequence: drafts are for it; its statistics take the time spent, what came of each source, and the reason why
+            drafting was switched off.
         vocab_size: a draft token is below it.
+        failures: counts the sequences that each strategy, by name, was switched off for.
     """
 
-    def __init__(self, sequence: Sequence, vocab_size: int) -> None:
+    def __init__(self, sequence: Sequence, vocab_size: int, failures: Counter[str]) -> None:
         self._sequence = sequence
         self._vocab_size = vocab_size
+        self._failures = failures
+        self._account = DraftAccount(sequence.stats)
         self._drafter: Drafter | None = None
         self.top_k = 0
-        strategy = sequence.strategy
-        if strategy is None:
-            return
-        started = time.perf_counter()
-        try:
-            self.top_k = int(strategy.top_k)
-            self._drafter = strategy.start(sequence.prompt)
-        except Exception as error:
-            self._switch_off("start", error)
-        sequence.stats.draft_seconds += time.perf_counter() - started
+        if sequence.strategy is not None:
+            self._start(sequence.strategy)
 
     @property
     def active(self) -> bool:
@@ -43,45 +45,80 @@ class GuardedDrafter:
 
     def propose(self, budget: int) -> DraftTree:
         """A lawful tree of at most `budget` nodes, empty where there is no draft."""
-        if self._drafter is None or budget <= 0:
+        drafter = self._drafter
+        if drafter is None or budget <= 0:
             return EMPTY_TREE
-        started = time.perf_counter()
-        tree = EMPTY_TREE
-        try:
-            proposed = self._drafter.propose(budget)
-            if not isinstance(proposed, DraftTree):
-                proposed = DraftTree(proposed.tokens, proposed.parents, proposed.scores)
-            proposed.check(self._vocab_size)
-            if len(proposed) > budget:
-                raise MalformedTreeError(f"a draft has at most {budget} nodes, not {len(proposed)}")
-            tree = proposed
-        except Exception as error:
-            self._switch_off("propose", error)
-        self._sequence.stats.draft_seconds += time.perf_counter() - started
-        return tree
+        with self._guarding(drafter, "propose"):
+            return checked(drafter.propose(budget), budget, self._vocab_size)
+        return EMPTY_TREE
 
     def observe(self, accepted: list[int], feedback: Feedback) -> None:
         """Tells the drafter what was accepted."""
-        if self._drafter is None:
-            return
-        started = time.perf_counter()
-        try:
-            self._drafter.observe(np.array(accepted, np.int32), feedback)
-        except Exception as error:
-            self._switch_off("observe", error)
-        self._sequence.stats.draft_seconds += time.perf_counter() - started
+        drafter = self._drafter
+        if drafter is not None:
+            with self._guarding(drafter, "observe"):
+                drafter.observe(np.array(accepted, np.int32), feedback)
 
     def close(self) -> None:
         """Closes the drafter; further calls do nothing."""
         drafter, self._drafter = self._drafter, None
-        if drafter is not None:
+        if drafter is None:
+            return
+        try:
             try:
+                if isinstance(drafter, Composite):
+                    self._sequence.stats.by_source = dict(drafter.by_source)
+            finally:
                 drafter.close()
-            except Exception as error:
-                self._switch_off("close", error)
+        except Exception as error:
+            if not self._sequence.stats.drafting_disabled_reason:
+                self._switch_off(_raised("close", error), error)
 
-    def _switch_off(self, call: str, error: Exception) -> None:
-        reason = f"{call} raised {type(error).__name__}: {error}"
+    def _start(self, strategy: Strategy) -> None:
+        started = time.perf_counter()
+        try:
+            top_k = int(strategy.top_k)
+            if not 0 <= top_k <= self._vocab_size:
+                raise ValueError(f"top_k: {top_k} is not allowed; it must lie in [0, {self._vocab_size}]")
+            self._drafter = strategy.start(self._sequence.prompt.copy())
+            self.top_k = top_k
+            if isinstance(self._drafter, Composite):
+                self._drafter.limit_tokens(self._vocab_size)
+        except Exception as error:
+            self._switch_off(_raised("start", error), error)
+        seconds = time.perf_counter() - started
+        self._sequence.stats.draft_seconds += seconds
+        self._account.charge(strategy, "start", seconds)
+
+    @contextmanager
+    def _guarding(self, drafter: Drafter, call: str) -> Iterator[None]:
+        """Around a call of the drafter: its time is charged, and its error ends with it."""
+        started = time.perf_counter()
+        try:
+            yield
+        except Exception as error:
+            self._switch_off(_raised(call, error), error)
+        seconds = time.perf_counter() - started
+        self._sequence.stats.draft_seconds += seconds
+        self._account.charge(drafter, call, seconds)
+        if reason := self._account.verdict():
+            self._slow(drafter, reason)
+
+    def _slow(self, drafter: Drafter, reason: str) -> None:
+        """Parts with the part that costs most, or with the whole drafter."""
+        if self._drafter is None:
+            return
+        try:
+            spared = drafter.drop_slowest() if isinstance(drafter, Composite) else ""
+        except Exception as error:
+            self._switch_off(_raised("drop_slowest", error), error)
+            return
+        if spared:
+            self._account.clear()
+        else:
+            self._switch_off(reason)
+
+    def _switch_off(self, reason: str, error: Exception | None = None) -> None:
         _log.error(
             "strategy %r is switched off for request %r: %s",
             self._sequence.strategy_name,
@@ -89,9 +126,13 @@ class GuardedDrafter:
             reason,
             exc_info=error,
         )
+        self._failures[self._sequence.strategy_name] += 1
         self._sequence.stats.drafting_disabled_reason = reason
-        if call != "close":
-            self.close()
+        self.close()
+
+
+def _raised(call: str, error: Exception) -> str:
+    return f"{call} raised {type(error).__name__}: {error}"
 
 
 def forced_tokens(sequence: Sequence) -> list[int]:

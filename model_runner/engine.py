@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
@@ -56,6 +57,9 @@ class _Turn:
 class Engine:
     """Continuous batching over draft trees. One thread calls all methods.
 
+    Attributes:
+        drafting_failures: for each strategy, by name, how many sequences it was switched off for.
+
     Raises:
         InvalidValueError: the KV cache, as configured or as memory allows, cannot hold one full context.
     """
@@ -75,6 +79,7 @@ class Engine:
             self._pool, config.max_running, config.prefill_chunk, config.shared_prefill_chunk, config.tenant_weights
         )
         self._live: dict[Sequence, _Live] = {}
+        self.drafting_failures: Counter[str] = Counter()
         self._closed = False
         self._most_threads = torch.get_num_threads() if config.threads is None else config.threads
         self._step_times = self._measure_step_times() if config.adaptive_budget else None
@@ -180,7 +185,7 @@ class Engine:
         sequence.stats.first_scheduled_at = now
         decoder = self.model.tokenizer.stream(sequence.prompt, sequence.include_special_tokens)
         self._live[sequence] = _Live(
-            GuardedDrafter(sequence, self.model.vocab_size),
+            GuardedDrafter(sequence, self.model.vocab_size, self.drafting_failures),
             TokenChooser(sequence, self.model.eos_token_ids, self.model.vocab_size),
             OutputText(decoder, sequence.stop, self.model.eos_token_ids),
         )

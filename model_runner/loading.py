@@ -14,6 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from model_runner import attention
 from model_runner.errors import InvalidValueError, ModelNotFoundError
+from model_runner.fingerprint import fingerprint
 from model_runner.grammar import GrammarCompiler
 from model_runner.kv_cache import KVLayout
 from model_runner.support import probe
@@ -61,6 +62,11 @@ class LoadedModel:
     @property
     def device(self) -> str:
         return str(self.layout.device)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits of model and tokenizer, the same wherever the same files are loaded."""
+        return fingerprint(self.module, self.tokenizer)
 
 
 def load_model(

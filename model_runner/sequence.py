@@ -13,10 +13,13 @@ import numpy as np
 
 from model_runner.errors import InvalidValueError
 from strategies import Strategy
+from strategies.base import SourceCounts
 from strategies.draft import Int32Array
 
 MAX_LOGPROBS = 20
 MAX_PRIORITY = 10
+FORMAT = "format"
+"""The source of draft tokens that the output's format forces."""
 
 
 class SequenceState(Enum):
@@ -131,6 +134,17 @@ class SequenceStats:
     step_seconds: float = 0.0
     model_seconds: float = 0.0
     drafting_disabled_reason: str = ""
+    by_source: dict[str, SourceCounts] = field(default_factory=dict)
+
+    def sources(self, strategy_name: str) -> dict[str, SourceCounts]:
+        """Draft tokens by who proposed them; what no part of a hybrid did, a format forced."""
+        if not self.draft_tokens:
+            return {}
+        if not self.by_source:
+            return {strategy_name: SourceCounts(self.draft_tokens, self.accepted_tokens)}
+        verified, accepted = (sum(counts) for counts in zip(*self.by_source.values(), strict=True))
+        rest = SourceCounts(self.draft_tokens - verified, self.accepted_tokens - accepted)
+        return {**self.by_source, **({FORMAT: rest} if rest.verified > 0 else {})}
 
     @classmethod
     def over(cls, parts: SequenceOf[SequenceStats]) -> SequenceStats:
@@ -150,8 +164,18 @@ class SequenceStats:
             draft_seconds=sum(part.draft_seconds for part in parts),
             step_seconds=max(part.step_seconds for part in parts),
             model_seconds=max(part.model_seconds for part in parts),
+            by_source=_added([part.by_source for part in parts]),
             drafting_disabled_reason=next((reason for p in parts if (reason := p.drafting_disabled_reason)), ""),
         )
+
+
+def _added(parts: SequenceOf[dict[str, SourceCounts]]) -> dict[str, SourceCounts]:
+    """The counts of each source, summed."""
+    total: dict[str, SourceCounts] = {}
+    for name, counts in (pair for part in parts for pair in part.items()):
+        before = total.get(name, SourceCounts(0, 0))
+        total[name] = SourceCounts(before.verified + counts.verified, before.accepted + counts.accepted)
+    return total
 
 
 class Grammar(Protocol):

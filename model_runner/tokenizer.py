@@ -60,6 +60,11 @@ class Tokenizer:
         )
         return text
 
+    def definition(self) -> str:
+        """The whole tokenizer as JSON."""
+        text: str = self._tokenizer.backend_tokenizer.to_str()
+        return text
+
     def grammars(self, vocab_size: int) -> GrammarCompiler:
         """Grammars over this vocabulary, for logits of `vocab_size` columns."""
         return GrammarCompiler(self._tokenizer, vocab_size)

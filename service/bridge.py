@@ -109,6 +109,16 @@ class EngineBridge:
         self._idle.clear()
         return stream
 
+    def run(self, task: Callable[[], None]) -> None:
+        """Runs `task`, which must not raise, on the engine's thread between two steps. From any thread.
+
+        Raises:
+            EngineStoppedError: the engine has stopped.
+        """
+        if self._stopped:
+            raise EngineStoppedError("the engine has stopped")
+        self._commands.put(lambda engine: task())
+
     def drain(self) -> None:
         """Admits nobody any more; live requests go on."""
         self._draining = True

@@ -81,12 +81,13 @@ class GenerationServicer:
                     arrived_at=call.arrived_at,
                     deadline=time.perf_counter() + seconds,
                 )
-                stream.submit(*sequences)
-                async with Writer(call.context, self._settings.stall_timeout) as writer:
-                    await writer.write(self._started(sequences[0], tenant))
-                    with_details = request.output.token_details or sequences[0].sampling.logprobs is not None
-                    finishes = await relay(stream, writer, with_details)
-                    await writer.write(finished(sequences, finishes))
+                with self._serving.memory.lesson(sequences):
+                    stream.submit(*sequences)
+                    async with Writer(call.context, self._settings.stall_timeout) as writer:
+                        await writer.write(self._started(sequences[0], tenant))
+                        with_details = request.output.token_details or sequences[0].sampling.logprobs is not None
+                        finishes = await relay(stream, writer, with_details)
+                        await writer.write(finished(sequences, finishes))
                 log.outcome = finishes[0].reason.value
             except asyncio.CancelledError:
                 own = remaining(call)
@@ -206,9 +207,9 @@ def finished(sequences: SequenceOf[Sequence], finishes: SequenceOf[Finish]) -> p
                 completion_tokens=tokens,
                 seed=sequence.sampling.seed,
             )
-    if stats.draft_tokens:
-        source = message.drafting.by_source[first.strategy_name]
-        source.draft_tokens, source.accepted_tokens = stats.draft_tokens, stats.accepted_tokens
+    for name, counts in stats.sources(first.strategy_name).items():
+        source = message.drafting.by_source[name]
+        source.draft_tokens, source.accepted_tokens = counts.verified, counts.accepted
     _set_seconds(message.timings.queue, stats.first_scheduled_at - stats.arrived_at)
     _set_seconds(message.timings.prefill, stats.first_token_at - stats.first_scheduled_at)
     _set_seconds(message.timings.decode, stats.finished_at - stats.first_token_at)

@@ -87,7 +87,7 @@ async def read_sequences(
             if value:
                 raise InvalidValueError(f"stop.{name}", value, "an answer in a format ends where the format does")
     grammar = await read_format(request.format, serving.model)
-    strategy = None if strategy_name == NO_DRAFTS else serving.memory.strategy(tenant, strategy_name)
+    strategy = None if strategy_name == NO_DRAFTS else await serving.memory.strategy(tenant, strategy_name)
     return [
         Sequence(
             request_id=request_id,

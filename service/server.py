@@ -10,6 +10,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import grpc
 import structlog
@@ -20,7 +21,9 @@ from model_runner.errors import InvalidValueError
 from service.bridge import EngineBridge, StepEngine
 from service.errors import ShuttingDownError
 from service.generation import SERVICE, GenerationServicer
-from service.memory import InProcessMemory
+from service.memory.opening import opened_memory
+from service.memory_service import SERVICE as MEMORY_SERVICE
+from service.memory_service import MemoryServicer
 from service.rpc import handlers
 from service.serving import ServedModel, Serving
 from service.settings import Settings
@@ -28,6 +31,8 @@ from service.tls import server_credentials
 
 _log = structlog.get_logger(__name__)
 
+_MEMORY_SECONDS = 3.0
+"""How long the start waits for what tenants taught other processes; serving begins without it where it takes longer."""
 _STATUS_SECONDS = 1.0
 """How long streams that are cut off get to send their status."""
 _STOP_SECONDS = 0.5
@@ -79,13 +84,17 @@ class RunningServer:
             max_waiting=settings.max_waiting,
             on_stopped=self._engine_stopped,
         )
-        memory = InProcessMemory(settings.max_tenants)
-        serving = Serving(model, memory, settings.strategy, settings.max_draft_nodes)
+        self._memory_open = ExitStack()
+        self.memory = self._memory_open.enter_context(opened_memory(settings, model.fingerprint))
+        serving = Serving(model, self.memory, settings.strategy, settings.max_draft_nodes)
         servicer = GenerationServicer(serving, self.bridge, settings)
-        self._server.add_generic_rpc_handlers((handlers(SERVICE, servicer.methods),))
+        memory_servicer = MemoryServicer(self.memory, model, settings)
+        self._server.add_generic_rpc_handlers(
+            (handlers(SERVICE, servicer.methods), handlers(MEMORY_SERVICE, memory_servicer.methods))
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
-            (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+            (SERVICE.full_name, MEMORY_SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
 
     async def start(self) -> None:
@@ -95,7 +104,13 @@ class RunningServer:
             Exception: whatever `make_engine` raised.
         """
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        await self.bridge.start()
+        try:
+            await self.bridge.start()
+        except BaseException:
+            await asyncio.to_thread(self._close_memory)
+            raise
+        self.memory.start(self.bridge.run, self._settings.memory_preload, self._settings.strategy)
+        await asyncio.to_thread(self.memory.wait, _MEMORY_SECONDS)
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
@@ -120,7 +135,12 @@ class RunningServer:
             await self.bridge.wait_idle(_STATUS_SECONDS)
         await self._server.stop(_STOP_SECONDS)
         await self.bridge.close()
+        await asyncio.to_thread(self._close_memory)
         _log.info("stopped")
+
+    def _close_memory(self) -> None:
+        self.memory.stop()
+        self._memory_open.close()
 
     async def _set_health(self, status: object) -> None:
         for name in ("", SERVICE.full_name):

@@ -5,8 +5,9 @@ A third party implements these without importing them; see `registry` for how on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from strategies.draft import DraftTree, Int32Array
 
@@ -47,6 +48,28 @@ class Drafter(Protocol):
 
     def close(self) -> None:
         """The sequence ended, in whatever way. Called once."""
+
+
+class SourceCounts(NamedTuple):
+    """How many of a strategy's nodes were verified, and how many of them were accepted."""
+
+    verified: int
+    accepted: int
+
+
+@runtime_checkable
+class Composite(Protocol):
+    """What a drafter that is made of others' offers besides, so that one part's fault costs that part alone."""
+
+    @property
+    def by_source(self) -> Mapping[str, SourceCounts]:
+        """By the name of the strategy that spoke most for the node."""
+
+    def limit_tokens(self, vocab_size: int) -> None:
+        """Told before the first draft: a part that drafts a token of `vocab_size` or above is at fault."""
+
+    def drop_slowest(self) -> str:
+        """Drafts without the part that took longest so far; returns its name, "" where no part can be spared."""
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numba
 import numpy as np
@@ -135,6 +135,27 @@ def merged(trees: SequenceOf[DraftTree]) -> DraftTree:
             place[node] = index[key]
             scores[place[node]] = max(scores[place[node]], score)
     return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.array(scores, np.float32))
+
+
+def checked(proposed: Any, budget: int, vocab_size: int | None) -> DraftTree:
+    """What a strategy proposes, of whatever class, as a lawful tree of arrays that compiled code takes.
+
+    Raises:
+        MalformedTreeError: it has more than `budget` nodes, or breaks a law.
+        AttributeError: it lacks `tokens`, `parents` or `scores`.
+    """
+    arrays = proposed.tokens, proposed.parents, proposed.scores
+    if len(arrays[0]) > budget:  # before the laws, whose check takes longer for larger trees
+        raise MalformedTreeError(f"a draft has at most {budget} nodes, not {len(arrays[0])}")
+    plain = type(proposed) is DraftTree and all(type(a) is np.ndarray and a.flags.carray for a in arrays)
+    tree = proposed if plain else DraftTree(*(_plain(array) for array in arrays))
+    tree.check(vocab_size)
+    return cast(DraftTree, tree)
+
+
+def _plain(array: Any) -> Any:
+    """A contiguous, writable copy of an array; anything else as it is, for `check` to refuse."""
+    return np.array(array, order="C") if isinstance(array, np.ndarray) else array
 
 
 _LAWS = (

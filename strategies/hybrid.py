@@ -8,13 +8,15 @@ asked any more, but for a probe now and then, and a part that fails is left out 
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from strategies.base import Drafter, Feedback, Strategy
+from strategies.base import Drafter, Feedback, SourceCounts, Strategy
 from strategies.calibration import SOURCES, TABLE
-from strategies.draft import DraftTree, Int32Array, MalformedTreeError
+from strategies.draft import DraftTree, Int32Array, checked
 from strategies.mixing import Mixer, SequenceMixer
 from strategies.recycling import RecyclingStrategy
 from strategies.registry import create, options_of, register
@@ -88,52 +90,69 @@ class HybridStrategy:
     def start(self, prompt: Int32Array) -> HybridDrafter:
         return HybridDrafter(self, prompt)
 
-    def awake(self) -> dict[int, bool]:
-        """For each source's number whether it takes part in this draft. Asked once for each draft.
+    def awake(self) -> list[bool]:
+        """For each part whether it takes part in this draft, last whether the table does. Asked once for each draft.
 
         The one that gains most always does: of two that say the same, neither gains anything over the other.
         """
         self._turn += 1
-        numbers = [*range(len(self.parts))] + ([TABLE] if self.recycling else [])
-        gains = {number: float(self.mixer.weights.gains[number]) for number in numbers}
-        least = min(_LEAST_GAIN, max(gains.values()))
-        probe = self._turn % _PROBE_EVERY < _PROBE_FOR
-        return {number: probe or gain >= least for number, gain in gains.items()}
+        gains: list[float] = self.mixer.weights.gains.tolist()
+        gains = [*gains[: len(self.parts)], gains[TABLE] if self.recycling else -math.inf]
+        if self._turn % _PROBE_EVERY < _PROBE_FOR:
+            return [*[True] * len(self.parts), self.recycling is not None]
+        least = min(_LEAST_GAIN, max(gains))
+        return [gain >= least and gain > -math.inf for gain in gains]
 
 
 class HybridDrafter:
-    """Drafts for one sequence.
-
-    Attributes:
-        accepted_by_source: how many of the accepted draft tokens each part spoke most for.
-    """
+    """Drafts for one sequence; a `Composite`."""
 
     def __init__(self, strategy: HybridStrategy, prompt: Int32Array) -> None:
         self._strategy = strategy
         self._sequence = SequenceMixer(strategy.mixer, prompt)
         self._names = [*strategy.parts]
+        self._vocab_size: int | None = None
         self._drafters: dict[str, Drafter] = {}
-        self.accepted_by_source: Counter[str] = Counter()
+        self._seconds = dict.fromkeys(self._names, 0.0)
         for name, part in strategy.parts.items():
             try:
                 self._drafters[name] = part.start(prompt)
             except Exception as error:
                 self._drop(name, "start", error)
 
+    @property
+    def by_source(self) -> dict[str, SourceCounts]:
+        """By the name of the part that spoke most for the node; parts without nodes are left out."""
+        columns = self._sequence.counts.T.tolist()
+        numbers = [*enumerate(self._names), (TABLE, "recycling")]
+        return {name: SourceCounts(*columns[number]) for number, name in numbers if columns[number][0]}
+
+    def limit_tokens(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def drop_slowest(self) -> str:
+        if not self._drafters:
+            return ""
+        name = max(self._drafters, key=self._seconds.__getitem__)
+        self._strategy.failures[name] += 1
+        _log.error("source %r is dropped for one sequence: it took %.3f s", name, self._seconds[name])
+        self._close(name)
+        return name
+
     def propose(self, budget: int) -> DraftTree:
         awake = self._strategy.awake()
-        trees = [self._tree(name, budget) if awake[number] else None for number, name in enumerate(self._names)]
-        return self._sequence.draft(trees, awake.get(TABLE, False), budget)
+        trees = [self._tree(name, budget) if asked else None for name, asked in zip(self._names, awake, strict=False)]
+        return self._sequence.draft(trees, awake[-1], budget)
 
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
-        for source in self._sequence.observe(accepted, feedback)[:-1].tolist():
-            if source >= 0:
-                self.accepted_by_source["recycling" if source == TABLE else self._names[source]] += 1
+        self._sequence.observe(accepted, feedback)
         for name, drafter in [*self._drafters.items()]:
+            started = time.perf_counter()
             try:
                 drafter.observe(accepted, _seen_by(self._strategy.parts[name], feedback))
             except Exception as error:
                 self._drop(name, "observe", error)
+            self._seconds[name] += time.perf_counter() - started
 
     def close(self) -> None:
         for name in [*self._drafters]:
@@ -143,15 +162,13 @@ class HybridDrafter:
         """What a part proposes; None from one that was dropped."""
         if name not in self._drafters:
             return None
+        started = time.perf_counter()
         try:
-            proposed = self._drafters[name].propose(budget)
-            tree = DraftTree(proposed.tokens, proposed.parents, proposed.scores)
-            tree.check()
-            if len(tree) > budget:
-                raise MalformedTreeError(f"a draft has at most {budget} nodes, not {len(tree)}")
+            tree = checked(self._drafters[name].propose(budget), budget, self._vocab_size)
         except Exception as error:
             self._drop(name, "propose", error)
             return None
+        self._seconds[name] += time.perf_counter() - started
         return tree
 
     def _drop(self, name: str, call: str, error: Exception) -> None:

@@ -27,14 +27,16 @@ from strategies.calibration import (
     prior_weights,
     to_probabilities,
 )
+from strategies.credit import credit
 from strategies.draft import DraftTree, Float32Array, Int32Array
 from strategies.gains import most_outspoken, record_gains
 from strategies.native import Integer, Real, compiled
 from strategies.successors import COLUMNS, NOWHERE, ORDERS, WIDTH, SuccessorTable, read_context
 from strategies.weighing import NOT_ADVISED, Room, room_for, weigh
 
-_ITEM_TOKEN, _ITEM_PARENT, _ITEM_ADVISED = range(3)
+_ITEM_TOKEN, _ITEM_PARENT, _ITEM_ADVISED, _ITEM_SOURCE = range(4)
 _NO_ROWS = np.empty((0, COLUMNS), np.int32)
+_NO_SOURCES = np.empty(0, np.int32)
 _NO_NODES = np.empty(0, np.int32)
 _NO_TOP_TOKENS = np.empty((0, WIDTH), np.int32)
 
@@ -62,15 +64,23 @@ class Mixer:
 
 
 class SequenceMixer:
-    """One live sequence's end, and the advice of its latest draft."""
+    """One live sequence's end, and the advice of its latest draft.
+
+    Attributes:
+        counts: int64[2, SOURCES + 1], how many nodes of each source, the table last, were verified and accepted.
+    """
 
     def __init__(self, mixer: Mixer, prompt: Int32Array) -> None:
         self._mixer = mixer
+        self.counts = np.zeros((2, SOURCES + 1), np.int64)
+        tail = prompt[-ORDERS:]
         self._tail = np.full(ORDERS, NOWHERE, np.int32)
+        self._tail[ORDERS - tail.shape[0] :] = tail
+        self._tree: DraftTree | None = None
+        self._sources = _NO_SOURCES
         self._advice = advice_for(64)
         self._place = np.empty(64, np.int32)
         self._awake = np.zeros(SOURCES + 1, np.int32)
-        self._go_on(prompt)
 
     def draft(self, trees: SequenceOf[DraftTree | None], with_table: bool, budget: int) -> DraftTree:
         """A tree of at most `budget` nodes.
@@ -83,39 +93,45 @@ class SequenceMixer:
         self._overlay(trees)
         table = self._mixer.table if with_table else None
         self._awake[TABLE] = table is not None
-        tokens, parents = np.empty((2, budget), np.int32)
+        tokens, parents, sources = np.empty((3, budget), np.int32)
         scores = np.empty(budget, np.float32)
         room: tuple[Any, ...] = self._mixer.room(budget)
         arguments: tuple[Any, ...] = (
             *self._advice, *self._mixer.weights, *room, _NO_ROWS if table is None else table.rows, self._tail,
-            tokens, parents, scores,
+            tokens, parents, scores, sources,
         )  # fmt: skip
         n = draft(*arguments)
-        return DraftTree(tokens[:n], parents[:n], scores[:n])
+        tree = DraftTree(tokens[:n], parents[:n], scores[:n])
+        self._tree, self._sources = tree, sources[:n]
+        return tree
 
-    def observe(self, accepted: Int32Array, feedback: Feedback | None) -> Int32Array:
-        """Learns from what came true and from what the model said, and moves on.
-
-        Returns:
-            int32[accepted tokens]: the source that spoke most for each of them; -1 where none knew it.
-        """
+    def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
+        """Learns from what came true and from what the model said, and moves on."""
         table = self._mixer.table
-        rows = table.rows if table is not None and self._awake[TABLE] else _NO_ROWS
-        credited = np.empty(accepted.shape[0], np.int32)
-        room: tuple[Any, ...] = self._mixer.room(1)
-        arguments: tuple[Any, ...] = (
-            *self._advice, *self._mixer.weights, *room, rows, self._tail, accepted, self._awake, credited,
-        )  # fmt: skip
-        learn(*arguments)
+        room = self._mixer.room(1)
+        if self._tree is not None:
+            self._credit(self._tree, accepted, feedback, room.items)
+            rows = table.rows if table is not None and self._awake[TABLE] else _NO_ROWS
+            arguments: tuple[Any, ...] = (
+                *self._advice, *self._mixer.weights, *room, rows, self._tail, accepted, self._awake,
+            )  # fmt: skip
+            learn(*arguments)
         if table is not None:
             if feedback is None or feedback.top_tokens is None:
                 table.note(self._tail, _NO_NODES, _NO_NODES, _NO_TOP_TOKENS)
             else:
                 table.note(self._tail, feedback.tokens, feedback.parents, feedback.top_tokens)
-        self._overlay(())
-        self._awake[:] = 0
-        self._go_on(accepted)
-        return credited
+        self._tree = None
+        written = accepted[-ORDERS:]
+        self._tail[: ORDERS - written.shape[0]] = self._tail[written.shape[0] :]
+        self._tail[ORDERS - written.shape[0] :] = written
+
+    def _credit(self, tree: DraftTree, accepted: Int32Array, feedback: Feedback | None, room: Int32Array) -> None:
+        if feedback is not None:
+            verified, parents = feedback.tokens, feedback.parents
+        else:  # all of it
+            verified, parents = np.append(self._tail[-1:], tree.tokens), np.append(np.int32(-1), tree.parents + 1)
+        credit(tree.tokens, tree.parents, self._sources, verified, parents, accepted, room, self.counts)
 
     def _overlay(self, trees: SequenceOf[DraftTree | None]) -> None:
         nodes = sum(len(tree) for tree in trees if tree is not None)
@@ -130,9 +146,6 @@ class SequenceMixer:
                     *self._advice, size, source, tree.tokens, tree.parents, tree.scores, self._place,
                 )  # fmt: skip
                 size = overlay(*arguments)
-
-    def _go_on(self, tokens: Int32Array) -> None:
-        self._tail = np.concatenate([self._tail, tokens[-ORDERS:]])[-ORDERS:]
 
 
 @compiled
@@ -162,6 +175,7 @@ def draft(
     tokens: Int32Array,
     parents: Int32Array,
     scores: Float32Array,
+    sources: Int32Array,
 ) -> int:
     """Drafts at most `tokens.shape[0]` nodes; returns how many.
 
@@ -170,6 +184,7 @@ def draft(
         rows: int32[r, COLUMNS], the successor table.
         tail: int32[ORDERS], the last tokens of the sequence, the newest last.
         tokens, parents, scores: [budget], set to the tree.
+        sources: int32[budget], set to the source that speaks most for each node.
     """
     advice = Advice(advised, following, first, chances)
     weights = Weights(ranks, escapes, trust, bias, gains)
@@ -186,12 +201,13 @@ def draft(
             n, _, _ = weigh(advice, weights, room, rows, place)
             to_probabilities(said, n, probabilities)
             for i in range(1, n):
-                made, end = _offer(room, i, parent, score * probabilities[i], wanted, made, begin, end)
+                made, end = _offer(advice, room, i, parent, score * probabilities[i], wanted, made, begin, end)
         if begin == end:
             return drafted
         best = waiting[begin]
         tokens[drafted] = items[best, _ITEM_TOKEN]
         parents[drafted] = items[best, _ITEM_PARENT]
+        sources[drafted] = items[best, _ITEM_SOURCE]
         score = item_scores[best]
         scores[drafted] = score
         parent, place = drafted, items[best, _ITEM_ADVISED]
@@ -200,7 +216,7 @@ def draft(
 
 @compiled
 def _offer(
-    room: Room, i: int, parent: int, score: Real, wanted: int, made: int, begin: int, end: int
+    advice: Advice, room: Room, i: int, parent: int, score: Real, wanted: int, made: int, begin: int, end: int
 ) -> tuple[int, int]:
     """Puts candidate i into the frontier if it is among the `wanted` best; returns the new `made` and `end`."""
     items, scores, waiting = room.items, room.item_scores, room.waiting
@@ -213,6 +229,7 @@ def _offer(
     items[made, _ITEM_TOKEN] = room.candidates[i, TOKEN]
     items[made, _ITEM_PARENT] = parent
     items[made, _ITEM_ADVISED] = room.candidates[i, ADVISED] if room.candidates[i, ADVISED] >= 0 else NOT_ADVISED
+    items[made, _ITEM_SOURCE] = most_outspoken(advice, room, i)
     scores[made] = score
     at = end
     while at > begin and scores[waiting[at - 1]] < score:
@@ -248,14 +265,12 @@ def learn(
     tail: Int32Array,
     accepted: Int32Array,
     awake: Int32Array,
-    credited: Int32Array,
 ) -> None:
     """One gradient step for each accepted token, and what each source gained there.
 
     Args:
         advised to tail: as in `draft`, of the latest draft.
         awake: int32[SOURCES + 1], 1 for each source that took part in it.
-        credited: int32[accepted tokens], set to the source that spoke most for each; -1 for none.
     """
     advice = Advice(advised, following, first, chances)
     weights = Weights(ranks, escapes, trust, bias, gains)
@@ -268,7 +283,6 @@ def learn(
         came = n - 1
         while came > 0 and candidates[came, TOKEN] != accepted[depth]:
             came -= 1
-        credited[depth] = most_outspoken(advice, room, came)
         to_probabilities(said, n, probabilities)
         record_gains(advice, weights, room, n, came, longest, level, awake)
         correct(weights, candidates, probabilities, n, came, longest, level, levels, steadiness, chances, left)

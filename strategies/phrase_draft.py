@@ -47,7 +47,7 @@ DEEPEST = 256
 """The greatest branch length."""
 
 _MOST_OWN, _MOST_MEMORY, _MOST_SUBSTITUTED = 48, 96, 16
-_WIDEN_BY, _WIDEN_SCORE, _WIDEN_TIMES = 8, 0.005, 24
+_WIDEN_BY, _WIDEN_SCORE, _WIDEN_TIMES = 8, 0.005, 6
 _ROOTS = 768
 
 AT_END, OWNER_NUMBER, PROMPT_END, WRITTEN = range(4)
@@ -145,7 +145,7 @@ def draft(
     Args:
         own_log to roots: two `View`s, `Weights` and `Room`, laid out flat.
         place: int64[4], see `AT_END` and the others.
-        followed: int64[4], the places that the sequence follows, see `learn_votes`.
+        followed: int64[4], the places that the sequence follows, see `phrase_learning`.
         tokens, parents, scores: [budget], set to the tree.
         shares, longest: [budget], set to what each score was calibrated from.
 

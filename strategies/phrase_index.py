@@ -50,7 +50,12 @@ class View(NamedTuple):
 
 
 class PhraseIndex:
-    """Token sequences and the links between equal phrases in them. `view` holds its arrays."""
+    """Token sequences and the links between equal phrases in them.
+
+    Attributes:
+        view: its arrays, until it grows.
+        ring: int64[3], the block to claim next, how many were claimed ever, and how many tokens are stored.
+    """
 
     def __init__(self, capacity_tokens: int, expected_tokens: int = 0) -> None:
         """Holds at most `capacity_tokens`, rounded down to blocks, the marks at the sequences' starts included."""
@@ -67,30 +72,34 @@ class PhraseIndex:
             heads=np.full((len(ORDERS), _buckets(blocks)), NOWHERE, np.int32),
             blocks=np.full((blocks, 3), NOWHERE, np.int32),
         )
-        self._ring: Int64Array = np.zeros(3, np.int64)
+        self.ring: Int64Array = np.zeros(3, np.int64)
         self._owners = 0
 
     @property
     def tokens(self) -> int:
         """How many tokens are stored."""
-        return int(self._ring[_TOKENS])
+        return int(self.ring[_TOKENS])
 
     @property
     def nbytes(self) -> int:
         """The memory of all arrays, in bytes."""
-        return sum(array.nbytes for array in self.view) + self._ring.nbytes
+        return sum(array.nbytes for array in self.view) + self.ring.nbytes
 
     def writer(self) -> Int64Array:
         """For a new sequence: int64[2], where its last token stands and the number that it owns blocks by."""
         self._owners = (self._owners + 1) % START
         return np.array([NOWHERE, self._owners], np.int64)
 
-    def append(self, writer: Int64Array, tokens: Int32Array) -> None:
-        """Goes on with the writer's sequence by `tokens`, int32[n]. Sequences may take turns in any way."""
-        need = int(self._ring[_USED]) + tokens.shape[0] // BLOCK + 1
+    def reserve(self, tokens: int) -> None:
+        """Makes room for one sequence to go on by that many tokens, so that `view` stays as it is meanwhile."""
+        need = int(self.ring[_USED]) + tokens // BLOCK + 1
         while need > self.view.blocks.shape[0] < self._most_blocks:
             self._grow()
-        _append(*self.view, self._ring, writer, tokens)
+
+    def append(self, writer: Int64Array, tokens: Int32Array) -> None:
+        """Goes on with the writer's sequence by `tokens`, int32[n]. Sequences may take turns in any way."""
+        self.reserve(tokens.shape[0])
+        append(*self.view, self.ring, writer, tokens)
 
     def sequences(self) -> Iterator[Int32Array]:
         """What is stored of each sequence, int32[n], the oldest first, without start marks.
@@ -99,7 +108,7 @@ class PhraseIndex:
         """
         table = self.view.blocks
         blocks = table.shape[0]
-        oldest = int(self._ring[_CURSOR]) if self._ring[_USED] == blocks else 0
+        oldest = int(self.ring[_CURSOR]) if self.ring[_USED] == blocks else 0
         for block in (np.arange(blocks) + oldest) % blocks:
             if table[block, OWNER] >= 0 and table[block, PREVIOUS] < 0:
                 tokens = self._read(int(block))
@@ -127,8 +136,8 @@ class PhraseIndex:
             heads=np.tile(heads, (1, _buckets(new) // _buckets(old))),
             blocks=_extended(blocks, new),
         )
-        if self._ring[_USED] == old:
-            self._ring[_CURSOR] = old
+        if self.ring[_USED] == old:
+            self.ring[_CURSOR] = old
 
 
 def _buckets(blocks: int) -> int:
@@ -181,7 +190,7 @@ def phrase_hash(tokens: Int32Array, end: Integer, length: Integer) -> Integer:
 
 
 @compiled
-def _append(
+def append(
     log: Int32Array,
     links: Int32Array,
     heads: Int32Array,
@@ -190,7 +199,13 @@ def _append(
     writer: Int64Array,
     tokens: Int32Array,
 ) -> None:
-    """Writes `tokens` after the writer's last one and links the phrases that end at each."""
+    """Writes `tokens` after the writer's last one and links the phrases that end at each.
+
+    Args:
+        log to blocks: a `View` with room for them.
+        ring: the index's own, see `PhraseIndex.ring`.
+        writer: int64[2], see `PhraseIndex.writer`.
+    """
     index = View(log, links, heads, blocks)
     at: Integer = writer[0]
     for i in range(tokens.shape[0]):

@@ -1,4 +1,4 @@
-"""What came true teaches the weights of the next drafts.
+"""What came true teaches the weights of the next drafts, and is written into the indexes.
 
 Gradient ascent on the logarithm of the probability that the votes gave to the token that came, one step a token, as
 the mixing weights of PAQ compressors are learned; multiplicative updates keep the weights positive.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from strategies.draft import Float32Array, Int32Array
 from strategies.native import Int64Array, Integer, Real, compiled
-from strategies.phrase_index import View, following
+from strategies.phrase_index import View, append, following
 from strategies.phrase_retrieval import (
     AGREEING,
     AT,
@@ -46,18 +46,66 @@ _PATIENCE = 16
 
 
 @compiled
-def learn_votes(
+def learn(
     own_log: Int32Array,
     own_links: Int32Array,
     own_heads: Int32Array,
     own_blocks: Int32Array,
+    own_ring: Int64Array,
+    own_writer: Int64Array,
     memory_log: Int32Array,
     memory_links: Int32Array,
     memory_heads: Int32Array,
     memory_blocks: Int32Array,
+    memory_ring: Int64Array,
+    memory_writer: Int64Array,
+    remember: bool,
     features: Float32Table,
     escapes: Float32Table,
-    own_at: int,
+    calibration: Float32Table,
+    followed: Int64Array,
+    candidates: Int32Array,
+    tokens: Int32Array,
+    parents: Int32Array,
+    shares: Float32Array,
+    longest: Int32Array,
+    accepted: Int32Array,
+    branch_length: int,
+    votes: Float32Array,
+    predicted: Int32Array,
+    recent: Int32Array,
+) -> None:
+    """Learns from a draft, then writes what was accepted into the own index, and into the memory if it `remember`s it.
+
+    All in one call: taking arrays over from Python costs as much as the work.
+
+    Args:
+        own_log to memory_writer: the arrays of two indexes with room for the accepted tokens, and what writes there.
+        features to calibration: `Weights`.
+        followed: int64[4], see `_learn_votes`.
+        candidates: int32[c, COLUMNS], those at the root of the latest draft; they are moved.
+        tokens, parents, shares, longest: [n], that draft: its tree, and what `calibrated` took for each node.
+        votes, predicted, recent: [c or more], room.
+    """
+    own = View(own_log, own_links, own_heads, own_blocks)
+    memory = View(memory_log, memory_links, memory_heads, memory_blocks)
+    _learn_votes(
+        own, memory, features, escapes, own_writer[0], followed, candidates, accepted, branch_length, votes, predicted,
+        recent,
+    )  # fmt: skip
+    _learn_calibration(calibration, tokens, parents, shares, longest, accepted)
+    append(own_log, own_links, own_heads, own_blocks, own_ring, own_writer, accepted)
+    if remember:
+        append(memory_log, memory_links, memory_heads, memory_blocks, memory_ring, memory_writer, accepted)
+
+
+@compiled
+def _learn_votes(
+    own: View,
+    memory: View,
+    features: Float32Table,
+    escapes: Float32Table,
+    own_at: Integer,
     followed: Int64Array,
     candidates: Int32Array,
     accepted: Int32Array,
@@ -75,10 +123,6 @@ def learn_votes(
         candidates: int32[c, COLUMNS], those at the root of the latest draft; they are moved.
         votes, tokens, recent: [c or more], room.
     """
-    own, memory = (
-        View(own_log, own_links, own_heads, own_blocks),
-        View(memory_log, memory_links, memory_heads, memory_blocks),
-    )
     alive = candidates.shape[0]
     own_best: Integer = -1
     memory_best: Integer = -1
@@ -201,7 +245,7 @@ def _follow(index: View, followed: Int64Array, side: int, best: Integer, behind:
 
 
 @compiled
-def learn_calibration(
+def _learn_calibration(
     calibration: Float32Table,
     tokens: Int32Array,
     parents: Int32Array,

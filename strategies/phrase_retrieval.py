@@ -42,10 +42,9 @@ SUBSTITUTED = 3
 """Added to the source: the context's last token differs there, those before it match."""
 KINDS = 6
 
-LONGEST = 16
-_WINDOW = 32
+LONGEST, _BEHIND = 16, 16
 CONTEXT = 40
-"""How much of the sequence is looked at; at least the window and a substituted token."""
+"""How much of the sequence is looked at; at least both of these, the break between them and two substituted tokens."""
 UNKNOWN = -2
 """Stands in a context where there is no token; equals none."""
 AGREEING_BINS = 13
@@ -100,45 +99,35 @@ def recent_bin(index: View, at: Integer, token: Integer) -> int:
 
 
 @compiled
-def equal_bits(index: View, at: Integer, context: Int32Array, n: Integer) -> np.uint64:
-    """Bit i tells whether the token i before `at` is the one i before the last of `context[:n]`, for i below 32."""
+def compare(index: View, at: Integer, context: Int32Array, n: Integer) -> tuple[int, int]:
+    """How many tokens up to `at` are those at the end of `context[:n]`, without a break and at most `LONGEST`, and the
+    bin of how many of the `_BEHIND` tokens behind the break agree."""
     log, blocks = index.log, index.blocks
+    length, agreeing = 0, 0
     block = at // BLOCK
-    bits = np.uint64(0)
     if block >= 2 and blocks[block, PREVIOUS] == block - 1 and blocks[block - 1, PREVIOUS] == block - 2:
-        first, begin = np.uint64(at - _WINDOW + 1), np.uint64(n - _WINDOW)
-        for i in range(_WINDOW):
-            if log[first + np.uint64(i)] == context[begin + np.uint64(i)]:
-                bits |= np.uint64(1 << (_WINDOW - 1 - i))
-        return bits
-    for i in range(_WINDOW):
-        if log[at] == context[n - 1 - i]:
-            bits |= np.uint64(1 << i)
-        at = preceding(index, at)
-        if at < 0:
-            break
-    return bits
-
-
-@compiled
-def measure(bits: np.uint64) -> tuple[int, int]:
-    """How many tokens match without a break, at most `LONGEST`, and the bin of how many agree behind the break."""
-    length = 0
-    while length < LONGEST and bits & np.uint64(1):
-        bits >>= np.uint64(1)
+        # The usual case: all of it lies in one piece. Unsigned indices need no check for negative ones.
+        here, there, one = np.uint64(at), np.uint64(n - 1), np.uint64(1)
+        while length < LONGEST and log[here] == context[there]:
+            length += 1
+            here -= one
+            there -= one
+        if length < LONGEST:
+            here -= np.uint64(_BEHIND)
+            there -= np.uint64(_BEHIND)
+            for i in range(_BEHIND):
+                agreeing += 1 if log[here + np.uint64(i)] == context[there + np.uint64(i)] else 0
+        return length, min(agreeing, AGREEING_BINS - 1)
+    while length < LONGEST and at >= 0 and log[at] == context[n - 1 - length]:
         length += 1
-    if length == LONGEST:
-        return length, 0
-    return length, min(_ones(bits >> np.uint64(1) & np.uint64(0xFFFF)), AGREEING_BINS - 1)
-
-
-@compiled
-def _ones(bits: np.uint64) -> int:
-    """How many of 16 bits are set."""
-    bits -= bits >> np.uint64(1) & np.uint64(0x5555)
-    bits = (bits & np.uint64(0x3333)) + (bits >> np.uint64(2) & np.uint64(0x3333))
-    bits = (bits + (bits >> np.uint64(4))) & np.uint64(0x0F0F)
-    return int((bits + (bits >> np.uint64(8))) & np.uint64(0x1F))
+        at = preceding(index, at)
+    if length < LONGEST:
+        for back in range(n - 2 - length, n - 2 - length - _BEHIND, -1):
+            at = preceding(index, at) if at >= 0 else at
+            if at < 0:
+                break
+            agreeing += 1 if log[at] == context[back] else 0
+    return length, min(agreeing, AGREEING_BINS - 1)
 
 
 @compiled
@@ -192,7 +181,7 @@ def search(
         at: Integer = index.heads[order, phrase_hash(context, phrase, ORDERS[order]) & mask]
         misses = 0
         found = 0
-        enough = max(_LEAST, min(most - (count - before), most >> order))
+        enough = max(_LEAST, min(most - (count - before), most >> max(order, 1)))
         for _ in range(2 * enough):
             if at < 0 or found == enough or misses > _MISSES or count == candidates.shape[0]:
                 break
@@ -209,7 +198,7 @@ def search(
                     ends = following(index, ends)
                 if ends < 0 or index.log[ends] < 0:
                     continue
-            length, agreeing = measure(equal_bits(index, place, context, phrase))
+            length, agreeing = compare(index, place, context, phrase)
             if length < ORDERS[order]:
                 misses += 1
                 continue
@@ -243,7 +232,7 @@ def search_token(
         at = index.links[place, 0]
         if index.blocks[place // BLOCK, OWNER] == own:
             continue
-        length, agreeing = measure(equal_bits(index, place, context, n))
+        length, agreeing = compare(index, place, context, n)
         if length == 0:
             continue
         write(candidates, count, place, length, source_of(place, prompt), agreeing, found)
@@ -268,7 +257,7 @@ def resume(
         return count
     if index.log[followed] < 0 or index.log[followed] == context[n - 1]:
         return count
-    _, agreeing = measure(equal_bits(index, followed, context, n))
+    _, agreeing = compare(index, followed, context, n)
     write(candidates, count, followed, 0, source_of(followed, prompt), agreeing, 0)
     return count + 1
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from strategies.base import Feedback
-from strategies.draft import EMPTY_TREE, DraftTree, Int32Array
+from strategies.draft import EMPTY_TREE, DraftTree, Float32Array, Int32Array
 from strategies.phrase_draft import AT_END, DEEPEST, WRITTEN, Room, draft, room_for
 from strategies.phrase_index import START, PhraseIndex
-from strategies.phrase_learning import learn_calibration, learn_votes
+from strategies.phrase_learning import learn
 from strategies.phrase_prior import prior_weights
 from strategies.phrase_retrieval import COLUMNS
 from strategies.phrase_weights import Weights
@@ -27,6 +27,14 @@ _LEARNABLE = ("outputs", "prompts", "both")
 _OWN_CAPACITY = 1 << 20
 _EVERYTHING = 1 << 40
 _START = np.array([START], np.int32)
+_NO_ROOTS = np.empty((0, COLUMNS), np.int32)
+_NOTHING: tuple[Int32Array, Int32Array, Float32Array, Int32Array] = (
+    EMPTY_TREE.tokens,
+    EMPTY_TREE.parents,
+    EMPTY_TREE.scores,
+    EMPTY_TREE.tokens,
+)
+"""Tokens, parents, shares and longest matches of a draft of no nodes."""
 _thread = threading.local()
 
 
@@ -110,13 +118,11 @@ class TrieDrafter:
         self._writer = strategy.memory.writer()
         learned = {"outputs": 0, "prompts": _EVERYTHING, "both": prompt.shape[0]}[strategy.learns]
         if strategy.learns != "outputs":
-            self._remember(prompt)
+            strategy.memory.append(self._writer, _START)
+            strategy.memory.append(self._writer, prompt)
         self._place = np.array([self._own_writer[0], self._writer[1], self._own_writer[0] + 1, learned], np.int64)
         self._followed = np.array([-1, -1, 0, 0], np.int64)
-        self._tree = EMPTY_TREE
-        self._roots = np.empty((0, COLUMNS), np.int32)
-        self._shares = EMPTY_TREE.scores
-        self._longest = EMPTY_TREE.tokens
+        self._roots, self._drafted = _NO_ROOTS, _NOTHING
 
     def propose(self, budget: int) -> DraftTree:
         strategy = self._strategy
@@ -128,33 +134,29 @@ class TrieDrafter:
             strategy.branch_length, tokens, parents, scores, shares, longest,
         )  # fmt: skip
         n, found = draft(*arguments)
-        self._tree = DraftTree(tokens[:n], parents[:n], scores[:n])
-        self._shares, self._longest = shares[:n], longest[:n]
+        tree = DraftTree(tokens[:n], parents[:n], scores[:n])
+        self._drafted = tree.tokens, tree.parents, shares[:n], longest[:n]
         self._roots = room[-1][:found].copy()
-        return self._tree
+        return tree
 
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
         strategy, room = self._strategy, _room(1)
-        features, escapes, calibration = strategy.weights
-        learn_votes(
-            *self._own.view, *strategy.memory.view, features, escapes, self._place[AT_END], self._followed,
-            self._roots, accepted, strategy.branch_length, room.trust, room.chain, room.heap,
+        memory, own, written = strategy.memory, self._own, accepted.shape[0]
+        remember = strategy.learns != "prompts"
+        own.reserve(written)
+        if remember:
+            if self._writer[0] < 0:
+                memory.append(self._writer, _START)
+            memory.reserve(written)
+        arguments: tuple[Any, ...] = (
+            *own.view, own.ring, self._own_writer, *memory.view, memory.ring, self._writer, remember,
+            *strategy.weights, self._followed, self._roots, *self._drafted, accepted, strategy.branch_length,
+            room.trust, room.chain, room.heap,
         )  # fmt: skip
-        learn_calibration(calibration, self._tree.tokens, self._tree.parents, self._shares, self._longest, accepted)
-        self._tree = EMPTY_TREE
-        self._roots = self._roots[:0]
-        self._shares, self._longest = self._shares[:0], self._longest[:0]
-        self._own.append(self._own_writer, accepted)
+        learn(*arguments)
+        self._roots, self._drafted = _NO_ROOTS, _NOTHING
         self._place[AT_END] = self._own_writer[0]
-        self._place[WRITTEN] += accepted.shape[0]
-        if strategy.learns != "prompts":
-            self._remember(accepted)
-
-    def _remember(self, tokens: Int32Array) -> None:
-        memory = self._strategy.memory
-        if self._writer[0] < 0:
-            memory.append(self._writer, _START)
-        memory.append(self._writer, tokens)
+        self._place[WRITTEN] += written
 
     def close(self) -> None:
         """What was learned stays in the memory."""

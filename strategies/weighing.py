@@ -46,7 +46,7 @@ class Room(NamedTuple):
             (-1 for unknown ones), and how steady these are.
         levels: int32[SOURCES].
         left: float64[SOURCES].
-        items: int32[k, 3], nodes made: token, parent in the draft, place in the advice.
+        items: int32[k, 4], nodes made: token, parent in the draft, place in the advice, source.
         item_scores: float64[k].
         waiting: int32[budget + 1], the frontier from the number of drafted nodes on, the best first.
     """
@@ -75,7 +75,7 @@ def room_for(budget: int) -> Room:
         steadiness=np.empty(ORDERS, np.int32),
         levels=np.empty(SOURCES, np.int32),
         left=np.empty(SOURCES, np.float64),
-        items=np.empty((64 * budget + _MOST_CANDIDATES, 3), np.int32),
+        items=np.empty((64 * budget + _MOST_CANDIDATES, 4), np.int32),
         item_scores=np.empty(64 * budget + _MOST_CANDIDATES, np.float64),
         waiting=np.empty(budget + 1, np.int32),
     )

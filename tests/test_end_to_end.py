@@ -107,6 +107,33 @@ async def test_answers_are_those_of_transformers_generate(strategy: str) -> None
         await server.settled()
 
 
+@pytest.mark.parametrize(
+    ("strategy", "sources"), [("trie", {"trie"}), ("recycling", {"recycling"}), ("hybrid", {"trie", "recycling"})]
+)
+async def test_what_came_of_each_source_is_told(strategy: str, sources: set[str]) -> None:
+    async with serving() as (_, client):
+        for _ in range(2):
+            answers = [
+                await client.generate(ask(q), max_tokens=60, strategy=strategy, tenant="acme") for q in QUESTIONS
+            ]
+        for drafting in (answer.drafting for answer in answers):
+            counts = drafting.by_source.values()
+            assert drafting.by_source.keys() <= sources
+            assert sum(source.draft_tokens for source in counts) == drafting.draft_tokens
+            assert sum(source.accepted_tokens for source in counts) == drafting.accepted_tokens > 0
+        assert {name for answer in answers for name in answer.drafting.by_source} == sources
+
+
+async def test_samples_of_a_hybrid_add_up_their_sources_and_a_format_is_a_source() -> None:
+    async with serving() as (_, client):
+        options: dict[str, Any] = {"strategy": "hybrid", "max_tokens": 40}
+        several = (await client.generate(ask(QUESTIONS[0]), n=2, temperature=0.7, **options)).drafting
+        assert sum(source.accepted_tokens for source in several.by_source.values()) == several.accepted_tokens
+        forced = (await client.generate(ask(QUESTIONS[0]), regex="(aye aye, captain ){4}", **options)).drafting
+        assert forced.by_source["format"].accepted_tokens > 0
+        assert sum(source.accepted_tokens for source in forced.by_source.values()) == forced.accepted_tokens
+
+
 async def test_one_tenants_answers_do_not_draft_for_another() -> None:
     async with serving() as (_, client):
         options: dict[str, Any] = {"max_tokens": 60, "strategy": "trie"}

@@ -64,8 +64,16 @@ FAMILIES = (*RANDOM_FAMILIES, "bundled")
 def _plain(family: str) -> Any:
     if family == "bundled":
         return AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32).eval()
+    return tiny(family)
+
+
+def tiny(family: str, **changes: Any) -> Any:
+    """A tiny random model of a random family, the same each time; `changes` are to its config."""
     torch.manual_seed(0)
-    module = AutoModelForCausalLM.from_config(_CONFIGS[family](), dtype=torch.float32, attn_implementation="eager")
+    config = _CONFIGS[family]()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    module = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     return module.eval()
 
 

@@ -26,7 +26,7 @@ Written = tuple[list[int], list[TokenLogprobs]]
 def model(family: str, dtype: torch.dtype) -> LoadedModel:
     torch.set_num_threads(1)
     if family == "bundled":
-        return load_model(BUNDLED_MODEL, dtype=str(dtype).removeprefix("torch."), exact=True)
+        return load_model(BUNDLED_MODEL, dtype=str(dtype).removeprefix("torch."), max_context=320, exact=True)
     return adopted(family, dtype)
 
 
@@ -39,20 +39,28 @@ def prompts(family: str) -> list[tuple[int, ...]]:
 
 
 def write(engine: Engine, batch: list[tuple[int, ...]], strategy: Strategy | None, temperature: float) -> list[Written]:
-    written: dict[Sequence, Written] = {}
-    for prompt in batch:
-        sampling = SamplingParams(temperature=temperature, seed=3, logprobs=4)
-        stop = StopParams(NEW_TOKENS, ignore_eos=True)
-        sequence = Sequence("r", as_prompt(prompt), stop, sampling, strategy=strategy, max_draft_nodes=64)
-        written[sequence] = ([], [])
+    return outputs(engine, [sampled(prompt, temperature, strategy) for prompt in batch])
+
+
+def outputs(engine: Engine, sequences: list[Sequence]) -> list[Written]:
+    """What these sequences write together."""
+    written: dict[Sequence, Written] = {sequence: ([], []) for sequence in sequences}
+    for sequence in sequences:
         engine.add(sequence)
     while engine.has_work:
         for output in engine.step():
             assert output.finish is None or output.finish.error is None
             written[output.sequence][0].extend(output.token_ids)
             written[output.sequence][1].extend(output.logprobs)
-    assert all(sequence.stats.drafting_disabled_reason == "" for sequence in written)
+        engine.check()
+    assert all(sequence.stats.drafting_disabled_reason == "" for sequence in sequences)
     return list(written.values())
+
+
+def sampled(prompt: tuple[int, ...], temperature: float, strategy: Strategy | None) -> Sequence:
+    sampling = SamplingParams(temperature=temperature, seed=3, logprobs=4)
+    stop = StopParams(NEW_TOKENS, ignore_eos=True)
+    return Sequence("r", as_prompt(prompt), stop, sampling, strategy=strategy, max_draft_nodes=64)
 
 
 def engine(family: str, dtype: torch.dtype, **options: Any) -> Engine:
@@ -76,6 +84,38 @@ def test_the_same_bits_with_any_draft_in_any_batch(family: str, dtype: torch.dty
         oracle = OracleStrategy(answers, VOCAB, seed)
         crowded = engine(family, dtype, prefill_chunk=chunk, max_running=5)
         assert write(crowded, prompts(family), oracle, 1.0) == wanted
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt-neox", "bundled"])
+def test_the_same_bits_after_a_preemption(family: str) -> None:
+    """What was written token by token is computed again in chunks, and goes on from there, drafted."""
+    wanted = plain(family, torch.bfloat16, 1.0)
+    answers = {prompt: tokens for prompt, (tokens, _) in zip(prompts(family), wanted, strict=True)}
+    least = model(family, torch.bfloat16).max_context + 64
+    for prefix_cache, chunk in ((True, 512), (False, 90)):
+        options = {"kv_cache_tokens": least + 300, "prefix_cache": prefix_cache, "prefill_chunk": chunk}
+        crowded = engine(family, torch.bfloat16, max_running=5, **options)
+        oracle = OracleStrategy(answers, VOCAB, seed=3)
+        sequences = [sampled(prompt, 1.0, oracle) for prompt in prompts(family)]
+        assert outputs(crowded, sequences) == wanted
+        assert sum(sequence.stats.preemptions for sequence in sequences) > 0
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-sliding", "bundled"])
+def test_the_same_bits_after_a_reused_prefix(family: str) -> None:
+    """A prefix that another sequence read, or wrote as its answer, in part drafted."""
+    first = prompts(family)[3]
+    [(answer, _)] = outputs(engine(family, torch.bfloat16), [sampled(first, 1.0, None)])
+    turns = [(*first, *answer[:n], *range(9, 9 + extra)) for n, extra in ((0, 1), (10, 5), (37, 3))]
+    unshared = engine(family, torch.bfloat16, prefix_cache=False)
+    wanted = [outputs(unshared, [sampled(turn, 1.0, None)])[0] for turn in turns]
+    answers = {first: answer} | {turn: tokens for turn, (tokens, _) in zip(turns, wanted, strict=True)}
+    shared, oracle = engine(family, torch.bfloat16), OracleStrategy(answers, VOCAB, seed=4)
+    outputs(shared, [sampled(first, 1.0, oracle)])
+    for turn, expected in zip(turns, wanted, strict=True):
+        sequence = sampled(turn, 1.0, oracle)
+        assert outputs(shared, [sequence]) == [expected]
+        assert sequence.stats.cached_prompt_tokens >= len(first)
 
 
 def test_real_text_in_bfloat16_with_every_strategy() -> None:

@@ -13,9 +13,12 @@ import strategies
 from model_runner.engine import Engine, EngineConfig
 from model_runner.sequence import Sequence, StopParams
 from strategies import Strategy
+from tests import phrase_book
 from tests.model_runner.families import FAMILIES, VOCAB, WINDOW, as_prompt, greedy, served
 from tests.model_runner.oracle import OracleStrategy
 
+NAMES = [*dict.fromkeys([*strategies.names(), phrase_book.NAME])]
+"""Every strategy, the example plugin among them."""
 NEW_TOKENS = 20
 BUDGETS = (0, 1, 7, 64)
 
@@ -59,8 +62,13 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    phrase_book.install(monkeypatch)
+
+
 @pytest.mark.parametrize("batch_size", [1, 5])
-@pytest.mark.parametrize("name", strategies.names())
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("family", FAMILIES)
 @given(prompts=prompts)
 @few_examples
@@ -68,8 +76,10 @@ def test_every_strategy_at_every_budget(
     family: str, name: str, batch_size: int, prompts: list[tuple[int, ...]]
 ) -> None:
     engine = fixed_engine(family)
+    texts = [[*prompt, *greedy(family, prompt, NEW_TOKENS)] for prompt in prompts]
+    wrong = [[*text[:-10], *reversed(text[-10:])] for text in texts]
     for nodes in BUDGETS:
-        strategy = strategies.create(name)
+        strategy = phrase_book.create(name, texts + wrong)
         for start in range(0, len(prompts), batch_size):
             batch = prompts[start : start + batch_size]
             for sequence, prompt in zip(
@@ -92,14 +102,15 @@ def test_trees_of_any_shape(family: str, prompts: list[tuple[int, ...]], seed: i
     assert sum(s.stats.accepted_tokens for s in sequences) > NEW_TOKENS
 
 
-@pytest.mark.parametrize("name", strategies.names())
+@pytest.mark.parametrize("name", NAMES)
 def test_bundled_model_answers_questions(name: str) -> None:
     """Real text: most of it is drafted and accepted the second time, and nothing changes."""
     model = served("bundled")
     questions = ["where is my order", "i want a refund!!", "how do I change my adress"]
     batch = [tuple(model.tokenizer.encode_chat([{"role": "user", "content": q}]).tolist()) for q in questions]
     expected = [greedy("bundled", prompt, 80) for prompt in batch]
-    engine, strategy = fixed_engine("bundled"), strategies.create(name)
+    texts = [[*prompt[-4:], *answer] for prompt, answer in zip(batch, expected, strict=True)]
+    engine, strategy = fixed_engine("bundled"), phrase_book.create(name, texts)
     for _ in range(2):
         sequences = generate(engine, batch, strategy, 24, StopParams(80))
         assert [s.output for s in sequences] == expected

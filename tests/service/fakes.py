@@ -51,6 +51,7 @@ class FakeModel:
     dtype: str = "float32"
     device: str = "cpu"
     exact: bool = True
+    fingerprint: str = "f" * 16
     vocab_size: int = 256
     max_context: int = 4096
     eos_token_ids: frozenset[int] = frozenset({0})

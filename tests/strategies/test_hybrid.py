@@ -158,7 +158,8 @@ def test_nodes_go_to_the_part_that_comes_true() -> None:
         drafter.propose(2)
         drafter.observe(ids(7, 8, 9), None)
     assert drafter.propose(2).tokens.tolist() == [7, 8]
-    assert drafter.accepted_by_source == {"honest": 600}
+    assert drafter.by_source["honest"].accepted == 600
+    assert sum(counts.accepted for counts in drafter.by_source.values()) == 600
 
 
 def test_a_part_that_brings_nothing_falls_asleep_and_is_probed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from importlib.metadata import EntryPoint
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 
 from strategies import NoDrafts, Strategy, TrieStrategy, UnknownStrategyError, create, names, register, registry
 from strategies.base import Drafter
+from strategies.draft import checked
+from tests import phrase_book
 
 
 @pytest.fixture
@@ -62,3 +65,29 @@ def test_other_packages_bring_strategies_by_entry_point_and_a_broken_one_is_left
     assert isinstance(create("theirs"), NoDrafts)
     assert "broken" not in names()
     assert "'broken'" in caplog.text
+
+
+def test_the_example_plugin_is_found_by_what_its_package_declares_and_fits_the_protocols(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    phrase_book.install(monkeypatch)
+    assert phrase_book.NAME in names()
+    strategy = phrase_book.create(phrase_book.NAME, [[1, 2, 3, 4]])
+    drafter = strategy.start(np.array([1, 2], np.int32))
+    assert isinstance(strategy, Strategy)
+    assert isinstance(drafter, Drafter)
+    assert checked(drafter.propose(8), 8, 100).tokens.tolist() == [3, 4]
+    assert registry.options_of(phrase_book.NAME) == {"book", "least_match", "longest_draft"}
+
+
+def test_the_example_plugin_imports_nothing_of_ours() -> None:
+    for path in (phrase_book.PROJECT / "draftwood_phrase_book").glob("*.py"):
+        imported = {
+            node.module or "" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)
+        }
+        assert not {name.partition(".")[0] for name in imported} & {
+            "strategies",
+            "model_runner",
+            "service",
+            "draftwood",
+        }

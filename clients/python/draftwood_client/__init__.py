@@ -34,6 +34,7 @@ from draftwood_client.errors import (
     UnavailableError,
     UnimplementedError,
 )
+from draftwood_client.memory import MemoryClient, MemoryExport, MemoryRecord, MemoryStatistics, TenantMemory
 from draftwood_client.request import ChatMessage, GenerateOptions, Messages, Prompt
 from draftwood_client.results import (
     Completion,
@@ -78,6 +79,10 @@ __all__ = [
     "GenerationStream",
     "InternalError",
     "InvalidRequestError",
+    "MemoryClient",
+    "MemoryExport",
+    "MemoryRecord",
+    "MemoryStatistics",
     "Messages",
     "ModelInfo",
     "NotFoundError",
@@ -91,6 +96,7 @@ __all__ = [
     "SourceStatistics",
     "Started",
     "StatusError",
+    "TenantMemory",
     "Timings",
     "TlsConfig",
     "TokenDetail",

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from draftwood_client.cli import chat, commands, plugins
+from draftwood_client.cli import chat, commands, memory, plugins
 from draftwood_client.connection import package_version
 
 
@@ -32,6 +32,7 @@ def build_app() -> typer.Typer:
     app.callback()(_root)
     for function in (commands.generate, chat.chat, commands.info, commands.tokenize, commands.detokenize):
         app.command()(function)
+    app.add_typer(memory.app, name="memory")
     plugins.mount(app)
     return app
 

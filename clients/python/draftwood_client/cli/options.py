@@ -14,6 +14,7 @@ import typer
 from draftwood_client.client import Client
 from draftwood_client.connection import DEFAULT_TARGET, TlsConfig
 from draftwood_client.errors import ArgumentError, DraftwoodError, StatusError
+from draftwood_client.memory import MemoryClient
 from draftwood_client.request import GenerateOptions
 
 USAGE_ERROR = 2
@@ -47,15 +48,16 @@ class ConnectionOptions:
 
     def client(self) -> Client:
         """Raises `ArgumentError`."""
+        return Client(self.target, tenant=self.tenant, timeout=self.timeout, token=self.token, tls=self._tls())
+
+    def memory_client(self) -> MemoryClient:
+        """Raises `ArgumentError`."""
+        return MemoryClient(self.target, tenant=self.tenant, timeout=self.timeout, token=self.token, tls=self._tls())
+
+    def _tls(self) -> bool | TlsConfig:
         files = (self.tls_ca, self.tls_cert, self.tls_key)
         wants_tls = self.tls or self.tls_server_name is not None or any(files)
-        return Client(
-            self.target,
-            tenant=self.tenant,
-            timeout=self.timeout,
-            token=self.token,
-            tls=TlsConfig.from_files(*files, server_name=self.tls_server_name) if wants_tls else False,
-        )
+        return TlsConfig.from_files(*files, server_name=self.tls_server_name) if wants_tls else False
 
 
 def _sampling(help: str, *names: str) -> Any:

@@ -24,7 +24,6 @@ HELP = {
     "serve": "Serve a model.",
     "demo": "Measure drafting on the bundled model: off, from empty memory, warm.",
     "bench": "Measure speed, load and drafting.",
-    "memory": "Look into and manage what tenants taught.",
 }
 """One line each for our own commands, which a list of commands must not import to ask."""
 

@@ -1,0 +1,281 @@
+"""Operators' client: what tenants taught, looked at, filled, exported and purged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import grpc
+
+from draftwood.v1 import memory_pb2 as pb
+from draftwood.v1.generation_pb2 import TokenIds
+from draftwood.v1.memory_pb2_grpc import MemoryServiceStub
+from draftwood_client.connection import DEFAULT_TARGET, Connection, TlsConfig, Token
+from draftwood_client.retry import NO_RETRY
+
+_Result = TypeVar("_Result")
+_Item = TypeVar("_Item")
+_Message = TypeVar("_Message")
+
+_MESSAGE_CHARACTERS = 32_768
+"""Characters, a token id counting as four, in one message: progress comes after each."""
+_KINDS = {pb.MEMORY_KIND_OUTPUT: "output", pb.MEMORY_KIND_CORPUS: "corpus"}
+_NUMBERS = {name: number for number, name in _KINDS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRecord:
+    """A token sequence that a memory holds.
+
+    Attributes:
+        kind: "output" for an answer, "corpus" for what the memory was warmed with.
+        text: "" where it was not asked for.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str = ""
+    kind: str = "output"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryExport:
+    """All that a memory holds.
+
+    Attributes:
+        fingerprint: of the model and tokenizer that the token ids are of.
+        model: what the server calls it.
+        records: the oldest first, as they come from the server; to be read once.
+    """
+
+    fingerprint: str
+    model: str
+    records: Iterator[MemoryRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantMemory:
+    """A tenant's memory. Sizes in bytes, ages in seconds; `snapshot_age` is None without a snapshot."""
+
+    tenant: str
+    arm: str
+    tokens: int
+    stored_bytes: int
+    log_records: int
+    snapshot_age: float | None
+    epoch: int
+    resident: bool
+    index_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStatistics:
+    """Of memories and store; `store` holds the store's counters by name."""
+
+    tenants: tuple[TenantMemory, ...]
+    store: Mapping[str, Any]
+    fingerprint: str
+
+
+class MemoryClient:
+    """A connection to a server's memory service. Constructor arguments as for `Client`; no call is tried again.
+
+        with MemoryClient("localhost:50051", tenant="acme") as memory:
+            memory.warm(["a document", "another one"])
+
+    Every method raises `StatusError` where the request fails, and takes `tenant`, by default the client's.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        tenant: str | None = None,
+        timeout: float | None = None,
+        tls: bool | TlsConfig = False,
+        token: Token | None = None,
+        metadata: Mapping[str, str] | None = None,
+        channel_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._connection = Connection.of(
+            target,
+            tenant=tenant,
+            timeout=timeout,
+            retry=NO_RETRY,
+            tls=tls,
+            token=token,
+            metadata=metadata,
+            channel_options=channel_options,
+        )
+        options = self._connection.options()
+        self._channel = (
+            grpc.insecure_channel(target, options=options)
+            if self._connection.tls is None
+            else grpc.secure_channel(target, self._connection.tls.credentials(), options=options)
+        )
+        self._stub = MemoryServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancels what is under way and closes the connection. May be called twice."""
+        self._channel.close()
+
+    def statistics(self, tenant: str | None = None) -> MemoryStatistics:
+        """Of one tenant, by default the client's; of all where neither is set."""
+        request = pb.GetMemoryStatisticsRequest(tenant=tenant or self._connection.tenant or "")
+        response = self._asked(lambda: self._stub.GetMemoryStatistics(request, **self._call()))
+        store = {field.name: getattr(response.store, field.name) for field in response.store.DESCRIPTOR.fields}
+        store["last_lag"] = response.store.last_lag.ToTimedelta().total_seconds()
+        return MemoryStatistics(tuple(map(_tenant_memory, response.tenants)), store, response.fingerprint)
+
+    def warm(
+        self, texts: Iterable[str], *, tenant: str | None = None, progress: Callable[[int, int], None] | None = None
+    ) -> int:
+        """Teaches a tenant's memory whole documents; returns how many tokens those were.
+
+        Args:
+            progress: called with the texts and tokens that are stored so far.
+        """
+        name = self._tenant(tenant)
+        requests = _Messages(texts, len, lambda some: pb.WarmMemoryRequest(tenant=name, texts=some))
+        tokens = 0
+        for response in self._answers(lambda: self._stub.WarmMemory(requests, **self._call()), requests):
+            tokens = response.tokens
+            if progress is not None:
+                progress(response.texts, response.tokens)
+        return tokens
+
+    def export(self, *, tenant: str | None = None, arm: str = "", text: bool = True) -> MemoryExport:
+        """All that a tenant's memory holds.
+
+        Args:
+            text: with the tokens' text, which a server with another model can learn.
+        """
+        request = pb.ExportMemoryRequest(tenant=self._tenant(tenant), arm=arm, without_text=not text)
+        responses = self._answers(lambda: self._stub.ExportMemory(request, **self._call()))
+        first = next(responses)
+        records = (_record(one) for response in responses for one in response.records)
+        return MemoryExport(first.fingerprint, first.model, records)
+
+    def import_records(
+        self,
+        records: Iterable[MemoryRecord],
+        *,
+        fingerprint: str,
+        tenant: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> int:
+        """Adds exported records to a tenant's memory; returns how many tokens those were.
+
+        Args:
+            fingerprint: the export's. Where it is not the server's, the records' texts are learned.
+            progress: called with the records and tokens that are stored so far.
+        """
+        name = self._tenant(tenant)
+        requests = _Messages(
+            records,
+            lambda record: 4 * len(record.token_ids) + len(record.text),
+            lambda some: pb.ImportMemoryRequest(tenant=name, fingerprint=fingerprint, records=map(_message, some)),
+        )
+        tokens = 0
+        for response in self._answers(lambda: self._stub.ImportMemory(requests, **self._call()), requests):
+            tokens = response.tokens
+            if progress is not None:
+                progress(response.records, response.tokens)
+        return tokens
+
+    def purge(self, tenant: str) -> int:
+        """Empties a tenant's memory on all servers, for good; returns how many tokens it held."""
+        return self._asked(lambda: self._stub.PurgeMemory(pb.PurgeMemoryRequest(tenant=tenant), **self._call())).tokens
+
+    def _tenant(self, tenant: str | None) -> str:
+        return tenant or self._connection.tenant or ""
+
+    def _call(self) -> dict[str, Any]:
+        return {"timeout": self._connection.timeout_for(None), "metadata": self._connection.call_metadata()}
+
+    def _asked(self, ask: Callable[[], _Result]) -> _Result:
+        try:
+            return ask()
+        except grpc.RpcError as error:
+            raise self._connection.error(error, self._connection.timeout) from error
+
+    def _answers(
+        self, ask: Callable[[], Iterable[_Result]], requests: _Messages[Any, Any] | None = None
+    ) -> Iterator[_Result]:
+        try:
+            yield from ask()
+        except grpc.RpcError as error:
+            if requests is not None and requests.error is not None:
+                raise requests.error from None
+            raise self._connection.error(error, self._connection.timeout) from error
+
+
+class _Messages(Iterator[_Message], Generic[_Item, _Message]):
+    """Messages of so many items that their sizes add up to a message's, or of a single larger one. At least one.
+
+    Attributes:
+        error: what the items' own iterator raised; gRPC reads it on another thread, and tells nobody.
+    """
+
+    def __init__(
+        self, items: Iterable[_Item], size: Callable[[_Item], int], make: Callable[[Sequence[_Item]], _Message]
+    ) -> None:
+        self._messages = self._all(items, size, make)
+        self.error: Exception | None = None
+
+    def __next__(self) -> _Message:
+        try:
+            return next(self._messages)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self.error = error
+            raise
+
+    @staticmethod
+    def _all(
+        items: Iterable[_Item], size: Callable[[_Item], int], make: Callable[[Sequence[_Item]], _Message]
+    ) -> Iterator[_Message]:
+        some: list[_Item] = []
+        total, sent = 0, False
+        for item in items:
+            if some and total + size(item) > _MESSAGE_CHARACTERS:
+                yield make(some)
+                some, total, sent = [], 0, True
+            some.append(item)
+            total += size(item)
+        if some or not sent:
+            yield make(some)
+
+
+def _message(record: MemoryRecord) -> pb.MemoryRecord:
+    kind = _NUMBERS.get(record.kind, pb.MEMORY_KIND_UNSPECIFIED)
+    return pb.MemoryRecord(tokens=TokenIds(ids=record.token_ids), text=record.text, kind=kind)
+
+
+def _record(message: pb.MemoryRecord) -> MemoryRecord:
+    return MemoryRecord(tuple(message.tokens.ids), message.text, _KINDS.get(message.kind, "output"))
+
+
+def _tenant_memory(message: pb.TenantMemoryStatistics) -> TenantMemory:
+    has_snapshot = message.HasField("snapshot_age")
+    return TenantMemory(
+        tenant=message.tenant,
+        arm=message.arm,
+        tokens=message.tokens,
+        stored_bytes=message.stored_bytes,
+        log_records=message.log_records,
+        snapshot_age=message.snapshot_age.ToTimedelta().total_seconds() if has_snapshot else None,
+        epoch=message.epoch,
+        resident=message.resident,
+        index_bytes=message.index_bytes,
+    )

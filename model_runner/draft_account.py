@@ -1,0 +1,71 @@
+"""Whether a sequence's drafting pays: what it took, against what its accepted tokens saved. No torch."""
+
+from __future__ import annotations
+
+from model_runner.sequence import SequenceStats
+
+LONGEST_CALL = 1.0
+"""Seconds that one call may take: all sequences wait for it."""
+TOLERATED_SHARE = 0.25
+"""Drafting may take this share of the model's time and save nothing, in text that nobody can foresee."""
+LEAST_CREDIT, CREDIT_STEPS = 0.25, 32
+"""What drafting may owe besides: these seconds, or what so many steps take if that is more. A sequence's first drafts
+seldom pay, and a busy machine stops any thread now and then."""
+
+_called: set[tuple[type, str]] = set()
+"""Calls that a class has had its first of. That one may compile and is not counted."""
+
+
+class DraftAccount:
+    """One sequence's account, on which each call of its drafter is charged.
+
+    An accepted token saves what a step takes, as measured on this sequence's own steps.
+
+    Args:
+        stats: the sequence's.
+    """
+
+    def __init__(self, stats: SequenceStats) -> None:
+        self._stats = stats
+        self.clear()
+
+    def clear(self) -> None:
+        """Begins anew: what was spent so far is forgiven."""
+        stats = self._stats
+        self._spent = self._longest = 0.0
+        self._steps, self._accepted = stats.decode_steps, stats.accepted_tokens
+        self._model_seconds = stats.model_seconds
+
+    def charge(self, drafter: object, call: str, seconds: float) -> None:
+        key = type(drafter), call
+        if key not in _called:
+            _called.add(key)
+            return
+        self._spent += seconds
+        self._longest = max(self._longest, seconds)
+
+    def verdict(self) -> str:
+        """Why drafting must end; "" while it may go on."""
+        if self._longest > LONGEST_CALL:
+            return f"it is too slow: one call took {self._longest:.3g} s"
+        stats = self._stats
+        if stats.decode_steps <= 1:  # what the prompt took is no measure of a step
+            self._steps, self._model_seconds = stats.decode_steps, stats.model_seconds
+        step, steps = self._step_seconds(), stats.decode_steps - self._steps
+        if step == 0.0:
+            return ""
+        accepted = stats.accepted_tokens - self._accepted
+        saved, credit = step * accepted, max(LEAST_CREDIT, CREDIT_STEPS * step)
+        if self._spent > saved + TOLERATED_SHARE * step * steps + credit:
+            return (
+                f"it is too slow: it took {self._spent:.3g} s, and its {accepted} accepted tokens saved {saved:.3g} s"
+            )
+        return ""
+
+    def _step_seconds(self) -> float:
+        """What a step takes the model; before two were measured, the mean of all that it did; 0 before that."""
+        stats = self._stats
+        steps = stats.decode_steps - self._steps
+        if steps <= 1:
+            return stats.model_seconds / max(stats.decode_steps, 1)
+        return (stats.model_seconds - self._model_seconds) / steps

@@ -1,0 +1,27 @@
+"""Learns and folds without end, until it is killed; prints how many of its records the store has confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from service.memory import MemoryName
+from tests.service.memory.helpers import memory_of, teach
+
+
+async def main(port: int, run: int) -> None:
+    memory = memory_of(f"redis://127.0.0.1:{port}")
+    resident = memory.residents.begin(MemoryName("t"))
+    await memory.replica.refresh(resident)
+    number = 0
+    while True:
+        for _ in range(5):
+            number += 1
+            await teach(memory, "t", [1 + run * 2000 + number, *range(number % 30)], "none")
+        await memory.replica.round()
+        print(memory.counters_now.pushed, flush=True)
+        resident.fold_due = True
+        await memory.replica.fold()
+
+
+asyncio.run(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,111 @@
+"""What the memory's tests share: answers to learn from, replicas, and what it means that they agree."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from collections.abc import Sequence as SequenceOf
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from service.memory import MemoryName, TenantMemory
+from service.memory.redis_client import RedisClient, RedisTls
+from service.memory.redis_store import RedisStore
+from service.memory.sealing import KeyRing
+from service.memory.store import MemoryStore
+from service.memory.tenants import MemoryConfig
+
+FINGERPRINT = "f" * 16
+FAST = MemoryConfig(round_seconds=0.03)
+
+
+@dataclass
+class Answer:
+    """What a request wrote."""
+
+    output: SequenceOf[int]
+
+
+def numbers(count: int, start: int = 0) -> list[int]:
+    """Tokens that tell where they come from."""
+    return [(start + i) % 30_000 for i in range(count)]
+
+
+def memory_of(
+    url: str,
+    *,
+    config: MemoryConfig = FAST,
+    keys: KeyRing | None = None,
+    fingerprint: str = FINGERPRINT,
+    tls: RedisTls | None = None,
+    timeout: float = 1.0,
+) -> TenantMemory:
+    """A memory over a Redis server, as a service has it."""
+    from service.memory.store import Limits
+
+    store: MemoryStore = RedisStore(RedisClient(url, tls, timeout), fingerprint, Limits(config.log_bytes, config.ttl))
+    return TenantMemory(store, fingerprint, config, keys)
+
+
+@asynccontextmanager
+async def replicas(count: int, url: str, **options: Any) -> AsyncIterator[list[TenantMemory]]:
+    """Memories of several processes over one server."""
+    memories = [memory_of(url, **options) for _ in range(count)]
+    for memory in memories:
+        memory.start(lambda task: task())
+    try:
+        yield memories
+    finally:
+        for memory in memories:
+            await asyncio.to_thread(memory.stop)
+
+
+async def teach(memory: TenantMemory, tenant: str, tokens: SequenceOf[int], strategy: str = "trie") -> None:
+    """A request of the tenant that writes `tokens`: its drafter learns them, and the memory at its end."""
+    used = await memory.strategy(tenant, strategy)
+    learned = getattr(used, "learn", None)
+    if learned is not None:
+        import numpy as np
+
+        learned(np.array(tokens, np.int32))
+    with memory.lesson_of(tenant, used, [Answer(tokens)]):
+        pass
+
+
+def log_of(memory: TenantMemory, tenant: str) -> list[list[int]]:
+    """What a memory's log holds, the oldest first."""
+    resident = memory.residents.get(MemoryName(tenant))
+    return [] if resident is None else [record.tokens.tolist() for record in resident.log]
+
+
+def known_to(memory: TenantMemory, tenant: str, strategy: str = "trie") -> list[list[int]]:
+    """What the strategy's own index holds, sorted."""
+    resident = memory.residents.get(MemoryName(tenant))
+    used: Any = None if resident is None else resident.strategies.get(strategy)
+    return [] if used is None else sorted(tokens.tolist() for tokens in used.sequences())
+
+
+async def agreed(memories: SequenceOf[TenantMemory], tenant: str, seconds: float = 10.0) -> list[list[int]]:
+    """Waits until all outboxes are empty and all logs and indexes of a tenant are the same; returns the log."""
+    deadline = time.monotonic() + seconds
+    while True:
+        for memory in memories:
+            if memory.residents.get(MemoryName(tenant)) is None:
+                await memory.strategy(tenant, "trie")
+            resident = memory.residents.open(MemoryName(tenant))
+            resident.used_at = time.monotonic()
+            resident.checked_at = 0.0 if not memory.thread.failing else resident.checked_at
+        logs = [log_of(memory, tenant) for memory in memories]
+        indexes = [known_to(memory, tenant) for memory in memories]
+        same = all(log == logs[0] for log in logs) and all(index == sorted(logs[0]) for index in indexes)
+        if same and not any(memory.outbox.pending or memory.thread.failing for memory in memories):
+            return logs[0]
+        if time.monotonic() > deadline:
+            shown = [
+                (len(log), len(index), memory.outbox.pending, memory.thread.failing)
+                for log, index, memory in zip(logs, indexes, memories, strict=True)
+            ]
+            raise AssertionError(f"no agreement within {seconds} s: log, index, outbox, failing = {shown}")
+        await asyncio.sleep(0.03)

@@ -1,0 +1,110 @@
+"""Two services over one store, with traffic on both that must never notice what happens to the store."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftwood.v1 import generation_pb2 as pb
+from service.memory import MemoryName, TenantMemory
+from tests.service.fakes import FakeEngine, Served, answer, serving
+
+TENANTS = ("a", "b:c", "{a}")
+_SLOWEST = 0.5
+"""Seconds that a request of a few milliseconds may take, on a machine that does other things as well."""
+
+Log = list[tuple[str, int, tuple[int, ...]]]
+
+
+@dataclass
+class Live:
+    """Services under traffic.
+
+    Attributes:
+        slow: requests that took too long, in seconds.
+        answered: requests that ended well; one that fails ends the test.
+    """
+
+    services: list[Served]
+    slow: list[float] = field(default_factory=list)
+    answered: int = 0
+    stopping: bool = False
+
+    @property
+    def memories(self) -> list[TenantMemory]:
+        return [served.server.memory for served in self.services]
+
+    async def traffic(self, served: Served, draw: random.Random) -> None:
+        while not self.stopping:
+            began = time.monotonic()
+            drafting = pb.DraftOptions(strategy="trie")
+            request = pb.GenerateRequest(text="x", tenant=draw.choice(TENANTS), drafting=drafting)
+            request.stop.max_tokens = draw.randint(1, 60)
+            got = await answer(served.stub.Generate(request))
+            assert got.finished.usage.completion_tokens == request.stop.max_tokens
+            self.answered += 1
+            if (seconds := time.monotonic() - began) > _SLOWEST:
+                self.slow.append(seconds)
+            await asyncio.sleep(0.03)
+
+    def learned(self) -> int:
+        return sum(memory.counters_now.learned for memory in self.memories)
+
+    async def converged(self, seconds: float = 25.0) -> dict[str, Log]:
+        """Stops the traffic and waits until both hold the same, and all that was ever learned, once."""
+        self.stopping = True
+        deadline = time.monotonic() + seconds
+        while True:
+            logs = [{tenant: _log(memory, tenant) for tenant in TENANTS} for memory in self.memories]
+            whole = sum(map(len, logs[0].values())) == self.learned()
+            if logs[0] == logs[1] and whole and not any(memory.outbox.pending for memory in self.memories):
+                break
+            if time.monotonic() > deadline:
+                sizes = [{tenant: len(log) for tenant, log in one.items()} for one in logs]
+                pending = [memory.counters() for memory in self.memories]
+                raise AssertionError(f"no agreement: {sizes}, learned {self.learned()}, {pending}")
+            for memory in self.memories:
+                for tenant in TENANTS:
+                    memory.residents.open(MemoryName(tenant)).used_at = time.monotonic()
+                    memory.residents.open(MemoryName(tenant)).checked_at = 0.0
+            await asyncio.sleep(0.05)
+        for log in logs[0].values():
+            assert len({(source, seq) for source, seq, _ in log}) == len(log)
+            for source in {entry[0] for entry in log}:
+                counts = [seq for owner, seq, _ in log if owner == source]
+                assert counts == sorted(counts)
+        assert not any(memory.counters().dropped for memory in self.memories)
+        return logs[0]
+
+
+def _log(memory: TenantMemory, tenant: str) -> Log:
+    resident = memory.residents.get(MemoryName(tenant))
+    records = [] if resident is None else [*resident.log]
+    return [(record.source, record.seq, tuple(record.tokens.tolist())) for record in records]
+
+
+@asynccontextmanager
+async def live(*urls: str, **settings: Any) -> AsyncIterator[Live]:
+    """A service for each URL, with traffic; on leaving none of its requests has failed or been slow."""
+    async with AsyncExitStack() as stack:
+        services = []
+        for url in urls:
+            engine = FakeEngine()
+            values: dict[str, Any] = {"store": url, "store_timeout": 1.0, **settings}
+            services.append(await stack.enter_async_context(serving(engine, **values)))
+        running = Live(services)
+        async with asyncio.TaskGroup() as tasks:
+            for number, served in enumerate(services):
+                tasks.create_task(running.traffic(served, random.Random(number)))
+            await asyncio.sleep(0.5)
+            try:
+                yield running
+            finally:
+                running.stopping = True
+        assert running.answered > 10
+        assert not running.slow, running.slow

@@ -1,0 +1,242 @@
+"""What happens to the store must not happen to requests, and afterwards all replicas hold the same, and everything."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from service.memory import MemoryName
+from service.memory.names import Keys
+from tests.service.fakes import until
+from tests.service.memory.helpers import agreed, log_of, numbers, replicas, teach
+from tests.service.memory.live import live
+from tests.service.memory.servers import Proxy, Valkey, cluster, sentinel, wait_for
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def server() -> Iterator[Valkey]:
+    with Valkey(persistent=True) as server:
+        yield server
+
+
+async def test_killed_and_restarted_with_its_data(server: Valkey) -> None:
+    async with live(server.url, server.url) as running:
+        server.kill()
+        await until(lambda: all(memory.thread.failing for memory in running.memories))
+        await asyncio.sleep(0.7)
+        await asyncio.to_thread(server.start)
+        await asyncio.sleep(0.7)
+        await running.converged()
+        assert all(memory.counters_now.reconnects for memory in running.memories)
+
+
+async def test_killed_and_restarted_without_its_data() -> None:
+    with Valkey() as server:
+        async with live(server.url, server.url) as running:
+            await asyncio.to_thread(server.kill)
+            await asyncio.sleep(0.7)
+            await asyncio.to_thread(server.start)
+            await asyncio.sleep(0.7)
+            await running.converged()
+            assert sum(memory.counters_now.seeds for memory in running.memories) > 0
+
+
+@pytest.mark.parametrize("seconds", [2.5, pytest.param(20.0, marks=pytest.mark.slow)])
+async def test_stopped_for_a_while(server: Valkey, seconds: float) -> None:
+    async with live(server.url, server.url) as running:
+        server.pause()
+        await asyncio.sleep(seconds)
+        server.resume()
+        await asyncio.sleep(0.5)
+        await running.converged()
+
+
+async def test_connections_reset_in_mid_write(server: Valkey) -> None:
+    async with Proxy(server.port) as proxy, live(proxy.url, server.url) as running:
+        draw = random.Random(3)
+        for _ in range(12):
+            proxy.reset_after = draw.randint(1, 6000)
+            await asyncio.sleep(0.2)
+        proxy.reset_after = None
+        await running.converged()
+        assert proxy.resets > 3
+
+
+async def test_a_link_cut_and_healed(server: Valkey) -> None:
+    async with Proxy(server.port) as proxy, live(proxy.url, server.url) as running:
+        proxy.open.clear()
+        await asyncio.sleep(2.0)
+        assert running.memories[0].thread.failing
+        proxy.open.set()
+        await running.converged()
+
+
+async def test_a_store_half_a_second_away(server: Valkey) -> None:
+    async with Proxy(server.port) as proxy, live(proxy.url, server.url, store_timeout=3.0) as running:
+        proxy.delay = 0.25
+        await asyncio.sleep(3.0)
+        assert not running.memories[0].thread.failing
+        proxy.delay = 0.0
+        await running.converged()
+
+
+async def test_a_full_store(server: Valkey) -> None:
+    async with live(server.url, server.url) as running:
+        server.client.config_set("maxmemory-policy", "noeviction")
+        server.client.config_set("maxmemory", "1")
+        pushed = [memory.counters_now.pushed for memory in running.memories]
+        await until(lambda: all(memory.outbox.pending > 2 for memory in running.memories))
+        assert [memory.counters_now.pushed for memory in running.memories] == pytest.approx(pushed, abs=3)
+        server.client.config_set("maxmemory", "0")
+        await running.converged()
+
+
+async def test_a_sentinel_failover_that_loses_writes() -> None:
+    with Valkey() as master, Valkey("--replicaof", f"127.0.0.1 {master.port}") as replica:
+        wait_for(lambda: _link_is_up(replica), "replication")
+        with sentinel(master) as port:
+            wait_for(lambda: _replicas_known(port) == 1, "the sentinel's view")
+            url = f"redis+sentinel://127.0.0.1:{port}/dw"
+            async with live(url, url) as running:
+                replica.pause()
+                before = running.learned()
+                await until(lambda: running.learned() > before + 10)
+                await asyncio.sleep(0.5)
+                acknowledged = sum(memory.counters_now.pushed for memory in running.memories)
+                assert acknowledged > before  # the master confirmed what will be lost
+                await asyncio.to_thread(master.kill)
+                replica.resume()
+                await asyncio.sleep(4.0)
+                await running.converged(40.0)
+                assert sum(memory.counters_now.reloads for memory in running.memories) > 0
+
+
+async def test_a_cluster_whose_slots_migrate() -> None:
+    with cluster() as nodes:
+        url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
+        async with live(url, url) as running:
+            for tenant in ("a", "b:c"):
+                tag = running.memories[0].naming.tag(MemoryName(tenant))
+                await asyncio.to_thread(_migrate, nodes, Keys.of(tag).log)
+            await asyncio.sleep(0.5)
+            await running.converged()
+
+
+@pytest.mark.parametrize("jump", [-86_400_000, 86_400_000])
+async def test_a_server_whose_clock_jumps(server: Valkey, jump: int) -> None:
+    """What the server wrote down of its clock is moved the other way; positions and lives do not depend on it."""
+    from service.memory.admin import MemoryAdmin
+
+    async with replicas(2, server.url) as memories:
+        await teach(memories[0], "t", numbers(10))
+        await MemoryAdmin(memories[0]).purge("t")
+        meta = Keys.of(memories[0].naming.tag(MemoryName("t"))).meta
+        server.client.hincrby(meta, "purged", -jump)
+        for number in range(20):
+            await teach(memories[number % 2], "t", numbers(10, 50 + number))
+        log = await agreed(memories, "t")
+        assert sorted(log) == [numbers(10, 50 + number) for number in range(20)]
+        for memory in memories:
+            memory.residents.open(MemoryName("t")).loaded = False
+        assert await agreed(memories, "t") == log
+
+
+@pytest.mark.parametrize("runs", [6, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+async def test_killed_at_any_point_of_folding(server: Valkey, runs: int) -> None:
+    draw = random.Random(runs)
+    expected = 0
+    for run in range(runs):
+        acknowledged = await asyncio.to_thread(_fold_until_killed, server.port, run, draw.uniform(0.0, 0.25))
+        async with replicas(1, server.url) as [reader]:
+            log = await agreed([reader], "t")
+        firsts = [tokens[0] for tokens in log]
+        assert len(set(firsts)) == len(firsts)
+        assert len(log) >= expected + acknowledged
+        expected = len(log)
+    keys = Keys.of(reader.naming.tag(MemoryName("t")))
+    assert server.client.exists(keys.snapshot)
+
+
+async def test_a_lease_of_a_dead_process_runs_out(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.memory.replica._LEASE_SECONDS", 0.3)
+    async with replicas(1, server.url) as [memory]:
+        await teach(memory, "t", numbers(10))
+        await agreed([memory], "t")
+        keys = Keys.of(memory.naming.tag(MemoryName("t")))
+        server.client.set(keys.lease, "somebody who died", px=300)
+        resident = memory.residents.open(MemoryName("t"))
+        resident.fold_due = True
+        await asyncio.sleep(0.15)
+        assert memory.counters_now.folds == 0
+        await asyncio.sleep(0.3)
+        resident.fold_due = True
+        await until(lambda: memory.counters_now.folds == 1)
+        assert log_of(memory, "t") == [numbers(10)]
+
+
+def _fold_until_killed(port: int, run: int, seconds: float) -> int:
+    """Runs a process that learns and folds without end, and kills it; returns the records that it saw confirmed."""
+    command = [sys.executable, "-m", "tests.service.memory.folder", str(port), str(run)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3])
+    assert process.stdout is not None
+    confirmed = int(process.stdout.readline() or 0)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGKILL)
+    for line in process.stdout:
+        confirmed = int(line) if line.endswith(b"\n") else confirmed
+    process.stdout.close()
+    process.wait()
+    return confirmed
+
+
+def _link_is_up(replica: Valkey) -> bool:
+    return bool(replica.client.info("replication").get("master_link_status") == "up")
+
+
+def _replicas_known(port: int) -> int:
+    client = redis.Redis(port=port)
+    try:
+        found = client.execute_command("SENTINEL", "REPLICAS", "dw")
+    finally:
+        client.close()
+    return len(found)
+
+
+def _migrate(nodes: list[Valkey], key: str) -> None:
+    """Moves the slot of a key to the next node, while it is used."""
+    slot = nodes[0].client.execute_command("CLUSTER", "KEYSLOT", key)
+    names = [node.client.execute_command("CLUSTER", "MYID") for node in nodes]
+    names = [name.decode() if isinstance(name, bytes) else name for name in names]
+    source = next(index for index, node in enumerate(nodes) if _owns(node, slot))
+    target = (source + 1) % len(nodes)
+    nodes[target].client.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", names[source])
+    nodes[source].client.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", names[target])
+    time.sleep(0.4)
+    while keys := nodes[source].client.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 10):
+        nodes[source].client.execute_command("MIGRATE", "127.0.0.1", nodes[target].port, "", 0, 5000, "KEYS", *keys)
+    for node in (nodes[target], nodes[source], *nodes):
+        node.client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", names[target])
+
+
+def _owns(node: Valkey, slot: int) -> bool:
+    try:
+        node.client.execute_command("CLUSTER", "COUNTKEYSINSLOT", slot)
+        shards = node.client.execute_command("CLUSTER", "NODES")
+    except redis.RedisError:
+        return False
+    lines = shards.values() if isinstance(shards, dict) else ()
+    for line in lines:
+        if "myself" in line["flags"]:
+            return any(int(first) <= slot <= int(last) for first, last in ((s[0], s[-1]) for s in line["slots"]))
+    return False
