@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -56,8 +58,8 @@ class Slab:
     def empty(cls, layout: KVLayout, tokens: int) -> Slab:
         """A slab of `tokens` tokens, its keys and values undefined."""
         shape = (layout.layers, layout.kv_heads, tokens)
-        keys = torch.empty(*shape, layout.key_dim, dtype=layout.dtype, device=layout.device)
-        values = torch.empty(*shape, layout.value_width, dtype=layout.dtype, device=layout.device)
+        keys = _empty((*shape, layout.key_dim), layout)
+        values = _empty((*shape, layout.value_width), layout)
         values[..., layout.value_dim :] = 1.0
         return cls(keys, values)
 
@@ -79,6 +81,19 @@ class Slab:
         target = slice(committed + in_place, committed + len(rows))
         self.keys[:, :, target] = self.keys[:, :, source]
         self.values[:, :, target] = self.values[:, :, source]
+
+
+def _empty(shape: tuple[int, ...], layout: KVLayout) -> torch.Tensor:
+    """A tensor that on a CPU is a mapping of its own: freed, it goes back to the system at once.
+
+    On the heap, slabs that come and go in many sizes leave holes between what else is there, of a multiple of their
+    own size.
+    """
+    if layout.device.type != "cpu":
+        return torch.empty(shape, dtype=layout.dtype, device=layout.device)
+    size = math.prod(shape) * layout.dtype.itemsize
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=layout.dtype).view(shape)
 
 
 def default_capacity(layout: KVLayout, context: int, sequences: int) -> int:

@@ -21,6 +21,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from model_runner.errors import DeadlineError, DraftwoodError, EngineStoppedError, InvalidValueError, ModelError
+from service.memory.errors import MemoryPurgedError, StoreFullError, StoreRefusedError, StoreUnavailableError
 
 ERROR_DOMAIN = "draftwood"
 
@@ -108,6 +109,10 @@ RULES: dict[type[BaseException], Rule] = {
     DeadlineError: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     ReaderStalledError: Rule(grpc.StatusCode.ABORTED, "READER_STALLED"),
     ClientGoneError: Rule(grpc.StatusCode.CANCELLED, "CANCELLED"),
+    StoreUnavailableError: Rule(grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE", retry_seconds=1.0),
+    StoreFullError: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, "STORE_FULL"),
+    StoreRefusedError: Rule(grpc.StatusCode.FAILED_PRECONDITION, "STORE_REFUSED"),
+    MemoryPurgedError: Rule(grpc.StatusCode.ABORTED, "MEMORY_PURGED"),
     ModelError: Rule(grpc.StatusCode.INTERNAL, "MODEL_FAILED", "the model failed in a step of this request"),
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -42,19 +42,20 @@ class Call:
 
 
 Method: TypeAlias = Callable[[Any, Call], Awaitable[Any]]
-"""Gets a parsed request; answers with the response, or None where it streamed responses itself."""
+"""Gets a parsed request, or an iterator of them; answers with the response, or None where it streamed them itself."""
 
 
 def handlers(service: ServiceDescriptor, methods: Mapping[str, Method]) -> grpc.GenericRpcHandler:
-    """gRPC handlers of all methods of a service that take one request.
+    """gRPC handlers of all methods of a service; who takes a stream of requests answers with one as well.
 
     Raises:
         KeyError: a method of the service is missing in `methods`.
     """
-    by_name = {}
+    by_name: dict[str, Any] = {}
     for method in service.methods:
-        assert not method.client_streaming
+        assert method.server_streaming or not method.client_streaming
         make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
+        make = grpc.stream_stream_rpc_method_handler if method.client_streaming else make
         by_name[method.name] = make(
             _endpoint(method.name, methods[method.name]),
             request_deserializer=Deserializer(GetMessageClass(method.input_type)),
@@ -70,6 +71,8 @@ def _endpoint(name: str, method: Method) -> Any:
         try:
             if isinstance(request, Malformed):
                 raise request.error
+            if isinstance(request, AsyncIterator):
+                request = _well_formed(request)
             given = getattr(request, "request_id", "")
             request_id = checked_name("request_id", given) if given else request_id
             return await method(request, Call(context, request_id, arrived_at))
@@ -77,6 +80,13 @@ def _endpoint(name: str, method: Method) -> Any:
             await _abort(context, error, name, request_id)
 
     return endpoint
+
+
+async def _well_formed(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        if isinstance(request, Malformed):
+            raise request.error
+        yield request
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, method: str, request_id: str) -> None:

@@ -9,7 +9,6 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Callable
 
 import grpc
 import structlog
@@ -17,10 +16,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from model_runner.errors import InvalidValueError
-from service.bridge import EngineBridge, StepEngine
+from service.bridge import EngineBridge
 from service.errors import ShuttingDownError
 from service.generation import SERVICE, GenerationServicer
-from service.memory import InProcessMemory
+from service.memory_desk import RemoteMemory
+from service.memory_service import SERVICE as MEMORY_SERVICE
+from service.memory_service import MemoryServicer
 from service.rpc import handlers
 from service.serving import ServedModel, Serving
 from service.settings import Settings
@@ -61,10 +62,10 @@ class RunningServer:
     """Serves a model until it is stopped.
 
     Args:
-        make_engine: called once, on the engine's thread.
+        bridge: to the engine of this model, started; closed with the server.
     """
 
-    def __init__(self, bound: BoundServer, model: ServedModel, make_engine: Callable[[], StepEngine]) -> None:
+    def __init__(self, bound: BoundServer, model: ServedModel, bridge: EngineBridge) -> None:
         settings = bound.settings
         self.address = bound.address
         self.port = bound.port
@@ -73,31 +74,24 @@ class RunningServer:
         self._health = health.aio.HealthServicer()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping: asyncio.Task[None] | None = None
-        self.bridge = EngineBridge(
-            make_engine,
-            max_running=settings.max_running,
-            max_waiting=settings.max_waiting,
-            on_stopped=self._engine_stopped,
-        )
-        memory = InProcessMemory(settings.max_tenants)
-        serving = Serving(model, memory, settings.strategy, settings.max_draft_nodes)
+        self.bridge = bridge
+        bridge.on_stopped = self._engine_stopped
+        serving = Serving(model, settings.strategy, settings.max_draft_nodes)
         servicer = GenerationServicer(serving, self.bridge, settings)
-        self._server.add_generic_rpc_handlers((handlers(SERVICE, servicer.methods),))
+        memory_servicer = MemoryServicer(RemoteMemory(bridge.ask), model, settings)
+        self._server.add_generic_rpc_handlers(
+            (handlers(SERVICE, servicer.methods), handlers(MEMORY_SERVICE, memory_servicer.methods))
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
-            (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+            (SERVICE.full_name, MEMORY_SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
 
     async def start(self) -> None:
-        """Starts the engine, then serves.
-
-        Raises:
-            Exception: whatever `make_engine` raised.
-        """
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        await self.bridge.start()
+        """Serves."""
         await self._server.start()
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        if not self.bridge.stopped:
+            await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, grace: float | None = None) -> None:
         """Drains and stops; every call of it waits for the one stop.

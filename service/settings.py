@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from model_runner.checkpoint import BUNDLED_MODEL
 from model_runner.errors import InvalidValueError
 
 _MIB = 1024 * 1024
@@ -59,7 +60,32 @@ class Settings(BaseModel):
     )
     strategy: str = Field(default="trie", description="Who drafts for requests that name no strategy; none for nobody")
     max_draft_nodes: int = Field(default=48, ge=0, le=1024, description="Draft nodes a step and request")
-    max_tenants: int = Field(default=1000, ge=1, description="Tenants whose memory is kept")
+    max_tenants: int = Field(default=1000, ge=1, description="Tenants whose memory is ready for use")
+
+    store: str = Field(
+        default="memory",
+        description="Where memories rest: memory (this process alone), embedded (a server of our own on a folder), or"
+        " redis://, rediss://, redis+sentinel://, redis+cluster://",
+    )
+    store_folder: Path | None = Field(
+        default=None, description="The embedded store's data; unset takes ~/.local/share/draftwood/store"
+    )
+    store_bytes: int = Field(default=1024 * _MIB, ge=8 * _MIB, description="Memory of the embedded store at most")
+    store_timeout: float = Field(default=2.0, gt=0, description="Seconds that the store may take to answer")
+    store_tls_ca: Path | None = Field(default=None, description="PEM authorities of a store with TLS")
+    store_tls_cert: Path | None = Field(default=None, description="PEM certificate to show to the store")
+    store_tls_key: Path | None = Field(default=None, description="PEM private key of that certificate")
+    store_keys: str | None = Field(
+        default=None, repr=False, description="Keys that encrypt the store's values; better in the environment"
+    )
+    store_key_file: Path | None = Field(default=None, description="File of such keys")
+    memory_tokens: int = Field(default=1_000_000, ge=1024, description="Tokens of a tenant's memory")
+    memory_bytes: int = Field(default=16 * _MIB, ge=65536, description="Bytes of a tenant's memory in the store")
+    memory_ttl: float = Field(
+        default=0.0, ge=0, description="Seconds after which a tenant that learns nothing is forgotten; 0 for never"
+    )
+    memory_idle: float = Field(default=900.0, gt=0, description="Seconds until an idle tenant's memory leaves RAM")
+    memory_preload: int = Field(default=16, ge=0, description="Memories, the latest, that a new process fetches")
 
     max_message_bytes: int = Field(default=16 * _MIB, ge=1024, le=2**31 - 1, description="Largest request in bytes")
     default_timeout: float = Field(default=600.0, gt=0, description="Seconds for a request that brings no deadline")
@@ -75,6 +101,11 @@ class Settings(BaseModel):
         default="info", description="Least level that is logged"
     )
     log_format: Literal["console", "json"] = Field(default="console", description="How log lines look")
+
+    @property
+    def model_path(self) -> str:
+        """Folder or hub id of the model."""
+        return BUNDLED_MODEL if self.model is None else self.model
 
     @field_validator("tenant_weights", mode="before")
     @classmethod
@@ -95,6 +126,15 @@ class Settings(BaseModel):
                 raise ValueError(f"{tenant}'s weight must be above 0")
         return weights
 
+    @field_validator("store")
+    @classmethod
+    def _known_store(cls, given: str) -> str:
+        if given not in ("memory", "embedded"):
+            from service.memory.redis_client import RedisClient  # the library takes a while, which --help need not pay
+
+            RedisClient(given)
+        return given
+
     @field_validator("strategy")
     @classmethod
     def _known_strategy(cls, name: str) -> str:
@@ -114,7 +154,11 @@ class Settings(BaseModel):
         if self.default_timeout > self.max_timeout:
             allowed = f"it must be at most max_timeout = {self.max_timeout:g}"
             raise InvalidValueError("default_timeout", self.default_timeout, allowed)
-        for key in ("tls_cert", "tls_key", "tls_client_ca"):
+        if (self.store_tls_cert is None) != (self.store_tls_key is None):
+            missing = "store_tls_key" if self.store_tls_key is None else "store_tls_cert"
+            raise InvalidValueError(missing, None, "it must be set, since the other of the two is")
+        files = ("store_tls_ca", "store_tls_cert", "store_tls_key", "store_key_file")
+        for key in ("tls_cert", "tls_key", "tls_client_ca", *files):
             path: Path | None = getattr(self, key)
             if path is not None and not path.is_file():
                 raise InvalidValueError(key, str(path), "it must be a file that exists")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from collections.abc import Sequence as SequenceOf
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +17,12 @@ import numpy as np
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from model_runner.errors import InvalidValueError
-from model_runner.grammar import GrammarKind
-from model_runner.sequence import Finish, FinishReason, Grammar, Sequence, SequenceState, StepOutput
+from model_runner.sequence import Finish, FinishReason, Grammar, GrammarKind, Sequence, SequenceState, StepOutput
+from service.bridge import EngineBridge
+from service.engine_host import EngineThread, Hosted, StepEngine
+from service.memory.opening import opened_memory
 from service.server import BoundServer, RunningServer
+from service.serving import ServedModel
 from service.settings import Settings
 from strategies import Drafter
 from strategies.draft import Int32Array
@@ -51,6 +54,7 @@ class FakeModel:
     dtype: str = "float32"
     device: str = "cpu"
     exact: bool = True
+    fingerprint: str = "f" * 16
     vocab_size: int = 256
     max_context: int = 4096
     eos_token_ids: frozenset[int] = frozenset({0})
@@ -204,6 +208,31 @@ class Served:
         self.engine.check()
 
 
+async def started_server(
+    settings: Settings, model: ServedModel, make_engine: Callable[[], StepEngine]
+) -> RunningServer:
+    """A server on a free port, its engine on a thread of this process."""
+    bound = BoundServer(settings)
+    server = RunningServer(bound, model, await started_bridge(settings, model, make_engine))
+    await server.start()
+    return server
+
+
+async def started_bridge(settings: Settings, model: ServedModel, make_engine: Callable[[], StepEngine]) -> EngineBridge:
+    """A bridge to an engine on a thread of this process."""
+    runner = EngineThread(lambda: hosted(settings, model, make_engine))
+    bridge = EngineBridge(runner, max_running=settings.max_running, max_waiting=settings.max_waiting)
+    await bridge.start()
+    return bridge
+
+
+@contextmanager
+def hosted(settings: Settings, model: ServedModel, make_engine: Callable[[], StepEngine]) -> Iterator[Hosted]:
+    engine = make_engine()
+    with opened_memory(settings, model.fingerprint) as memory:
+        yield Hosted(engine, memory, model.grammars, facts="facts")
+
+
 @asynccontextmanager
 async def serving(
     engine: FakeEngine | None = None,
@@ -215,9 +244,7 @@ async def serving(
     engine = FakeEngine() if engine is None else engine
     model = FakeModel() if model is None else model
     values: dict[str, object] = {"port": 0, "max_running": 4, "drain_grace": 0.05, **settings}
-    bound = BoundServer(Settings.model_validate(values))
-    server = RunningServer(bound, model, make_engine or (lambda: engine))
-    await server.start()
+    server = await started_server(Settings.model_validate(values), model, make_engine or (lambda: engine))
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:
             yield Served(server, engine, model, channel, pb_grpc.GenerationServiceStub(channel))

@@ -1,41 +1,95 @@
-"""Strategies by tenant."""
+"""Strategies by tenant, with a store in this process."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Iterator
+
 import pytest
 
-from model_runner.errors import InvalidValueError
-from service.memory import InProcessMemory
+from service.memory import MemoryName, TenantMemory
+from service.memory.in_process import InProcessStore
+from service.memory.store import Limits
+from service.memory.tenants import MemoryConfig
 from strategies import UnknownStrategyError
+from strategies.trie import TrieStrategy
+from tests.service.fakes import until
+from tests.service.memory.helpers import Answer, numbers
 
 
-def test_a_tenant_has_one_instance_of_a_strategy_and_never_anothers() -> None:
-    memory = InProcessMemory(10)
-    mine = memory.strategy("a", "trie")
-    assert memory.strategy("a", "trie") is mine
-    assert memory.strategy("b", "trie") is not mine
-    assert memory.strategy("a", "none") is not mine
-    assert memory.strategy("A", "trie") is not mine
+@pytest.fixture
+def memory() -> Iterator[TenantMemory]:
+    memory = TenantMemory(InProcessStore(Limits(1 << 20)), "f" * 16, MemoryConfig(most_tenants=2, round_seconds=0.02))
+    memory.start(lambda task: task())
+    yield memory
+    memory.stop()
 
 
-def test_the_tenant_that_asked_longest_ago_leaves() -> None:
-    memory = InProcessMemory(2)
-    first = memory.strategy("a", "trie")
-    memory.strategy("b", "trie")
-    assert memory.strategy("a", "trie") is first
-    memory.strategy("c", "trie")
-    assert "b" not in memory
-    assert len(memory) == 2
-    assert memory.strategy("a", "trie") is first
+async def test_a_tenant_has_one_instance_of_a_strategy_and_never_anothers(memory: TenantMemory) -> None:
+    mine = await memory.strategy("a", "trie")
+    assert await memory.strategy("a", "trie") is mine
+    assert await memory.strategy("b", "trie") is not mine
+    assert await memory.strategy("a", "none") is not mine
+    assert await memory.strategy("A", "trie") is not mine
 
 
-def test_an_unknown_strategy_leaves_no_tenant_behind() -> None:
-    memory = InProcessMemory(2)
+async def test_an_unknown_strategy_leaves_no_tenant_behind(memory: TenantMemory) -> None:
     with pytest.raises(UnknownStrategyError):
-        memory.strategy("a", "oracle")
-    assert len(memory) == 0
+        await memory.strategy("a", "oracle")
+    assert len(memory.residents) == 0
 
 
-def test_no_tenants_are_too_few() -> None:
-    with pytest.raises(InvalidValueError, match="max_tenants: 0"):
-        InProcessMemory(0)
+async def test_what_one_strategy_of_a_tenant_learned_the_others_know(memory: TenantMemory) -> None:
+    trie = await memory.strategy("a", "trie")
+    hybrid = await memory.strategy("a", "hybrid")
+    with memory.lesson_of("a", trie, [Answer(numbers(50))]):
+        pass
+    assert getattr(hybrid, "tokens", 0) == 50
+    assert getattr(await memory.strategy("b", "hybrid"), "tokens", 0) == 0
+
+
+async def test_tenants_that_are_too_many_leave_and_come_back_with_what_they_taught(memory: TenantMemory) -> None:
+    for tenant in ("a", "b", "c", "d"):
+        with memory.lesson_of(tenant, await memory.strategy(tenant, "trie"), [Answer(numbers(100))]):
+            pass
+    await until(lambda: MemoryName("a") not in memory.residents)
+    assert len(memory.residents) <= 3
+    back = await memory.strategy("a", "trie")
+    assert isinstance(back, TrieStrategy)
+    assert [tokens.tolist() for tokens in back.sequences()] == [numbers(100)]
+
+
+async def test_a_tenant_stays_while_a_request_uses_it(memory: TenantMemory) -> None:
+    with memory.lesson_of("a", await memory.strategy("a", "trie"), []):
+        for tenant in ("b", "c", "d"):
+            await memory.strategy(tenant, "trie")
+        await asyncio.sleep(0.2)
+        assert MemoryName("a") in memory.residents
+
+
+async def test_idle_tenants_cost_nothing() -> None:
+    store = InProcessStore(Limits(1 << 20), shared=True)
+    reads = 0
+    read = store.read
+
+    async def counted(wants: object) -> object:
+        nonlocal reads
+        reads += 1
+        return await read(wants)  # type: ignore[arg-type]
+
+    store.read = counted  # type: ignore[method-assign, assignment]
+    memory = TenantMemory(store, "f" * 16, MemoryConfig(round_seconds=0.02))
+    memory.start(lambda task: task())
+    for number in range(50):
+        with memory.lesson_of(f"t{number}", await memory.strategy(f"t{number}", "trie"), [Answer(numbers(20))]):
+            pass
+    await until(lambda: memory.outbox.pending == 0)
+    for resident in memory.residents.all():
+        resident.hot_until = 0.0
+    await asyncio.sleep(0.1)
+    reads, polls, began = 0, memory.counters().polls, time.monotonic()
+    await asyncio.sleep(0.3)
+    assert reads == 0
+    assert 1 < memory.counters().polls - polls <= (time.monotonic() - began) / 0.02 + 1
+    memory.stop()

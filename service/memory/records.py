@@ -1,0 +1,113 @@
+"""What a tenant taught, record by record, and the bytes that records travel and rest in.
+
+A record is one token sequence with the name of who wrote it down: a source and the source's own count, which grows with
+every record. That makes a second arrival of the same record harmless.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.memory.errors import CorruptValueError
+from strategies.draft import Int32Array
+
+MAX_TOKENS = 8192
+"""Tokens of one record; a longer sequence becomes several."""
+OVERHEAD_BYTES = 16
+"""What a record counts for beside its tokens, towards a quota."""
+_HEAD = struct.Struct("<BBHI")
+_FORMAT = 1
+_SOURCE_BYTES = 8
+
+
+class Kind(enum.IntEnum):
+    """Where the tokens of a record come from."""
+
+    OUTPUT = 0
+    CORPUS = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record:
+    """A token sequence that a tenant's memory learns.
+
+    Attributes:
+        source: who wrote it down, 16 hexadecimal digits; a process is a new source each time it starts.
+        seq: the source's count, from 1; later records have higher ones.
+        tokens: int32[n], 1 <= n <= MAX_TOKENS.
+    """
+
+    source: str
+    seq: int
+    kind: Kind
+    tokens: Int32Array
+
+    @property
+    def weight(self) -> int:
+        """Bytes that it counts for towards a quota: the same on every replica, whatever compresses it."""
+        return 4 * int(self.tokens.size) + OVERHEAD_BYTES
+
+
+def parts(tokens: Int32Array) -> list[Int32Array]:
+    """A sequence, int32[n], as the records' token sequences that it takes."""
+    return [tokens[start : start + MAX_TOKENS] for start in range(0, tokens.size, MAX_TOKENS)]
+
+
+def pack(records: SequenceOf[Record]) -> bytes:
+    """The records as columns: sources, counts, kinds, lengths, tokens; two bytes a token where that is enough."""
+    sources = sorted({record.source for record in records})
+    number = {source: index for index, source in enumerate(sources)}
+    tokens = np.concatenate([record.tokens for record in records]) if records else np.empty(0, np.int32)
+    wide = bool(tokens.size and int(tokens.max()) > 0xFFFF)
+    columns = [
+        b"".join(bytes.fromhex(source) for source in sources),
+        np.array([number[record.source] for record in records], "<u4").tobytes(),
+        np.array([record.seq for record in records], "<u8").tobytes(),
+        np.array([record.kind for record in records], "u1").tobytes(),
+        np.array([record.tokens.size for record in records], "<u4").tobytes(),
+        tokens.astype("<u4" if wide else "<u2").tobytes(),
+    ]
+    return b"".join([_HEAD.pack(_FORMAT, wide, len(sources), len(records)), *columns])
+
+
+def unpack(data: bytes) -> list[Record]:
+    """The records of `pack`.
+
+    Raises:
+        CorruptValueError: the bytes are not records.
+    """
+    try:
+        form, wide, n_sources, n = _HEAD.unpack_from(data)
+        if form != _FORMAT:
+            raise CorruptValueError(f"records of format {form}")
+        reader = _Reader(data, _HEAD.size)
+        raw = reader.take("u1", n_sources * _SOURCE_BYTES).tobytes()
+        sources = [raw[at : at + _SOURCE_BYTES].hex() for at in range(0, len(raw), _SOURCE_BYTES)]
+        owners, seqs = reader.take("<u4", n).tolist(), reader.take("<u8", n).tolist()
+        kinds, lengths = reader.take("u1", n).tolist(), reader.take("<u4", n)
+        tokens = reader.take("<u4" if wide else "<u2", int(lengths.sum())).astype(np.int32)
+        pieces = np.split(tokens, np.cumsum(lengths)[:-1]) if n else []
+        return [
+            Record(sources[owner], seq, Kind(kind), piece)
+            for owner, seq, kind, piece in zip(owners, seqs, kinds, pieces, strict=True)
+        ]
+    except (struct.error, ValueError, IndexError) as error:
+        raise CorruptValueError(f"not records: {error}") from error
+
+
+class _Reader:
+    """Takes columns from bytes, one after the other."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self._data = data
+        self._at = at
+
+    def take(self, dtype: str, count: int) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
+        column = np.frombuffer(self._data, dtype, count, self._at)
+        self._at += column.nbytes
+        return column
