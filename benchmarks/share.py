@@ -118,7 +118,7 @@ async def _boot(url: str) -> float:
     memory = _memory(url)
     began = time.perf_counter()
     with _started(memory, preload=1):
-        memory.wait(60.0)
+        await _until(lambda: memory.arrived)
         seconds = time.perf_counter() - began
         resident = memory.residents.get(MemoryName("million"))
         if resident is None or resident.log.tokens != 1_000_000 or resident.nbytes < 4_000_000:

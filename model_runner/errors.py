@@ -11,6 +11,8 @@ DraftwoodError
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class DraftwoodError(Exception):
     """Any error that Draftwood raises on purpose."""
@@ -31,6 +33,9 @@ class InvalidValueError(DraftwoodError, ValueError):
         self.field = field
         self.value = value
         self.allowed = allowed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.field, self.value, self.allowed)
 
 
 class ModelNotFoundError(DraftwoodError):
@@ -55,6 +60,9 @@ class DeadlineError(DraftwoodError):
             else f"the deadline is in {-late:.3g} s, which is too little for the prompt"
         )
         self.late = late
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.late,)
 
 
 class ModelError(DraftwoodError):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from enum import Enum
 from functools import cached_property
 from typing import Any
 
@@ -18,16 +17,11 @@ import numpy as np
 import torch
 
 from model_runner.errors import InvalidValueError
+from model_runner.sequence import GrammarKind
 
 _JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """One line, as `json.dumps` writes it: free to, a small model fills pages with blanks, and blanks cannot be foretold.
 A schema's own "x-guidance" has the last word."""
-
-
-class GrammarKind(Enum):
-    JSON_SCHEMA = "json_schema"
-    REGEX = "regex"
-    LARK = "lark"
 
 
 class GrammarCompiler:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from model_runner import attention
-from model_runner.errors import InvalidValueError, ModelNotFoundError
+from model_runner.checkpoint import BUNDLED_MODEL, cannot_be_loaded, name_of, require_folder
+from model_runner.errors import InvalidValueError
 from model_runner.fingerprint import fingerprint
 from model_runner.grammar import GrammarCompiler
 from model_runner.kv_cache import KVLayout
 from model_runner.support import probe
-from model_runner.tokenizer import Tokenizer
+from model_runner.tokenizer import Tokenizer, load_tokenizer
 
-BUNDLED_MODEL = str(Path(__file__).parent / "demo")
-"""The model that ships with Draftwood; see its README.md."""
+__all__ = ["BUNDLED_MODEL", "LoadedModel", "adopt", "load_model"]
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -94,16 +92,15 @@ def load_model(
     chosen_device = _device(device)
     if dtype != "auto" and dtype not in _DTYPES:
         raise InvalidValueError("dtype", dtype, f"it must be one of auto, {', '.join(_DTYPES)}")
-    _require_folder(path_or_id)
+    require_folder(path_or_id)
     disable_progress_bar()
     chosen_dtype = _DTYPES.get(dtype, torch.float32 if chosen_device.type == "cpu" else "auto")
     try:
         module: Any = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=chosen_dtype)
-        tokenizer = AutoTokenizer.from_pretrained(path_or_id)
     except (OSError, ValueError) as error:
-        raise ModelNotFoundError(f"model {path_or_id!r} cannot be loaded: {_first_line(error)}") from error
+        raise cannot_be_loaded(path_or_id, error) from error
     module = module.to(chosen_device).eval()
-    return adopt(module, Tokenizer(tokenizer), name=_name(path_or_id), max_context=max_context, exact=exact)
+    return adopt(module, load_tokenizer(path_or_id), name=name_of(path_or_id), max_context=max_context, exact=exact)
 
 
 def adopt(
@@ -147,15 +144,6 @@ def _device(device: str) -> torch.device:
     return chosen
 
 
-def _require_folder(path_or_id: str) -> None:
-    """A path that is meant as one must exist: the hub would answer with something less clear."""
-    looks_like_path = os.path.isabs(path_or_id) or path_or_id.startswith((".", "~")) or path_or_id.count("/") > 1
-    if not path_or_id or (looks_like_path and not Path(path_or_id).is_dir()):
-        raise ModelNotFoundError(f"model {path_or_id!r}: no such folder; give a folder or a hub id such as org/name")
-    if Path(path_or_id).is_dir() and not (Path(path_or_id) / "config.json").is_file():
-        raise ModelNotFoundError(f"model {path_or_id!r}: the folder has no config.json")
-
-
 def _max_context(config: Any, wanted: int | None) -> int:
     """The model's context, capped where its positions would start to depend on the batch."""
     limit = int(getattr(config, "max_position_embeddings", None) or 2**31 - 1)
@@ -179,13 +167,3 @@ def _eos_token_ids(module: Any) -> frozenset[int]:
     if ids is None:
         ids = module.config.get_text_config().eos_token_id
     return frozenset([] if ids is None else [ids] if isinstance(ids, int) else ids)
-
-
-def _name(path_or_id: str) -> str:
-    if path_or_id == BUNDLED_MODEL:
-        return "draftwood-demo"
-    return Path(path_or_id).resolve().name if Path(path_or_id).is_dir() else path_or_id
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -178,6 +178,20 @@ def _added(parts: SequenceOf[dict[str, SourceCounts]]) -> dict[str, SourceCounts
     return total
 
 
+class GrammarKind(Enum):
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What an output must follow, as its author wrote it."""
+
+    kind: GrammarKind
+    text: str
+
+
 class Grammar(Protocol):
     """How far an output has come in what it must follow; `grammar.GrammarState`."""
 
@@ -197,6 +211,7 @@ class Sequence:
         strategy: drafts for it; None verifies no drafts.
         max_draft_nodes: its own cap on draft nodes a step.
         grammar: what the output must follow, at its beginning; None for anything.
+        format: what `grammar` is compiled from, by whoever hands the sequence to the engine.
         include_special_tokens: special tokens' text is part of the output text.
         tenant: whose it is: tenants share the engine by weight, and never see each other's prefixes.
         priority: orders a tenant's sequences, and says who gives way when memory is short; in [-10, 10], higher first.
@@ -213,6 +228,7 @@ class Sequence:
     strategy: Strategy | None = None
     max_draft_nodes: int = 0
     grammar: Grammar | None = None
+    format: Format | None = None
     include_special_tokens: bool = False
     tenant: str = ""
     priority: int = 0

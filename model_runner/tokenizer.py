@@ -9,6 +9,7 @@ import numpy as np
 from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
 
+from model_runner.checkpoint import cannot_be_loaded, require_folder
 from model_runner.errors import InvalidValueError, UnsupportedModelError
 from model_runner.grammar import GrammarCompiler
 from model_runner.sequence import Finish, FinishReason, StopParams
@@ -72,6 +73,22 @@ class Tokenizer:
     def stream(self, prompt: Int32Array, include_special_tokens: bool = False) -> TokenDecoder:
         """A decoder for what will be written after `prompt`."""
         return TokenDecoder(self._tokenizer.backend_tokenizer, prompt[-_PROMPT_TAIL:], include_special_tokens)
+
+
+def load_tokenizer(path_or_id: str) -> Tokenizer:
+    """The tokenizer of a model in a folder or on the hub, without the model.
+
+    Raises:
+        ModelNotFoundError: there is no such model, or no tokenizer with it.
+        UnsupportedModelError: the tokenizer has no fast backend.
+    """
+    from transformers import AutoTokenizer
+
+    require_folder(path_or_id)
+    try:
+        return Tokenizer(AutoTokenizer.from_pretrained(path_or_id))
+    except (OSError, ValueError) as error:
+        raise cannot_be_loaded(path_or_id, error) from error
 
 
 class TokenDecoder:

@@ -1,74 +1,75 @@
-"""The engine's thread, and the way between it and asyncio.
+"""The way between the service's requests and their engine.
 
-Sequences and cancellations go in through one queue; what a step wrote comes back in one callback a step, into each
-stream's own mailbox. The engine never waits for a reader, and no reader waits for an engine that is gone.
-Knows sequences and step outputs; nothing of messages or gRPC.
+Sequences and cancellations go out through the link as they come; what a step wrote comes back in one message a step,
+into each stream's own mailbox. The engine never waits for a reader, and no reader waits for an engine that is gone.
+Knows sequences and step outputs; nothing of gRPC or of where the engine runs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
+import socket
 import time
 from collections.abc import Callable
-from typing import Protocol
+from itertools import count
+from typing import Any, Protocol
 
 import structlog
 
 from model_runner.errors import EngineStoppedError
-from model_runner.sequence import Finish, FinishReason, Sequence, StepOutput
+from model_runner.sequence import Sequence, SequenceState, StepOutput
+from service.engine_link import Add, Answer, Ask, Cancel, Died, Link, Ready, Stepped, Written
 from service.errors import QueueFullError, ShuttingDownError
 from service.stream import Stream
 
 _log = structlog.get_logger(__name__)
 
 
-class StepEngine(Protocol):
-    """`model_runner.engine.Engine`, as its thread drives it. All calls come from that one thread."""
+class EngineRunner(Protocol):
+    """Where the engine runs: `engine_process.EngineProcess`, or `engine_host.EngineThread`."""
+
+    def start(self, connection: socket.socket) -> None:
+        """Starts the engine at the other end of `connection`, which it takes over; returns at once."""
+
+    def join(self, seconds: float) -> bool:
+        """Waits for the engine's end after the link was closed, and brings it about where it can. Blocks.
+
+        Returns:
+            Whether it ended by itself within `seconds`.
+        """
 
     @property
-    def has_work(self) -> bool: ...
-    def add(self, sequence: Sequence) -> None: ...
-    def cancel(self, sequence: Sequence) -> None: ...
-    def step(self) -> list[StepOutput]: ...
-    def close(self) -> None: ...
-
-
-_Command = Callable[[StepEngine], None]
+    def end(self) -> str:
+        """How it ended, for a message."""
 
 
 class EngineBridge:
-    """Runs an engine on a thread of its own. All methods are for the event loop that started it.
+    """Admits requests to an engine and brings its answers back. All methods are for the event loop that started it.
 
     Args:
-        make_engine: called once, on the engine's thread.
+        runner: where the engine runs.
         max_running: how many sequences the engine decodes together; estimates when a place gets free.
         max_waiting: how many more may wait.
+
+    Attributes:
         on_stopped: called when the engine died.
     """
 
-    def __init__(
-        self,
-        make_engine: Callable[[], StepEngine],
-        *,
-        max_running: int,
-        max_waiting: int,
-        on_stopped: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._make_engine = make_engine
+    def __init__(self, runner: EngineRunner, *, max_running: int, max_waiting: int) -> None:
+        self.on_stopped: Callable[[], None] = lambda: None
+        self._runner = runner
         self._max_running = max_running
         self._max_live = max_running + max_waiting
-        self._on_stopped = on_stopped
-        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._live: set[Stream] = set()
-        self._by_sequence: dict[Sequence, Stream] = {}
+        self._names = count()
+        self._by_name: dict[int, tuple[Stream, Sequence]] = {}
+        self._answers: dict[int, asyncio.Future[Any]] = {}
         self._stopped = False
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._request_seconds = 1.0
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._link: Link | None = None
 
     @property
     def live(self) -> int:
@@ -80,16 +81,18 @@ class EngineBridge:
         """The engine is closed, or died."""
         return self._stopped
 
-    async def start(self) -> None:
-        """Starts the thread, and returns when the engine stands.
+    async def start(self) -> Any:
+        """Starts the engine, and returns what it says of itself when it stands.
 
         Raises:
-            Exception: whatever `make_engine` raised.
+            Exception: whatever making the engine raised.
         """
-        self._loop = asyncio.get_running_loop()
-        self._started: asyncio.Future[None] = self._loop.create_future()
-        self._thread.start()
-        await self._started
+        loop = asyncio.get_running_loop()
+        self._started: asyncio.Future[Any] = loop.create_future()
+        ours, theirs = socket.socketpair()
+        self._runner.start(theirs)
+        _, self._link = await loop.create_connection(lambda: Link(self._receive, self._lost), sock=ours)
+        return await self._started
 
     def admit(self, places: int = 1) -> Stream:
         """Places for one more request, one for each of its samples, held until the stream is closed.
@@ -109,15 +112,22 @@ class EngineBridge:
         self._idle.clear()
         return stream
 
-    def run(self, task: Callable[[], None]) -> None:
-        """Runs `task`, which must not raise, on the engine's thread between two steps. From any thread.
+    async def ask(self, method: str, *arguments: Any) -> Any:
+        """Asks the memory desk beside the engine.
 
         Raises:
-            EngineStoppedError: the engine has stopped.
+            EngineStoppedError: there is nobody to answer.
+            Exception: whatever the desk's method raised.
         """
-        if self._stopped:
+        if self._stopped or self._link is None:
             raise EngineStoppedError("the engine has stopped")
-        self._commands.put(lambda engine: task())
+        number = next(self._names)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._link.send(Ask(number, method, arguments))
+        try:
+            return await answer
+        finally:
+            del self._answers[number]
 
     def drain(self) -> None:
         """Admits nobody any more; live requests go on."""
@@ -133,112 +143,87 @@ class EngineBridge:
         return True
 
     def fail_live(self, make_error: Callable[[], Exception]) -> None:
-        """Ends every live stream with an error of its own."""
+        """Ends every live stream and every question with an error of its own."""
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(make_error())
         for stream in tuple(self._live):
             stream.fail(make_error())
 
     async def close(self, seconds: float = 10.0) -> bool:
-        """Ends what is live, closes the engine and waits for its thread; idempotent.
+        """Ends what is live, closes the link and waits for the engine's end; idempotent.
 
         Returns:
-            Whether the thread ended within `seconds`; one that hangs in a step dies with the process.
+            Whether the engine ended by itself within `seconds`.
         """
         self._draining = self._stopped = True
         self.fail_live(ShuttingDownError)
-        self._commands.put(None)
-        if self._thread.ident is not None:
-            await asyncio.to_thread(self._thread.join, seconds)
-        if alive := self._thread.is_alive():
+        if self._link is not None:
+            self._link.close()
+        ended = await asyncio.to_thread(self._runner.join, seconds)
+        if not ended:
             _log.error("engine does not stop", waited_seconds=seconds)
-        return not alive
+        return ended
 
     def _submit(self, stream: Stream, sequences: tuple[Sequence, ...]) -> None:
-        if self._stopped:
+        if self._stopped or self._link is None:
             raise EngineStoppedError("the engine has stopped")
-        self._by_sequence |= dict.fromkeys(sequences, stream)
-        self._commands.put(lambda engine: self._add(engine, sequences))
+        named = {next(self._names): sequence for sequence in sequences}
+        stream.names = list(named)
+        self._by_name |= {name: (stream, sequence) for name, sequence in named.items()}
+        self._link.send(Add(named))
 
     def _release(self, stream: Stream) -> None:
         self._live.discard(stream)
-        sequences = stream.sequences
-        if sequences:
-            for sequence in sequences:
-                del self._by_sequence[sequence]
-            if not stream.finished:
-                self._commands.put(lambda engine: _cancel(engine, sequences))
+        for name in stream.names:
+            del self._by_name[name]
+        if stream.names:
+            if not stream.finished and self._link is not None:
+                self._link.send(Cancel(stream.names))
             self._request_seconds += 0.1 * (time.perf_counter() - stream.admitted_at - self._request_seconds)
         if not self._live:
             self._idle.set()
 
-    def _deliver(self, outputs: list[StepOutput]) -> None:
-        for output in outputs:
-            stream = self._by_sequence.get(output.sequence)
-            if stream is not None:
-                stream.put(output)
+    def _receive(self, message: Ready | Stepped | Answer | Died) -> None:
+        match message:
+            case Stepped(outputs):
+                for output in outputs:
+                    self._deliver(output)
+            case Answer(number, value, error):
+                answer = self._answers.get(number)
+                if answer is not None and not answer.done():
+                    answer.set_result(value) if error is None else answer.set_exception(error)
+            case Ready(facts):
+                if not self._started.done():
+                    self._started.set_result(facts)
+            case Died(error):
+                self._died(error)
+
+    def _deliver(self, written: Written) -> None:
+        stream, sequence = self._by_name.get(written.name, (None, None))
+        if stream is None or sequence is None:
+            return
+        sequence.output += written.token_ids
+        if written.stats is not None:
+            sequence.stats = written.stats
+        else:
+            sequence.stats.decode_steps += 1
+        if written.finish is not None:
+            sequence.state = SequenceState.FINISHED
+        parts = written.token_ids, written.texts, written.drafted
+        stream.put(StepOutput(sequence, *parts, written.finish, written.logprobs))
+
+    def _lost(self) -> None:
+        if not self._stopped:
+            self._died(EngineStoppedError(self._runner.end))
 
     def _died(self, error: BaseException) -> None:
+        if self._stopped:
+            return
         self._stopped = True
         if not self._started.done():
             self._started.set_exception(error)
             return
-        _log.error("engine died", live=len(self._live), exc_info=error)
+        _log.error("engine died", live=len(self._live), error=f"{type(error).__name__}: {error}")
         self.fail_live(lambda: EngineStoppedError("the engine has stopped"))
-        self._on_stopped()
-
-    # What follows runs on the engine's thread.
-
-    def _run(self) -> None:
-        try:
-            engine = self._make_engine()
-        except BaseException as error:
-            self._call(self._died, error)
-            return
-        self._call(self._set_started)
-        try:
-            self._serve(engine)
-        except BaseException as error:
-            self._call(self._died, error)
-        finally:
-            try:
-                engine.close()
-            except Exception:
-                _log.exception("engine could not be closed")
-
-    def _serve(self, engine: StepEngine) -> None:
-        while self._obey(engine):
-            if engine.has_work and (outputs := engine.step()):
-                self._call(self._deliver, outputs)
-
-    def _obey(self, engine: StepEngine) -> bool:
-        """Runs the commands that wait, and waits for one where the engine has no work; False ends the thread."""
-        while True:
-            try:
-                command = self._commands.get(block=not engine.has_work)
-            except queue.Empty:
-                return True
-            if command is None:
-                return False
-            command(engine)
-
-    def _add(self, engine: StepEngine, sequences: tuple[Sequence, ...]) -> None:
-        for sequence in sequences:
-            try:
-                engine.add(sequence)
-            except Exception as error:
-                self._call(self._deliver, [StepOutput(sequence, [], [], [], Finish(FinishReason.ERROR, error=error))])
-
-    def _set_started(self) -> None:
-        if not self._started.done():
-            self._started.set_result(None)
-
-    def _call(self, callback: Callable[..., None], *args: object) -> None:
-        """Runs a callback on the event loop; where the loop is gone, nobody listens and the thread may end."""
-        try:
-            self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:
-            self._commands.put(None)
-
-
-def _cancel(engine: StepEngine, sequences: tuple[Sequence, ...]) -> None:
-    for sequence in sequences:
-        engine.cancel(sequence)
+        self.on_stopped()

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from service.logs import configure_logging
 from service.settings import Settings
 
 if TYPE_CHECKING:
-    from service.bridge import StepEngine
+    from service.bridge import EngineBridge
     from service.serving import ServedModel
 
 _log = structlog.get_logger("draftwood")
@@ -56,8 +55,8 @@ async def _serve(settings: Settings) -> int:
     bound = BoundServer(settings)
     # Until there is something to drain, signals end the process as they end any other.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    model, make_engine = _load(settings)
-    server = RunningServer(bound, model, make_engine)
+    bridge, model = await _start_engine(settings)
+    server = RunningServer(bound, model, bridge)
     await server.start()
     stopping = _stop_signals()
     _log.info("serving", address=bound.address, model=model.name, device=model.device, dtype=model.dtype)
@@ -68,41 +67,28 @@ async def _serve(settings: Settings) -> int:
     return 0
 
 
-def _load(settings: Settings) -> tuple[ServedModel, Callable[[], StepEngine]]:
-    """The model, and what makes its engine."""
-    from model_runner.engine import Engine, EngineConfig
-    from model_runner.loading import BUNDLED_MODEL, load_model
+async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
+    """The engine in its process, and what requests need of its model; the tokenizer is loaded meanwhile.
 
-    _warm_up_strategies()
-    model = load_model(
-        BUNDLED_MODEL if settings.model is None else settings.model,
-        device=settings.device,
-        dtype=settings.dtype,
-        max_context=settings.max_context,
-        exact=settings.exact,
-    )
-    config = EngineConfig(
-        max_running=settings.max_running,
-        max_draft_nodes=settings.max_draft_nodes,
-        prefill_chunk=settings.prefill_chunk,
-        shared_prefill_chunk=settings.shared_prefill_chunk,
-        kv_cache_tokens=settings.kv_cache_tokens,
-        prefix_cache=settings.prefix_cache,
-        tenant_weights=settings.tenant_weights,
-        threads=settings.threads,
-    )
-    return model, lambda: Engine(model, config)
+    Raises:
+        DraftwoodError: there is no such model, or it cannot be served.
+    """
+    from model_runner.tokenizer import load_tokenizer
+    from service.bridge import EngineBridge
+    from service.engine_process import EngineProcess
+    from service.serving import RemoteModel
 
-
-def _warm_up_strategies() -> None:
-    """Compiles what strategies compile; one that fails will be switched off request by request, and say why."""
-    from strategies.registry import names, warm_up
-
-    for name in names():
-        try:
-            warm_up(name)
-        except Exception:
-            _log.exception("strategy fails", strategy=name)
+    runner = EngineProcess(settings)
+    bridge = EngineBridge(runner, max_running=settings.max_running, max_waiting=settings.max_waiting)
+    loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, settings.model_path))
+    try:
+        facts = await bridge.start()
+        tokenizer = await loading
+    except BaseException:
+        loading.cancel()
+        await bridge.close()
+        raise
+    return bridge, RemoteModel(**vars(facts), tokenizer=tokenizer, grammars=tokenizer.grammars(facts.vocab_size))
 
 
 def _stop_signals() -> asyncio.Event:

@@ -81,13 +81,12 @@ class GenerationServicer:
                     arrived_at=call.arrived_at,
                     deadline=time.perf_counter() + seconds,
                 )
-                with self._serving.memory.lesson(sequences):
-                    stream.submit(*sequences)
-                    async with Writer(call.context, self._settings.stall_timeout) as writer:
-                        await writer.write(self._started(sequences[0], tenant))
-                        with_details = request.output.token_details or sequences[0].sampling.logprobs is not None
-                        finishes = await relay(stream, writer, with_details)
-                        await writer.write(finished(sequences, finishes))
+                stream.submit(*sequences)
+                async with Writer(call.context, self._settings.stall_timeout) as writer:
+                    await writer.write(self._started(sequences[0], tenant))
+                    with_details = request.output.token_details or sequences[0].sampling.logprobs is not None
+                    finishes = await relay(stream, writer, with_details)
+                    await writer.write(finished(sequences, finishes))
                 log.outcome = finishes[0].reason.value
             except asyncio.CancelledError:
                 own = remaining(call)

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from itertools import islice
 
 import numpy as np
 
 from draftwood.v1 import memory_pb2 as pb
 from model_runner.errors import InvalidValueError
-from service.memory import MemoryName, TenantMemory
-from service.memory.admin import MemoryAdmin, MemoryFacts
+from service.memory import MemoryName
+from service.memory.admin import MemoryFacts
 from service.memory.records import Kind, Record
+from service.memory_desk import RemoteMemory
 from service.requests import DEFAULT_TENANT, checked_name, require_in_vocabulary
 from service.rpc import Call, Method
 from service.serving import ServedModel
@@ -31,11 +33,10 @@ _PAGE = 64
 class MemoryServicer:
     """The methods of MemoryService, for `rpc.handlers`."""
 
-    def __init__(self, memory: TenantMemory, model: ServedModel, settings: Settings) -> None:
+    def __init__(self, memory: RemoteMemory, model: ServedModel, settings: Settings) -> None:
         self._memory = memory
-        self._admin = MemoryAdmin(memory)
         self._model = model
-        self._store = settings.store if settings.store in ("memory", "embedded") else memory.store.shown
+        self._named_store = settings.store if settings.store in ("memory", "embedded") else None
 
     @property
     def methods(self) -> dict[str, Method]:
@@ -50,12 +51,13 @@ class MemoryServicer:
     async def statistics(self, request: pb.GetMemoryStatisticsRequest, call: Call) -> pb.GetMemoryStatisticsResponse:
         tenant = checked_name("tenant", request.tenant) if request.tenant else None
         response = pb.GetMemoryStatisticsResponse(fingerprint=self._model.fingerprint)
-        response.tenants.extend(map(_statistics, await self._admin.statistics(tenant)))
-        counted = self._memory.counters()
+        response.tenants.extend(map(_statistics, await self._memory.statistics(tenant)))
+        summary = await self._memory.summary()
+        counted = summary.counters
         response.store.CopyFrom(
             pb.MemoryStoreStatistics(
-                store=self._store,
-                healthy=self._memory.thread.healthy,
+                store=self._named_store or summary.store,
+                healthy=summary.healthy,
                 outbox_records=counted.outbox_records,
                 learned_records=counted.learned,
                 pushed_records=counted.pushed,
@@ -77,17 +79,20 @@ class MemoryServicer:
 
     async def warm(self, requests: AsyncIterator[pb.WarmMemoryRequest], call: Call) -> None:
         """Streams progress."""
-        intake, texts = None, 0
-        async for request in requests:
-            intake = intake or self._admin.intake(_name(request.tenant))
-            await intake.add(Kind.CORPUS, await asyncio.to_thread(self._encode, [*request.texts]))
-            texts += len(request.texts)
-            await call.context.write(pb.WarmMemoryResponse(texts=texts, tokens=intake.tokens))
+        texts = 0
+        async with AsyncExitStack() as stack:
+            intake = None
+            async for request in requests:
+                if intake is None:
+                    intake = await stack.enter_async_context(self._memory.intake(_name(request.tenant)))
+                await intake.add(Kind.CORPUS, await asyncio.to_thread(self._encode, [*request.texts]))
+                texts += len(request.texts)
+                await call.context.write(pb.WarmMemoryResponse(texts=texts, tokens=intake.tokens))
 
     async def export(self, request: pb.ExportMemoryRequest, call: Call) -> None:
         """Streams records."""
         arm = checked_name("arm", request.arm) if request.arm else ""
-        records = iter(await self._admin.export(MemoryName(_name(request.tenant).tenant, arm)))
+        records = iter(await self._memory.export(MemoryName(_name(request.tenant).tenant, arm)))
         first = pb.ExportMemoryResponse(fingerprint=self._model.fingerprint, model=self._model.name)
         await call.context.write(first)
         while page := [*islice(records, _PAGE)]:
@@ -96,19 +101,20 @@ class MemoryServicer:
 
     async def import_(self, requests: AsyncIterator[pb.ImportMemoryRequest], call: Call) -> None:
         """Streams progress."""
-        intake, same_model = None, False
-        async for request in requests:
-            if intake is None:
-                intake = self._admin.intake(_name(request.tenant))
-                same_model = request.fingerprint == self._model.fingerprint
-            for kind, sequences in await asyncio.to_thread(self._read, request, same_model):
-                await intake.add(kind, sequences)
-            await call.context.write(pb.ImportMemoryResponse(records=intake.records, tokens=intake.tokens))
+        async with AsyncExitStack() as stack:
+            intake, same_model = None, False
+            async for request in requests:
+                if intake is None:
+                    intake = await stack.enter_async_context(self._memory.intake(_name(request.tenant)))
+                    same_model = request.fingerprint == self._model.fingerprint
+                for kind, sequences in await asyncio.to_thread(self._read, request, same_model):
+                    await intake.add(kind, sequences)
+                await call.context.write(pb.ImportMemoryResponse(records=intake.records, tokens=intake.tokens))
 
     async def purge(self, request: pb.PurgeMemoryRequest, call: Call) -> pb.PurgeMemoryResponse:
         if not request.tenant:
             raise InvalidValueError("tenant", "", "it must not be empty; all tenants cannot be purged at once")
-        memories, tokens = await self._admin.purge(checked_name("tenant", request.tenant))
+        memories, tokens = await self._memory.purge(checked_name("tenant", request.tenant))
         return pb.PurgeMemoryResponse(memories=memories, tokens=tokens)
 
     def _encode(self, texts: list[str]) -> list[Int32Array]:

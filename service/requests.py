@@ -15,8 +15,7 @@ import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
 from model_runner.errors import InvalidValueError
-from model_runner.grammar import GrammarKind
-from model_runner.sequence import Grammar, SamplingParams, Sequence, SequenceStats, StopParams
+from model_runner.sequence import Format, GrammarKind, SamplingParams, Sequence, SequenceStats, StopParams
 from service.serving import ServedModel, Serving, TextTokenizer
 from strategies import names
 from strategies.draft import Int32Array
@@ -86,8 +85,7 @@ async def read_sequences(
         for name, value in (("ignore_eos", stop.ignore_eos), ("min_tokens", stop.min_tokens)):
             if value:
                 raise InvalidValueError(f"stop.{name}", value, "an answer in a format ends where the format does")
-    grammar = await read_format(request.format, serving.model)
-    strategy = None if strategy_name == NO_DRAFTS else await serving.memory.strategy(tenant, strategy_name)
+    output_format = await read_format(request.format, serving.model)
     return [
         Sequence(
             request_id=request_id,
@@ -95,9 +93,8 @@ async def read_sequences(
             stop=stop,
             sampling=replace(sampling, seed=(sampling.seed + sample) % 2**64),
             strategy_name=strategy_name,
-            strategy=strategy,
             max_draft_nodes=max_nodes,
-            grammar=None if grammar is None else grammar.copy(),
+            format=output_format,
             include_special_tokens=request.output.include_special_tokens,
             tenant=tenant,
             priority=request.priority,
@@ -143,8 +140,8 @@ def read_sampling(request: pb.GenerateRequest, vocab_size: int) -> SamplingParam
     return SamplingParams(**values, logit_bias=tuple(bias), logprobs=logprobs)
 
 
-async def read_format(options: pb.OutputFormat, model: ServedModel) -> Grammar | None:
-    """The grammar that the answer must follow; compiled in a worker thread, for a large one takes its time.
+async def read_format(options: pb.OutputFormat, model: ServedModel) -> Format | None:
+    """What the answer must follow; tried in a worker thread, for a large grammar takes its time.
 
     Raises:
         InvalidValueError: it is not a valid grammar.
@@ -155,7 +152,9 @@ async def read_format(options: pb.OutputFormat, model: ServedModel) -> Grammar |
     text: str = getattr(options, kind)
     if not 1 <= len(text) <= MAX_GRAMMAR_CHARACTERS:
         raise InvalidValueError(f"format.{kind}", text, f"it must have 1 to {MAX_GRAMMAR_CHARACTERS} characters")
-    return await asyncio.to_thread(model.grammars.compile, GrammarKind(kind), text)
+    checked = Format(GrammarKind(kind), text)
+    await asyncio.to_thread(model.grammars.compile, checked.kind, checked.text)
+    return checked
 
 
 async def read_prompt(request: pb.GenerateRequest | pb.TokenizeRequest, model: ServedModel) -> Prompt:

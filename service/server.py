@@ -9,8 +9,6 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Callable
-from contextlib import ExitStack
 
 import grpc
 import structlog
@@ -18,10 +16,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from model_runner.errors import InvalidValueError
-from service.bridge import EngineBridge, StepEngine
+from service.bridge import EngineBridge
 from service.errors import ShuttingDownError
 from service.generation import SERVICE, GenerationServicer
-from service.memory.opening import opened_memory
+from service.memory_desk import RemoteMemory
 from service.memory_service import SERVICE as MEMORY_SERVICE
 from service.memory_service import MemoryServicer
 from service.rpc import handlers
@@ -31,8 +29,6 @@ from service.tls import server_credentials
 
 _log = structlog.get_logger(__name__)
 
-_MEMORY_SECONDS = 3.0
-"""How long the start waits for what tenants taught other processes; serving begins without it where it takes longer."""
 _STATUS_SECONDS = 1.0
 """How long streams that are cut off get to send their status."""
 _STOP_SECONDS = 0.5
@@ -66,10 +62,10 @@ class RunningServer:
     """Serves a model until it is stopped.
 
     Args:
-        make_engine: called once, on the engine's thread.
+        bridge: to the engine of this model, started; closed with the server.
     """
 
-    def __init__(self, bound: BoundServer, model: ServedModel, make_engine: Callable[[], StepEngine]) -> None:
+    def __init__(self, bound: BoundServer, model: ServedModel, bridge: EngineBridge) -> None:
         settings = bound.settings
         self.address = bound.address
         self.port = bound.port
@@ -78,17 +74,11 @@ class RunningServer:
         self._health = health.aio.HealthServicer()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping: asyncio.Task[None] | None = None
-        self.bridge = EngineBridge(
-            make_engine,
-            max_running=settings.max_running,
-            max_waiting=settings.max_waiting,
-            on_stopped=self._engine_stopped,
-        )
-        self._memory_open = ExitStack()
-        self.memory = self._memory_open.enter_context(opened_memory(settings, model.fingerprint))
-        serving = Serving(model, self.memory, settings.strategy, settings.max_draft_nodes)
+        self.bridge = bridge
+        bridge.on_stopped = self._engine_stopped
+        serving = Serving(model, settings.strategy, settings.max_draft_nodes)
         servicer = GenerationServicer(serving, self.bridge, settings)
-        memory_servicer = MemoryServicer(self.memory, model, settings)
+        memory_servicer = MemoryServicer(RemoteMemory(bridge.ask), model, settings)
         self._server.add_generic_rpc_handlers(
             (handlers(SERVICE, servicer.methods), handlers(MEMORY_SERVICE, memory_servicer.methods))
         )
@@ -98,21 +88,10 @@ class RunningServer:
         )
 
     async def start(self) -> None:
-        """Starts the engine, then serves.
-
-        Raises:
-            Exception: whatever `make_engine` raised.
-        """
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        try:
-            await self.bridge.start()
-        except BaseException:
-            await asyncio.to_thread(self._close_memory)
-            raise
-        self.memory.start(self.bridge.run, self._settings.memory_preload, self._settings.strategy)
-        await asyncio.to_thread(self.memory.wait, _MEMORY_SECONDS)
+        """Serves."""
         await self._server.start()
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        if not self.bridge.stopped:
+            await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, grace: float | None = None) -> None:
         """Drains and stops; every call of it waits for the one stop.
@@ -135,12 +114,7 @@ class RunningServer:
             await self.bridge.wait_idle(_STATUS_SECONDS)
         await self._server.stop(_STOP_SECONDS)
         await self.bridge.close()
-        await asyncio.to_thread(self._close_memory)
         _log.info("stopped")
-
-    def _close_memory(self) -> None:
-        self.memory.stop()
-        self._memory_open.close()
 
     async def _set_health(self, status: object) -> None:
         for name in ("", SERVICE.full_name):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
-from model_runner.grammar import GrammarKind
-from model_runner.sequence import Grammar
-from service.memory import Memory
+from model_runner.sequence import Grammar, GrammarKind
 from strategies.draft import Int32Array
 
 
@@ -44,6 +42,8 @@ class ServedModel(Protocol):
     @property
     def exact(self) -> bool: ...
     @property
+    def fingerprint(self) -> str: ...
+    @property
     def vocab_size(self) -> int: ...
     @property
     def max_context(self) -> int: ...
@@ -53,8 +53,35 @@ class ServedModel(Protocol):
     def tokenizer(self) -> TextTokenizer: ...
     @property
     def grammars(self) -> Grammars: ...
-    @property
-    def fingerprint(self) -> str: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What the engine's process says of its model; the rest of a `ServedModel` the service has itself."""
+
+    name: str
+    architecture: str
+    parameters: int
+    dtype: str
+    device: str
+    exact: bool
+    fingerprint: str
+    vocab_size: int
+    max_context: int
+    eos_token_ids: frozenset[int]
+
+    @classmethod
+    def of(cls, model: Any) -> ModelFacts:
+        """Of a `ServedModel`."""
+        return cls(**{one.name: getattr(model, one.name) for one in fields(ModelFacts)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteModel(ModelFacts):
+    """A `ServedModel` whose weights are in the engine's process."""
+
+    tokenizer: TextTokenizer
+    grammars: Grammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +94,5 @@ class Serving:
     """
 
     model: ServedModel
-    memory: Memory
     default_strategy: str
     max_draft_nodes: int

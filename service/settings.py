@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from model_runner.checkpoint import BUNDLED_MODEL
 from model_runner.errors import InvalidValueError
 
 _MIB = 1024 * 1024
@@ -100,6 +101,11 @@ class Settings(BaseModel):
         default="info", description="Least level that is logged"
     )
     log_format: Literal["console", "json"] = Field(default="console", description="How log lines look")
+
+    @property
+    def model_path(self) -> str:
+        """Folder or hub id of the model."""
+        return BUNDLED_MODEL if self.model is None else self.model
 
     @field_validator("tenant_weights", mode="before")
     @classmethod

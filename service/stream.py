@@ -44,6 +44,7 @@ class Stream:
     Attributes:
         sequences: what it submitted, a sequence for each sample; empty before that.
         finished: the engine is through with all sequences.
+        names: what the engine's link calls the sequences.
         places: how many of the engine's places it holds, one for each sample.
         admitted_at: on the clock of `time.perf_counter`.
     """
@@ -57,6 +58,7 @@ class Stream:
         "_submit",
         "_waiter",
         "admitted_at",
+        "names",
         "places",
         "sequences",
     )
@@ -76,6 +78,7 @@ class Stream:
         self._running = places
         self.places = places
         self.sequences: tuple[Sequence, ...] = ()
+        self.names: list[int] = []
         self.admitted_at = time.perf_counter()
 
     @property

@@ -29,12 +29,12 @@ from draftwood_client import (
     UnavailableError,
 )
 from model_runner.engine import Engine, EngineConfig
-from service.server import BoundServer, RunningServer
+from service.server import RunningServer
 from service.settings import Settings
 from strategies import DraftTree, Feedback, names, registry
 from strategies.draft import Int32Array
 from tests.model_runner.families import greedy, served
-from tests.service.fakes import until
+from tests.service.fakes import started_server, until
 
 QUESTIONS = read_questions()[0][:4]
 
@@ -68,10 +68,7 @@ async def serving(**settings: Any) -> AsyncIterator[tuple[Serving, AsyncClient]]
         engines.append(Engine(model, EngineConfig(max_running=4, max_draft_nodes=32)))
         return engines[0]
 
-    server = RunningServer(
-        BoundServer(Settings(port=0, max_draft_nodes=32, drain_grace=0.1, **settings)), model, make_engine
-    )
-    await server.start()
+    server = await started_server(Settings(port=0, max_draft_nodes=32, drain_grace=0.1, **settings), model, make_engine)
     try:
         async with AsyncClient(server.address) as client:
             yield Serving(server, engines), client

@@ -27,6 +27,8 @@ _SCHEMES = ("redis", "rediss", "redis+cluster", "rediss+cluster", "redis+sentine
 _PORTS = {"sentinel": 26379}
 _TIMEOUT = 2.0
 _CONNECTIONS = 8
+_CLUSTER_RETRIES = 2
+"""For a slot that is moving: each looks at the map of slots anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +129,11 @@ class RedisClient:
             "password": target.password,
             **self._tls_options(),
         }
-        once = Retry(NoBackoff(), 0)
         if target.kind == "cluster":
             nodes = [aioredis.cluster.ClusterNode(host, port) for host, port in target.hosts]
-            return aioredis.RedisCluster(
-                startup_nodes=nodes, cluster_error_retry_attempts=2, require_full_coverage=False, **options
-            )
-        options |= {"max_connections": _CONNECTIONS, "retry": once, "db": target.database}
+            again = Retry(NoBackoff(), _CLUSTER_RETRIES)
+            return aioredis.RedisCluster(startup_nodes=nodes, retry=again, require_full_coverage=False, **options)
+        options |= {"max_connections": _CONNECTIONS, "retry": Retry(NoBackoff(), 0), "db": target.database}
         if target.kind == "sentinel":
             self._sentinel = aioredis.Sentinel(
                 target.hosts,

@@ -1,4 +1,4 @@
-"""What requests see of the memory: their tenant's strategies, and a place for what they wrote. For the event loop.
+"""What requests see of the memory: their tenant's strategies, and a place for what they wrote.
 
 Nothing here waits for a store, but for the first request of a tenant that is not in this process: it waits a moment,
 and not even that while the store does not answer.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
@@ -78,7 +79,7 @@ class MemoryConfig:
 
 
 class TenantMemory:
-    """All tenants' memories, in this process and in the store. Called from one event loop but for `start` and `stop`.
+    """All tenants' memories, in this process and in the store. Called from the engine's thread.
 
     Args:
         fingerprint: of model and tokenizer; memories of others are never read.
@@ -110,36 +111,50 @@ class TenantMemory:
         self.thread.start()
         self._preloaded = self.thread.submit(self._preload(preload, strategy))
 
-    def wait(self, seconds: float) -> None:
-        """Returns when the memories that come at the start are here, or after `seconds`, or when the store fails."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not self.thread.failing:
-            coming = [one for one in self.residents.all() if one.wanted]
-            if self._preloaded.done() and not coming:
-                return
-            time.sleep(0.005)
+    @property
+    def arrived(self) -> bool:
+        """The memories that come at the start are here, or the store fails."""
+        coming = any(resident.wanted for resident in self.residents.all())
+        return self.thread.failing or (self._preloaded.done() and not coming)
 
     def stop(self) -> None:
         """Sends what was learned last, if the store takes it within seconds. Blocks."""
         self.thread.stop(_STOP_SECONDS)
 
-    async def strategy(self, tenant: str, name: str) -> Strategy:
-        """The tenant's own instance of the strategy `name`.
+    def fetch(self, tenant: str, name: str, later: Callable[[Strategy], object]) -> Strategy | None:
+        """The tenant's own instance of the strategy `name`, or None: then `later` gets it, once, on another thread.
 
         Raises:
             UnknownStrategyError: no strategy has this name.
         """
         strategy, coming = self._instance(tenant, name)
-        if coming is None:
+        if coming is None or not self.thread.healthy:
             return strategy
-        if self.thread.healthy:
-            self.thread.wake()
-            try:
-                async with asyncio.timeout(_FIRST_WAIT):
-                    await asyncio.shield(asyncio.wrap_future(coming))
-            except TimeoutError:
-                pass
-        return self._instance(tenant, name)[0]
+        turn = threading.Lock()
+
+        def come(_: object = None) -> None:
+            if turn.acquire(blocking=False):
+                with suppress(EngineStoppedError):
+                    later(self._instance(tenant, name)[0])
+
+        self.thread.wake()
+        patience = threading.Timer(_FIRST_WAIT, come)
+        patience.daemon = True
+        patience.start()
+        coming.add_done_callback(come)
+        return None
+
+    async def strategy(self, tenant: str, name: str) -> Strategy:
+        """As `fetch`, for an event loop."""
+        loop = asyncio.get_running_loop()
+        coming: asyncio.Future[Strategy] = loop.create_future()
+
+        def come(strategy: Strategy) -> None:
+            if not coming.done():
+                coming.set_result(strategy)
+
+        here = self.fetch(tenant, name, lambda strategy: loop.call_soon_threadsafe(come, strategy))
+        return await coming if here is None else here
 
     def _instance(self, tenant: str, name: str) -> tuple[Strategy, Future[None] | None]:
         memory = MemoryName(tenant)

@@ -158,7 +158,12 @@ def test_a_strategy_that_asks_for_more_than_there_is_never_starts(top_k: int) ->
 
 def test_a_strategy_gets_a_prompt_of_its_own() -> None:
     plugin = Plugin()
-    plugin.start = lambda prompt: prompt.fill(0) or plugin  # type: ignore[method-assign, assignment]
+
+    def start(prompt: Int32Array) -> Plugin:
+        prompt.fill(0)
+        return plugin
+
+    plugin.start = start  # type: ignore[method-assign]
     _, sequence = guarded(plugin)
     assert sequence.prompt.tolist() == [1, 2, 3]
 

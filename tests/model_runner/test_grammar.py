@@ -12,8 +12,8 @@ import torch
 import strategies
 from model_runner.engine import Engine, EngineConfig
 from model_runner.errors import InvalidValueError
-from model_runner.grammar import GrammarKind, GrammarState
-from model_runner.sequence import SamplingParams, Sequence, StopParams
+from model_runner.grammar import GrammarState
+from model_runner.sequence import GrammarKind, SamplingParams, Sequence, StopParams
 from strategies import Strategy
 from tests.model_runner.families import as_prompt, reference, served
 

@@ -15,9 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 import strategies
 from model_runner.engine import Engine, EngineConfig
-from model_runner.grammar import GrammarKind
 from model_runner.loading import LoadedModel, adopt
-from model_runner.sequence import SamplingParams, StopParams
+from model_runner.sequence import GrammarKind, SamplingParams, StopParams
 from model_runner.sequence import Sequence as EngineSequence
 from model_runner.tokenizer import Tokenizer
 from strategies import Strategy
@@ -39,7 +38,11 @@ GRAMMARS = {
     GrammarKind.REGEX: r"(naïve|café|\d{3})( [a-z]{2,5}){2}!",
     GrammarKind.LARK: 'start: "[" item ("," item)* "]"\nitem: /[0-9]{1,2}/',
 }
-TEXT = ['{"city": "Zürich", "stars": 3, "open": true}', "naïve café 東京 New York is open", "where is my order, please?"]
+TEXT = [
+    '{"city": "Zürich", "stars": 3, "open": true}',
+    "naïve café 東京 New York is open",
+    "where is my order, please?",
+]
 LONGEST = 60
 
 

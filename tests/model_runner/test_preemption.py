@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import strategies
 from model_runner.engine import Engine, EngineConfig
-from model_runner.grammar import GrammarKind
-from model_runner.sequence import FinishReason, SamplingParams, Sequence, StopParams
+from model_runner.sequence import FinishReason, GrammarKind, SamplingParams, Sequence, StopParams
 from tests.model_runner.families import VOCAB, as_prompt, greedy, served
 from tests.model_runner.oracle import OracleStrategy
 

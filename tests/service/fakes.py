@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from collections.abc import Sequence as SequenceOf
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +17,13 @@ import numpy as np
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from model_runner.errors import InvalidValueError
-from model_runner.grammar import GrammarKind
-from model_runner.sequence import Finish, FinishReason, Grammar, Sequence, SequenceState, StepOutput
+from model_runner.sequence import Finish, FinishReason, Grammar, GrammarKind, Sequence, SequenceState, StepOutput
+from service.bridge import EngineBridge
+from service.engine_host import EngineThread, Hosted, StepEngine
+from service.memory import TenantMemory
+from service.memory.opening import opened_memory
 from service.server import BoundServer, RunningServer
+from service.serving import ServedModel
 from service.settings import Settings
 from strategies import Drafter
 from strategies.draft import Int32Array
@@ -194,6 +198,7 @@ class Served:
     server: RunningServer
     engine: FakeEngine
     model: FakeModel
+    memory: TenantMemory
     channel: grpc.aio.Channel
     stub: pb_grpc.GenerationServiceAsyncStub
 
@@ -203,6 +208,47 @@ class Served:
         await until(lambda: not self.engine.has_work)
         assert (self.engine.running, self.engine.waiting, self.server.bridge.live) == (0, 0, 0)
         self.engine.check()
+
+
+async def started_server(
+    settings: Settings,
+    model: ServedModel,
+    make_engine: Callable[[], StepEngine],
+    on_memory: Callable[[TenantMemory], None] | None = None,
+) -> RunningServer:
+    """A server on a free port, its engine on a thread of this process."""
+    bound = BoundServer(settings)
+    server = RunningServer(bound, model, await started_bridge(settings, model, make_engine, on_memory))
+    await server.start()
+    return server
+
+
+async def started_bridge(
+    settings: Settings,
+    model: ServedModel,
+    make_engine: Callable[[], StepEngine],
+    on_memory: Callable[[TenantMemory], None] | None = None,
+) -> EngineBridge:
+    """A bridge to an engine on a thread of this process."""
+    runner = EngineThread(lambda: hosted(settings, model, make_engine, on_memory))
+    bridge = EngineBridge(runner, max_running=settings.max_running, max_waiting=settings.max_waiting)
+    await bridge.start()
+    return bridge
+
+
+@contextmanager
+def hosted(
+    settings: Settings,
+    model: ServedModel,
+    make_engine: Callable[[], StepEngine],
+    on_memory: Callable[[TenantMemory], None] | None = None,
+) -> Iterator[Hosted]:
+    """An engine with its tenants' memory, which `on_memory` gets to see."""
+    engine = make_engine()
+    with opened_memory(settings, model.fingerprint) as memory:
+        if on_memory is not None:
+            on_memory(memory)
+        yield Hosted(engine, memory, model.grammars, "facts", settings.memory_preload, settings.strategy)
 
 
 @asynccontextmanager
@@ -216,12 +262,12 @@ async def serving(
     engine = FakeEngine() if engine is None else engine
     model = FakeModel() if model is None else model
     values: dict[str, object] = {"port": 0, "max_running": 4, "drain_grace": 0.05, **settings}
-    bound = BoundServer(Settings.model_validate(values))
-    server = RunningServer(bound, model, make_engine or (lambda: engine))
-    await server.start()
+    memories: list[TenantMemory] = []
+    make_engine = make_engine or (lambda: engine)
+    server = await started_server(Settings.model_validate(values), model, make_engine, memories.append)
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:
-            yield Served(server, engine, model, channel, pb_grpc.GenerationServiceStub(channel))
+            yield Served(server, engine, model, memories[0], channel, pb_grpc.GenerationServiceStub(channel))
     finally:
         engine.gate.set()
         await server.stop()

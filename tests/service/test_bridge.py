@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 
-from model_runner.errors import EngineStoppedError
+from model_runner.errors import EngineStoppedError, InvalidValueError
 from model_runner.sequence import Finish, FinishReason, Sequence, StepOutput, StopParams
 from service.bridge import EngineBridge
+from service.engine_host import EngineThread
+from service.engine_link import Add, framed
 from service.errors import QueueFullError, ShuttingDownError
+from service.settings import Settings
 from service.stream import MAX_PART_TOKENS, Pending, Stream
-from strategies import create
-from tests.service.fakes import FakeEngine, until
+from tests.service.fakes import FakeEngine, FakeModel, hosted, until
 
 
 def sequence(max_tokens: int = 1000) -> Sequence:
     prompt = np.array([1, 2], np.int32)
-    return Sequence("r", prompt, StopParams(max_tokens), strategy_name="trie", strategy=create("trie"))
+    return Sequence("r", prompt, StopParams(max_tokens), strategy_name="trie", max_draft_nodes=8)
+
+
+def on_thread(engine: FakeEngine) -> EngineThread:
+    return EngineThread(lambda: hosted(Settings(), FakeModel(), lambda: engine))
+
+
+def bridge_to(engine: FakeEngine, max_waiting: int = 2) -> EngineBridge:
+    return EngineBridge(on_thread(engine), max_running=engine.max_running, max_waiting=max_waiting)
 
 
 @asynccontextmanager
 async def running(engine: FakeEngine, max_waiting: int = 2) -> AsyncIterator[EngineBridge]:
-    bridge = EngineBridge(lambda: engine, max_running=engine.max_running, max_waiting=max_waiting)
-    await bridge.start()
+    bridge = bridge_to(engine, max_waiting)
+    assert await bridge.start() == "facts"
     try:
         yield bridge
     finally:
@@ -160,7 +172,8 @@ async def test_the_first_error_stays_and_comes_too_late_after_the_end() -> None:
 async def test_an_engine_that_dies_takes_all_streams_with_it() -> None:
     stopped = asyncio.Event()
     engine = FakeEngine()
-    bridge = EngineBridge(lambda: engine, max_running=4, max_waiting=2, on_stopped=stopped.set)
+    bridge = bridge_to(engine)
+    bridge.on_stopped = stopped.set
     await bridge.start()
     streams = [bridge.admit() for _ in range(3)]
     not_submitted = bridge.admit()
@@ -200,18 +213,74 @@ async def test_an_engine_that_hangs_bounds_the_close() -> None:
         stream.close()
 
 
-def test_a_loop_that_is_gone_ends_the_thread() -> None:
+def test_a_service_that_is_gone_ends_the_engine() -> None:
     engine = FakeEngine()
-
-    async def leave() -> None:
-        bridge = EngineBridge(lambda: engine, max_running=4, max_waiting=2)
-        await bridge.start()
-        bridge.admit().submit(sequence(10**6))
-
-    asyncio.run(leave())
-    for thread in threading.enumerate():
-        if thread.name == "engine":
-            thread.join(5.0)
-            assert not thread.is_alive()
+    service, theirs = socket.socketpair()
+    runner = on_thread(engine)
+    runner.start(theirs)
+    service.sendall(framed(Add({1: sequence(10**6)})))
+    while engine.steps < 3:
+        time.sleep(0.001)
+    service.close()
+    assert runner.join(5.0)
     assert engine.closed
     assert not engine.has_work
+
+
+async def test_an_engine_that_is_gone_without_a_word_takes_all_streams_with_it() -> None:
+    class Gone(EngineThread):
+        def start(self, connection: socket.socket) -> None:
+            super().start(connection.dup())
+            self.connection = connection
+
+    engine = FakeEngine()
+    runner = Gone(lambda: hosted(Settings(), FakeModel(), lambda: engine))
+    bridge = EngineBridge(runner, max_running=4, max_waiting=2)
+    await bridge.start()
+    stream = bridge.admit()
+    stream.submit(sequence())
+    await stream.take()
+    runner.connection.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(EngineStoppedError):
+        await drained(stream)
+    stream.close()
+    assert bridge.stopped
+    assert await bridge.close()
+    runner.connection.close()
+
+
+async def test_an_error_that_cannot_travel_is_told_in_words() -> None:
+    class Local(Exception):
+        pass
+
+    engine = FakeEngine()
+    async with running(engine) as bridge:
+        engine.sequence_error = Local("here")
+        stream = bridge.admit()
+        stream.submit(sequence())
+        finish = (await drained(stream)).finish
+        assert finish is not None
+        assert isinstance(finish.error, RuntimeError)
+        assert str(finish.error) == "Local: here"
+        engine.sequence_error = InvalidValueError("f", 1, "it must be 2")
+        other = bridge.admit()
+        other.submit(sequence())
+        finish = (await drained(other)).finish
+        assert finish is not None
+        assert isinstance(finish.error, InvalidValueError)
+        assert (finish.error.field, finish.error.value, finish.error.allowed) == ("f", 1, "it must be 2")
+        for one in (stream, other):
+            one.close()
+
+
+async def test_a_strategy_that_cannot_be_had_costs_the_drafts_only() -> None:
+    engine = FakeEngine()
+    async with running(engine) as bridge:
+        stream = bridge.admit()
+        one = sequence(10)
+        one.strategy_name = "no such strategy"
+        stream.submit(one)
+        assert len((await drained(stream)).token_ids) == 10
+        assert "no such strategy" in one.stats.drafting_disabled_reason
+        assert len(one.output) == 10
+        stream.close()

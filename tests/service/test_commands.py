@@ -21,10 +21,12 @@ from draftwood.v1 import generation_pb2_grpc as pb_grpc
 SERVE_FAKE = """
 import sys
 from service import commands
-from tests.service.fakes import FakeEngine, FakeModel
+from tests.service.fakes import FakeEngine, FakeModel, started_bridge
 engine = FakeEngine()
 engine.step_seconds = 0.01
-commands._load = lambda settings: (FakeModel(), lambda: engine)
+async def start_engine(settings):
+    return await started_bridge(settings, FakeModel(), lambda: engine), FakeModel()
+commands._start_engine = start_engine
 status = commands.serve(sys.argv[1:])
 assert engine.closed and not engine.has_work
 sys.exit(status)

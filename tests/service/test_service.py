@@ -16,9 +16,9 @@ from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from model_runner.errors import InvalidValueError
 from service.generation import SERVICE
-from service.server import BoundServer, RunningServer
+from service.server import BoundServer
 from service.settings import Settings
-from tests.service.fakes import FakeEngine, FakeModel, answer, serving, until
+from tests.service.fakes import FakeEngine, FakeModel, answer, serving, started_server, until
 from tests.service.test_endings import ask, reason, started
 
 Status = health_pb2.HealthCheckResponse
@@ -122,10 +122,8 @@ async def test_engine_that_cannot_be_made() -> None:
     def fail() -> FakeEngine:
         raise MemoryError("too little")
 
-    server = RunningServer(BoundServer(Settings(port=0)), FakeModel(), fail)
     with pytest.raises(MemoryError, match="too little"):
-        await server.start()
-    await server.stop()
+        await started_server(Settings(port=0), FakeModel(), fail)
 
 
 @pytest.fixture

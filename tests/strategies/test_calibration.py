@@ -61,7 +61,7 @@ def test_one_step_of_learning_goes_up_the_gradient_of_the_probability_of_what_ca
     trees = [some_tree(random), some_tree(random)]
     draft = sequence.draft(trees, True, BUDGET)
     came = int(draft.tokens[(draft.parents == -1)][1])
-    tail = sequence._tail
+    tail = sequence._tail.copy()
     before = Weights(*(weights.copy() for weights in mixer.weights))
     sequence.observe(ids(came), None)
     moved = Weights(*(weights.copy() for weights in mixer.weights))

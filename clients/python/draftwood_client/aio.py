@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from inspect import isasyncgen
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, Unpack
 
@@ -197,10 +196,6 @@ class AsyncGenerationStream(AsyncIterator[Delta]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.cancel()
-        # grpc.aio's call and the generator of its messages hold each other, and the connection, until that is closed.
-        if self._call is not None and isasyncgen(messages := aiter(self._call)):
-            with contextlib.suppress(RuntimeError):  # another task waits in it, and hears of the end there
-                await messages.aclose()
 
     def __del__(self) -> None:
         # grpc.aio's own __del__ comes too late: the iterator that it started keeps the call alive.

@@ -76,16 +76,11 @@ class Attempts:
         Raises:
             StatusError: `error` itself, when there is no next attempt.
         """
-        try:
-            self._failed += 1
-            wait = (error.retry_after or 0.0) + random.uniform(0.0, self._policy.longest_backoff(self._failed))
-            remaining = self.remaining()
-            if not error.retryable or self._failed >= self._policy.max_attempts:
-                raise error
-            if remaining is not None and wait >= remaining:
-                raise error
-            return wait
-        finally:
-            # A frame in the error's own traceback that names the error is a cycle. It would keep the call, and with it
-            # the connection, until the next garbage collection.
-            del error
+        self._failed += 1
+        if not error.retryable or self._failed >= self._policy.max_attempts:
+            raise error
+        wait = (error.retry_after or 0.0) + random.uniform(0.0, self._policy.longest_backoff(self._failed))
+        remaining = self.remaining()
+        if remaining is not None and wait >= remaining:
+            raise error
+        return wait

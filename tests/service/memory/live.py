@@ -37,7 +37,7 @@ class Live:
 
     @property
     def memories(self) -> list[TenantMemory]:
-        return [served.server.memory for served in self.services]
+        return [served.memory for served in self.services]
 
     async def traffic(self, served: Served, draw: random.Random) -> None:
         while not self.stopping:

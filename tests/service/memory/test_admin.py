@@ -6,19 +6,19 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from draftwood.v1 import generation_pb2 as generation
 from draftwood_client import InvalidRequestError, MemoryClient, MemoryRecord, UnavailableError
 from draftwood_client.cli import build_app
-from service.memory import MemoryName
+from service.memory import MemoryName, TenantMemory
 from tests.service.fakes import FakeModel, Served, answer, serving, until
 from tests.service.memory.helpers import known_to, log_of
 from tests.service.memory.servers import Valkey
@@ -43,6 +43,16 @@ async def client_of(served: Served, **options: Any) -> AsyncIterator[MemoryClien
         yield client
     finally:
         client.close()
+
+
+async def export_of(client: MemoryClient, **options: Any) -> tuple[list[MemoryRecord], str]:
+    """What a memory holds, and the fingerprint it belongs to; off the loop, which serves."""
+
+    def export() -> tuple[list[MemoryRecord], str]:
+        found = client.export(**options)
+        return list(found.records), found.fingerprint
+
+    return await asyncio.to_thread(export)
 
 
 async def ask(served: Served, tenant: str, tokens: int = 12) -> None:
@@ -72,27 +82,26 @@ async def test_from_warming_to_purging(server: Valkey, with_redis: bool) -> None
         assert found.fingerprint == "f" * 16
         assert (await asyncio.to_thread(client.statistics, "nobody")).tenants == ()
 
-        exported = await asyncio.to_thread(client.export, tenant="a")
-        records = await asyncio.to_thread(list, exported.records)
+        records, fingerprint = await export_of(client, tenant="a")
         assert [record.text for record in records][:2] == ["first document", "second"]
         assert {record.kind for record in records} == {"corpus"}
         assert records[0].token_ids == tuple(b"first document")
 
-        copied = await asyncio.to_thread(client.import_records, records, fingerprint=exported.fingerprint, tenant="b")
+        copied = await asyncio.to_thread(client.import_records, records, fingerprint=fingerprint, tenant="b")
         assert copied == tokens
-        again = await asyncio.to_thread(client.export, tenant="b", text=False)
-        assert [one.token_ids for one in again.records] == [one.token_ids for one in records]
+        again, _ = await export_of(client, tenant="b", text=False)
+        assert [one.token_ids for one in again] == [one.token_ids for one in records]
 
         assert await asyncio.to_thread(client.purge, "a") == tokens
         assert [one.tenant for one in (await asyncio.to_thread(client.statistics)).tenants] == ["b"]
-        assert [*(await asyncio.to_thread(client.export, tenant="a")).records] == []
+        assert (await export_of(client, tenant="a"))[0] == []
 
 
 async def test_an_import_from_another_model_learns_the_texts() -> None:
     async with serving() as served, client_of(served, tenant="t") as client:
         record = MemoryRecord((1, 2, 999_999), "hello", "output")
         assert await asyncio.to_thread(client.import_records, [record], fingerprint="0" * 16) == 5
-        [back] = (await asyncio.to_thread(client.export)).records
+        [back], _ = await export_of(client)
         assert back == MemoryRecord(tuple(b"hello"), "hello", "output")
         with pytest.raises(InvalidRequestError, match=r"records\[0\].text"):
             await asyncio.to_thread(client.import_records, [MemoryRecord((1,))], fingerprint="0" * 16)
@@ -109,7 +118,7 @@ async def test_what_is_warmed_is_drafted_from_on_the_other_replica() -> None:
         async with serving(store=server.url) as first, serving(store=server.url) as second, client_of(first) as client:
             await ask(second, "t")
             await asyncio.to_thread(client.warm, ["the parcel"], tenant="t")
-            memory = second.server.memory
+            memory = second.memory
             await until(lambda: [*b"the parcel"] in known_to(memory, "t"))
             await ask(first, "t", 9)
             await until(lambda: len(log_of(memory, "t")) == 3)
@@ -122,30 +131,40 @@ async def test_without_a_store_operators_are_told_and_requests_are_served(server
             with pytest.raises(UnavailableError):
                 await asyncio.to_thread(work)
         await ask(served, "t")
-        assert served.server.memory.outbox.pending >= 1
+        assert served.memory.outbox.pending >= 1
 
 
 async def test_a_malformed_message_is_named(server: Valkey) -> None:
     async with serving() as served:
-        call = served.channel.stream_stream("/draftwood.v1.MemoryService/WarmMemory")(iter([b"\x0a\xff\xff"]))
+        method: Any = served.channel.stream_stream("/draftwood.v1.MemoryService/WarmMemory")
+        call = method(iter([b"\x0a\xff\xff"]))
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             [one async for one in call]
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def _holds_one(memory: TenantMemory, tenant: str) -> bool:
+    return len(log_of(memory, tenant)) == 1
+
+
+def _knows(memory: TenantMemory, tenant: str, tokens: int) -> bool:
+    return [len(sequence) for sequence in known_to(memory, tenant)] == [tokens]
 
 
 async def test_tenants_see_nothing_of_one_another(server: Valkey) -> None:
     """Phrases of one tenant come up in no other's drafts, statistics or exports, whatever their names."""
     nasty = ["a", "a:b", "{a}", "é", "x" * 256, "a%3Ab", "A"]
     async with serving(store=server.url) as served, client_of(served) as client:
-        memory = served.server.memory
+        memory = served.memory
         prefix = [*b"shared prefix "]
         for number, tenant in enumerate(nasty):
             secret = bytes([*prefix, *[65 + number] * 20]).decode()
             await asyncio.to_thread(client.warm, [secret], tenant=tenant)
         for number, tenant in enumerate(nasty):
-            await until(lambda tenant=tenant: len(log_of(memory, tenant)) == 1)
+            await until(partial(_holds_one, memory, tenant))
+            await memory.strategy(tenant, "trie")
+            await until(partial(_knows, memory, tenant, len(prefix) + 20))
             strategy: Any = await memory.strategy(tenant, "trie")
-            await until(lambda strategy=strategy: strategy.tokens == len(prefix) + 20)
             drafter = strategy.start(np.array(prefix, np.int32))
             drafted = set(drafter.propose(64).tokens.tolist())
             drafter.close()
@@ -153,7 +172,7 @@ async def test_tenants_see_nothing_of_one_another(server: Valkey) -> None:
             assert not drafted & ({65 + other for other in range(len(nasty))} - {65 + number})
             statistics = await asyncio.to_thread(client.statistics, tenant)
             assert [one.tenant for one in statistics.tenants] == [tenant]
-            [record] = (await asyncio.to_thread(client.export, tenant=tenant)).records
+            [record], _ = await export_of(client, tenant=tenant)
             assert set(record.token_ids) - set(prefix) == {65 + number}
         assert await asyncio.to_thread(client.purge, "a") == len(prefix) + 20
         assert {one.tenant for one in (await asyncio.to_thread(client.statistics)).tenants} == set(nasty) - {"a"}
@@ -164,7 +183,7 @@ async def test_admission_tells_nothing_of_other_tenants(server: Valkey) -> None:
     request waits for depends on its own tenant alone, and is bounded."""
     async with serving(store=server.url) as served, client_of(served) as client:
         await asyncio.to_thread(client.warm, ["y" * 5000] * 10, tenant="known")
-        memory = served.server.memory
+        memory = served.memory
         known, unknown = memory.residents.get(MemoryName("known")), memory.residents.get(MemoryName("stranger"))
         assert known is not None
         assert unknown is None

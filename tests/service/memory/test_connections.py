@@ -160,7 +160,11 @@ def test_the_server_of_a_service_that_was_killed_is_replaced(folder: Path) -> No
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    orphan = int(process.stdout.readline())
+    said = process.stdout.readline()
+    while not said.strip().isdigit():  # the log has it too
+        assert said
+        said = process.stdout.readline()
+    orphan = int(said)
     process.kill()
     process.wait()
     process.stdout.close()

@@ -68,7 +68,7 @@ class Replicas(RuleBasedStateMachine):
         self.gone: set[int] = set()
 
     def _fresh(self, link: Link) -> TenantMemory:
-        return TenantMemory(link, FINGERPRINT, CONFIG)  # type: ignore[arg-type]
+        return TenantMemory(link, FINGERPRINT, CONFIG)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(work)

@@ -290,7 +290,17 @@ async def test_an_idle_tenant_leaves_and_comes_back(server: Valkey) -> None:
 async def test_a_restricted_user_is_enough(server: Valkey) -> None:
     rights = ["+eval", "+set", "+get", "+zrange", "+zrem", "+xadd", "+xrange", "+xtrim", "+xlen", "+hset", "+hmget"]
     rights += ["+hget", "+hgetall", "+hdel", "+hlen", "+incr", "+zadd", "+zrangebyscore", "+exists", "+del", "+time"]
-    rights += ["+rename", "+pexpire", "+persist", "+strlen", "+ping", "+client|setname", "+client|setinfo", "+hello"]
+    rights += [
+        "+rename",
+        "+pexpire",
+        "+pttl",
+        "+persist",
+        "+strlen",
+        "+ping",
+        "+client|setname",
+        "+client|setinfo",
+        "+hello",
+    ]
     server.client.execute_command("ACL", "SETUSER", "dw", "on", ">pw", "resetkeys", "~dw:*", "-@all", *rights)
     url = f"redis://dw:pw@127.0.0.1:{server.port}"
     async with replicas(2, url, config=FAST) as memories:

@@ -1,0 +1,17 @@
+"""What all tests of the model runner share."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from model_runner import draft_account
+
+
+@pytest.fixture(autouse=True)
+def _drafting_may_take_its_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is no reason to switch drafting off, but where that is what a test is about."""
+    if not request.module.__name__.endswith("test_drafting"):
+        monkeypatch.setattr(draft_account, "LONGEST_CALL", math.inf)
+        monkeypatch.setattr(draft_account, "LEAST_CREDIT", math.inf)
