@@ -51,6 +51,7 @@ _PROMPT_LENGTHS = (*range(1, 128), *range(128, 513, 16))
 """Prompts of these lengths bring about every width of a step that kernels are made for."""
 _REQUESTS_PER_CONNECTION = 50
 _MOST_FAILURES = 20
+_LOG_LINES = 40
 """After so many the run ends early, and is too short to tell growth."""
 _SETTLE = 0.5
 
@@ -133,7 +134,7 @@ def verdict(growths: list[Growth], soaked: Soaked, errors: str) -> list[str]:
     if soaked.failures:
         problems.append(f"{len(soaked.failures)} requests did not end as they must; the first: {soaked.failures[0]}")
     if errors:
-        problems.append(f"the service logged: {errors.splitlines()[0]}")
+        problems.append("the service logged:\n" + "\n".join(errors.splitlines()[:_LOG_LINES]))
     return problems
 
 

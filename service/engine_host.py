@@ -62,9 +62,10 @@ class Hosted:
 
 @dataclass(eq=False, slots=True)
 class _Request:
-    """A request's samples that have not ended, and their use of the tenant's memory."""
+    """A request's samples that have not ended, whether the engine has them, and their use of the tenant's memory."""
 
     sequences: dict[int, Sequence]
+    begun: bool = False
     lesson: AbstractContextManager[object] | None = None
 
 
@@ -190,6 +191,7 @@ class EngineHost:
         sequences = [*request.sequences.values()]
         if not sequences:
             return
+        request.begun = True
         for sequence in sequences:
             sequence.strategy = strategy
         if strategy is not None:
@@ -208,7 +210,8 @@ class EngineHost:
     def _cancel(self, engine: StepEngine, name: int) -> None:
         request = self._requests.get(name)
         if request is not None:
-            engine.cancel(request.sequences[name])
+            if request.begun:
+                engine.cancel(request.sequences[name])
             self._end_sample(name)
 
     def _end_sample(self, name: int) -> None:

@@ -144,9 +144,8 @@ class Intake:
             self._epoch = resident.epoch or 0
         name = memory.sealed.name(resident.tag, resident.name)
         entries = [memory.sealed.entry(resident.tag, record) for record in records]
+        append = Append(resident.tag, self._epoch, self._source, name, entries)
         for _ in range(_FULL_TRIES):
-            log = resident.log
-            append = Append(resident.tag, self._epoch, self._source, name, entries, log.position, log.chain)
             [result] = await memory.store.append([append])
             if isinstance(result, Appended):
                 memory.replica.grew(resident, result)
@@ -155,8 +154,9 @@ class Intake:
                 raise MemoryPurgedError("the memory was purged while it was being filled")
             if isinstance(result, MemoryStoreError):
                 raise result
+            assert isinstance(result, LogFull)
             await memory.replica.refresh(resident)
-            resident.fold_due |= isinstance(result, LogFull)
+            resident.fold_due = True
             await memory.replica.fold()
             await asyncio.sleep(_FULL_SECONDS)
         raise StoreFullError("the memory's log is full, and nobody folds it")

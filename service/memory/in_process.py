@@ -136,7 +136,9 @@ class InProcessStore:
         known = self._memories.get(tag)
         if only_raise and known is not None and known.epoch >= at_least:
             return known.epoch
-        epoch = max(at_least, 0 if only_raise else (0 if known is None else known.epoch) + 1)
+        epoch = at_least
+        if not only_raise:
+            epoch = max(at_least, time.time_ns() // 1000, (0 if known is None else known.epoch) + 1)
         self._tell(tag)
         self._memories[tag] = _Memory(epoch, purged_at=time.monotonic())
         self._leases.pop(tag, None)
@@ -177,9 +179,10 @@ class InProcessStore:
         memory = self._memories.get(append.tag)
         if memory is not None and append.epoch < memory.epoch:
             return Stale(memory.epoch)
-        if append.position and (memory is None or memory.epoch == append.epoch) and not _holds(memory, append):
+        same_life = memory is not None and memory.epoch == append.epoch
+        if append.after > (memory.marks.get(append.source, 0) if memory is not None and same_life else 0):
             return Lost()
-        if memory is None or append.epoch > memory.epoch:
+        if memory is None or not same_life:
             memory = self._memories[append.tag] = _Memory(append.epoch)
         if memory.log_bytes > self._limits.log_bytes:
             return LogFull()
@@ -220,15 +223,6 @@ class InProcessStore:
             since_purge=None if memory.purged_at is None else time.monotonic() - memory.purged_at,
             expires_in=None if memory.expires_at == math.inf else memory.expires_at - time.monotonic(),
         )
-
-
-def _holds(memory: _Memory | None, append: Append) -> bool:
-    """Whether the log goes on, or may go on, from where the writer stands."""
-    if memory is None or memory.position < append.position:
-        return False
-    index = append.position + 1 - memory.oldest
-    after = memory.before[index] if 0 <= index < len(memory.before) else memory.chain
-    return index < 0 or after == append.chain
 
 
 def _facts(tag: str, memory: _Memory) -> Facts:

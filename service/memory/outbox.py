@@ -114,6 +114,18 @@ class Outbox:
             while self._sent_tokens > self._most_tokens:
                 self._sent_tokens -= self._drop_oldest(self._sent)
 
+    def confirmed(self, name: MemoryName) -> int:
+        """The count of a memory's record that the store confirmed last; 0 where none is kept."""
+        with self._lock:
+            sent = self._sent.get(name)
+            return sent[-1].record.seq if sent else 0
+
+    def forget(self, name: MemoryName) -> None:
+        """The store let a memory go for good: what it had confirmed is not sent again."""
+        with self._lock:
+            for waiting in self._sent.pop(name, ()):
+                self._sent_tokens -= int(waiting.record.tokens.size)
+
     def rewind(self, name: MemoryName, mark: int) -> int:
         """The store has a memory's records up to `mark` only: those after it are unconfirmed again.
 

@@ -123,7 +123,7 @@ class RedisStore:
 
     def _append(self, append: Append) -> Script:
         arguments: list[str | int | bytes] = [
-            append.epoch, append.source, self._limits.log_bytes, self._ttl, append.name, append.position, append.chain
+            append.epoch, append.source, self._limits.log_bytes, self._ttl, append.name, append.after
         ]  # fmt: skip
         for entry in append.entries:
             arguments += [entry.seq, entry.tokens, entry.value]

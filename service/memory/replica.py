@@ -155,8 +155,7 @@ class Replica:
             return None
         entries = [self.sealed.entry(resident.tag, one.record) for one in waiting]
         name = self.sealed.name(resident.tag, resident.name)
-        log = resident.log
-        return Append(resident.tag, epoch, self.outbox.source, name, entries, log.position, log.chain)
+        return Append(resident.tag, epoch, self.outbox.source, name, entries, self.outbox.confirmed(resident.name))
 
     def _appended(self, append: Append, result: object) -> bool:
         """Whether the next batch may go on."""
@@ -238,11 +237,12 @@ class Replica:
         with resident.lock:
             resident.epoch, resident.purged_at = page.epoch, purged_at
             resident.expires_at = None if page.expires_in is None else now + page.expires_in
-        self.counters.stale += self.outbox.settle(resident.name, page.epoch, page.since_purge)
+        stale = self.outbox.settle(resident.name, page.epoch, page.since_purge)
+        self.counters.stale += stale
         if resident.loaded and page.start == resident.log.position and page.before == resident.log.chain:
             await self._go_on(resident, page)
         else:
-            await self._begin_anew(resident, page)
+            await self._begin_anew(resident, page, stale > 0)
         if page.snapshot_missing and resident.foldable and resident.loaded:
             resident.fold_due = True
 
@@ -252,11 +252,14 @@ class Replica:
         if resident.epoch is None:
             self._settle(resident, 0)
         if resident.log.position == 0:
+            if resident.epoch:  # a purge, which others may not have heard of
+                await self.store.purge(resident.tag, resident.epoch, only_raise=True)
             self.outbox.rewind(resident.name, 0)
             return
         if resident.expires_at is not None and time.monotonic() > resident.expires_at - _EXPIRY_SECONDS:
             resident.renew(resident.epoch or 0, resident.purged_at)
             resident.loaded = True
+            self.outbox.forget(resident.name)
         elif resident.foldable and await self._seed(resident):
             self.counters.seeds += 1
             _log.warning("the store had lost a memory and got it back", memory=resident.tag)
@@ -287,7 +290,8 @@ class Replica:
         if (resident.log.position, resident.log.chain) != (page.position, page.chain):
             resident.loaded = False
 
-    async def _begin_anew(self, resident: Resident, page: Page) -> None:
+    async def _begin_anew(self, resident: Resident, page: Page, was_purged: bool) -> None:
+        """Takes the store's log for ours; `was_purged`: strategies learned what a purge took."""
         again = resident.loaded
         if again:
             self.counters.reloads += 1
@@ -312,7 +316,7 @@ class Replica:
             resident.foldable = False
         resident.log = log
         resident.loaded = True
-        await self._build(resident, [*resident.strategies], again)
+        await self._build(resident, [*resident.strategies], again or was_purged)
 
     async def _open_snapshot(self, resident: Resident, page: Page) -> list[Record] | None:
         """The snapshot's records, none where it is not for us; None where it was moved out of the way."""

@@ -2,8 +2,10 @@
 
 A memory's meta hash holds: epoch; pos, chain, bytes, tokens (of all that was ever appended in this life); snap_pos,
 snap_tokens, snap_records, snap_total (`tokens` at snap_pos), snap_at (server's seconds); purged (server's
-milliseconds); name; and "m:SOURCE", the highest count of each source with the server's seconds. Entry number p of the
-log has the stream id p-0 and the fields c, b, t (chain, bytes and tokens before it) and r (the record).
+milliseconds); name; and "m:SOURCE", the highest count of each source with the server's seconds. An epoch is the time
+of the purge in microseconds, or one more than before where the clock went back: a store that lost everything must not
+count through the same numbers again. Entry number p of the log has the stream id p-0 and the fields c, b, t (chain,
+bytes and tokens before it) and r (the record).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ local function expire(ttl, ...)
 end
 """
 
-# KEYS: log snap meta. ARGV: epoch source log_bytes ttl_ms name position chain, then seq tokens value for each entry.
+# KEYS: log snap meta. ARGV: epoch source log_bytes ttl_ms name after, then seq tokens value for each entry.
 APPEND = (
     _COMMON
     + """
@@ -36,18 +38,9 @@ if known and epoch < known then return {'stale', known} end
 local pos, chain, bytes, tokens, mark = number(m[2]), m[3] or '', number(m[4]), number(m[5]), 0
 if m[6] then mark = number(string.match(m[6], '^%d+')) end
 local snap_pos, snap_records = number(m[7]), number(m[8])
-local stands = tonumber(ARGV[6])
-if stands > 0 and (not known or epoch == known) then
-  if pos < stands or (pos == stands and chain ~= ARGV[7]) then return {'lost'} end
-  if pos > stands then
-    local id = string.format('%d-0', stands + 1)
-    local entry = redis.call('XRANGE', log, id, id)[1]
-    for i = 1, entry and #entry[2] or 0, 2 do
-      if entry[2][i] == 'c' and entry[2][i + 1] ~= ARGV[7] then return {'lost'} end
-    end
-  end
-end
-if known and epoch > known then
+local new_life = known and epoch > known
+if (new_life and 0 or mark) < tonumber(ARGV[6]) then return {'lost'} end
+if new_life then
   redis.call('DEL', log, snap, meta)
   pos, chain, bytes, tokens, mark, snap_pos, snap_records = 0, '', 0, 0, 0, 0, 0
 end
@@ -59,7 +52,7 @@ if oldest then
   end
 end
 if held > tonumber(ARGV[3]) then return {'full'} end
-for i = 8, #ARGV, 3 do
+for i = 7, #ARGV, 3 do
   local seq, n, value = tonumber(ARGV[i]), tonumber(ARGV[i + 1]), ARGV[i + 2]
   if seq > mark then
     pos = pos + 1
@@ -180,8 +173,11 @@ PURGE = (
 local meta = KEYS[3]
 local known, least = redis.call('HGET', meta, 'epoch'), tonumber(ARGV[1])
 if ARGV[2] == '1' and known and tonumber(known) >= least then return tonumber(known) end
-local epoch = math.max(least, ARGV[2] == '1' and 0 or number(known) + 1)
 local now = redis.call('TIME')
+local epoch = least
+if ARGV[2] ~= '1' then
+  epoch = math.max(least, tonumber(now[1]) * 1000000 + tonumber(now[2]), number(known) + 1)
+end
 local ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 redis.call('DEL', KEYS[1], KEYS[2], meta, KEYS[4], KEYS[5])
 redis.call('HSET', meta, 'epoch', string.format('%d', epoch), 'pos', '0', 'chain', '', 'purged',

@@ -56,6 +56,8 @@ def decode(data: bytes, fingerprint: str) -> Snapshot:
         raise CorruptValueError("the value is no snapshot")
     if version > VERSION:
         raise NewerFormatError(f"the snapshot has version {version}; this program reads up to {VERSION}")
+    if version < VERSION:
+        raise CorruptValueError(f"there never was a snapshot of version {version}")
     body = data[_HEAD.size :]
     if hashlib.sha256(body).digest() != digest or len(body) < _FACTS.size:
         raise CorruptValueError("the snapshot's checksum does not match")

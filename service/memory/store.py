@@ -51,8 +51,8 @@ class Append:
     Attributes:
         epoch: the life of the memory that they belong to.
         name: the memory's name, sealed, for lists of memories.
-        position, chain: where the writer stands. A store that does not hold this lost something, and takes nothing
-            before the writer has seen that: its mark would hide what is to be sent again.
+        after: the source's count that the store confirmed last, 0 for none. A store that does not hold this lost
+            something, and takes nothing before the writer has seen that: its mark would hide what is to be sent again.
     """
 
     tag: str
@@ -60,8 +60,7 @@ class Append:
     source: str
     name: bytes
     entries: SequenceOf[Entry]
-    position: int = 0
-    chain: str = ""
+    after: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ class LogFull:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Nothing was appended: the log is not the one that the writer knows."""
+    """Nothing was appended: the log does not hold what the writer sent before."""
 
 
 AppendResult = Appended | Stale | LogFull | Lost | MemoryStoreError

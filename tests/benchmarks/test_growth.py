@@ -57,7 +57,7 @@ def test_the_verdict_names_all_that_went_wrong() -> None:
     assert [
         expected in problem
         for expected, problem in zip(
-            ["rss_mib grew from 100 to 290", "[24, 23] were free", "2 requests", "logged: Traceback"],
+            ["rss_mib grew from 100 to 290", "[24, 23] were free", "2 requests", "logged:\nTraceback"],
             problems,
             strict=True,
         )

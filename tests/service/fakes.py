@@ -119,8 +119,10 @@ class FakeEngine:
         self._waiting.append(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
-        if sequence in self._waiting:
-            self._waiting.remove(sequence)
+        if sequence.state is SequenceState.FINISHED:
+            return
+        if sequence.state is SequenceState.WAITING:
+            self._waiting.remove(sequence)  # raises where it was never added, as the engine does
         self._free(sequence)
 
     def step(self) -> list[StepOutput]:

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -18,8 +18,10 @@ from service.bridge import EngineBridge
 from service.engine_host import EngineThread
 from service.engine_link import Add, framed
 from service.errors import QueueFullError, ShuttingDownError
+from service.memory import TenantMemory
 from service.settings import Settings
 from service.stream import MAX_PART_TOKENS, Pending, Stream
+from strategies import Strategy, create
 from tests.service.fakes import FakeEngine, FakeModel, hosted, until
 
 
@@ -284,3 +286,28 @@ async def test_a_strategy_that_cannot_be_had_costs_the_drafts_only() -> None:
         assert "no such strategy" in one.stats.drafting_disabled_reason
         assert len(one.output) == 10
         stream.close()
+
+
+async def test_requests_that_leave_before_their_memory_has_come() -> None:
+    """One is cancelled meanwhile and never reaches the engine; the other begins when it comes."""
+    engine, comings = FakeEngine(), list[Callable[[Strategy], object]]()
+
+    def late(memory: TenantMemory) -> None:
+        memory.fetch = lambda tenant, name, later: comings.append(later)  # type: ignore[method-assign]
+
+    runner = EngineThread(lambda: hosted(Settings(), FakeModel(), lambda: engine, late))
+    bridge = EngineBridge(runner, max_running=2, max_waiting=2)
+    await bridge.start()
+    try:
+        left, stayed = bridge.admit(), bridge.admit()
+        left.submit(sequence(10))
+        stayed.submit(sequence(10))
+        await until(lambda: len(comings) == 2)
+        left.close()
+        for coming in comings:
+            coming(create("none"))
+        assert len((await drained(stayed)).token_ids) == 10
+        stayed.close()
+        assert bridge.live == 0
+    finally:
+        assert await bridge.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as SequenceOf
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -53,8 +53,13 @@ def memory_of(
 async def replicas(count: int, url: str, **options: Any) -> AsyncIterator[list[TenantMemory]]:
     """Memories of several processes over one server."""
     memories = [memory_of(url, **options) for _ in range(count)]
+    loop = asyncio.get_running_loop()  # has the engine's part: strategies belong to one thread
+
+    def run(task: Callable[[], None]) -> None:
+        loop.call_soon_threadsafe(task)
+
     for memory in memories:
-        memory.start(lambda task: task())
+        memory.start(run)
     try:
         yield memories
     finally:

@@ -144,8 +144,19 @@ class Replicas(RuleBasedStateMachine):
 
     @rule()
     def lose_everything(self) -> None:
-        """The store starts empty. Where both replicas live and one holds all, it all comes back."""
+        """The store starts empty. Where both replicas live and one holds all, it all comes back.
+
+        With the rest goes when a purge was. What a replica holds that has not heard of it may come back, if nobody else
+        has, or go, if somebody has: from before the purge, as far as anybody can tell.
+        """
         before = self._stored()
+        latest, epochs = self._epochs()
+        for who in range(2):
+            if epochs[who] != latest:
+                held = self._held(who)
+                self.gone -= held
+                for number in held & self.learned.keys():
+                    del self.learned[number]
         self.store.__dict__.update(InProcessStore(Limits(CONFIG.log_bytes), shared=True).__dict__)
         self.backup = None
         for number in before:
@@ -190,10 +201,28 @@ class Replicas(RuleBasedStateMachine):
         return {tokens[0] for tokens in log_of(reader, TENANT)}
 
     def _is_aware(self, who: int) -> bool:
-        """Whether a replica knows of the latest purge, or knows nothing yet; otherwise what it learns is left out."""
-        resident = self.memories[who].residents.open(MemoryName(TENANT))
-        stored = self.store._memories.get(resident.tag)
-        return stored is None or resident.epoch is None or resident.epoch >= stored.epoch
+        """Whether a replica knows of the latest purge that anybody knows of, or nothing was purged; otherwise what it
+        learns is left out: it may be from before the purge, as far as anybody can tell."""
+        latest, epochs = self._epochs()
+        stored = self.store._memories.get(self.memories[who].naming.tag(MemoryName(TENANT)))
+        will_hear = stored is not None and stored.epoch == latest
+        return epochs[who] == latest or (will_hear and self._epoch(who) is None)
+
+    def _epoch(self, who: int) -> int | None:
+        resident = self.memories[who].residents.get(MemoryName(TENANT))
+        return None if resident is None else resident.epoch
+
+    def _epochs(self) -> tuple[int, list[int]]:
+        """The life that the latest purge began, as far as the store or a replica knows, and what each replica knows."""
+        epochs = [self._epoch(who) or 0 for who in range(2)]
+        stored = self.store._memories.get(self.memories[0].naming.tag(MemoryName(TENANT)))
+        return max(*epochs, 0 if stored is None else stored.epoch), epochs
+
+    def _held(self, who: int) -> set[int]:
+        """The numbers that a replica knows or keeps for sending."""
+        memory = self.memories[who]
+        kept = memory.outbox.records(MemoryName(TENANT), 0)
+        return {int(record.tokens[0]) for record in kept} | {tokens[0] for tokens in log_of(memory, TENANT)}
 
     def _kept(self, number: int) -> bool:
         """Whether the replica that learned a number lives and still keeps it for sending."""
@@ -206,5 +235,5 @@ class Replicas(RuleBasedStateMachine):
 
 TestReplicas = Replicas.TestCase
 TestReplicas.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -65,12 +65,11 @@ async def test_stopped_for_a_while(server: Valkey, seconds: float) -> None:
 async def test_connections_reset_in_mid_write(server: Valkey) -> None:
     async with Proxy(server.port) as proxy, live(proxy.url, server.url) as running:
         draw = random.Random(3)
-        for _ in range(12):
+        while proxy.resets < 5:
             proxy.reset_after = draw.randint(1, 6000)
             await asyncio.sleep(0.2)
         proxy.reset_after = None
         await running.converged()
-        assert proxy.resets > 3
 
 
 async def test_a_link_cut_and_healed(server: Valkey) -> None:

@@ -210,8 +210,9 @@ async def test_a_snapshot_that_cannot_be_read_leaves_the_log_served(server: Valk
             await teach(first, "t", numbers(10, number))
         await agreed([first], "t")
         folds = first.counters_now.folds
-        first.residents.open(MemoryName("t")).fold_due = True
         await teach(first, "t", numbers(16))
+        await agreed([first], "t")
+        first.residents.open(MemoryName("t")).fold_due = True
         await until(lambda: first.counters_now.folds > folds)
         await teach(first, "t", numbers(17))
         complete = await agreed([first], "t")
