@@ -14,13 +14,13 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the service's process held at a time.
+    """What the service's process and its engine's held at a time.
 
     Attributes:
         seconds: since the traffic began.
         rss_mib: resident memory in MiB, without the pages of files.
-        threads: its threads.
-        fds: its open file descriptors.
+        threads: their threads.
+        fds: their open file descriptors.
         requests: requests that its clients had under way.
     """
 

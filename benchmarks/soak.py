@@ -17,7 +17,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
@@ -216,22 +216,24 @@ async def free_places(target: str, info: ModelInfo) -> int:
 
 
 async def _watch(pid: int, soaked: Soaked, duration: float, out: Console) -> None:
-    """Samples the service's process until it is cancelled, with a bar that grows meanwhile."""
+    """Samples the service's process and its engine's until it is cancelled, with a bar that grows meanwhile."""
     import psutil
 
-    process = psutil.Process(pid)
+    service = psutil.Process(pid)
     started = time.monotonic()
     columns = (TextColumn("{task.description:44}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=out, refresh_per_second=1, transient=True) as bar:
         task = bar.add_task("", total=duration)
         while True:
             seconds = time.monotonic() - started
-            with process.oneshot():
-                rss, threads = own_bytes(process.memory_info()) / MIB, process.num_threads()
-            sample = Sample(round(seconds, 3), round(rss, 3), threads, process.num_fds(), soaked.under_way)
-            soaked.samples.append(sample)
-            total = soaked.requests.total()
-            bar.update(task, completed=seconds, description=f"{total} requests, {rss:.0f} MiB, {threads} threads")
+            with suppress(psutil.NoSuchProcess):  # requests fail then, and say so
+                processes = [service, *service.children(recursive=True)]
+                rss = sum(own_bytes(process.memory_info()) for process in processes) / MIB
+                threads = sum(process.num_threads() for process in processes)
+                fds = sum(process.num_fds() for process in processes)
+                soaked.samples.append(Sample(round(seconds, 3), round(rss, 3), threads, fds, soaked.under_way))
+                said = f"{soaked.requests.total()} requests, {rss:.0f} MiB, {threads} threads"
+                bar.update(task, completed=seconds, description=said)
             await asyncio.sleep(duration / _SAMPLES)
 
 
