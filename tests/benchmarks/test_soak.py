@@ -13,8 +13,7 @@ from benchmarks.soak_traffic import KINDS
 
 MEMORY_BOUND = 64
 """MiB in the second half of the time, some 200 requests: what 320 KiB a request would leak, a tenth of what a leaked
-slab would. A run of half an hour finds
-2 KiB."""
+slab would. A run of half an hour finds 2 KiB."""
 
 
 @pytest.mark.timeout(300)
