@@ -26,11 +26,11 @@ def worthwhile_score(
         base_tokens: tokens that the step runs anyway.
         step_time: number of tokens -> seconds that the step takes.
     """
-    scores = np.concatenate([tree.scores for tree in trees]) if trees else np.empty(0, np.float32)
-    if scores.size == 0:
+    drafted = [tree.scores for tree in trees if len(tree)]
+    if not drafted:
         return 0.0
-    best_first = -np.sort(-scores)
-    gain = len(trees) + np.concatenate([[0.0], np.cumsum(best_first, dtype=np.float64)])
-    cost = step_time(base_tokens + np.arange(scores.size + 1))
-    count = int(np.argmax(gain / cost))
-    return float(best_first[count - 1]) if count else float("inf")
+    best_first = np.sort(drafted[0] if len(drafted) == 1 else np.concatenate(drafted))[::-1]
+    cost = step_time(np.arange(base_tokens, base_tokens + best_first.size + 1))
+    rates = (best_first.cumsum(dtype=np.float64) + len(trees)) / cost[1:]
+    best = int(rates.argmax())
+    return float(best_first[best]) if rates[best] > len(trees) / cost[0] else float("inf")

@@ -196,7 +196,7 @@ class Engine:
         if self._step_times is not None:
             step_time = partial(self._step_times, sequences=len(plan))
             least = worthwhile_score(trees, sum(work.tokens for work in plan), step_time)
-            trees = [tree.pruned(int((tree.scores >= least).sum())) for tree in trees]
+            trees = [tree.above(least) for tree in trees]
         turns, row = [], 0
         for work, tree in zip(plan, trees, strict=True):
             sequence, slab = work.sequence, self._pool.slab(work.sequence)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -39,16 +40,23 @@ class StepTimeCurve:
     def __init__(self, seconds: dict[int, float]) -> None:
         self.sizes = np.array(sorted(seconds), np.float64)
         self._measured = np.array([seconds[int(n)] for n in self.sizes], np.float64)
-        self.seconds = self._lawful()
+        self._within = np.arange(self.sizes[-1] + 1)
+        self._settle()
 
     def __call__(self, tokens: npt.ArrayLike) -> Seconds:
         """Seconds for each number of tokens; beyond the largest size, along the last slope."""
         tokens = np.asarray(tokens)
+        if tokens.size and tokens.max() < self._table.size:
+            return np.asarray(self._table[tokens])
         at = np.interp(tokens, self.sizes, self.seconds)
         if len(self.sizes) > 1:
             slope = (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
             at = at + slope * np.maximum(tokens - self.sizes[-1], 0)
         return np.asarray(at)
+
+    def at(self, tokens: int) -> float:
+        """Seconds for one number of tokens."""
+        return float(self._table[tokens] if tokens < self._table.size else self(tokens))
 
     def observe(self, tokens: int, seconds: float, weight: float = 1.0) -> None:
         """Draws the curve towards a step that was just timed: a little everywhere, and more where it was."""
@@ -56,14 +64,16 @@ class StepTimeCurve:
             return
         nearest = int(np.argmin(np.abs(self.sizes - tokens)))
         # A step far from what was expected met another process, not another curve.
-        surprise = weight * (min(max(seconds / float(self(tokens)), 0.5), 2.0) - 1.0)
+        surprise = weight * (min(max(seconds / self.at(tokens), 0.5), 2.0) - 1.0)
         self._measured *= 1.0 + _SMOOTHING_EVERYWHERE * surprise
         self._measured[nearest] = self.seconds[nearest] * (1.0 + _SMOOTHING * surprise)
-        self.seconds = self._lawful()
+        self._settle()
 
-    def _lawful(self) -> Seconds:
+    def _settle(self) -> None:
+        """The lawful curve through what was measured, and a table of it: it is read for every step."""
         per_token = np.minimum.accumulate(self._measured / self.sizes)
-        return np.maximum.accumulate(per_token * self.sizes)
+        self.seconds = np.maximum.accumulate(per_token * self.sizes)
+        self._table = np.interp(self._within, self.sizes, self.seconds)
 
 
 class StepTimes:
@@ -81,14 +91,17 @@ class StepTimes:
 
     def __call__(self, tokens: npt.ArrayLike, sequences: int) -> Seconds:
         """Seconds for each number of tokens, over all of `sequences` sequences, on the best number of threads."""
-        return np.asarray(np.min([self._on(threads, tokens, sequences) for threads in self._curves], axis=0))
+        more = sequences - 1
+        curves = [curve(tokens) + more * self._per_sequence[threads] for threads, curve in self._curves.items()]
+        return np.asarray(reduce(np.minimum, curves))
 
     def choose_threads(self, tokens: int, sequences: int) -> int:
         """The number of threads for the next step: the fewest of those that are about as fast as any.
 
         Now and then another one, lest it be judged for ever by one bad moment.
         """
-        costs = {threads: float(self._on(threads, tokens, sequences)) for threads in self._curves}
+        more, extra = sequences - 1, self._per_sequence
+        costs = {threads: curve.at(tokens) + more * extra[threads] for threads, curve in self._curves.items()}
         least = min(costs.values())
         best = next(threads for threads, cost in costs.items() if cost <= _WORTH_MORE_THREADS * least)
         self._steps += 1
@@ -102,11 +115,8 @@ class StepTimes:
         if sequences == 1:
             curve.observe(tokens, seconds, weight)
         else:
-            each = max(seconds - float(curve(tokens)), 0.0) / (sequences - 1)
+            each = max(seconds - curve.at(tokens), 0.0) / (sequences - 1)
             self._per_sequence[threads] += weight * _SMOOTHING * (each - self._per_sequence[threads])
-
-    def _on(self, threads: int, tokens: npt.ArrayLike, sequences: int) -> Seconds:
-        return self._curves[threads](tokens) + (sequences - 1) * self._per_sequence[threads]
 
 
 def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTimeCurve:

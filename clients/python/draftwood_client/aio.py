@@ -17,7 +17,7 @@ from draftwood.v1.generation_pb2_grpc import GenerationServiceStub
 from draftwood_client._response import Answer, model_info, tokenization
 from draftwood_client._status import cancelled_error, not_ready_error
 from draftwood_client.connection import DEFAULT_TARGET, Connection, TlsConfig, Token
-from draftwood_client.errors import ClientClosedError, UnavailableError
+from draftwood_client.errors import ClientClosedError, DeadlineError, UnavailableError
 from draftwood_client.request import GenerateOptions, Messages, Prompt, generate_request, token_ids, tokenize_request
 from draftwood_client.results import Completion, Delta, Finished, ModelInfo, Started, Tokenization
 from draftwood_client.retry import UNTIL_DEADLINE, Attempts, RetryPolicy
@@ -125,11 +125,13 @@ class AsyncClient:
     async def wait_until_ready(self, timeout: float = 60.0) -> ModelInfo:
         """Waits for a server that is starting, or still loading its model. See `Client.wait_until_ready`."""
         limit = self._connection.timeout_for(timeout)
+        attempts = Attempts(UNTIL_DEADLINE, limit)
         try:
             method = self._stub().GetModelInfo
-            return model_info(await self._call(method, pb.GetModelInfoRequest(), timeout, UNTIL_DEADLINE))
-        except UnavailableError as error:
-            raise not_ready_error(self._connection.target, limit, error) from error
+            return model_info(await self._call(method, pb.GetModelInfoRequest(), timeout, attempts))
+        except (UnavailableError, DeadlineError) as error:
+            last = attempts.refusal or error
+            raise not_ready_error(self._connection.target, limit, last) from last
 
     def _stub(self) -> GenerationServiceAsyncStub:
         """Opens the channel where there is none yet: it belongs to the running event loop."""
@@ -145,10 +147,10 @@ class AsyncClient:
         method: _Method[_Request, _Response],
         request: _Request,
         timeout: float | None,
-        policy: RetryPolicy | None = None,
+        attempts: Attempts | None = None,
     ) -> _Response:
         limit = self._connection.timeout_for(timeout)
-        attempts = Attempts(policy or self._connection.retry, limit)
+        attempts = attempts or Attempts(self._connection.retry, limit)
         while True:
             try:
                 return await method(request, timeout=attempts.remaining(), metadata=self._connection.call_metadata())

@@ -15,7 +15,7 @@ from draftwood.v1.generation_pb2_grpc import GenerationServiceStub
 from draftwood_client._response import Answer, model_info, tokenization
 from draftwood_client._status import cancelled_error, not_ready_error
 from draftwood_client.connection import DEFAULT_TARGET, Connection, TlsConfig, Token
-from draftwood_client.errors import ClientClosedError, UnavailableError
+from draftwood_client.errors import ClientClosedError, DeadlineError, UnavailableError
 from draftwood_client.request import GenerateOptions, Messages, Prompt, generate_request, token_ids, tokenize_request
 from draftwood_client.results import Completion, Delta, Finished, ModelInfo, Started, Tokenization
 from draftwood_client.retry import UNTIL_DEADLINE, Attempts, RetryPolicy
@@ -146,10 +146,12 @@ class Client:
             StatusError: it answered, and something other than "unavailable".
         """
         limit = self._connection.timeout_for(timeout)
+        attempts = Attempts(UNTIL_DEADLINE, limit)
         try:
-            return model_info(self._call(self._stub().GetModelInfo, pb.GetModelInfoRequest(), timeout, UNTIL_DEADLINE))
-        except UnavailableError as error:
-            raise not_ready_error(self._connection.target, limit, error) from error
+            return model_info(self._call(self._stub().GetModelInfo, pb.GetModelInfoRequest(), timeout, attempts))
+        except (UnavailableError, DeadlineError) as error:
+            last = attempts.refusal or error
+            raise not_ready_error(self._connection.target, limit, last) from last
 
     def _stub(self) -> GenerationServiceStub:
         if self._open_stub is None:
@@ -161,10 +163,10 @@ class Client:
         method: _Method[_Request, _Response],
         request: _Request,
         timeout: float | None,
-        policy: RetryPolicy | None = None,
+        attempts: Attempts | None = None,
     ) -> _Response:
         limit = self._connection.timeout_for(timeout)
-        attempts = Attempts(policy or self._connection.retry, limit)
+        attempts = attempts or Attempts(self._connection.retry, limit)
         while True:
             try:
                 return method(request, timeout=attempts.remaining(), metadata=self._connection.call_metadata())

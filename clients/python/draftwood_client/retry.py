@@ -58,6 +58,9 @@ class Attempts:
         policy: when to try again.
         timeout: seconds for all attempts together; None for no deadline.
         clock: monotonic, in seconds.
+
+    Attributes:
+        refusal: the latest error that another attempt may overcome; None where there was none.
     """
 
     def __init__(self, policy: RetryPolicy, timeout: float | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -65,6 +68,7 @@ class Attempts:
         self._clock = clock
         self._deadline = None if timeout is None else clock() + timeout
         self._failed = 0
+        self.refusal: StatusError | None = None
 
     def remaining(self) -> float | None:
         """Seconds that are left, at least 0; None where there is no deadline."""
@@ -77,6 +81,8 @@ class Attempts:
             StatusError: `error` itself, when there is no next attempt.
         """
         self._failed += 1
+        if error.retryable:
+            self.refusal = error
         if not error.retryable or self._failed >= self._policy.max_attempts:
             raise error
         wait = (error.retry_after or 0.0) + random.uniform(0.0, self._policy.longest_backoff(self._failed))
