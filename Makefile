@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 # Small models in tests are faster on one thread, and two test processes share the machine.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: help setup demo serve bench test check format protos baseline stream-cost clean
+.PHONY: help setup demo serve bench test test-slow check format protos baseline stream-cost clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -28,6 +28,9 @@ bench: $(STAMP)  ## Compare transformers, drafting off and the strategies on a f
 
 test: check  ## All checks, then all tests
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-slow: $(STAMP)  ## Many random runs of what `make test` tries a few times; some minutes
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m slow
 
 check: $(STAMP)  ## Lint, types, import rules, protocol
 	$(BIN)/ruff check .
