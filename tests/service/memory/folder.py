@@ -15,9 +15,9 @@ async def main(port: int, run: int) -> None:
     await memory.replica.refresh(resident)
     number = 0
     while True:
-        for _ in range(5):
+        for _ in range(2):  # 300 runs must fit the index
             number += 1
-            await teach(memory, "t", [1 + run * 2000 + number, *range(number % 30)], "none")
+            await teach(memory, "t", [1 + run * 2000 + number, *range(number % 14)], "none")
         await memory.replica.round()
         print(memory.counters_now.pushed, flush=True)
         resident.fold_due = True

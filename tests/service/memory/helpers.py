@@ -105,6 +105,7 @@ async def agreed(memories: SequenceOf[TenantMemory], tenant: str, seconds: float
         logs = [log_of(memory, tenant) for memory in memories]
         indexes = [known_to(memory, tenant) for memory in memories]
         same = all(log == logs[0] for log in logs) and all(index == sorted(logs[0]) for index in indexes)
+        same &= all(memory.residents.open(MemoryName(tenant)).loaded for memory in memories)
         if same and not any(memory.outbox.pending or memory.thread.failing for memory in memories):
             return logs[0]
         if time.monotonic() > deadline:
