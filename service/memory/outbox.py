@@ -66,10 +66,6 @@ class Outbox:
         with self._lock:
             return sum(map(len, self._sent.values()))
 
-    def holds(self, name: MemoryName) -> bool:
-        """Whether a memory has unconfirmed records."""
-        return name in self._pending
-
     def names(self) -> list[MemoryName]:
         """Of the memories with unconfirmed records."""
         with self._lock:
