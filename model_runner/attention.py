@@ -232,14 +232,39 @@ def _fill_mask(parents: Int32Array, depths: Int32Array, context: int, window: in
             j = parents[j]
 
 
-def chain_then_tree(chain: Int32Array, tree: DraftTree) -> tuple[Int32Array, Int32Array, Int32Array]:
-    """Tokens, parents and depths, each int32[c + n], of a chain int32[c] with a tree of n nodes under its end."""
+def chain_then_tree(
+    chain: Int32Array, tree: DraftTree, least: float = 0.0
+) -> tuple[Int32Array, Int32Array, Int32Array]:
+    """Tokens, parents and depths, each int32[c + n], of a chain int32[c] with a tree under its end.
+
+    `least`: of the tree only the n nodes with at least this score; with a node goes all that hangs from it.
+    """
+    tokens, parents, depths = np.empty((3, chain.shape[0] + len(tree)), np.int32)
+    size = int(_lay_out(chain, tree.tokens, tree.parents, tree.scores, least, tokens, parents, depths))
+    return tokens[:size], parents[:size], depths[:size]
+
+
+@numba.njit(cache=True, nogil=True)
+def _lay_out(
+    chain: Int32Array,
+    tree_tokens: Int32Array,
+    tree_parents: Int32Array,
+    scores: Float32Array,
+    least: float,
+    tokens: Int32Array,
+    parents: Int32Array,
+    depths: Int32Array,
+) -> int:
+    """Fills the last three; returns how much of them."""
     c = chain.shape[0]
-    steps = np.arange(c, dtype=np.int32)
-    if len(tree) == 0:
-        return chain, steps - 1, steps
-    return (
-        np.concatenate([chain, tree.tokens]),
-        np.concatenate([steps - 1, np.where(tree.parents < 0, c - 1, tree.parents + c).astype(np.int32)]),
-        np.concatenate([steps, tree.depths + c]),
-    )
+    for i in range(c):
+        tokens[i], parents[i], depths[i] = chain[i], i - 1, i
+    size = c
+    places = np.empty(scores.shape[0], np.int32)
+    for node in range(scores.shape[0]):
+        if scores[node] >= least:
+            parent = c - 1 if tree_parents[node] < 0 else places[tree_parents[node]]
+            tokens[size], parents[size], depths[size] = tree_tokens[node], parent, depths[parent] + 1
+            places[node] = size
+            size += 1
+    return size

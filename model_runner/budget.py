@@ -10,27 +10,38 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
 from strategies import DraftTree
+from strategies.draft import Float32Array
 
 
 def worthwhile_score(
-    trees: SequenceOf[DraftTree], base_tokens: int, step_time: Callable[[npt.ArrayLike], npt.NDArray[np.float64]]
+    trees: SequenceOf[DraftTree], base_tokens: int, step_times: Callable[[int, int], npt.NDArray[np.float64]]
 ) -> float:
     """The score below which a node is not worth its time in this step.
 
     Args:
         trees: what the step's sequences propose.
         base_tokens: tokens that the step runs anyway.
-        step_time: number of tokens -> seconds that the step takes.
+        step_times: (n, m) -> seconds that the step takes with n, n + 1, ... m tokens, float64[m - n + 1].
     """
     drafted = [tree.scores for tree in trees if len(tree)]
     if not drafted:
         return 0.0
-    best_first = np.sort(drafted[0] if len(drafted) == 1 else np.concatenate(drafted))[::-1]
-    cost = step_time(np.arange(base_tokens, base_tokens + best_first.size + 1))
-    rates = (best_first.cumsum(dtype=np.float64) + len(trees)) / cost[1:]
-    best = int(rates.argmax())
-    return float(best_first[best]) if rates[best] > len(trees) / cost[0] else float("inf")
+    scores = np.sort(drafted[0] if len(drafted) == 1 else np.concatenate(drafted))
+    return float(_least_worthwhile(scores, len(trees), step_times(base_tokens, base_tokens + scores.size)))
+
+
+@numba.njit(cache=True, nogil=True)
+def _least_worthwhile(scores: Float32Array, sequences: int, seconds: npt.NDArray[np.float64]) -> float:
+    """As `worthwhile_score`; `scores` grow."""
+    tokens, best, least = float(sequences), sequences / seconds[0], np.inf
+    for taken in range(1, seconds.shape[0]):
+        score = scores[scores.shape[0] - taken]
+        tokens += score
+        if tokens / seconds[taken] > best:
+            best, least = tokens / seconds[taken], score
+    return least

@@ -150,7 +150,7 @@ def within_depth(tree: DraftTree, depth: int) -> DraftTree:
     """The tree's nodes that lie fewer than `depth` levels deep."""
     if depth <= 0:
         return EMPTY_TREE
-    if len(tree) == 0 or tree.depths.max() < depth:
+    if len(tree) <= depth or tree.depths.max() < depth:
         return tree
     kept = tree.depths < depth
     index = np.cumsum(kept, dtype=np.int32) - 1

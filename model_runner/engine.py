@@ -25,9 +25,9 @@ from model_runner.scheduler import Scheduler, Work
 from model_runner.sequence import Finish, FinishReason, Sequence, SequenceState, StepOutput
 from model_runner.step_time import StepTimeCurve, StepTimes, measure
 from model_runner.tokenizer import OutputText
-from model_runner.verify import walk
+from model_runner.verify import ROOT, walk
 from strategies import EMPTY_TREE, DraftTree, Feedback
-from strategies.draft import ROOT, Int32Array, merged
+from strategies.draft import Int32Array, merged
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -49,9 +49,19 @@ class _Turn:
 
     work: Work
     live: _Live
-    tree: DraftTree
     segment: Segment
     rows: slice
+
+    @property
+    def tokens(self) -> Int32Array:
+        """int32[n]: the last committed token and the draft tree's nodes under it."""
+        return self.segment.tokens[self.work.tokens - 1 :]
+
+    @property
+    def parents(self) -> Int32Array:
+        """int32[n], in this numbering; -1 for the first."""
+        root = self.work.tokens - 1
+        return self.segment.parents[root:] - np.int32(root)
 
 
 class Engine:
@@ -119,7 +129,7 @@ class Engine:
         if sequence.stats.arrived_at == 0.0:
             sequence.stats.arrived_at = time.perf_counter()
         if sequence.deadline is not None and self._step_times is not None:
-            self._scheduler.step_seconds = float(self._step_times(1, sequences=1))
+            self._scheduler.step_seconds = float(self._step_times.between(1, 1, sequences=1)[0])
         self._scheduler.add(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
@@ -193,17 +203,19 @@ class Engine:
     def _propose(self, plan: list[Work]) -> list[_Turn]:
         """Drafts for all sequences whose end is in reach, within one budget, and lays out the flat batch."""
         trees = [self._draft(work) for work in plan]
+        least = 0.0
         if self._step_times is not None:
-            step_time = partial(self._step_times, sequences=len(plan))
-            least = worthwhile_score(trees, sum(work.tokens for work in plan), step_time)
-            trees = [tree.above(least) for tree in trees]
+            step_times = partial(self._step_times.between, sequences=len(plan))
+            least = worthwhile_score(trees, sum(work.tokens for work in plan), step_times)
         turns, row = [], 0
         for work, tree in zip(plan, trees, strict=True):
             sequence, slab = work.sequence, self._pool.slab(work.sequence)
             chain = sequence.tokens(sequence.committed, work.tokens)
-            segment = Segment(slab, sequence.committed, *chain_then_tree(chain, tree), logit_rows=work.tokens - 1)
-            turns.append(_Turn(work, self._live[sequence], tree, segment, slice(row, row + 1 + len(tree))))
-            row += 1 + len(tree)
+            nodes = chain_then_tree(chain, tree, least)
+            segment = Segment(slab, sequence.committed, *nodes, logit_rows=work.tokens - 1)
+            rows = slice(row, row + segment.size - segment.logit_rows)
+            turns.append(_Turn(work, self._live[sequence], segment, rows))
+            row = rows.stop
         return turns
 
     def _draft(self, work: Work) -> DraftTree:
@@ -252,25 +264,27 @@ class Engine:
             return StepOutput(sequence, [], [], [], Finish(FinishReason.ERROR, error=error))
 
     def _verify(self, turn: _Turn, logits: torch.Tensor, predictions: Int32Array) -> StepOutput:
-        sequence, live, tree = turn.work.sequence, turn.live, turn.tree
+        sequence, live = turn.work.sequence, turn.live
+        tokens, parents = turn.tokens, turn.parents
         token_ids, texts, logprobs, path, finish = [], [], [], [], None
         choices, at = predictions.tolist(), ROOT
-        for token, node in walk(tree, lambda node: live.chooser.choose(logits[node + 1], choices[node + 1])):
+        for token, node in walk(tokens, parents, lambda node: live.chooser.choose(logits[node], choices[node])):
             if sequence.sampling.logprobs is not None:
-                logprobs.append(live.chooser.logprobs(logits[at + 1], token))
+                logprobs.append(live.chooser.logprobs(logits[at], token))
             at = node
             text, finish = live.text.push(token)
             token_ids.append(token)
             texts.append(text)
             if node != ROOT:
-                path.append(node)
+                path.append(node - 1)
             if finish:
                 break
         turn.segment.slab.keep(sequence.committed + turn.work.tokens, path)
         sequence.committed += turn.work.tokens + len(path)
         sequence.output.extend(token_ids)
-        _record(sequence, len(tree), len(path))
-        live.drafter.observe(token_ids, _feedback(turn, live.drafter.top_k, logits, predictions))
+        _record(sequence, len(tokens) - 1, len(path))
+        top = logits.topk(live.drafter.top_k).indices.to(torch.int32).cpu().numpy() if live.drafter.top_k else None
+        live.drafter.observe(token_ids, Feedback(tokens, parents, predictions, top))
         if finish:
             self._finish(sequence)
         drafted = [i < len(path) for i in range(len(token_ids))]
@@ -343,14 +357,3 @@ def _record(sequence: Sequence, drafted: int, accepted: int) -> None:
     by_depth.extend([0] * (accepted - len(by_depth)))
     for depth in range(accepted):
         by_depth[depth] += 1
-
-
-def _feedback(turn: _Turn, top_k: int, logits: torch.Tensor, predictions: Int32Array) -> Feedback:
-    """What the model said at the root and at the tree's nodes, accepted or not."""
-    root = turn.work.tokens - 1
-    return Feedback(
-        tokens=turn.segment.tokens[root:],
-        parents=np.concatenate([np.array([-1], np.int32), turn.tree.parents + 1]),
-        predictions=predictions,
-        top_tokens=logits.topk(top_k).indices.to(torch.int32).cpu().numpy() if top_k else None,
-    )

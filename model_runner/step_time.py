@@ -46,13 +46,15 @@ class StepTimeCurve:
     def __call__(self, tokens: npt.ArrayLike) -> Seconds:
         """Seconds for each number of tokens; beyond the largest size, along the last slope."""
         tokens = np.asarray(tokens)
-        if tokens.size and tokens.max() < self._table.size:
-            return np.asarray(self._table[tokens])
         at = np.interp(tokens, self.sizes, self.seconds)
         if len(self.sizes) > 1:
             slope = (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
             at = at + slope * np.maximum(tokens - self.sizes[-1], 0)
         return np.asarray(at)
+
+    def between(self, fewest: int, most: int) -> Seconds:
+        """Seconds for `fewest` tokens, one more, and so on to `most`."""
+        return self._table[fewest : most + 1] if most < self._table.size else self(np.arange(fewest, most + 1))
 
     def at(self, tokens: int) -> float:
         """Seconds for one number of tokens."""
@@ -89,10 +91,11 @@ class StepTimes:
         self._steps = 0
         self._trial = False
 
-    def __call__(self, tokens: npt.ArrayLike, sequences: int) -> Seconds:
-        """Seconds for each number of tokens, over all of `sequences` sequences, on the best number of threads."""
+    def between(self, fewest: int, most: int, sequences: int) -> Seconds:
+        """Seconds for `fewest` tokens, one more, and so on to `most`, over all of `sequences` sequences, on the best
+        number of threads."""
         more = sequences - 1
-        curves = [curve(tokens) + more * self._per_sequence[threads] for threads, curve in self._curves.items()]
+        curves = [curve.between(fewest, most) + more * self._per_sequence[n] for n, curve in self._curves.items()]
         return np.asarray(reduce(np.minimum, curves))
 
     def choose_threads(self, tokens: int, sequences: int) -> int:

@@ -74,11 +74,18 @@ class EngineHost:
 
     Args:
         make: makes the engine, on the thread of `run`; left when the engine is closed.
+        interval: what steps write is told at most once in so many seconds; a sequence's first output and its last at
+            once. Each message wakes two processes, ours and the client's.
     """
 
-    def __init__(self, end: EngineEnd, make: Callable[[], AbstractContextManager[Hosted]]) -> None:
+    def __init__(
+        self, end: EngineEnd, make: Callable[[], AbstractContextManager[Hosted]], interval: float = 0.0
+    ) -> None:
         self._end = end
         self._make = make
+        self._interval = interval
+        self._untold: list[Written] = []
+        self._told_at = 0.0
         self._tasks: deque[Callable[[], None]] = deque()
         self._requests: dict[int, _Request] = {}
         self._names: dict[Sequence, int] = {}
@@ -116,8 +123,7 @@ class EngineHost:
             self._end.send(Ready(hosted.facts))
             while True:
                 self._obey(hosted, desk)
-                if outputs := engine.step():
-                    self._tell(outputs)
+                self._tell(engine.step())
         except EOFError:
             raise
         except BaseException as error:
@@ -162,6 +168,7 @@ class EngineHost:
                     return
 
     def _add(self, hosted: Hosted, sequences: dict[int, Sequence]) -> None:
+        self._tell_now()  # a long step may follow, for the prompt
         request = _Request(sequences)
         self._requests |= dict.fromkeys(sequences, request)
         self._names |= {sequence: name for name, sequence in sequences.items()}
@@ -224,7 +231,17 @@ class EngineHost:
                 _log.exception("what a request wrote could not be learned")
 
     def _tell(self, outputs: list[StepOutput]) -> None:
-        self._end.send(Stepped([written for output in outputs if (written := self._written(output)) is not None]))
+        written = [message for output in outputs if (message := self._written(output)) is not None]
+        self._untold += written
+        urgent = any(message.stats is not None for message in written)
+        if urgent or time.perf_counter() - self._told_at >= self._interval:
+            self._tell_now()
+
+    def _tell_now(self) -> None:
+        if self._untold:
+            self._end.send(Stepped(self._untold))
+            self._untold = []
+            self._told_at = time.perf_counter()
 
     def _written(self, output: StepOutput) -> Written | None:
         sequence, finish = output.sequence, output.finish

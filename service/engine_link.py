@@ -71,7 +71,7 @@ class Written(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """From the engine: what one step wrote."""
+    """From the engine: what one or several steps wrote, in order."""
 
     outputs: list[Written]
 

@@ -73,7 +73,7 @@ def main() -> None:
     settings: Settings = pickle.load(sys.stdin.buffer)
     configure_logging(settings.log_level, settings.log_format)
     end = EngineEnd(socket.socket(fileno=int(sys.argv[1])))
-    EngineHost(end, lambda: _hosted(settings)).run()
+    EngineHost(end, lambda: _hosted(settings), settings.stream_interval).run()
 
 
 @contextmanager

@@ -90,6 +90,12 @@ class Settings(BaseModel):
     max_message_bytes: int = Field(default=16 * _MIB, ge=1024, le=2**31 - 1, description="Largest request in bytes")
     default_timeout: float = Field(default=600.0, gt=0, description="Seconds for a request that brings no deadline")
     max_timeout: float = Field(default=3600.0, gt=0, description="Seconds for any request")
+    stream_interval: float = Field(
+        default=0.02,
+        ge=0,
+        le=60,
+        description="Seconds between two messages of a stream at least, the first and the last excepted",
+    )
     stall_timeout: float = Field(default=30.0, gt=0, description="Seconds that a message waits for its reader")
     drain_grace: float = Field(default=20.0, ge=0, description="Seconds that live requests get at shutdown")
     keepalive: float = Field(default=45.0, ge=1, description="Seconds between pings to a quiet client")

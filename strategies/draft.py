@@ -106,17 +106,7 @@ class DraftTree:
             return self
         if budget <= 0:
             return EMPTY_TREE
-        return self._only(np.sort(np.argsort(-self.scores, kind="stable")[:budget]))
-
-    def above(self, least: float) -> DraftTree:
-        """The nodes with a score of at least `least`."""
-        kept = (self.scores >= least).nonzero()[0]
-        if kept.size == len(self):
-            return self
-        return self._only(kept) if kept.size else EMPTY_TREE
-
-    def _only(self, kept: npt.NDArray[np.intp]) -> DraftTree:
-        """The nodes with these places, in order; a node's parent is among them."""
+        kept = np.sort(np.argsort(-self.scores, kind="stable")[:budget])
         new_index = np.full(len(self) + 1, ROOT, np.int32)
         new_index[kept] = np.arange(kept.size, dtype=np.int32)
         return DraftTree(self.tokens[kept], new_index[self.parents[kept]], self.scores[kept])

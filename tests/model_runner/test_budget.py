@@ -26,7 +26,7 @@ def test_no_other_number_of_nodes_promises_more_tokens_a_second(
     trees: list[DraftTree], base: int, seconds: dict[int, float]
 ) -> None:
     curve = StepTimeCurve(seconds)
-    least = worthwhile_score(trees, base, curve)
+    least = worthwhile_score(trees, base, curve.between)
     scores = sorted((s for tree in trees for s in tree.scores.tolist()), reverse=True)
     rates = [(len(trees) + sum(scores[:n])) / float(curve(base + n)) for n in range(len(scores) + 1)]
     taken = sum(s >= least for s in scores)
@@ -36,6 +36,6 @@ def test_no_other_number_of_nodes_promises_more_tokens_a_second(
 
 def test_costly_width_drafts_nothing_and_free_width_everything() -> None:
     trees = [chain(0.9, 0.5, 0.1), EMPTY_TREE]
-    assert math.isinf(worthwhile_score(trees, 2, StepTimeCurve({1: 1.0, 2: 2.0, 64: 64.0})))
-    assert worthwhile_score(trees, 2, StepTimeCurve({1: 1.0, 64: 1.0})) == pytest.approx(0.1)
-    assert worthwhile_score([], 2, StepTimeCurve({1: 1.0})) == 0.0
+    assert math.isinf(worthwhile_score(trees, 2, StepTimeCurve({1: 1.0, 2: 2.0, 64: 64.0}).between))
+    assert worthwhile_score(trees, 2, StepTimeCurve({1: 1.0, 64: 1.0}).between) == pytest.approx(0.1)
+    assert worthwhile_score([], 2, StepTimeCurve({1: 1.0}).between) == 0.0

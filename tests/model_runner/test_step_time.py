@@ -77,7 +77,7 @@ def test_narrow_steps_run_on_one_thread_and_wide_ones_on_all() -> None:
     narrow, wide = (simulate(times, cost, tokens, 320) for tokens in (1, 32))
     assert narrow.count(1) >= 300
     assert wide.count(2) == 320  # one thread is known to be far too slow: it is not even tried
-    assert times([1, 32], 1).tolist() == pytest.approx([1.95, 4.0])
+    assert times.between(1, 32, 1)[[0, 31]].tolist() == pytest.approx([1.95, 4.0])
 
 
 def test_a_better_number_of_threads_is_found_when_the_load_of_the_machine_changes() -> None:
@@ -89,9 +89,12 @@ def test_a_better_number_of_threads_is_found_when_the_load_of_the_machine_change
 
 def test_further_sequences_cost_what_their_steps_show() -> None:
     times = StepTimes({1: StepTimeCurve({1: 2.0, 64: 4.0})})
-    assert float(times(8, 8)) == float(times(8, 1))
+    def seconds(tokens: int, sequences: int) -> float:
+        return float(times.between(tokens, tokens, sequences)[0])
+
+    assert seconds(8, 8) == seconds(8, 1)
     for _ in range(300):
         times.choose_threads(8, 8)
-        times.observe(8, 8, 1, float(times(8, 1)) + 7 * 0.5)
-    assert float(times(8, 8)) == pytest.approx(float(times(8, 1)) + 3.5, rel=0.01)
-    assert float(times(8, 4)) == pytest.approx(float(times(8, 1)) + 1.5, rel=0.01)
+        times.observe(8, 8, 1, seconds(8, 1) + 7 * 0.5)
+    assert seconds(8, 8) == pytest.approx(seconds(8, 1) + 3.5, rel=0.01)
+    assert seconds(8, 4) == pytest.approx(seconds(8, 1) + 1.5, rel=0.01)
