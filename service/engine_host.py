@@ -277,12 +277,13 @@ def _compile_format(sequences: dict[int, Sequence], grammars: Grammars) -> None:
 class EngineThread:
     """Hosts an engine on a thread of this process, for engines that are at hand: those of tests."""
 
-    def __init__(self, make: Callable[[], AbstractContextManager[Hosted]]) -> None:
+    def __init__(self, make: Callable[[], AbstractContextManager[Hosted]], interval: float = 0.0) -> None:
         self._make = make
+        self._interval = interval
         self._thread: threading.Thread | None = None
 
     def start(self, connection: socket.socket) -> None:
-        host = EngineHost(EngineEnd(connection), self._make)
+        host = EngineHost(EngineEnd(connection), self._make, self._interval)
         self._thread = threading.Thread(target=host.run, name="engine", daemon=True)
         self._thread.start()
 

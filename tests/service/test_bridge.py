@@ -75,6 +75,31 @@ async def test_outputs_that_nobody_took_are_merged() -> None:
         assert bridge.live == 0
 
 
+async def test_only_the_first_output_the_last_and_a_new_request_do_not_wait_for_the_interval() -> None:
+    engine = FakeEngine(max_running=2)
+    runner = EngineThread(lambda: hosted(Settings(), FakeModel(), lambda: engine), interval=3600.0)
+    bridge = EngineBridge(runner, max_running=2, max_waiting=0)
+    await bridge.start()
+    long, short = bridge.admit(), bridge.admit()
+    long.submit(sequence(1_000_000))
+    [first] = await long.take()
+    assert len(first.token_ids) == engine.tokens_per_step
+    later = asyncio.create_task(long.take())
+    await until(lambda: engine.steps > 10)
+    await asyncio.sleep(0.02)
+    assert not later.done()
+    short.submit(sequence(40))
+    [more] = await later
+    assert len(more.token_ids) >= 9 * engine.tokens_per_step
+    [begun] = await short.take()
+    [rest] = await short.take()
+    assert len(begun.token_ids) == engine.tokens_per_step
+    assert (len(rest.token_ids), rest.finish) == (40 - engine.tokens_per_step, Finish(FinishReason.LENGTH))
+    long.close()
+    short.close()
+    assert await bridge.close()
+
+
 def test_parts_are_bounded_and_lose_nothing() -> None:
     count = 2 * MAX_PART_TOKENS + 1
     pending = Pending(list(range(count)), ["x"] * count, [True] * count, Finish(FinishReason.STOP))
