@@ -259,7 +259,7 @@ def _lay_out(
     c = chain.shape[0]
     for i in range(c):
         tokens[i], parents[i], depths[i] = chain[i], i - 1, i
-    size = c
+    size: int = c
     places = np.empty(scores.shape[0], np.int32)
     for node in range(scores.shape[0]):
         if scores[node] >= least:

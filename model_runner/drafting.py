@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 
@@ -48,16 +46,25 @@ class GuardedDrafter:
         drafter = self._drafter
         if drafter is None or budget <= 0:
             return EMPTY_TREE
-        with self._guarding(drafter, "propose"):
-            return checked(drafter.propose(budget), budget, self._vocab_size)
-        return EMPTY_TREE
+        started = time.perf_counter()
+        tree = EMPTY_TREE
+        try:
+            tree = checked(drafter.propose(budget), budget, self._vocab_size)
+        except Exception as error:
+            self._switch_off(_raised("propose", error), error)
+        self._charge(drafter, "propose", started)
+        return tree
 
     def observe(self, accepted: list[int], feedback: Feedback) -> None:
         """Tells the drafter what was accepted."""
         drafter = self._drafter
         if drafter is not None:
-            with self._guarding(drafter, "observe"):
+            started = time.perf_counter()
+            try:
                 drafter.observe(np.array(accepted, np.int32), feedback)
+            except Exception as error:
+                self._switch_off(_raised("observe", error), error)
+            self._charge(drafter, "observe", started)
 
     def close(self) -> None:
         """Closes the drafter; further calls do nothing."""
@@ -90,14 +97,8 @@ class GuardedDrafter:
         self._sequence.stats.draft_seconds += seconds
         self._account.charge(strategy, "start", seconds)
 
-    @contextmanager
-    def _guarding(self, drafter: Drafter, call: str) -> Iterator[None]:
-        """Around a call of the drafter: its time is charged, and its error ends with it."""
-        started = time.perf_counter()
-        try:
-            yield
-        except Exception as error:
-            self._switch_off(_raised(call, error), error)
+    def _charge(self, drafter: Drafter, call: str, started: float) -> None:
+        """What a call since `started` took; too much of it, and drafting ends."""
         seconds = time.perf_counter() - started
         self._sequence.stats.draft_seconds += seconds
         self._account.charge(drafter, call, seconds)
