@@ -1,8 +1,9 @@
 """How many draft nodes a step verifies: where expected tokens per second are highest. No torch.
 
 The choice is that of vLLM's adaptive verification, carried over to trees: sort the scores of all sequences' nodes,
-and take as many as maximise (sequences + sum of the best scores) / step time. Scores never grow along a path, so the
-best nodes are a tree.
+and take as many as maximise (tokens that the step runs anyway + sum of the best scores) / step time. Scores never grow
+along a path, so the best nodes are a tree. A prompt's token counts like one that is written: beside a prompt drafts are
+narrow, lest its first token come late.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ def worthwhile_score(
     if not drafted:
         return 0.0
     scores = np.sort(drafted[0] if len(drafted) == 1 else np.concatenate(drafted))
-    return float(_least_worthwhile(scores, len(trees), step_times(base_tokens, base_tokens + scores.size)))
+    return float(_least_worthwhile(scores, base_tokens, step_times(base_tokens, base_tokens + scores.size)))
 
 
 @numba.njit(cache=True, nogil=True)
-def _least_worthwhile(scores: Float32Array, sequences: int, seconds: npt.NDArray[np.float64]) -> float:
+def _least_worthwhile(scores: Float32Array, base_tokens: int, seconds: npt.NDArray[np.float64]) -> float:
     """As `worthwhile_score`; `scores` grow."""
-    tokens, best, least = float(sequences), sequences / seconds[0], np.inf
+    tokens, best, least = float(base_tokens), base_tokens / seconds[0], np.inf
     for taken in range(1, seconds.shape[0]):
         score = scores[scores.shape[0] - taken]
         tokens += score

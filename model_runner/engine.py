@@ -201,8 +201,12 @@ class Engine:
         )
 
     def _propose(self, plan: list[Work]) -> list[_Turn]:
-        """Drafts for all sequences whose end is in reach, within one budget, and lays out the flat batch."""
-        trees = [self._draft(work) for work in plan]
+        """Drafts for all sequences within one budget, and lays out the flat batch.
+
+        While a prompt needs further steps nobody drafts: it waits for each of them to end.
+        """
+        prompts_wait = len(plan) < self.running or not all(work.reaches_end for work in plan)
+        trees = [EMPTY_TREE if prompts_wait else self._draft(work) for work in plan]
         least = 0.0
         if self._step_times is not None:
             step_times = partial(self._step_times.between, sequences=len(plan))
@@ -225,7 +229,7 @@ class Engine:
         """
         sequence = work.sequence
         left, nodes = sequence.stop.max_tokens - len(sequence.output), sequence.max_draft_nodes
-        if not work.reaches_end or left <= 1 or nodes == 0:
+        if left <= 1 or nodes == 0:
             return EMPTY_TREE
         tree = self._live[sequence].drafter.propose(nodes)
         forced = forced_tokens(sequence)[:nodes]

@@ -28,7 +28,7 @@ def test_no_other_number_of_nodes_promises_more_tokens_a_second(
     curve = StepTimeCurve(seconds)
     least = worthwhile_score(trees, base, curve.between)
     scores = sorted((s for tree in trees for s in tree.scores.tolist()), reverse=True)
-    rates = [(len(trees) + sum(scores[:n])) / float(curve(base + n)) for n in range(len(scores) + 1)]
+    rates = [(base + sum(scores[:n])) / float(curve(base + n)) for n in range(len(scores) + 1)]
     taken = sum(s >= least for s in scores)
     # Equal scores are taken together, which costs at most what the last of them brings.
     assert max(rates) == pytest.approx(max(rates[: taken + 1]), rel=1e-6)

@@ -233,6 +233,25 @@ def test_statistics_add_up(engine: Engine) -> None:
     assert 0 < stats.draft_seconds < stats.step_seconds
 
 
+def test_nobody_drafts_while_a_prompt_waits_for_steps_to_end(model: LoadedModel) -> None:
+    engine = Engine(model, EngineConfig(shared_prefill_chunk=4, max_draft_nodes=16, adaptive_budget=False))
+    decoding = sequence(strategy=Faulty("nothing"), stop=StopParams(30, ignore_eos=True))
+    engine.add(decoding)
+    engine.step()
+    engine.step()
+    drafted = decoding.stats.draft_tokens
+    assert drafted > 0
+    prompt = sequence(tuple(range(10, 20)), stop=StopParams(1))
+    engine.add(prompt)
+    for _ in range(2):
+        engine.step()
+        assert (prompt.output, decoding.stats.draft_tokens) == ([], drafted)
+    engine.step()
+    assert len(prompt.output) == 1
+    assert decoding.stats.draft_tokens > drafted
+    engine.close()
+
+
 def test_a_kv_cache_too_small_for_the_context_is_refused(model: LoadedModel) -> None:
     with pytest.raises(InvalidValueError, match="kv_cache_tokens"):
         Engine(model, EngineConfig(kv_cache_tokens=100))
