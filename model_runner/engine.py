@@ -261,7 +261,9 @@ class Engine:
             sequence.committed += turn.work.tokens
             return None
         try:
-            return self._verify(turn, logits[turn.rows], predictions[turn.rows])
+            if turn.rows.stop - turn.rows.start < predictions.size:
+                logits, predictions = logits[turn.rows], predictions[turn.rows]
+            return self._verify(turn, logits, predictions)
         except Exception as error:
             _log.exception("request %r failed in verification", sequence.request_id)
             self._finish(sequence, keep=False)

@@ -88,6 +88,7 @@ class StepTimes:
     def __init__(self, curves: dict[int, StepTimeCurve]) -> None:
         self._curves = dict(sorted(curves.items()))
         self._per_sequence = dict.fromkeys(self._curves, 0.0)
+        self._settle()
         self._steps = 0
         self._trial = False
 
@@ -95,6 +96,8 @@ class StepTimes:
         """Seconds for `fewest` tokens, one more, and so on to `most`, over all of `sequences` sequences, on the best
         number of threads."""
         more = sequences - 1
+        if more == 0 and most < self._alone.size:
+            return self._alone[fewest : most + 1]
         curves = [curve.between(fewest, most) + more * self._per_sequence[n] for n, curve in self._curves.items()]
         return np.asarray(reduce(np.minimum, curves))
 
@@ -117,9 +120,15 @@ class StepTimes:
         curve, weight = self._curves[threads], _TRIAL_WEIGHT if self._trial else 1.0
         if sequences == 1:
             curve.observe(tokens, seconds, weight)
+            self._settle()
         else:
             each = max(seconds - curve.at(tokens), 0.0) / (sequences - 1)
             self._per_sequence[threads] += weight * _SMOOTHING * (each - self._per_sequence[threads])
+
+    def _settle(self) -> None:
+        """A table of what one sequence's step costs."""
+        largest = int(min(curve.sizes[-1] for curve in self._curves.values()))
+        self._alone = reduce(np.minimum, [curve.between(0, largest) for curve in self._curves.values()])
 
 
 def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTimeCurve:

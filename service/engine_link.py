@@ -156,7 +156,10 @@ class EngineEnd:
     def receive(self, wait: bool) -> Add | Cancel | Ask | None:
         """The next message; None where there is none and `wait` is false, or `interrupt` was called."""
         if not self._buffer:
-            ready = {fd for fd, _ in self._arrivals.poll(None if wait else 0)}
+            arrived = self._arrivals.poll(None if wait else 0)
+            if not arrived:
+                return None
+            ready = {fd for fd, _ in arrived}
             if self._alarm in ready:
                 os.read(self._alarm, _CHUNK)
             if self._connection.fileno() not in ready:

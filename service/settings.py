@@ -91,7 +91,7 @@ class Settings(BaseModel):
     default_timeout: float = Field(default=600.0, gt=0, description="Seconds for a request that brings no deadline")
     max_timeout: float = Field(default=3600.0, gt=0, description="Seconds for any request")
     stream_interval: float = Field(
-        default=0.02,
+        default=0.03,
         ge=0,
         le=60,
         description="Seconds between two messages of a stream at least, the first and the last excepted",
