@@ -1,7 +1,7 @@
 """`draftwood demo`: customer-support questions through a real service, with drafting off, cold and warm.
 
-The same questions go to transformers' own `generate` in turn with the first pass, so that both meet the same load of
-the machine.
+Each question that a drafted pass answers is also answered with drafting off and by transformers' own `generate` right
+beside it, so that all three meet the same load of the machine, and the pass is compared with those.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def demo(args: list[str]) -> int | None:
 
 @dataclass(slots=True)
 class Pass:
-    """The measured questions once, in one mode.
+    """The measured questions in one mode.
 
     Attributes:
         mode: "transformers", "plain", "cold" or "warm".
@@ -60,8 +60,13 @@ class Pass:
     def steps(self) -> int:
         return sum(c.drafting.steps for c in self.completions)
 
+    def __add__(self, other: Pass) -> Pass:
+        """Both passes of one mode."""
+        seconds, completions = self.seconds + other.seconds, self.completions + other.completions
+        return Pass(self.mode, self.outputs + other.outputs, seconds, completions)
+
     def row(self, plain: Pass, reference: Pass) -> dict[str, Any]:
-        """The figures for `--json`; ratios to drafting off and to transformers in this run."""
+        """The figures for `--json`; ratios to drafting off and to transformers, measured beside this pass."""
         drafting = [completion.drafting for completion in self.completions]
         return {
             "mode": self.mode,
@@ -86,7 +91,8 @@ def run(
     show: Annotated[int, typer.Option(min=0, max=20, help="Answers to show in the cold and in the warm pass.")] = 2,
 ) -> int:
     """Starts the service with the bundled model and asks it [bold]customer-support questions[/bold]: with drafting
-    off, with the trie strategy from empty memory, and warm, after other questions have been answered.
+    off, with the trie strategy from empty memory, and warm, after other questions have been answered. Beside each
+    drafted answer the same question is answered with drafting off and by transformers.
 
     Ends with status 1 if any output differs from plain decoding in a single token.
     """
@@ -97,12 +103,15 @@ def run(
         with ExitStack() as stack:
             with console.status("Starting the service with the bundled model"):
                 target = stack.enter_context(running_server("--dtype", "float32"))
-            passes = _measure(console, target, measured, others, show)
+            cold, warm = _measure(console, target, measured, others, show)
     except ServerError as error:
         Console(stderr=True).print(f"error: {error}", markup=False)
         return 1
-    reference, plain = passes[0], passes[1]
-    rows = [one.row(plain, reference) for one in passes[1:]]
+    reference, plain = cold.reference + warm.reference, cold.plain + warm.plain
+    rows = [
+        plain.row(plain, reference),
+        *(beside.drafted.row(beside.plain, beside.reference) for beside in (cold, warm)),
+    ]
     identical = all(row["identical"] for row in rows)
     console.print(_table(reference, rows, questions, warmup))
     console.print(
@@ -125,29 +134,43 @@ def read_questions() -> tuple[list[str], list[str]]:
     return splits["measured"], splits["warmup"]
 
 
-def _measure(console: Console, target: str, measured: list[str], others: list[str], show: int) -> list[Pass]:
-    """The passes "transformers", "plain", "cold" and "warm"."""
-    reference, plain, cold, warm = (Pass(mode) for mode in ("transformers", "plain", "cold", "warm"))
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A drafted pass, with drafting off and transformers beside it, question by question."""
+
+    drafted: Pass
+    plain: Pass = field(default_factory=lambda: Pass("plain"))
+    reference: Pass = field(default_factory=lambda: Pass("transformers"))
+
+
+def _measure(console: Console, target: str, measured: list[str], others: list[str], show: int) -> tuple[Beside, Beside]:
+    """From empty memory, and warm."""
+    cold, warm = Beside(Pass("cold")), Beside(Pass("warm"))
     with Client(target) as client:
         console.print(f"The service listens on {target}: {client.model_info().model}.")
         generate = _transformers_generate()
-        for text in [others[0] if others else measured[0]]:  # neither side pays for its first run
-            generate(text)
-            _ask(client, text, Pass("first"), drafting=False)
-        for text in _progress(console, measured, "drafting off, and transformers"):
-            started = time.perf_counter()
-            reference.outputs.append(generate(text))
-            reference.seconds += time.perf_counter() - started
-            _ask(client, text, plain, drafting=False)
-        _show(console, client, measured[:show], cold, "from empty memory", tenant="demo-cold")
-        for text in _progress(console, measured[show:], "trie, from empty memory"):
-            _ask(client, text, cold, tenant="demo-cold", strategy="trie")
+
+        def compare(texts: list[str], beside: Beside, tenant: str, title: str) -> None:
+            for text in texts[:show]:
+                _baselines(client, generate, text, beside)
+                _show(console, client, text, beside.drafted, title, tenant=tenant)
+            for text in _progress(console, texts[show:], f"transformers, off, {title}"):
+                _baselines(client, generate, text, beside)
+                _ask(client, text, beside.drafted, tenant=tenant, strategy="trie")
+
+        _baselines(client, generate, (others or measured)[0], Beside(Pass("first")))  # no mode pays for the first run
+        compare(measured, cold, "demo-cold", "trie from empty memory")
         for text in _progress(console, others, "other questions, to warm up"):
             _ask(client, text, Pass("warm-up"), tenant="demo-warm", strategy="trie")
-        _show(console, client, measured[:show], warm, "warm", tenant="demo-warm")
-        for text in _progress(console, measured[show:], "trie, warm"):
-            _ask(client, text, warm, tenant="demo-warm", strategy="trie")
-    return [reference, plain, cold, warm]
+        compare(measured, warm, "demo-warm", "trie warm")
+    return cold, warm
+
+
+def _baselines(client: Client, generate: Callable[[str], tuple[int, ...]], text: str, beside: Beside) -> None:
+    started = time.perf_counter()
+    beside.reference.outputs.append(generate(text))
+    beside.reference.seconds += time.perf_counter() - started
+    _ask(client, text, beside.plain, drafting=False)
 
 
 def _ask(client: Client, text: str, into: Pass, **options: Any) -> None:
@@ -156,24 +179,21 @@ def _ask(client: Client, text: str, into: Pass, **options: Any) -> None:
     _add(into, completion, time.perf_counter() - started)
 
 
-def _show(console: Console, client: Client, texts: list[str], into: Pass, title: str, *, tenant: str) -> None:
+def _show(console: Console, client: Client, text: str, into: Pass, title: str, *, tenant: str) -> None:
     """Asks and streams to the terminal; tokens that a draft had guessed are green."""
-    for text in texts:
-        console.print(Text.assemble((f"\n[{title}] ", "dim"), (text, "bold")))
-        started = time.perf_counter()
-        prompt = [ChatMessage("user", text)]
-        with client.stream(
-            prompt, max_tokens=_MAX_TOKENS, tenant=tenant, strategy="trie", token_details=True
-        ) as stream:
-            for delta in stream:
-                pieces = [(detail.text, "green" if detail.drafted else "") for detail in delta.details]
-                console.print(Text.assemble(*pieces), end="", soft_wrap=True)
-            completion = stream.completion()
-        _add(into, completion, time.perf_counter() - started)
-        drafting = completion.drafting
-        console.print(
-            Text(f"\n{len(completion.token_ids)} tokens in {drafting.steps} steps; green: accepted from a draft", "dim")
-        )
+    console.print(Text.assemble((f"\n[{title}] ", "dim"), (text, "bold")))
+    started = time.perf_counter()
+    prompt = [ChatMessage("user", text)]
+    with client.stream(prompt, max_tokens=_MAX_TOKENS, tenant=tenant, strategy="trie", token_details=True) as stream:
+        for delta in stream:
+            pieces = [(detail.text, "green" if detail.drafted else "") for detail in delta.details]
+            console.print(Text.assemble(*pieces), end="", soft_wrap=True)
+        completion = stream.completion()
+    _add(into, completion, time.perf_counter() - started)
+    drafting = completion.drafting
+    console.print(
+        Text(f"\n{len(completion.token_ids)} tokens in {drafting.steps} steps; green: accepted from a draft", "dim")
+    )
 
 
 def _add(into: Pass, completion: Completion, seconds: float) -> None:
@@ -205,7 +225,7 @@ def _transformers_generate() -> Callable[[str], tuple[int, ...]]:
 
 
 def _progress(console: Console, texts: list[str], title: str) -> Iterable[str]:
-    columns = (TextColumn("{task.description:32}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description:41}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, refresh_per_second=2) as progress:
         yield from progress.track(texts, description=title)
 
@@ -231,8 +251,8 @@ def _table(reference: Pass, rows: list[dict[str, Any]], questions: int, warmup: 
             "yes" if row["identical"] else "NO",
         )
     table.caption = (
-        "x off, x HF: tokens/s against drafting off and transformers' generate; length: acceptance length, tokens a"
-        " step; nodes: draft nodes verified a step; draft, own: share of the time spent drafting, and outside the model"
-        " altogether; same: identical token for token"
+        "x off, x HF: tokens/s against drafting off and transformers' generate, each measured beside it, question by"
+        " question; length: acceptance length, tokens a step; nodes: draft nodes verified a step; draft, own: share of"
+        " the time spent drafting, and outside the model altogether; same: identical token for token"
     )
     return table

@@ -1,7 +1,8 @@
 """The way between the service's requests and their engine.
 
 Sequences and cancellations go out through the link as they come; what steps write comes back, a message for one or
-several of them, into each stream's own mailbox. The engine never waits for a reader, and no reader waits for an engine that is gone.
+several of them, into each stream's own mailbox. The engine never waits for a reader, and no reader waits for an engine
+that is gone.
 Knows sequences and step outputs; nothing of gRPC or of where the engine runs.
 """
 
