@@ -51,7 +51,7 @@ async def test_model_info() -> None:
         assert (info.model, info.vocab_size, info.max_context_tokens) == ("fake", 256, 4096)
         assert (info.max_running_requests, info.max_waiting_requests, info.max_draft_nodes) == (4, 7, 5)
         assert {"none", "trie"} <= set(info.strategies)
-        assert info.default_strategy == "trie"
+        assert info.default_strategy == "hybrid"
         assert info.server_version
 
 
