@@ -12,6 +12,11 @@ LEAST_CREDIT, CREDIT_STEPS = 0.25, 32
 """What drafting may owe besides: these seconds, or what so many steps take if that is more. A sequence's first drafts
 seldom pay, and a busy machine stops any thread now and then."""
 
+LONGEST_PAUSE = 15
+"""Steps without a draft, at most, where drafts do not pay: one in 16 still tries."""
+_RECENT = 8
+"""Steps that the mean of what drafts took and brought is about."""
+
 _called: set[tuple[type, str]] = set()
 """Calls that a class has had its first of. That one may compile and is not counted."""
 
@@ -27,6 +32,7 @@ class DraftAccount:
 
     def __init__(self, stats: SequenceStats) -> None:
         self._stats = stats
+        self._gain, self._cost, self._pause = 1.0, 0.0, 0
         self.clear()
 
     def clear(self) -> None:
@@ -35,6 +41,7 @@ class DraftAccount:
         self._spent = self._longest = 0.0
         self._steps, self._accepted = stats.decode_steps, stats.accepted_tokens
         self._model_seconds = stats.model_seconds
+        self._paused_at = self._spent, self._accepted
 
     def charge(self, drafter: object, call: str, seconds: float) -> None:
         key = type(drafter), call
@@ -61,6 +68,18 @@ class DraftAccount:
                 f"it is too slow: it took {self._spent:.3g} s, and its {accepted} accepted tokens saved {saved:.3g} s"
             )
         return ""
+
+    def pause(self) -> int:
+        """Steps to go without a draft, after one that was drafted for: 0 while what is accepted saves more time than
+        drafting takes, else twice as many as the last time. What is not even cheap ends by `verdict`, not by halves."""
+        spent, accepted = self._paused_at
+        self._paused_at = self._spent, self._stats.accepted_tokens
+        self._gain += (self._stats.accepted_tokens - accepted - self._gain) / _RECENT
+        self._cost += (self._spent - spent - self._cost) / _RECENT
+        step = self._step_seconds()
+        idle = self._gain * step < self._cost <= 2 * TOLERATED_SHARE * step
+        self._pause = min(2 * self._pause + 1, LONGEST_PAUSE) if idle else 0
+        return self._pause
 
     def _step_seconds(self) -> float:
         """What a step takes the model; before two were measured, the mean of all that it did; 0 before that."""

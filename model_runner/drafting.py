@@ -33,7 +33,10 @@ class GuardedDrafter:
         self._failures = failures
         self._account = DraftAccount(sequence.stats)
         self._drafter: Drafter | None = None
-        self.top_k = 0
+        self._top_k = 0
+        self._pause = 0
+        self._silent = False
+        self._unseen: list[int] = []
         if sequence.strategy is not None:
             self._start(sequence.strategy)
 
@@ -41,8 +44,18 @@ class GuardedDrafter:
     def active(self) -> bool:
         return self._drafter is not None
 
+    @property
+    def top_k(self) -> int:
+        """How many of the model's most probable tokens the next `observe` wants to see at each node."""
+        return 0 if self._silent else self._top_k
+
     def propose(self, budget: int) -> DraftTree:
-        """A lawful tree of at most `budget` nodes, empty where there is no draft."""
+        """A lawful tree of at most `budget` nodes, empty where there is no draft, or drafts have not paid lately."""
+        self._silent = self._pause > 0
+        if self._silent:
+            self._pause -= 1
+            return EMPTY_TREE
+        self._catch_up()
         drafter = self._drafter
         if drafter is None or budget <= 0:
             return EMPTY_TREE
@@ -56,18 +69,16 @@ class GuardedDrafter:
         return tree
 
     def observe(self, accepted: list[int], feedback: Feedback) -> None:
-        """Tells the drafter what was accepted."""
-        drafter = self._drafter
-        if drafter is not None:
-            started = time.perf_counter()
-            try:
-                drafter.observe(np.array(accepted, np.int32), feedback)
-            except Exception as error:
-                self._switch_off(_raised("observe", error), error)
-            self._charge(drafter, "observe", started)
+        """Tells the drafter what was accepted; after a step that it was not asked for, later."""
+        if self._silent:
+            self._unseen += accepted
+        elif self._drafter is not None:
+            self._observe(accepted, feedback)
+            self._pause = self._account.pause()
 
     def close(self) -> None:
         """Closes the drafter; further calls do nothing."""
+        self._catch_up()
         drafter, self._drafter = self._drafter, None
         if drafter is None:
             return
@@ -81,6 +92,22 @@ class GuardedDrafter:
             if not self._sequence.stats.drafting_disabled_reason:
                 self._switch_off(_raised("close", error), error)
 
+    def _catch_up(self) -> None:
+        """Tells the drafter what was written while it was not asked."""
+        if self._unseen:
+            unseen, self._unseen = self._unseen, []
+            self._observe(unseen, None)
+
+    def _observe(self, accepted: list[int], feedback: Feedback | None) -> None:
+        drafter = self._drafter
+        if drafter is not None:
+            started = time.perf_counter()
+            try:
+                drafter.observe(np.array(accepted, np.int32), feedback)
+            except Exception as error:
+                self._switch_off(_raised("observe", error), error)
+            self._charge(drafter, "observe", started)
+
     def _start(self, strategy: Strategy) -> None:
         started = time.perf_counter()
         try:
@@ -88,7 +115,7 @@ class GuardedDrafter:
             if not 0 <= top_k <= self._vocab_size:
                 raise ValueError(f"top_k: {top_k} is not allowed; it must lie in [0, {self._vocab_size}]")
             self._drafter = strategy.start(self._sequence.prompt.copy())
-            self.top_k = top_k
+            self._top_k = top_k
             if isinstance(self._drafter, Composite):
                 self._drafter.limit_tokens(self._vocab_size)
         except Exception as error:

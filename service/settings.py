@@ -58,7 +58,9 @@ class Settings(BaseModel):
     tenant_weights: dict[str, float] = Field(
         default={}, description="Tenants' shares of the engine, as in acme=2,beta=0.5; 1 for all others"
     )
-    strategy: str = Field(default="hybrid", description="Who drafts for requests that name no strategy; none for nobody")
+    strategy: str = Field(
+        default="hybrid", description="Who drafts for requests that name no strategy; none for nobody"
+    )
     max_draft_nodes: int = Field(default=48, ge=0, le=1024, description="Draft nodes a step and request")
     max_tenants: int = Field(default=1000, ge=1, description="Tenants whose memory is ready for use")
 

@@ -42,8 +42,8 @@ class Drafter(Protocol):
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
         """The sequence grew by `accepted`, int32[a] with a >= 1: draft tokens and the model's own last one.
 
-        `feedback` belongs to the tree of the latest step, also when that tree was empty or pruned; None after
-        the prefill, which verifies no tree.
+        `feedback` belongs to the tree of the latest step, also when that tree was empty or pruned; None where
+        `accepted` was written in steps that no draft was asked for, since drafts had not paid.
         """
 
     def close(self) -> None:

@@ -205,9 +205,38 @@ def test_drafting_that_pays_goes_on_however_long_it_takes(clock: Clock) -> None:
     assert run(drafter, sequence, 400, accepted=4) == 400
 
 
-def test_cheap_drafting_goes_on_though_nothing_comes_true(clock: Clock) -> None:
+def test_cheap_drafting_that_brings_nothing_is_tried_now_and_then_until_it_pays(clock: Clock) -> None:
     drafter, sequence = guarded(Plugin(clock=clock, propose=0.1 * STEP, observe=0.1 * STEP))
-    assert run(drafter, sequence, 2000, accepted=0) == 2000
+    assert 2000 / 16 < run(drafter, sequence, 2000, accepted=0) < 2000 / 10
+    assert drafter.active
+    run(drafter, sequence, 32, accepted=3)
+    assert run(drafter, sequence, 100, accepted=3) == 100
+
+
+def test_what_is_written_in_a_pause_is_told_before_the_next_draft_and_the_end(clock: Clock) -> None:
+    class Attentive(Plugin):
+        told = 0
+
+        def propose(self, budget: int) -> DraftTree:
+            assert self.told == sequence.stats.decode_steps
+            return super().propose(budget)
+
+        def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
+            assert feedback is None or accepted.shape[0] == 1
+            self.told += accepted.shape[0]
+
+    plugin = Attentive(clock=clock, propose=0.1 * STEP, top_k=4)
+    drafter, sequence = guarded(plugin)
+    in_pauses = []
+    for _ in range(300):
+        run(drafter, sequence, 1, accepted=0)
+        if plugin.told < sequence.stats.decode_steps:
+            in_pauses.append(drafter.top_k)
+    assert drafter.active
+    assert in_pauses == [0] * len(in_pauses)
+    assert len(in_pauses) > 150
+    drafter.close()
+    assert plugin.told == sequence.stats.decode_steps
 
 
 def test_the_prompt_s_time_is_no_measure_of_a_step(clock: Clock) -> None:
