@@ -216,7 +216,9 @@ def test_samples_that_were_drafted_follow_the_models_distribution() -> None:
         pairs |= {(first, second): share * float(p) for second, p in zip(seconds, then, strict=True)}
     likeliest = max(pairs, key=lambda pair: pairs[pair])
     draft = OracleStrategy({PROMPT: [*likeliest]}, VOCAB, seed=4)
-    engine = Engine(served("llama"), EngineConfig(max_draft_nodes=8, adaptive_budget=False, max_running=64))
+    # All prompts at once, for nobody drafts while one waits.
+    config = EngineConfig(max_draft_nodes=8, adaptive_budget=False, max_running=64, shared_prefill_chunk=512)
+    engine = Engine(served("llama"), config)
     sequences = [sequence(PROMPT, replace(wanted, seed=seed), StopParams(2), draft, nodes=8) for seed in range(draws)]
     run(engine, *sequences)
     assert sum(one.stats.accepted_tokens for one in sequences) > 0.1 * draws

@@ -89,6 +89,7 @@ def test_a_better_number_of_threads_is_found_when_the_load_of_the_machine_change
 
 def test_further_sequences_cost_what_their_steps_show() -> None:
     times = StepTimes({1: StepTimeCurve({1: 2.0, 64: 4.0})})
+
     def seconds(tokens: int, sequences: int) -> float:
         return float(times.between(tokens, tokens, sequences)[0])
 

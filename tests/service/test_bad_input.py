@@ -151,7 +151,7 @@ async def test_allowed(name: str) -> None:
         result = await answer(served.stub.Generate(GOOD[name]))
         assert result.finished.usage.completion_tokens == result.events[0].started.max_tokens
         off = name in ("drafting off", "no strategy")
-        assert result.events[0].started.strategy == ("none" if off else "trie")
+        assert result.events[0].started.strategy == ("none" if off else "hybrid")
 
 
 async def test_chat_without_a_template() -> None:

@@ -53,14 +53,14 @@ async def test_normal_end() -> None:
         assert result.text == "abcdefg"
         assert result.token_ids == list(range(97, 104))
         head = result.events[0].started
-        assert (head.request_id, head.tenant, head.strategy) == ("mine", "acme", "trie")
+        assert (head.request_id, head.tenant, head.strategy) == ("mine", "acme", "hybrid")
         assert (head.prompt_tokens, head.max_tokens, head.model) == (5, 7, "fake")
         end = result.finished
         assert end.reason == pb.FINISH_REASON_LENGTH
         assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (5, 7)
         assert (end.drafting.steps, end.drafting.draft_tokens, end.drafting.accepted_tokens) == (4, 6, 3)
         assert end.drafting.mean_acceptance_length == 7 / 4
-        assert dict(end.drafting.by_source)["trie"].accepted_tokens == 3
+        assert dict(end.drafting.by_source)["hybrid"].accepted_tokens == 3
         assert end.timings.decode.ToNanoseconds() > 0
         await served.settled()
 

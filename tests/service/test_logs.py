@@ -37,7 +37,12 @@ async def test_one_line_for_each_request(logged: io.StringIO) -> None:
         await answer(served.stub.Generate(pb.GenerateRequest(request_id="bad")))
         await served.settled()
     good, bad = lines(logged, "request")
-    assert (good["request_id"], good["tenant"], good["strategy"], good["outcome"]) == ("mine", "acme", "trie", "length")
+    assert (good["request_id"], good["tenant"], good["strategy"], good["outcome"]) == (
+        "mine",
+        "acme",
+        "hybrid",
+        "length",
+    )
     assert (good["prompt_tokens"], good["completion_tokens"], good["acceptance_length"]) == (12, 7, 1.75)
     assert all(isinstance(good[key], float) for key in ("queue_ms", "prefill_ms", "decode_ms", "total_ms"))
     assert "secret" not in json.dumps(good)
