@@ -35,7 +35,7 @@ class GuardedDrafter:
         self._drafter: Drafter | None = None
         self._top_k = 0
         self._pause = 0
-        self._silent = False
+        self._silent = self._asked = False
         self._unseen: list[int] = []
         if sequence.strategy is not None:
             self._start(sequence.strategy)
@@ -59,6 +59,7 @@ class GuardedDrafter:
         drafter = self._drafter
         if drafter is None or budget <= 0:
             return EMPTY_TREE
+        self._asked = True
         started = time.perf_counter()
         tree = EMPTY_TREE
         try:
@@ -74,7 +75,9 @@ class GuardedDrafter:
             self._unseen += accepted
         elif self._drafter is not None:
             self._observe(accepted, feedback)
-            self._pause = self._account.pause()
+            if self._asked:
+                self._asked = False
+                self._pause = self._account.pause()
 
     def close(self) -> None:
         """Closes the drafter; further calls do nothing."""

@@ -213,6 +213,16 @@ def test_cheap_drafting_that_brings_nothing_is_tried_now_and_then_until_it_pays(
     assert run(drafter, sequence, 100, accepted=3) == 100
 
 
+def test_steps_without_a_draft_say_nothing_about_drafts(clock: Clock) -> None:
+    drafter, sequence = guarded(Plugin(clock=clock, observe=0.01 * STEP))
+    run(drafter, sequence, 10, accepted=1)
+    for _ in range(500):  # as beside prompts
+        sequence.stats.decode_steps += 1
+        drafter.observe([7], NOTHING)
+        sequence.stats.model_seconds += STEP
+    assert run(drafter, sequence, 20, accepted=1) == 20
+
+
 def test_what_is_written_in_a_pause_is_told_before_the_next_draft_and_the_end(clock: Clock) -> None:
     class Attentive(Plugin):
         told = 0
