@@ -15,9 +15,8 @@ from service.memory import MemoryName, TenantMemory
 from tests.service.fakes import FakeEngine, Served, answer, serving
 
 TENANTS = ("a", "b:c", "{a}")
-_SLOWEST = 0.9
-"""Seconds that a request may take on a machine that does other things as well: one that waits for the store takes its
-timeout, which is 1 s."""
+_SLOWEST = 0.5
+"""Seconds that a request of a few milliseconds may take, on a machine that does other things as well."""
 
 Log = list[tuple[str, int, tuple[int, ...]]]
 
