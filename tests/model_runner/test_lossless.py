@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import strategies
+from model_runner.draft_account import DraftAccount
 from model_runner.engine import Engine, EngineConfig
 from model_runner.sequence import Sequence, StopParams
 from strategies import Strategy
@@ -116,6 +117,18 @@ def test_bundled_model_answers_questions(name: str) -> None:
         assert [s.output for s in sequences] == expected
     if name != "none":
         assert sum(s.stats.accepted_tokens for s in sequences) > 0.5 * sum(map(len, expected))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_strategies_that_are_asked_now_and_then_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each draft three steps without one; what is written in them the drafter is told afterwards."""
+    monkeypatch.setattr(DraftAccount, "pause", lambda account: 3)
+    batch = [(1, 2, 3, 1, 2, 3, 1), (4, 4, 4, 4), (5,)]
+    sequences = generate(fixed_engine("llama"), batch, strategies.create(name), 16, StopParams(NEW_TOKENS))
+    assert [one.output for one in sequences] == [greedy("llama", prompt, NEW_TOKENS) for prompt in batch]
+    assert [one.stats.drafting_disabled_reason for one in sequences] == [""] * len(batch)
+    if name in ("trie", "recycling", "hybrid"):
+        assert sum(one.stats.draft_tokens for one in sequences) > 0
 
 
 @pytest.mark.parametrize("min_tokens", [5, 40])
