@@ -103,7 +103,7 @@ class Replica:
             [page] = await self.store.read([Want(resident.tag, position, self.outbox.source)])
             if isinstance(page, MemoryStoreError):
                 raise page
-            await self._take(resident, page)
+            await self._take(resident, page, position)
             if resident.loaded:
                 break
         await self._build_wanted(resident)
@@ -201,11 +201,11 @@ class Replica:
         for start in range(0, len(due), _BATCH_MEMORIES):
             some = due[start : start + _BATCH_MEMORIES]
             wants = [Want(resident.tag, resident.log.position, self.outbox.source) for resident in some]
-            for resident, page in zip(some, await self.store.read(wants), strict=True):
+            for resident, want, page in zip(some, wants, await self.store.read(wants), strict=True):
                 if isinstance(page, StoreUnavailableError):
                     raise page
                 if isinstance(page, Page):
-                    await self._take(resident, page)
+                    await self._take(resident, page, want.position)
                 if isinstance(page, MemoryStoreError) or not resident.loaded:
                     await self._refresh_or_hold(resident)
 
@@ -216,8 +216,11 @@ class Replica:
             self.store.shared and resident.used_at > resident.checked_at and now - resident.checked_at > CHECK_SECONDS
         )
 
-    async def _take(self, resident: Resident, page: Page) -> None:
-        """Goes on with what the store holds. Where that takes another look from the beginning, `loaded` is unset."""
+    async def _take(self, resident: Resident, page: Page, asked: int) -> None:
+        """Goes on with what the store holds after the position `asked`, or from its beginning where that is gone.
+
+        Where it takes another look from the beginning, `loaded` is unset.
+        """
         now = resident.checked_at = time.monotonic()
         known = resident.epoch
         if page.epoch is None:
@@ -239,10 +242,11 @@ class Replica:
             resident.expires_at = None if page.expires_in is None else now + page.expires_in
         stale = self.outbox.settle(resident.name, page.epoch, page.since_purge)
         self.counters.stale += stale
+        self.outbox.rewind(resident.name, page.mark)
         if resident.loaded and page.start == resident.log.position and page.before == resident.log.chain:
             await self._go_on(resident, page)
         else:
-            await self._begin_anew(resident, page, stale > 0)
+            await self._begin_anew(resident, page, asked, stale > 0)
         if page.snapshot_missing and resident.foldable and resident.loaded:
             resident.fold_due = True
 
@@ -290,15 +294,15 @@ class Replica:
         if (resident.log.position, resident.log.chain) != (page.position, page.chain):
             resident.loaded = False
 
-    async def _begin_anew(self, resident: Resident, page: Page, was_purged: bool) -> None:
+    async def _begin_anew(self, resident: Resident, page: Page, asked: int, was_purged: bool) -> None:
         """Takes the store's log for ours; `was_purged`: strategies learned what a purge took."""
         again = resident.loaded
         if again:
             self.counters.reloads += 1
             _log.info("a memory is read anew", memory=resident.tag, ours=resident.log.position, stores=page.position)
-            if page.start == resident.log.position:
-                resident.loaded = False  # the page goes on from where ours stands, which is not where the store stood
-                return
+        if asked and page.start == asked:
+            resident.loaded = False  # the page does not begin at the beginning
+            return
         log = TenantLog(resident.capacity)
         resident.foldable = True
         records = await self._open_snapshot(resident, page)
@@ -309,7 +313,6 @@ class Replica:
         if page.start and page.snapshot is None:
             resident.foldable = False
         self._append_values(resident, log, page.values)
-        self.outbox.rewind(resident.name, page.mark)
         if (log.position, log.chain) != (page.position, page.chain):
             _log.error("a memory's log does not add up", memory=resident.tag, position=log.position)
             log.position, log.chain = page.position, page.chain

@@ -200,7 +200,6 @@ class AsyncGenerationStream(AsyncIterator[Delta]):
         self.cancel()
 
     def __del__(self) -> None:
-        # grpc.aio's own __del__ comes too late: the iterator that it started keeps the call alive.
         if self._call is not None and not self._call.done():
             self._call.cancel()
 
@@ -214,7 +213,7 @@ class AsyncGenerationStream(AsyncIterator[Delta]):
             first, self._first = self._first, None
             return first
         try:
-            async for event in call:
+            while isinstance(event := await call.read(), pb.GenerateResponse):
                 if (delta := self._answer.take(event)) is not None:
                     return delta
         except grpc.RpcError as error:
@@ -265,9 +264,8 @@ class AsyncGenerationStream(AsyncIterator[Delta]):
                 self._request, timeout=attempts.remaining(), metadata=self._connection.call_metadata()
             )
             try:
-                async for event in call:
+                if isinstance(event := await call.read(), pb.GenerateResponse):
                     self._first = self._answer.take(event)
-                    break
                 return call
             except grpc.RpcError as error:
                 wait = attempts.wait_after(self._connection.error(error, self._timeout, self._request_id))

@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack
 
 import grpc
-from grpc.experimental import ChannelOptions
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1.generation_pb2_grpc import GenerationServiceStub
@@ -298,12 +297,7 @@ class _Method(Protocol[_Request, _Response]):
     ) -> _Response: ...
 
 
-_READ_IN_PLACE = (ChannelOptions.SingleThreadedUnaryStream, 1)
-"""An answer is read by the thread that iterates, not by one that hands each message over."""
-
-
 def _open_channel(connection: Connection) -> grpc.Channel:
-    options = [_READ_IN_PLACE, *connection.options()]
     if connection.tls is None:
-        return grpc.insecure_channel(connection.target, options=options)
-    return grpc.secure_channel(connection.target, connection.tls.credentials(), options=options)
+        return grpc.insecure_channel(connection.target, options=connection.options())
+    return grpc.secure_channel(connection.target, connection.tls.credentials(), options=connection.options())

@@ -80,13 +80,17 @@ class Attempts:
         Raises:
             StatusError: `error` itself, when there is no next attempt.
         """
-        self._failed += 1
-        if error.retryable:
-            self.refusal = error
-        if not error.retryable or self._failed >= self._policy.max_attempts:
-            raise error
-        wait = (error.retry_after or 0.0) + random.uniform(0.0, self._policy.longest_backoff(self._failed))
-        remaining = self.remaining()
-        if remaining is not None and wait >= remaining:
-            raise error
-        return wait
+        try:
+            self._failed += 1
+            if error.retryable:
+                self.refusal = error
+            wait = (error.retry_after or 0.0) + random.uniform(0.0, self._policy.longest_backoff(self._failed))
+            remaining = self.remaining()
+            last = not error.retryable or self._failed >= self._policy.max_attempts
+            if last or (remaining is not None and wait >= remaining):
+                raise error
+            return wait
+        finally:
+            # This frame is in the error's traceback: with the error in it, the call and its connection would outlive
+            # the client until the next garbage collection.
+            del error

@@ -12,7 +12,7 @@ from typing import Any
 
 from draftwood.v1 import generation_pb2 as pb
 from service.memory import MemoryName, TenantMemory
-from tests.service.fakes import FakeEngine, Served, answer, serving
+from tests.service.fakes import FakeEngine, Served, answer, serving, until
 
 TENANTS = ("a", "b:c", "{a}")
 _SLOWEST = 0.5
@@ -42,15 +42,17 @@ class Live:
     async def traffic(self, served: Served, draw: random.Random) -> None:
         while not self.stopping:
             began = time.monotonic()
-            drafting = pb.DraftOptions(strategy="trie")
-            request = pb.GenerateRequest(text="x", tenant=draw.choice(TENANTS), drafting=drafting)
-            request.stop.max_tokens = draw.randint(1, 60)
-            got = await answer(served.stub.Generate(request))
-            assert got.finished.usage.completion_tokens == request.stop.max_tokens
-            self.answered += 1
+            await self.ask(served, draw.choice(TENANTS), draw.randint(1, 60))
             if (seconds := time.monotonic() - began) > _SLOWEST:
                 self.slow.append(seconds)
             await asyncio.sleep(0.03)
+
+    async def ask(self, served: Served, tenant: str, tokens: int) -> None:
+        request = pb.GenerateRequest(text="x", tenant=tenant, drafting=pb.DraftOptions(strategy="trie"))
+        request.stop.max_tokens = tokens
+        got = await answer(served.stub.Generate(request))
+        assert got.finished.usage.completion_tokens == tokens
+        self.answered += 1
 
     def learned(self) -> int:
         return sum(memory.counters_now.learned for memory in self.memories)
@@ -90,7 +92,9 @@ def _log(memory: TenantMemory, tenant: str) -> Log:
 
 @asynccontextmanager
 async def live(*urls: str, **settings: Any) -> AsyncIterator[Live]:
-    """A service for each URL, with traffic; on leaving none of its requests has failed or been slow."""
+    """A service for each URL, with traffic, once all tenants' memories hold something; on leaving none of its requests
+    has failed or been slow.
+    """
     async with AsyncExitStack() as stack:
         services = []
         for url in urls:
@@ -98,10 +102,13 @@ async def live(*urls: str, **settings: Any) -> AsyncIterator[Live]:
             values: dict[str, Any] = {"store": url, "store_timeout": 1.0, **settings}
             services.append(await stack.enter_async_context(serving(engine, **values)))
         running = Live(services)
+        for served in services:
+            await running.ask(served, TENANTS[0], 60)  # loads compiled functions, for which traffic would wait
         async with asyncio.TaskGroup() as tasks:
             for number, served in enumerate(services):
                 tasks.create_task(running.traffic(served, random.Random(number)))
             await asyncio.sleep(0.5)
+            await until(lambda: all(_log(memory, tenant) for memory in running.memories for tenant in TENANTS))
             try:
                 yield running
             finally:

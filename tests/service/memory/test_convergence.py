@@ -83,8 +83,16 @@ class Replicas(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 1))
     def go_on(self, who: int) -> None:
+        self._reach_store(who, self.memories[who].replica.round())
+
+    @rule(who=st.integers(0, 1))
+    def only_send(self, who: int) -> None:
+        """The first part of a round: what the store takes then may be lost before anybody reads it."""
+        self._reach_store(who, self.memories[who].replica._push())
+
+    def _reach_store(self, who: int, work: Coroutine[Any, Any, None]) -> None:
         try:
-            self.run(self.memories[who].replica.round())
+            self.run(work)
         except MemoryStoreError:
             assert self.links[who].down or self.links[who].deaf
 
@@ -231,6 +239,17 @@ class Replicas(RuleBasedStateMachine):
             for memory in self.memories
             for record in memory.outbox.records(MemoryName(TENANT), 0)
         )
+
+
+def test_what_the_store_confirmed_and_lost_unread_is_sent_again() -> None:
+    replicas = Replicas()
+    replicas.learn(0, 1)
+    replicas._converge()
+    replicas.learn(0, 1)
+    replicas.only_send(0)
+    replicas.lose_everything()
+    replicas.go_on(1)  # gives the store back what both have read
+    replicas.teardown()
 
 
 TestReplicas = Replicas.TestCase

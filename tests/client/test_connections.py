@@ -1,0 +1,84 @@
+"""A connection ends with its client, however its answers ended: not at some later garbage collection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import time
+from collections.abc import Iterator
+
+import grpc
+import psutil
+import pytest
+
+from draftwood_client import NO_RETRY, AsyncClient, Client, DraftwoodError
+from tests.client.fake_server import Behaviour, FakeServer, answers, fails, hangs, reason
+
+OWN_CONNECTION = {"grpc.use_local_subchannel_pool": 1}
+CLIENTS = 5
+ENDINGS = [
+    pytest.param(answers("a", "b"), None, id="finished"),
+    pytest.param(hangs("a"), None, id="left"),
+    pytest.param(hangs("a"), 0.1, id="late"),
+    pytest.param(fails(grpc.StatusCode.INVALID_ARGUMENT, "no", reason("INVALID_VALUE")), None, id="refused"),
+    pytest.param(fails(grpc.StatusCode.INTERNAL, "oh", after=["a"]), None, id="broken"),
+]
+
+
+@pytest.fixture
+def _no_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def connections(server: FakeServer) -> int:
+    """Clients' ends of connections to the server."""
+    found = psutil.Process().net_connections(kind="tcp")
+    return sum(bool(one.raddr) and one.raddr.port == server.port and one.status == "ESTABLISHED" for one in found)
+
+
+def assert_none_is_left(server: FakeServer) -> None:
+    deadline = time.monotonic() + 5
+    while (left := connections(server)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert left == 0
+
+
+@pytest.mark.usefixtures("_no_collection")
+@pytest.mark.parametrize(("behaviour", "timeout"), ENDINGS)
+async def test_of_the_asyncio_client(server: FakeServer, behaviour: Behaviour, timeout: float | None) -> None:
+    async def ask() -> None:
+        async with AsyncClient(server.target, retry=NO_RETRY, channel_options=OWN_CONNECTION) as client:
+            with contextlib.suppress(DraftwoodError):
+                async with client.stream("x", timeout=timeout) as stream:
+                    async for _ in stream:
+                        if timeout is None:
+                            assert connections(server) == 1
+                            break
+
+    server.script = [behaviour]
+    for _ in range(CLIENTS):
+        await ask()
+    await asyncio.to_thread(assert_none_is_left, server)
+
+
+@pytest.mark.usefixtures("_no_collection")
+@pytest.mark.parametrize(("behaviour", "timeout"), ENDINGS)
+def test_of_the_blocking_client(server: FakeServer, behaviour: Behaviour, timeout: float | None) -> None:
+    def ask() -> None:
+        with (
+            Client(server.target, retry=NO_RETRY, channel_options=OWN_CONNECTION) as client,
+            contextlib.suppress(DraftwoodError),
+            client.stream("x", timeout=timeout) as stream,
+        ):
+            for _ in stream:
+                if timeout is None:
+                    break
+
+    server.script = [behaviour]
+    for _ in range(CLIENTS):
+        ask()
+    assert_none_is_left(server)
