@@ -8,7 +8,7 @@ counted how many places for requests are free: exactly as many as there are.
 
 Caches that have a bound are no leak, but would look like one while they fill. So they are filled before the first
 sample: the KV memory, with prompts that nobody asks again, and the kernels that oneDNN keeps for products of each
-width. Those of tenants stay small, for tenants come and go.
+width. Tenants' memories are small, and full before the warm-up ends.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ _SAMPLES = 400
 _RUNNING, _WAITING = 8, 16
 _CLIENTS = 12
 _KEPT_TENANTS = 8
+_MEMORY_TOKENS = 2048
 _DRAFT_NODES = 48
 _KV_CONTEXTS = 3
 """The KV memory in whole contexts: fewer than may run, so that sequences give way to each other."""
@@ -100,6 +101,7 @@ def soak(
     flags = ["--max-running", str(_RUNNING), "--max-waiting", str(_WAITING), "--max-tenants", str(_KEPT_TENANTS)]
     flags += ["--max-context", str(max_context), "--max-draft-nodes", str(_DRAFT_NODES)]
     flags += ["--kv-cache-tokens", str(_KV_CONTEXTS * (max_context + _DRAFT_NODES))]
+    flags += ["--memory-tokens", str(_MEMORY_TOKENS)]
     with chosen_model(model, out) as chosen:
         out.print(f"Serving the {chosen.name} for {duration:g} s.")
         with server_process(*chosen.server_flags, *flags, "--log-level", "error") as server:

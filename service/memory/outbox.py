@@ -37,14 +37,18 @@ class Outbox:
 
     Args:
         source: this process's name as a source.
-        most_tokens: of unconfirmed records, and again of confirmed ones.
+        most_tokens: of unconfirmed records.
+        retained_tokens: of confirmed ones.
         most_seconds: older records are dropped, confirmed or not.
     """
 
-    def __init__(self, source: str, most_tokens: int = 1 << 20, most_seconds: float = 3600.0) -> None:
+    def __init__(
+        self, source: str, most_tokens: int = 1 << 20, retained_tokens: int = 1 << 20, most_seconds: float = 3600.0
+    ) -> None:
         self.source = source
         self.dropped = 0
         self._most_tokens = most_tokens
+        self._retained_tokens = retained_tokens
         self._most_seconds = most_seconds
         self._lock = threading.Lock()
         self._seq = 0
@@ -107,7 +111,7 @@ class Outbox:
                 self._sent_tokens += size
             if not pending:
                 self._pending.pop(name, None)
-            while self._sent_tokens > self._most_tokens:
+            while self._sent_tokens > self._retained_tokens:
                 self._sent_tokens -= self._drop_oldest(self._sent)
 
     def confirmed(self, name: MemoryName) -> int:

@@ -43,6 +43,8 @@ _TEACH_TOKENS = 2048
 """Learned at once between two steps: about a third of a millisecond."""
 _TEACH_SECONDS = 1.0
 _STOP_SECONDS = 3.0
+_RETAINED_TOKENS = 1 << 20
+"""Kept for a store that loses what it confirmed; one in this process does not."""
 
 RunOnEngine = Callable[[Callable[[], None]], None]
 """Runs something between two steps of the engine, on its thread. May raise EngineStoppedError."""
@@ -94,7 +96,7 @@ class TenantMemory:
         self.naming = Naming(fingerprint, None if keys is None else keys.names)
         self.sealed = Sealed(fingerprint, PlainSealer() if keys is None else keys)
         self.residents = Residents(self.naming, config.capacity, config.most_tenants, config.idle_seconds)
-        self.outbox = Outbox(secrets.token_hex(8))
+        self.outbox = Outbox(secrets.token_hex(8), retained_tokens=_RETAINED_TOKENS if store.shared else 0)
         self.counters_now = MemoryCounters()
         self.replica = Replica(store, self.residents, self.outbox, self.sealed, self._teach, self.counters_now)
         self.thread = ReplicaThread(self.replica, config.round_seconds)

@@ -215,7 +215,7 @@ class TestOutbox:
         assert outbox.rewind(self.name, 2) == 0
 
     def test_the_oldest_are_dropped_where_it_is_full(self) -> None:
-        outbox = self.filled(5, most_tokens=30)
+        outbox = self.filled(5, most_tokens=30, retained_tokens=30)
         assert self.seqs(outbox) == [3, 4, 5]
         assert outbox.dropped == 2
         outbox.confirm(self.name, 5)
@@ -224,6 +224,11 @@ class TestOutbox:
             outbox.add(self.other, 0, Kind.OUTPUT, np.ones(10, np.int32))
         outbox.confirm(self.other, 8)
         assert outbox.rewind(self.name, 0) == 0
+
+    def test_nothing_confirmed_is_kept_where_the_store_loses_nothing(self) -> None:
+        outbox = self.filled(5, retained_tokens=0)
+        outbox.confirm(self.name, 3)
+        assert (outbox.pending, outbox.retained, outbox.confirmed(self.name)) == (2, 0, 0)
 
     def test_what_is_too_old_is_dropped(self) -> None:
         outbox = self.filled(2, most_seconds=5.0)
