@@ -33,6 +33,9 @@ __all__ = ["Engine", "EngineConfig"]
 
 _log = logging.getLogger(__name__)
 
+_SEVERAL = 4
+"""Sequences of a step that is timed at start, for what each further one adds."""
+
 
 @dataclass(eq=False, slots=True)
 class _Live:
@@ -315,31 +318,36 @@ class Engine:
             live.drafter.close()
 
     def _measure_step_times(self) -> StepTimes:
-        curves = {}
+        curves, per_sequence = {}, {}
         for threads in _thread_counts(self._most_threads, self.model.layout.device):
             torch.set_num_threads(threads)
             curves[threads] = self.measure_step_time(limit=1.0)
-        return StepTimes(curves)
+            several = self.measure_step_time(largest=1, limit=0.1, sequences=_SEVERAL)
+            per_sequence[threads] = max(several.at(1) - curves[threads].at(_SEVERAL), 0.0) / (_SEVERAL - 1)
+        return StepTimes(curves, per_sequence)
 
     @torch.inference_mode()
-    def measure_step_time(self, context: int = 128, largest: int | None = None, limit: float = 2.0) -> StepTimeCurve:
-        """What a step of one sequence costs on this machine, by its number of tokens. For an engine without work.
+    def measure_step_time(
+        self, context: int = 128, largest: int | None = None, limit: float = 2.0, sequences: int = 1
+    ) -> StepTimeCurve:
+        """What a step costs on this machine, by the number of tokens of each sequence. For an engine without work.
 
         Args:
-            context: committed tokens that the step attends to; at most half the model's context is taken.
+            context: committed tokens that a sequence attends to; at most half the model's context is taken.
             largest: the largest number of tokens; None is the widest draft with its root. No more than fits the model.
             limit: seconds after which no further round of measurements begins.
+            sequences: how many share the step.
         """
         context = min(context, self.model.max_context // 2)
         wanted = 1 + self.config.max_draft_nodes if largest is None else largest
         largest = min(wanted, self.model.max_context - context)
-        slab = Slab.empty(self.model.layout, context + 2 * largest)
+        slabs = [Slab.empty(self.model.layout, context + 2 * largest) for _ in range(sequences)]
 
         def seconds(size: int) -> float:
-            depths = np.arange(size, dtype=np.int32)
-            segment = Segment(slab, context, np.zeros(size, np.int32), depths - 1, depths, logit_rows=0)
+            tokens, depths = np.zeros(size, np.int32), np.arange(size, dtype=np.int32)
+            segments = [Segment(slab, context, tokens, depths - 1, depths, logit_rows=0) for slab in slabs]
             started = time.perf_counter()
-            self.model.module(**StepBatch([segment], self.model.layout).inputs()).logits.argmax(-1).cpu()
+            self.model.module(**StepBatch(segments, self.model.layout).inputs()).logits.argmax(-1).cpu()
             return time.perf_counter() - started
 
         return measure(seconds, largest, limit)

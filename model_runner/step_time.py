@@ -2,7 +2,8 @@
 
 Tokens cost by a measured curve, on each number of CPU threads that a step may run on; every further sequence adds its
 own attention calls. A small model's narrow step is faster on one thread, a wide one on all cores: where the curves
-cross, and how far another process's load moves that, only measuring tells.
+cross, and how far another process's load moves that, only measuring tells. So does what steps cost that are wider than
+any that was measured at start: many sequences' drafts together.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ import numpy.typing as npt
 
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _ROUNDS = 8
+_WIDEST = 8192
+"""Tokens of a step up to which its cost is learned."""
 _SMOOTHING, _SMOOTHING_EVERYWHERE = 0.05, 0.025
+_TABLE = 256
+"""Tokens of a step up to which its cost is looked up, and not computed: most are narrower."""
+_LEAST_SHARE = 0.1
+"""Of a surprise, what further sequences are blamed for at least; else what once seemed free would stay so."""
 _TRIAL_WEIGHT = 4.0
 """A trial comes seldom, so it counts more."""
 _TRIAL_EVERY = 32
@@ -39,17 +46,30 @@ class StepTimeCurve:
 
     def __init__(self, seconds: dict[int, float]) -> None:
         self.sizes = np.array(sorted(seconds), np.float64)
-        self._measured = np.array([seconds[int(n)] for n in self.sizes], np.float64)
-        self._within = np.arange(self.sizes[-1] + 1)
-        self._settle()
+        measured = np.array([seconds[int(n)] for n in self.sizes], np.float64)
+        per_token = np.minimum.accumulate(measured / self.sizes)
+        self.seconds = np.maximum.accumulate(per_token * self.sizes)
+        self._tabulate()
+
+    def widened(self, widest: int = _WIDEST) -> StepTimeCurve:
+        """The same curve with sizes up to `widest`, each twice the one before, for `observe` to correct.
+
+        There it goes on as steeply as it rises anywhere at the end: a step's cost does not flatten out.
+        """
+        seconds = dict(zip(self.sizes.astype(int).tolist(), self.seconds.tolist(), strict=True))
+        largest = last = int(self.sizes[-1])
+        while last < widest:
+            last *= 2
+            seconds[last] = float(self(last))
+        return self if last == largest else StepTimeCurve(seconds)
 
     def __call__(self, tokens: npt.ArrayLike) -> Seconds:
-        """Seconds for each number of tokens; beyond the largest size, along the last slope."""
+        """Seconds for each number of tokens; beyond the largest size, along the steepest line from there to another."""
         tokens = np.asarray(tokens)
         at = np.interp(tokens, self.sizes, self.seconds)
         if len(self.sizes) > 1:
-            slope = (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
-            at = at + slope * np.maximum(tokens - self.sizes[-1], 0)
+            slopes = (self.seconds[-1] - self.seconds[:-1]) / (self.sizes[-1] - self.sizes[:-1])
+            at = at + slopes.max() * np.maximum(tokens - self.sizes[-1], 0)
         return np.asarray(at)
 
     def between(self, fewest: int, most: int) -> Seconds:
@@ -60,22 +80,19 @@ class StepTimeCurve:
         """Seconds for one number of tokens."""
         return float(self._table[tokens] if tokens < self._table.size else self(tokens))
 
-    def observe(self, tokens: int, seconds: float, weight: float = 1.0) -> None:
-        """Draws the curve towards a step that was just timed: a little everywhere, and more where it was."""
-        if tokens > self.sizes[-1]:
-            return
+    def correct(self, tokens: int, surprise: float) -> None:
+        """Draws the curve towards a step that took 1 + `surprise` times what was expected: a little everywhere, and
+        more where it was. Sizes that no step has follow where a law wants it."""
         nearest = int(np.argmin(np.abs(self.sizes - tokens)))
-        # A step far from what was expected met another process, not another curve.
-        surprise = weight * (min(max(seconds / self.at(tokens), 0.5), 2.0) - 1.0)
-        self._measured *= 1.0 + _SMOOTHING_EVERYWHERE * surprise
-        self._measured[nearest] = self.seconds[nearest] * (1.0 + _SMOOTHING * surprise)
-        self._settle()
+        here = self.seconds[nearest] * (1.0 + _SMOOTHING * surprise)
+        ratios = self.sizes / self.sizes[nearest]
+        everywhere = self.seconds * (1.0 + _SMOOTHING_EVERYWHERE * surprise)
+        self.seconds = np.clip(everywhere, here * np.minimum(ratios, 1.0), here * np.maximum(ratios, 1.0))
+        self._tabulate()
 
-    def _settle(self) -> None:
-        """The lawful curve through what was measured, and a table of it: it is read for every step."""
-        per_token = np.minimum.accumulate(self._measured / self.sizes)
-        self.seconds = np.maximum.accumulate(per_token * self.sizes)
-        self._table = np.interp(self._within, self.sizes, self.seconds)
+    def _tabulate(self) -> None:
+        """It is read for every step."""
+        self._table = np.interp(np.arange(min(self.sizes[-1], _TABLE) + 1), self.sizes, self.seconds)
 
 
 class StepTimes:
@@ -83,11 +100,12 @@ class StepTimes:
 
     Args:
         curves: number of threads -> the curve of one sequence's step on them; at least one.
+        per_sequence: number of threads -> seconds that every further sequence adds.
     """
 
-    def __init__(self, curves: dict[int, StepTimeCurve]) -> None:
-        self._curves = dict(sorted(curves.items()))
-        self._per_sequence = dict.fromkeys(self._curves, 0.0)
+    def __init__(self, curves: dict[int, StepTimeCurve], per_sequence: dict[int, float]) -> None:
+        self._curves = {threads: curve.widened() for threads, curve in sorted(curves.items())}
+        self._per_sequence = dict(per_sequence)
         self._settle()
         self._steps = 0
         self._trial = False
@@ -117,18 +135,21 @@ class StepTimes:
 
     def observe(self, tokens: int, sequences: int, threads: int, seconds: float) -> None:
         """Takes note of a step that `choose_threads` chose the threads of."""
-        curve, weight = self._curves[threads], _TRIAL_WEIGHT if self._trial else 1.0
-        if sequences == 1:
-            curve.observe(tokens, seconds, weight)
-            self._settle()
-        else:
-            each = max(seconds - curve.at(tokens), 0.0) / (sequences - 1)
-            self._per_sequence[threads] += weight * _SMOOTHING * (each - self._per_sequence[threads])
+        curve, extra = self._curves[threads], (sequences - 1) * self._per_sequence[threads]
+        expected = curve.at(tokens) + extra
+        # A step far from what was expected met another process, not another curve.
+        surprise = min(max(seconds / expected, 0.5), 2.0) - 1.0
+        if self._trial:
+            surprise *= _TRIAL_WEIGHT
+        curve.correct(tokens, surprise)
+        if sequences > 1:
+            blamed = max(extra, _LEAST_SHARE * expected)
+            self._per_sequence[threads] = max(0.0, extra + _SMOOTHING * surprise * blamed) / (sequences - 1)
+        self._settle()
 
     def _settle(self) -> None:
         """A table of what one sequence's step costs."""
-        largest = int(min(curve.sizes[-1] for curve in self._curves.values()))
-        self._alone = reduce(np.minimum, [curve.between(0, largest) for curve in self._curves.values()])
+        self._alone = reduce(np.minimum, [curve.between(0, _TABLE) for curve in self._curves.values()])
 
 
 def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTimeCurve:

@@ -48,14 +48,14 @@ def assert_none_is_left(server: FakeServer) -> None:
 
 
 @pytest.mark.usefixtures("_no_collection")
-@pytest.mark.parametrize(("behaviour", "timeout"), ENDINGS)
-async def test_of_the_asyncio_client(server: FakeServer, behaviour: Behaviour, timeout: float | None) -> None:
+@pytest.mark.parametrize(("behaviour", "deadline"), ENDINGS)
+async def test_of_the_asyncio_client(server: FakeServer, behaviour: Behaviour, deadline: float | None) -> None:
     async def ask() -> None:
         async with AsyncClient(server.target, retry=NO_RETRY, channel_options=OWN_CONNECTION) as client:
             with contextlib.suppress(DraftwoodError):
-                async with client.stream("x", timeout=timeout) as stream:
+                async with client.stream("x", timeout=deadline) as stream:
                     async for _ in stream:
-                        if timeout is None:
+                        if deadline is None:
                             assert connections(server) == 1
                             break
 
@@ -66,16 +66,16 @@ async def test_of_the_asyncio_client(server: FakeServer, behaviour: Behaviour, t
 
 
 @pytest.mark.usefixtures("_no_collection")
-@pytest.mark.parametrize(("behaviour", "timeout"), ENDINGS)
-def test_of_the_blocking_client(server: FakeServer, behaviour: Behaviour, timeout: float | None) -> None:
+@pytest.mark.parametrize(("behaviour", "deadline"), ENDINGS)
+def test_of_the_blocking_client(server: FakeServer, behaviour: Behaviour, deadline: float | None) -> None:
     def ask() -> None:
         with (
             Client(server.target, retry=NO_RETRY, channel_options=OWN_CONNECTION) as client,
             contextlib.suppress(DraftwoodError),
-            client.stream("x", timeout=timeout) as stream,
+            client.stream("x", timeout=deadline) as stream,
         ):
             for _ in stream:
-                if timeout is None:
+                if deadline is None:
                     break
 
     server.script = [behaviour]
