@@ -20,6 +20,9 @@ _log = logging.getLogger(__name__)
 class GuardedDrafter:
     """One sequence's drafter: times it, checks its trees, and switches it off when it fails or does not pay.
 
+    The strategy starts it when it is first asked for a draft: while prompts wait nobody drafts, and starting one would
+    hold them up.
+
     Args:
         sequence: drafts are for it; its statistics take the time spent, what came of each source, and the reason why
             drafting was switched off.
@@ -32,17 +35,17 @@ class GuardedDrafter:
         self._vocab_size = vocab_size
         self._failures = failures
         self._account = DraftAccount(sequence.stats)
+        self._unstarted = sequence.strategy
         self._drafter: Drafter | None = None
         self._top_k = 0
         self._pause = 0
         self._silent = self._asked = False
         self._unseen: list[int] = []
-        if sequence.strategy is not None:
-            self._start(sequence.strategy)
 
     @property
     def active(self) -> bool:
-        return self._drafter is not None
+        """It drafts, or will when it is asked."""
+        return self._drafter is not None or self._unstarted is not None
 
     @property
     def top_k(self) -> int:
@@ -70,8 +73,8 @@ class GuardedDrafter:
         return tree
 
     def observe(self, accepted: list[int], feedback: Feedback) -> None:
-        """Tells the drafter what was accepted; after a step that it was not asked for, later."""
-        if self._silent:
+        """Tells the drafter what was accepted; where it was not to draft, later."""
+        if self._silent or self._unstarted is not None:
             self._unseen += accepted
         elif self._drafter is not None:
             self._observe(accepted, feedback)
@@ -81,8 +84,9 @@ class GuardedDrafter:
 
     def close(self) -> None:
         """Closes the drafter; further calls do nothing."""
-        self._catch_up()
-        drafter, self._drafter = self._drafter, None
+        if self._unseen:
+            self._catch_up()
+        drafter, self._drafter, self._unstarted = self._drafter, None, None
         if drafter is None:
             return
         try:
@@ -96,7 +100,10 @@ class GuardedDrafter:
                 self._switch_off(_raised("close", error), error)
 
     def _catch_up(self) -> None:
-        """Tells the drafter what was written while it was not asked."""
+        """Starts the drafter where that was not done, and tells it what was written while it was not asked."""
+        if self._unstarted is not None:
+            strategy, self._unstarted = self._unstarted, None
+            self._start(strategy)
         if self._unseen:
             unseen, self._unseen = self._unseen, []
             self._observe(unseen, None)

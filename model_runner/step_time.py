@@ -52,7 +52,7 @@ class StepTimeCurve:
         self._tabulate()
 
     def widened(self, widest: int = _WIDEST) -> StepTimeCurve:
-        """The same curve with sizes up to `widest`, each twice the one before, for `observe` to correct.
+        """The same curve with sizes up to `widest`, each twice the one before, to be corrected.
 
         There it goes on as steeply as it rises anywhere at the end: a step's cost does not flatten out.
         """

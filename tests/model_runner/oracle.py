@@ -33,8 +33,10 @@ class _OracleDrafter:
         self._vocab = vocab
         self._random = random
         self._written = 0
+        self._asked = False
 
     def propose(self, budget: int) -> DraftTree:
+        self._asked = True
         rest = self._answer[self._written :]
         if not rest:
             return EMPTY_TREE
@@ -62,11 +64,13 @@ class _OracleDrafter:
         return DraftTree.of(tokens, parents, 0.9 ** np.array(_depths(parents)))
 
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
-        assert feedback is not None
+        self._written += len(accepted)
+        if feedback is None:
+            assert not self._asked
+            return
         assert feedback.top_tokens is not None
         assert feedback.top_tokens.shape == (len(feedback.tokens), 3)
         assert (feedback.top_tokens == feedback.predictions[:, None]).any(1).all()
-        self._written += len(accepted)
 
     def close(self) -> None:
         pass

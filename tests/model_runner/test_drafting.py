@@ -151,9 +151,42 @@ def test_what_is_only_laid_out_otherwise_is_taken() -> None:
 @pytest.mark.parametrize("top_k", [-1, VOCAB + 1])
 def test_a_strategy_that_asks_for_more_than_there_is_never_starts(top_k: int) -> None:
     drafter, sequence = guarded(Plugin(top_k=top_k))
+    assert (len(drafter.propose(4)), drafter.top_k) == (0, 0)
     assert not drafter.active
-    assert (drafter.top_k, len(drafter.propose(4))) == (0, 0)
     assert f"start raised ValueError: top_k: {top_k} is not allowed" in sequence.stats.drafting_disabled_reason
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_drafter_starts_when_it_is_asked_first_or_at_the_end_and_is_told_what_was_written_before(asked: bool) -> None:
+    told: list[Any] = []
+
+    class Listening(Plugin):
+        def start(self, prompt: Int32Array) -> Drafter:
+            told.append(prompt.tolist())
+            return self
+
+        def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
+            told.append((accepted.tolist(), feedback))
+
+    plugin = Listening(top_k=2)
+    drafter, _ = guarded(plugin)
+    drafter.observe([7], NOTHING)
+    drafter.observe([8], NOTHING)
+    assert (told, drafter.top_k) == ([], 0)
+    if asked:
+        assert len(drafter.propose(4)) == 2
+        assert drafter.top_k == 2
+        drafter.observe([9], NOTHING)
+    drafter.close()
+    assert told == [[1, 2, 3], ([7, 8], None), *([([9], NOTHING)] if asked else [])]
+    assert plugin.closed == 1
+
+
+def test_a_drafter_of_a_sequence_that_wrote_nothing_never_starts() -> None:
+    plugin = Plugin()
+    drafter, _ = guarded(plugin)
+    drafter.close()
+    assert (plugin.closed, drafter.active) == (0, False)
 
 
 def test_a_strategy_gets_a_prompt_of_its_own() -> None:
