@@ -249,6 +249,8 @@ def test_what_the_store_confirmed_and_lost_unread_is_sent_again() -> None:
     replicas.only_send(0)
     replicas.lose_everything()
     replicas.go_on(1)  # gives the store back what both have read
+    replicas._converge()
+    assert replicas._stored() == {1, 2}
     replicas.teardown()
 
 
