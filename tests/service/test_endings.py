@@ -115,8 +115,10 @@ async def test_client_cancels_while_waiting() -> None:
 async def test_channel_closes() -> None:
     async with serving() as served:
         await started(served, 3)
+        assert served.engine.running == 3
         await served.channel.close()
         await served.settled()
+        assert served.engine.running == 0
 
 
 async def test_deadline_of_the_client(caplog: pytest.LogCaptureFixture) -> None:
@@ -264,8 +266,10 @@ async def test_client_that_goes_while_a_message_waits_for_it() -> None:
         call = served.stub.Generate(ask())
         await call.read()
         await until(lambda: served.engine.steps >= 300)
+        assert served.engine.running == 1
         call.cancel()
         await served.settled()
+        assert served.engine.running == 0
 
 
 async def test_reader_that_stops_is_cut_off() -> None:
