@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +9,7 @@ import grpc
 import pytest
 
 from draftwood_client import AsyncClient, Client, Completion, Prompt, RetryPolicy
+from tests.certificates import make_certificate
 from tests.client.fake_server import FakeServer
 
 QUICK = RetryPolicy(max_attempts=3, initial_backoff=0.001, max_backoff=0.01)
@@ -50,14 +49,7 @@ def ask(request: pytest.FixtureRequest) -> Ask:
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A self-signed certificate for 127.0.0.1 and its key, which serve as authority, server and client."""
-    if shutil.which("openssl") is None:
-        pytest.skip("makes its certificate with openssl")
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    ask = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    name = ["-subj", "/CN=draftwood", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
-    subprocess.run([*ask, *name, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
-    return cert, key
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture

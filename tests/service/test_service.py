@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
 from pathlib import Path
 
 import grpc
@@ -18,6 +16,7 @@ from model_runner.errors import InvalidValueError
 from service.generation import SERVICE
 from service.server import BoundServer
 from service.settings import Settings
+from tests.certificates import make_certificate
 from tests.service.fakes import FakeEngine, FakeModel, answer, serving, started_server, until
 from tests.service.test_endings import ask, reason, started
 
@@ -128,19 +127,7 @@ async def test_engine_that_cannot_be_made() -> None:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl is not installed")
-    return make_certificate(openssl, tmp_path, "one")
-
-
-def make_certificate(openssl: str, folder: Path, name: str) -> tuple[Path, Path]:
-    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-    subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command = [openssl, "req", "-x509", *new_key, "-days", "2", *subject, "-out", str(cert), "-keyout", str(key)]
-    subprocess.run(command, check=True, capture_output=True)
-    return cert, key
+    return make_certificate(tmp_path, "one")
 
 
 async def ask_over_tls(port: int, credentials: grpc.ChannelCredentials) -> str:
@@ -154,7 +141,7 @@ async def test_tls_follows_a_renewed_certificate(certificate: tuple[Path, Path])
     async with serving(tls_cert=cert, tls_key=key) as served:
         old = grpc.ssl_channel_credentials(cert.read_bytes())
         assert await ask_over_tls(served.server.port, old) == "fake"
-        renewed = make_certificate(shutil.which("openssl") or "", cert.parent, "two")
+        renewed = make_certificate(cert.parent, "two")
         await asyncio.sleep(0.01)
         renewed[1].replace(key)
         renewed[0].replace(cert)

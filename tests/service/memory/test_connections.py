@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import ssl
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from model_runner.errors import InvalidValueError
 from service.memory.embedded import EmbeddedServer
 from service.memory.errors import StoreUnavailableError
 from service.memory.redis_client import RedisClient, RedisTls
+from tests.certificates import make_certificate
 from tests.service.fakes import until
 from tests.service.memory.helpers import agreed, numbers, replicas, teach
 from tests.service.memory.servers import Valkey, alive, wait_for
@@ -60,15 +60,7 @@ async def test_nobody_there() -> None:
 @asynccontextmanager
 async def tls_front(port: int, folder: Path) -> AsyncIterator[tuple[int, Path]]:
     """TLS in front of a server that has none: a port, and the authority to trust."""
-    if shutil.which("openssl") is None:
-        pytest.skip("makes its certificate with openssl")
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    await asyncio.to_thread(
-        subprocess.run,
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    cert, key = make_certificate(folder)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     tasks: set[asyncio.Task[None]] = set()
