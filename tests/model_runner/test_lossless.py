@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import strategies
 from model_runner.draft_account import DraftAccount
+from model_runner.drafting import GuardedDrafter
 from model_runner.engine import Engine, EngineConfig
 from model_runner.sequence import Sequence, StopParams
 from strategies import Strategy
@@ -129,6 +130,25 @@ def test_strategies_that_are_asked_now_and_then_only(name: str, monkeypatch: pyt
     assert [one.stats.drafting_disabled_reason for one in sequences] == [""] * len(batch)
     if name in ("trie", "recycling", "hybrid"):
         assert sum(one.stats.draft_tokens for one in sequences) > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_drafters_that_start_in_the_middle_of_an_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the long prompt is read in chunks nobody drafts; the short one's drafter starts after some tokens."""
+    started: list[int] = []
+    start = GuardedDrafter._start
+
+    def noted(drafter: GuardedDrafter, strategy: Strategy) -> None:
+        started.append(len(drafter._sequence.output))
+        start(drafter, strategy)
+
+    monkeypatch.setattr(GuardedDrafter, "_start", noted)
+    batch = [(4, 4, 4, 4), tuple(i % 7 + 1 for i in range(40))]
+    engine = fixed_engine("llama", prefill_chunk=8, shared_prefill_chunk=8)
+    sequences = generate(engine, batch, strategies.create(name), 16, StopParams(NEW_TOKENS))
+    assert [one.output for one in sequences] == [greedy("llama", prompt, NEW_TOKENS) for prompt in batch]
+    assert max(started) > 1
+    assert [one.stats.drafting_disabled_reason for one in sequences] == [""] * len(batch)
 
 
 @pytest.mark.parametrize("min_tokens", [5, 40])
