@@ -174,6 +174,7 @@ class EngineContender:
             prompt=prompt,
             stop=StopParams(max_tokens=task.max_tokens, ignore_eos=task.ignore_eos),
             sampling=SamplingParams(temperature=task.temperature, seed=seed),
+            tenant=f"{self.strategy}, {'warm' if self.warm else 'cold'}",  # what drafts bring is told within a tenant
             strategy_name=self.strategy,
             strategy=self._strategy,
             max_draft_nodes=0 if self._strategy is None else self._engine.config.max_draft_nodes,

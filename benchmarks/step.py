@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from model_runner.engine import Engine
+    from model_runner.loading import LoadedModel
 
 CRITICAL_RATIO = 1.2
 _CURVE_ROUNDS = 10
@@ -56,7 +57,7 @@ def step(
             loaded = chosen.load()
             config = EngineConfig(adaptive_budget=False, max_running=max(batch, 8), threads=model.threads)
             engine = Engine(loaded, config)
-        curve = _measure(engine, context, largest, seconds, out)
+        curve = _measure(loaded, context, largest, seconds, out)
         together = batch_cost(engine, batch, out) if batch else None
     rows = rows_of(curve)
     critical = critical_length(curve)
@@ -74,11 +75,13 @@ def step(
     )
 
 
-def _measure(engine: Engine, context: int, largest: int, seconds: float, out: Console) -> StepTimeCurve:
+def _measure(model: LoadedModel, context: int, largest: int, seconds: float, out: Console) -> StepTimeCurve:
     """The engine's own measurement, repeated, so that a burst of other load bends nothing."""
+    from model_runner.step_measuring import measure_curve
+
     best: dict[int, float] = {}
     for _ in progress(range(_CURVE_ROUNDS), "steps of one sequence", out):
-        curve = engine.measure_step_time(context, largest, seconds / _CURVE_ROUNDS)
+        curve = measure_curve(model, largest, seconds / _CURVE_ROUNDS, context)
         for size, one in zip(curve.sizes.tolist(), curve.seconds.tolist(), strict=True):
             best[int(size)] = min(one, best.get(int(size), one))
     return StepTimeCurve(best)

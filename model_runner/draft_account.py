@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from model_runner.sequence import SequenceStats
 
 LONGEST_CALL = 1.0
@@ -12,13 +14,39 @@ LEAST_CREDIT, CREDIT_STEPS = 0.25, 32
 """What drafting may owe besides: these seconds, or what so many steps take if that is more. A sequence's first drafts
 seldom pay, and a busy machine stops any thread now and then."""
 
-LONGEST_PAUSE = 15
-"""Steps without a draft, at most, where drafts do not pay: one in 16 still tries."""
-_RECENT = 8
-"""Steps that the mean of what drafts took and brought is about."""
+LONGEST_PAUSES = 15, 63
+"""Steps without a draft, at most, where drafts do not pay: one in 16 still tries, or one in 64 where this tenant's
+latest have not paid either."""
+_RECENT, _RECENT_OF_TENANT = 8, 64
+"""Drafts that a sequence's, and a tenant's, means are about."""
 
 _called: set[tuple[type, str]] = set()
 """Calls that a class has had its first of. That one may compile and is not counted."""
+
+
+@dataclass(slots=True)
+class Payoff:
+    """What a draft brings and takes, the mean over the latest ones.
+
+    Attributes:
+        accepted: its accepted tokens.
+        seconds: what drafting took.
+        drafts: how many the mean is about; the first value, a hope, counts as one.
+    """
+
+    accepted: float = 1.0
+    seconds: float = 0.0
+    drafts: int = 1
+
+    def add(self, accepted: float, seconds: float, most: int) -> None:
+        """One more draft; `most` is how many the mean is about from now on."""
+        self.drafts = min(self.drafts + 1, most)
+        self.accepted += (accepted - self.accepted) / self.drafts
+        self.seconds += (seconds - self.seconds) / self.drafts
+
+    def pays(self, step: float) -> bool:
+        """Whether it saves more than it takes, where a step takes so many seconds."""
+        return self.accepted * step >= self.seconds
 
 
 class DraftAccount:
@@ -28,12 +56,21 @@ class DraftAccount:
 
     Args:
         stats: the sequence's.
+        tenant: what this tenant's drafts by the same strategy bring. The sequence expects as much of its own, and
+            adds what came of them.
     """
 
-    def __init__(self, stats: SequenceStats) -> None:
+    def __init__(self, stats: SequenceStats, tenant: Payoff) -> None:
         self._stats = stats
-        self._gain, self._cost, self._pause = 1.0, 0.0, 0
+        self._tenant = tenant
+        self._own = Payoff(tenant.accepted, tenant.seconds, _RECENT)
+        self._pause = 0
         self.clear()
+
+    @property
+    def expected(self) -> float:
+        """Accepted tokens of a draft, on average over the latest ones."""
+        return self._own.accepted
 
     def clear(self) -> None:
         """Begins anew: what was spent so far is forgiven."""
@@ -74,11 +111,15 @@ class DraftAccount:
         drafting takes, else twice as many as the last time. What is not even cheap ends by `verdict`, not by halves."""
         spent, accepted = self._paused_at
         self._paused_at = self._spent, self._stats.accepted_tokens
-        self._gain += (self._stats.accepted_tokens - accepted - self._gain) / _RECENT
-        self._cost += (self._spent - spent - self._cost) / _RECENT
         step = self._step_seconds()
-        idle = self._gain * step < self._cost <= 2 * TOLERATED_SHARE * step
-        self._pause = min(2 * self._pause + 1, LONGEST_PAUSE) if idle else 0
+        # More than a step is a stall of the machine, or a strategy that `verdict` ends.
+        latest = self._stats.accepted_tokens - accepted, min(self._spent - spent, step)
+        self._own.add(*latest, _RECENT)
+        self._tenant.add(*latest, _RECENT_OF_TENANT)
+        hopeless = self._tenant.drafts == _RECENT_OF_TENANT and not self._tenant.pays(step)
+        longest = LONGEST_PAUSES[1 if hopeless else 0]
+        idle = not self._own.pays(step) and self._own.seconds <= 2 * TOLERATED_SHARE * step
+        self._pause = min(2 * self._pause + 1, longest) if idle else 0
         return self._pause
 
     def _step_seconds(self) -> float:

@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 
-from model_runner.draft_account import DraftAccount
+from model_runner.draft_account import DraftAccount, Payoff
 from model_runner.sequence import Sequence
 from strategies import EMPTY_TREE, Drafter, DraftTree, Feedback, Strategy
 from strategies.base import Composite
@@ -28,13 +28,14 @@ class GuardedDrafter:
             drafting was switched off.
         vocab_size: a draft token is below it.
         failures: counts the sequences that each strategy, by name, was switched off for.
+        payoff: what this tenant's drafts by the same strategy bring; it is kept up to date.
     """
 
-    def __init__(self, sequence: Sequence, vocab_size: int, failures: Counter[str]) -> None:
+    def __init__(self, sequence: Sequence, vocab_size: int, failures: Counter[str], payoff: Payoff) -> None:
         self._sequence = sequence
         self._vocab_size = vocab_size
         self._failures = failures
-        self._account = DraftAccount(sequence.stats)
+        self._account = DraftAccount(sequence.stats, payoff)
         self._unstarted = sequence.strategy
         self._drafter: Drafter | None = None
         self._top_k = 0
@@ -46,6 +47,13 @@ class GuardedDrafter:
     def active(self) -> bool:
         """It drafts, or will when it is asked."""
         return self._drafter is not None or self._unstarted is not None
+
+    @property
+    def expected(self) -> float:
+        """How many tokens of the next draft will be accepted, as far as is known."""
+        if not self.active or self._pause > 0 or self._sequence.max_draft_nodes == 0:
+            return 0.0
+        return self._account.expected
 
     @property
     def top_k(self) -> int:

@@ -6,24 +6,27 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from model_runner.attention import Segment, StepBatch, chain_then_tree
 from model_runner.budget import worthwhile_score
+from model_runner.draft_account import Payoff
 from model_runner.drafting import GuardedDrafter, forced_tokens, within_depth
 from model_runner.engine_config import EngineConfig
 from model_runner.errors import DeadlineError, EngineStoppedError, InvalidValueError, ModelError
 from model_runner.exact_attention import draft_limits
-from model_runner.kv_cache import KVCache, Slab, default_capacity
+from model_runner.kv_cache import KVCache, default_capacity
 from model_runner.kv_pool import KVPool
 from model_runner.loading import LoadedModel
+from model_runner.most_probable import most_probable
 from model_runner.sampling import TokenChooser
 from model_runner.scheduler import Scheduler, Work
 from model_runner.sequence import Finish, FinishReason, Sequence, SequenceState, StepOutput
-from model_runner.step_time import StepTimeCurve, StepTimes, measure
+from model_runner.step_measuring import measure_step_times
 from model_runner.tokenizer import OutputText
 from model_runner.verify import ROOT, walk
 from strategies import EMPTY_TREE, DraftTree, Feedback
@@ -33,8 +36,14 @@ __all__ = ["Engine", "EngineConfig"]
 
 _log = logging.getLogger(__name__)
 
-_SEVERAL = 4
-"""Sequences of a step that is timed at start, for what each further one adds."""
+_STAND_BACK = 3
+"""Steps in which a sequence writes nothing while prompts wait, at most, one after another."""
+
+_WORTH_STANDING_BACK = 0.5
+"""Tokens of a sequence's drafts that must be accepted for it to stand back."""
+
+_REMEMBERED_PAYOFFS = 4096
+"""Pairs of a tenant and a strategy whose drafts' payoff is remembered; the one not seen for longest leaves."""
 
 
 @dataclass(eq=False, slots=True)
@@ -44,6 +53,8 @@ class _Live:
     drafter: GuardedDrafter
     chooser: TokenChooser
     text: OutputText
+    stood_back: int = 0
+    """Steps in which it wrote nothing, for prompts to be read sooner, since it last wrote."""
 
 
 @dataclass(eq=False, slots=True)
@@ -65,6 +76,25 @@ class _Turn:
         """int32[n], in this numbering; -1 for the first."""
         root = self.work.tokens - 1
         return self.segment.parents[root:] - np.int32(root)
+
+
+class _Predicted(NamedTuple):
+    """What the model says after each row of a step: logits [row, vocab], the most probable token int32[row], and the
+    most probable ones int32[row, k], as many as any drafter wants to see."""
+
+    logits: torch.Tensor
+    tokens: Int32Array
+    top_tokens: Int32Array | None
+
+    def of(self, rows: slice, top_k: int) -> _Predicted:
+        """The part of one sequence, whose drafter wants to see `top_k` tokens."""
+        logits, tokens, top_tokens = self
+        if rows.stop - rows.start < tokens.size:
+            logits, tokens = logits[rows], tokens[rows]
+            top_tokens = None if top_tokens is None else top_tokens[rows]
+        if top_tokens is not None and top_k < top_tokens.shape[1]:
+            top_tokens = np.ascontiguousarray(top_tokens[:, :top_k]) if top_k else None
+        return _Predicted(logits, tokens, top_tokens)
 
 
 class Engine:
@@ -93,9 +123,12 @@ class Engine:
         )
         self._live: dict[Sequence, _Live] = {}
         self.drafting_failures: Counter[str] = Counter()
+        self._payoff = lru_cache(_REMEMBERED_PAYOFFS)(_new_payoff)
         self._closed = False
         self._most_threads = torch.get_num_threads() if config.threads is None else config.threads
-        self._step_times = self._measure_step_times() if config.adaptive_budget else None
+        self._step_times = None
+        if config.adaptive_budget:
+            self._step_times = measure_step_times(model, 1 + config.max_draft_nodes, self._most_threads)
 
     @property
     def running(self) -> int:
@@ -166,11 +199,11 @@ class Engine:
             return outputs
         drafted = time.perf_counter()
         try:
-            logits, predictions = self._forward(batch)
+            predicted = self._forward(batch)
         except Exception as error:
             return outputs + self._fail(batch, error)
         model_seconds = time.perf_counter() - drafted
-        outputs += [output for turn in batch if (output := self._commit(turn, logits, predictions)) is not None]
+        outputs += [output for turn in batch if (output := self._commit(turn, predicted)) is not None]
         for turn in batch:
             turn.work.sequence.stats.model_seconds += model_seconds
             turn.work.sequence.stats.step_seconds += time.perf_counter() - started
@@ -196,9 +229,10 @@ class Engine:
 
     def _start(self, sequence: Sequence, now: float) -> None:
         sequence.stats.first_scheduled_at = now
+        payoff = self._payoff(sequence.tenant, sequence.strategy_name)
         decoder = self.model.tokenizer.stream(sequence.prompt, sequence.include_special_tokens)
         self._live[sequence] = _Live(
-            GuardedDrafter(sequence, self.model.vocab_size, self.drafting_failures),
+            GuardedDrafter(sequence, self.model.vocab_size, self.drafting_failures, payoff),
             TokenChooser(sequence, self.model.eos_token_ids, self.model.vocab_size),
             OutputText(decoder, sequence.stop, self.model.eos_token_ids),
         )
@@ -206,10 +240,13 @@ class Engine:
     def _propose(self, plan: list[Work]) -> list[_Turn]:
         """Drafts for all sequences within one budget, and lays out the flat batch.
 
-        While a prompt needs further steps nobody drafts: it waits for each of them to end.
+        While a prompt needs further steps it waits for each of them to end. So nobody drafts then, and those whose
+        drafts pay stand back altogether, for a few steps: afterwards one step with a draft makes up for them.
         """
         prompts_wait = len(plan) < self.running or not all(work.reaches_end for work in plan)
-        trees = [EMPTY_TREE if prompts_wait else self._draft(work) for work in plan]
+        if prompts_wait:
+            plan = [work for work in plan if not self._stands_back(work)]
+        trees = [self._draft(work) if self._may_draft(work, prompts_wait) else EMPTY_TREE for work in plan]
         least = 0.0
         if self._step_times is not None:
             step_times = partial(self._step_times.between, sequences=len(plan))
@@ -225,16 +262,32 @@ class Engine:
             row = rows.stop
         return turns
 
+    def _stands_back(self, work: Work) -> bool:
+        """Whether the sequence writes nothing in this step, in which prompts wait."""
+        live = self._live[work.sequence]
+        writes = work.tokens == 1 and len(work.sequence.output) > 0
+        if not writes or live.stood_back == _STAND_BACK or live.drafter.expected < _WORTH_STANDING_BACK:
+            return False
+        live.stood_back += 1
+        return True
+
+    def _may_draft(self, work: Work, prompts_wait: bool) -> bool:
+        """Whether a sequence that writes in this step drafts for it; how long it stood back is counted anew."""
+        live = self._live[work.sequence]
+        stood_back, live.stood_back = live.stood_back, 0
+        return not prompts_wait or stood_back == _STAND_BACK
+
     def _draft(self, work: Work) -> DraftTree:
         """Nothing deeper than what is left to write, less the model's own token.
 
-        Where a grammar allows one token only, that is a draft that costs nothing to make.
+        The first token waits for no drafter. Where a grammar allows one token only, that is a draft that costs nothing
+        to make.
         """
         sequence = work.sequence
         left, nodes = sequence.stop.max_tokens - len(sequence.output), sequence.max_draft_nodes
         if left <= 1 or nodes == 0:
             return EMPTY_TREE
-        tree = self._live[sequence].drafter.propose(nodes)
+        tree = self._live[sequence].drafter.propose(nodes) if sequence.output else EMPTY_TREE
         forced = forced_tokens(sequence)[:nodes]
         if forced:
             tree = merged([DraftTree.of(forced), tree]).pruned(nodes)
@@ -244,39 +297,37 @@ class Engine:
             deepest, tree = min(deepest, levels), tree.pruned(most)
         return within_depth(tree, deepest)
 
-    def _forward(self, batch: list[_Turn]) -> tuple[torch.Tensor, Int32Array]:
-        """Logits [row, vocab] and the most probable tokens int32[row]; the rows as the turns' `rows` say."""
+    def _forward(self, batch: list[_Turn]) -> _Predicted:
+        """The rows as the turns' `rows` say."""
         tokens, times = sum(turn.segment.size for turn in batch), self._step_times
         threads = self._most_threads if times is None else times.choose_threads(tokens, len(batch))
         torch.set_num_threads(threads)
         started = time.perf_counter()
         inputs = StepBatch([turn.segment for turn in batch], self.model.layout).inputs()
         logits = self.model.module(**inputs).logits[0]
-        predictions = logits.argmax(-1).to(torch.int32).cpu().numpy()
+        predictions, top_tokens = most_probable(logits, max(turn.live.drafter.top_k for turn in batch))
         if times is not None:
             times.observe(tokens, len(batch), threads, time.perf_counter() - started)
-        return logits, predictions
+        return _Predicted(logits, predictions, top_tokens)
 
-    def _commit(self, turn: _Turn, logits: torch.Tensor, predictions: Int32Array) -> StepOutput | None:
+    def _commit(self, turn: _Turn, predicted: _Predicted) -> StepOutput | None:
         """Keeps the accepted path; None for a prompt that is not through yet."""
         sequence = turn.work.sequence
         if not turn.work.reaches_end:
             sequence.committed += turn.work.tokens
             return None
         try:
-            if turn.rows.stop - turn.rows.start < predictions.size:
-                logits, predictions = logits[turn.rows], predictions[turn.rows]
-            return self._verify(turn, logits, predictions)
+            return self._verify(turn, predicted.of(turn.rows, turn.live.drafter.top_k))
         except Exception as error:
             _log.exception("request %r failed in verification", sequence.request_id)
             self._finish(sequence, keep=False)
             return StepOutput(sequence, [], [], [], Finish(FinishReason.ERROR, error=error))
 
-    def _verify(self, turn: _Turn, logits: torch.Tensor, predictions: Int32Array) -> StepOutput:
+    def _verify(self, turn: _Turn, predicted: _Predicted) -> StepOutput:
         sequence, live = turn.work.sequence, turn.live
         tokens, parents = turn.tokens, turn.parents
         token_ids, texts, logprobs, path, finish = [], [], [], [], None
-        choices, at = predictions.tolist(), ROOT
+        logits, choices, at = predicted.logits, predicted.tokens.tolist(), ROOT
         for token, node in walk(tokens, parents, lambda node: live.chooser.choose(logits[node], choices[node])):
             if sequence.sampling.logprobs is not None:
                 logprobs.append(live.chooser.logprobs(logits[at], token))
@@ -292,8 +343,7 @@ class Engine:
         sequence.committed += turn.work.tokens + len(path)
         sequence.output.extend(token_ids)
         _record(sequence, len(tokens) - 1, len(path))
-        top = logits.topk(live.drafter.top_k).indices.to(torch.int32).cpu().numpy() if live.drafter.top_k else None
-        live.drafter.observe(token_ids, Feedback(tokens, parents, predictions, top))
+        live.drafter.observe(token_ids, Feedback(tokens, parents, predicted.tokens, predicted.top_tokens))
         if finish:
             self._finish(sequence)
         drafted = [i < len(path) for i in range(len(token_ids))]
@@ -317,47 +367,9 @@ class Engine:
         if live is not None:
             live.drafter.close()
 
-    def _measure_step_times(self) -> StepTimes:
-        curves, per_sequence = {}, {}
-        for threads in _thread_counts(self._most_threads, self.model.layout.device):
-            torch.set_num_threads(threads)
-            curves[threads] = self.measure_step_time(limit=1.0)
-            several = self.measure_step_time(largest=1, limit=0.1, sequences=_SEVERAL)
-            per_sequence[threads] = max(several.at(1) - curves[threads].at(_SEVERAL), 0.0) / (_SEVERAL - 1)
-        return StepTimes(curves, per_sequence)
 
-    @torch.inference_mode()
-    def measure_step_time(
-        self, context: int = 128, largest: int | None = None, limit: float = 2.0, sequences: int = 1
-    ) -> StepTimeCurve:
-        """What a step costs on this machine, by the number of tokens of each sequence. For an engine without work.
-
-        Args:
-            context: committed tokens that a sequence attends to; at most half the model's context is taken.
-            largest: the largest number of tokens; None is the widest draft with its root. No more than fits the model.
-            limit: seconds after which no further round of measurements begins.
-            sequences: how many share the step.
-        """
-        context = min(context, self.model.max_context // 2)
-        wanted = 1 + self.config.max_draft_nodes if largest is None else largest
-        largest = min(wanted, self.model.max_context - context)
-        slabs = [Slab.empty(self.model.layout, context + 2 * largest) for _ in range(sequences)]
-
-        def seconds(size: int) -> float:
-            tokens, depths = np.zeros(size, np.int32), np.arange(size, dtype=np.int32)
-            segments = [Segment(slab, context, tokens, depths - 1, depths, logit_rows=0) for slab in slabs]
-            started = time.perf_counter()
-            self.model.module(**StepBatch(segments, self.model.layout).inputs()).logits.argmax(-1).cpu()
-            return time.perf_counter() - started
-
-        return measure(seconds, largest, limit)
-
-
-def _thread_counts(most: int, device: torch.device) -> list[int]:
-    """What a step may run on: powers of two and all; with the model elsewhere, threads make no difference."""
-    if device.type != "cpu":
-        return [most]
-    return sorted({most, *(1 << bit for bit in range(most.bit_length()) if 1 << bit < most)})
+def _new_payoff(tenant: str, strategy_name: str) -> Payoff:
+    return Payoff()
 
 
 def _record(sequence: Sequence, drafted: int, accepted: int) -> None:

@@ -44,6 +44,9 @@ NONE_OF_THESE = -1
 """The token of candidate 0."""
 
 _RATE, _TRUST_RATE = 0.03, 0.003
+_FIRST_RATE, _FIRST_TOKENS = 5.0, 40.0
+"""The first tokens teach so many times as much, and half of what is more after so many: weights that were fitted to
+other text find to a tenant's own soon."""
 _GREATEST = 8.0
 _BEST_ROW = (1.8, 1.15, 0.65, 0.35, 0.05, -0.15, -0.35, -0.5)
 _OTHER_ROWS = (0.95, 0.5, 0.3, 0.15, 0.0, -0.05, -0.15, -0.2)
@@ -70,6 +73,7 @@ class Weights(NamedTuple):
         bias: float32[SOURCES, LEVELS, CHANCE_BINS], what is added to it, by its own level and that probability.
         gains: float32[SOURCES + 1], by how much each source, the table last, raised the probability of the token that
             came, on average over the tokens written; see `gains`.
+        seen: float32[LEVELS, ORDERS + 1], tokens learned from, by level and longest known context.
     """
 
     ranks: npt.NDArray[np.float32]
@@ -77,6 +81,7 @@ class Weights(NamedTuple):
     trust: npt.NDArray[np.float32]
     bias: npt.NDArray[np.float32]
     gains: Float32Array
+    seen: npt.NDArray[np.float32]
 
 
 def prior_weights() -> Weights:
@@ -98,6 +103,7 @@ def prior_weights() -> Weights:
         trust=np.tile(np.array(_TRUST, np.float32), (SOURCES, 1)),
         bias=np.tile(np.array(_BIAS, np.float32)[:, None], (SOURCES, 1, CHANCE_BINS)),
         gains=np.full(SOURCES + 1, _FIRST_GAIN, np.float32),
+        seen=np.zeros((LEVELS, ORDERS + 1), np.float32),
     )
 
 
@@ -161,21 +167,24 @@ def correct(
         steadiness: int32[ORDERS], of the row of each context; -1 where it is not known.
         chances: float32[m, SOURCES], each source's conditional probability at each node of the advice.
     """
+    seen = weights.seen[level, longest]
+    weights.seen[level, longest] = seen + 1.0
+    rate = _RATE * (1.0 + (_FIRST_RATE - 1.0) / (1.0 + seen / _FIRST_TOKENS))
     for i in range(n):
         gradient = (1.0 if i == came else 0.0) - probabilities[i]
         if i == 0:
-            _step(weights.escapes[level], longest, _RATE * gradient)
+            _step(weights.escapes[level], longest, rate * gradient)
         for order in range(longest):
             rank = candidates[i, RANKS + order]
             if rank < WIDTH:
-                _step(weights.ranks[level, longest, order, steadiness[order]], rank, _RATE * gradient)
+                _step(weights.ranks[level, longest, order, steadiness[order]], rank, rate * gradient)
         for source in range(SOURCES):
             if levels[source] == 0:
                 continue
             node = candidates[i, ADVISED]
             chance: Real = chances[node, source] if node >= 0 else 0.0
             if chance > 0.0:
-                _step(weights.bias[source, levels[source]], chance_bin(chance), _RATE * gradient)
+                _step(weights.bias[source, levels[source]], chance_bin(chance), rate * gradient)
                 _step(weights.trust[source], levels[source], _TRUST_RATE * gradient * math.log(chance))
             else:
                 _step(weights.trust[source], levels[source], _TRUST_RATE * gradient * left[source])

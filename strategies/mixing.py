@@ -159,6 +159,7 @@ def draft(
     trust: Float32Table,
     bias: Float32Table,
     gains: Float32Array,
+    seen: Float32Table,
     candidates: Int32Array,
     said: Float64Table,
     probabilities: Float64Array,
@@ -187,7 +188,7 @@ def draft(
         sources: int32[budget], set to the source that speaks most for each node.
     """
     advice = Advice(advised, following, first, chances)
-    weights = Weights(ranks, escapes, trust, bias, gains)
+    weights = Weights(ranks, escapes, trust, bias, gains, seen)
     room = Room(candidates, said, probabilities, context, found, steadiness, levels, left, items, item_scores, waiting)
     budget = int(tokens.shape[0])
     made, end = 0, 0
@@ -250,6 +251,7 @@ def learn(
     trust: Float32Table,
     bias: Float32Table,
     gains: Float32Array,
+    seen: Float32Table,
     candidates: Int32Array,
     said: Float64Table,
     probabilities: Float64Array,
@@ -273,7 +275,7 @@ def learn(
         awake: int32[SOURCES + 1], 1 for each source that took part in it.
     """
     advice = Advice(advised, following, first, chances)
-    weights = Weights(ranks, escapes, trust, bias, gains)
+    weights = Weights(ranks, escapes, trust, bias, gains, seen)
     room = Room(candidates, said, probabilities, context, found, steadiness, levels, left, items, item_scores, waiting)
     place: Integer = -1
     for depth in range(accepted.shape[0]):

@@ -133,7 +133,7 @@ async def test_samples_of_a_hybrid_add_up_their_sources_and_a_format_is_a_source
 
 
 async def test_one_tenants_answers_do_not_draft_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_account, "LONGEST_PAUSE", 0)  # how often drafts are tried depends on what they cost
+    monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))  # how often drafts are tried depends on what they cost
     async with serving() as (_, client):
         options: dict[str, Any] = {"max_tokens": 60, "strategy": "trie"}
         first = await client.generate(ask(QUESTIONS[0]), tenant="a", **options)

@@ -15,4 +15,4 @@ def _drafting_may_take_its_time(request: pytest.FixtureRequest, monkeypatch: pyt
     if not request.module.__name__.endswith("test_drafting"):
         monkeypatch.setattr(draft_account, "LONGEST_CALL", math.inf)
         monkeypatch.setattr(draft_account, "LEAST_CREDIT", math.inf)
-        monkeypatch.setattr(draft_account, "LONGEST_PAUSE", 0)
+        monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from model_runner import draft_account, drafting
+from model_runner.draft_account import LONGEST_PAUSES, Payoff
 from model_runner.drafting import GuardedDrafter
 from model_runner.sequence import Sequence, StopParams
 from strategies import Drafter, DraftTree, Feedback, HybridStrategy, registry
@@ -74,9 +75,11 @@ def sequence_of(strategy: Any, name: str = "theirs") -> Sequence:
     return Sequence("r1", prompt, StopParams(1000), strategy=strategy, strategy_name=name, max_draft_nodes=16)
 
 
-def guarded(strategy: Any, failures: Counter[str] | None = None) -> tuple[GuardedDrafter, Sequence]:
-    sequence = sequence_of(strategy)
-    return GuardedDrafter(sequence, VOCAB, Counter() if failures is None else failures), sequence
+def guarded(
+    strategy: Any, failures: Counter[str] | None = None, payoff: Payoff | None = None
+) -> tuple[GuardedDrafter, Sequence]:
+    sequence, failures = sequence_of(strategy), Counter() if failures is None else failures
+    return GuardedDrafter(sequence, VOCAB, failures, payoff or Payoff()), sequence
 
 
 def run(drafter: GuardedDrafter, sequence: Sequence, steps: int, accepted: int, seconds: float = STEP) -> int:
@@ -240,10 +243,40 @@ def test_drafting_that_pays_goes_on_however_long_it_takes(clock: Clock) -> None:
 
 def test_cheap_drafting_that_brings_nothing_is_tried_now_and_then_until_it_pays(clock: Clock) -> None:
     drafter, sequence = guarded(Plugin(clock=clock, propose=0.1 * STEP, observe=0.1 * STEP))
-    assert 2000 / 16 < run(drafter, sequence, 2000, accepted=0) < 2000 / 10
+    often, seldom = (2000 / (1 + longest) for longest in LONGEST_PAUSES)
+    assert 0.5 * often < run(drafter, sequence, 2000, accepted=0) < often, "until the tenant's mean is about 64 drafts"
+    assert 0.9 * seldom < run(drafter, sequence, 2000, accepted=0) < 1.1 * seldom
     assert drafter.active
-    run(drafter, sequence, 32, accepted=3)
+    run(drafter, sequence, 100, accepted=3)
     assert run(drafter, sequence, 100, accepted=3) == 100
+
+
+def test_where_a_tenant_s_drafts_pay_elsewhere_they_are_tried_more_often(clock: Clock) -> None:
+    payoff = Payoff()
+    elsewhere, written = guarded(Plugin(clock=clock, propose=0.1 * STEP), payoff=payoff)
+    drafter, sequence = guarded(Plugin(clock=clock, propose=0.1 * STEP, observe=0.1 * STEP), payoff=payoff)
+    drafted = 0
+    for _ in range(2000):
+        run(elsewhere, written, 1, accepted=3)
+        drafted += run(drafter, sequence, 1, accepted=0)
+    often = 2000 / (1 + LONGEST_PAUSES[0])
+    assert often < drafted < 1.5 * often
+
+
+def test_a_sequence_expects_what_the_tenant_s_earlier_ones_brought(clock: Clock) -> None:
+    """The first sequence hopes; the next one knows, and still finds out at once where its own text is better."""
+    payoff = Payoff()
+    plugin = Plugin(clock=clock, propose=0.1 * STEP, observe=0.1 * STEP)
+    drafted = []
+    for _ in range(4):
+        drafter, sequence = guarded(plugin, payoff=payoff)
+        drafted.append(run(drafter, sequence, 100, accepted=0))
+    assert drafted[0] > 15
+    assert max(drafted[1:]) <= 10  # at 0, 2, 6, 14, 30, 46 steps and so on
+    drafter, sequence = guarded(plugin, payoff=payoff)
+    assert run(drafter, sequence, 100, accepted=3) == 100
+    other, written = guarded(plugin)
+    assert run(other, written, 100, accepted=0) > 15, "another tenant's drafts say nothing"
 
 
 def test_steps_without_a_draft_say_nothing_about_drafts(clock: Clock) -> None:

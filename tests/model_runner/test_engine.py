@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 import strategies
+from model_runner.draft_account import Payoff
+from model_runner.drafting import GuardedDrafter
 from model_runner.engine import Engine, EngineConfig
 from model_runner.errors import EngineStoppedError, InvalidValueError, ModelError
 from model_runner.loading import LoadedModel
@@ -233,22 +236,43 @@ def test_statistics_add_up(engine: Engine) -> None:
     assert 0 < stats.draft_seconds < stats.step_seconds
 
 
-def test_nobody_drafts_while_a_prompt_waits_for_steps_to_end(model: LoadedModel) -> None:
+class Right(Faulty):
+    """Drafts what the model writes."""
+
+    def __init__(self, answer: list[int]) -> None:
+        super().__init__("nothing")
+        self.answer = answer
+
+    def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
+        self.answer = self.answer[len(accepted) :]
+
+    def propose(self, budget: int) -> DraftTree:
+        return DraftTree.of(self.answer[:2])
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_a_prompt_that_waits_for_steps_to_end_meets_no_drafts(model: LoadedModel, pays: bool) -> None:
+    """Whose drafts pay stands back for three steps and makes up for it in the fourth; who gains nothing writes on."""
     engine = Engine(model, EngineConfig(shared_prefill_chunk=4, max_draft_nodes=16, adaptive_budget=False))
-    decoding = sequence(strategy=Faulty("nothing"), stop=StopParams(30, ignore_eos=True))
+    answer = greedy("llama", PROMPT, 80)
+    strategy = Right(answer) if pays else Faulty("nothing")
+    decoding = sequence(strategy=strategy, stop=StopParams(80))
     engine.add(decoding)
-    engine.step()
-    engine.step()
-    drafted = decoding.stats.draft_tokens
-    assert drafted > 0
-    prompt = sequence(tuple(range(10, 20)), stop=StopParams(1))
-    engine.add(prompt)
-    for _ in range(2):
+    for _ in range(12):  # until it is known what drafts bring
         engine.step()
-        assert (prompt.output, decoding.stats.draft_tokens) == ([], drafted)
-    engine.step()
-    assert len(prompt.output) == 1
-    assert decoding.stats.draft_tokens > drafted
+    prompt = sequence(tuple(range(10, 33)), stop=StopParams(1))
+    engine.add(prompt)
+    steps = []
+    while not prompt.output:
+        before, drafted = len(decoding.output), decoding.stats.draft_tokens
+        engine.step()
+        steps.append((len(decoding.output) - before, decoding.stats.draft_tokens - drafted))
+    if pays:
+        assert steps == [(0, 0), (0, 0), (0, 0), (3, 2), (0, 0), (3, 2)]
+    else:
+        assert steps == [(1, 0)] * 5 + [(1, 2)]
+    run(engine)
+    assert decoding.output == answer
     engine.close()
 
 
@@ -286,3 +310,27 @@ def test_the_configuration_names_what_is_wrong() -> None:
     for weight in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(InvalidValueError, match="tenant_weights"):
             EngineConfig(tenant_weights={"acme": weight})
+
+
+def test_a_tenant_s_payoff_never_reaches_another_nor_another_strategy(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vain drafts of one tenant are counted where its next sequences look, and nowhere else."""
+    shown: dict[str, list[tuple[int, float]]] = {}
+    given = GuardedDrafter.__init__
+
+    def init(self: GuardedDrafter, one: Sequence, vocab: int, failures: Counter[str], payoff: Payoff) -> None:
+        shown.setdefault(f"{one.tenant} {one.strategy_name}", []).append((id(payoff), payoff.accepted))
+        given(self, one, vocab, failures, payoff)
+
+    monkeypatch.setattr(GuardedDrafter, "__init__", init)
+    engine = Engine(model, EngineConfig(max_draft_nodes=16))
+    vain = Faulty("nowhere")  # always proposes the same two tokens, which this model never writes
+    for tenant, name in (("a", "one"), ("a", "one"), ("b", "one"), ("a", "other"), ("a", "one")):
+        engine.add(sequence(strategy=vain, strategy_name=name, tenant=tenant, max_draft_nodes=4))
+        run(engine)
+    assert len({number for ids in shown.values() for number, _ in ids}) == len(shown) == 3
+    assert len({number for number, _ in shown["a one"]}) == 1
+    expected = [accepted for _, accepted in shown["a one"]]
+    assert expected[0] == 1.0 > expected[1] > expected[2] > 0.0
+    assert [shown["b one"][0][1], shown["a other"][0][1]] == [1.0, 1.0]

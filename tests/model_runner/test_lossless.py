@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import model_runner.engine as engine_module
 import strategies
 from model_runner.draft_account import DraftAccount
 from model_runner.drafting import GuardedDrafter
@@ -122,8 +124,8 @@ def test_bundled_model_answers_questions(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_strategies_that_are_asked_now_and_then_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After each draft three steps without one; what is written in them the drafter is told afterwards."""
-    monkeypatch.setattr(DraftAccount, "pause", lambda account: 3)
+    """After each draft two steps without one; what is written in them the drafter is told afterwards."""
+    monkeypatch.setattr(DraftAccount, "pause", lambda account: 2)
     batch = [(1, 2, 3, 1, 2, 3, 1), (4, 4, 4, 4), (5,)]
     sequences = generate(fixed_engine("llama"), batch, strategies.create(name), 16, StopParams(NEW_TOKENS))
     assert [one.output for one in sequences] == [greedy("llama", prompt, NEW_TOKENS) for prompt in batch]
@@ -135,6 +137,7 @@ def test_strategies_that_are_asked_now_and_then_only(name: str, monkeypatch: pyt
 @pytest.mark.parametrize("name", NAMES)
 def test_drafters_that_start_in_the_middle_of_an_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the long prompt is read in chunks nobody drafts; the short one's drafter starts after some tokens."""
+    monkeypatch.setattr(engine_module, "_WORTH_STANDING_BACK", math.inf)
     started: list[int] = []
     start = GuardedDrafter._start
 
@@ -149,6 +152,15 @@ def test_drafters_that_start_in_the_middle_of_an_answer(name: str, monkeypatch: 
     assert [one.output for one in sequences] == [greedy("llama", prompt, NEW_TOKENS) for prompt in batch]
     assert max(started) > 1
     assert [one.stats.drafting_disabled_reason for one in sequences] == [""] * len(batch)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sequences_that_stand_back_for_a_prompt(name: str) -> None:
+    """While the long prompt is read, the others write in every fourth step only, and draft in it."""
+    batch = [(4, 4, 4, 4), (1, 2, 1, 2, 1), tuple(i % 7 + 1 for i in range(50))]
+    engine = fixed_engine("llama", prefill_chunk=6, shared_prefill_chunk=6)
+    sequences = generate(engine, batch, strategies.create(name), 16, StopParams(NEW_TOKENS))
+    assert [one.output for one in sequences] == [greedy("llama", prompt, NEW_TOKENS) for prompt in batch]
 
 
 @pytest.mark.parametrize("min_tokens", [5, 40])

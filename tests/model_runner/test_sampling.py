@@ -160,7 +160,7 @@ def test_the_output_is_the_same_alone_in_a_batch_and_with_any_draft(
         run(engine, one)
         assert one.stats.drafting_disabled_reason == ""
         assert one.output == answer
-    if name == "oracle":
+    if name == "oracle" and len(answer) > 8:
         assert drafted.stats.accepted_tokens > 0
     crowd = [
         sequence((*PROMPT, i), other, stop, strategy if name != "oracle" else None) for i, other in enumerate(others)
@@ -207,25 +207,29 @@ def test_samples_follow_the_models_distribution() -> None:
 
 
 def test_samples_that_were_drafted_follow_the_models_distribution() -> None:
-    """Pairs of tokens, where the draft holds the most probable pair: the second is chosen at a drafted node."""
+    """Three tokens, where the draft holds the most probable ones: the last is chosen at a drafted node."""
     wanted, draws = SamplingParams(temperature=0.7, top_k=3), 1500
-    firsts, law = top_law(PROMPT, wanted)
-    pairs: dict[tuple[int, int], float] = {}
-    for first, share in zip(firsts, law, strict=True):
-        seconds, then = top_law((*PROMPT, first), wanted)
-        pairs |= {(first, second): share * float(p) for second, p in zip(seconds, then, strict=True)}
-    likeliest = max(pairs, key=lambda pair: pairs[pair])
+    chances: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(3):
+        longer: dict[tuple[int, ...], float] = {}
+        for start, chance in chances.items():
+            tokens, law = top_law((*PROMPT, *start), wanted)
+            longer |= {(*start, token): chance * float(p) for token, p in zip(tokens, law, strict=True)}
+        chances = longer
+    likeliest = max(chances, key=lambda text: chances[text])
     draft = OracleStrategy({PROMPT: [*likeliest]}, VOCAB, seed=4)
     # All prompts at once, for nobody drafts while one waits.
-    config = EngineConfig(max_draft_nodes=8, adaptive_budget=False, max_running=64, shared_prefill_chunk=512)
+    config = EngineConfig(
+        max_draft_nodes=8, adaptive_budget=False, max_running=64, prefill_chunk=1024, shared_prefill_chunk=1024
+    )
     engine = Engine(served("llama"), config)
-    sequences = [sequence(PROMPT, replace(wanted, seed=seed), StopParams(2), draft, nodes=8) for seed in range(draws)]
+    sequences = [sequence(PROMPT, replace(wanted, seed=seed), StopParams(3), draft, nodes=8) for seed in range(draws)]
     run(engine, *sequences)
     assert sum(one.stats.accepted_tokens for one in sequences) > 0.1 * draws
-    counts = Counter((one.output[0], one.output[1]) for one in sequences)
-    assert counts.keys() <= pairs.keys()
-    found = np.array([counts[pair] for pair in pairs], float)
-    assert chi_squared_is_plausible(found, np.array([*pairs.values()]) * draws)
+    counts = Counter(tuple(one.output) for one in sequences)
+    assert counts.keys() <= chances.keys()
+    found = np.array([counts[text] for text in chances], float)
+    assert chi_squared_is_plausible(found, np.array([*chances.values()]) * draws)
 
 
 def top_law(prompt: tuple[int, ...], params: SamplingParams) -> tuple[list[int], np.ndarray[Any, Any]]:

@@ -58,6 +58,7 @@ def test_one_step_of_learning_goes_up_the_gradient_of_the_probability_of_what_ca
     random = np.random.default_rng(5)
     mixer = Mixer(SuccessorTable(4096))
     sequence = taught(mixer)
+    mixer.weights.seen[:] = 1e9
     trees = [some_tree(random), some_tree(random)]
     draft = sequence.draft(trees, True, BUDGET)
     came = int(draft.tokens[(draft.parents == -1)][1])
@@ -139,9 +140,27 @@ def test_weights_stay_bounded_however_long_the_traffic() -> None:
     for _ in range(4000):
         sequence.draft([DraftTree.of([7], scores=[0.99])], False, 4)
         sequence.observe(ids(8), None)
-    for weights in mixer.weights:
+    for name, weights in mixer.weights._asdict().items():
         assert np.isfinite(weights).all()
-        assert np.abs(weights).max() <= 8.0
+        assert name == "seen" or np.abs(weights).max() <= 8.0
+
+
+def test_the_first_tokens_teach_more_than_later_ones() -> None:
+    """A tenant whose text is nothing like what the prior was fitted to is believed soon."""
+
+    def step(seen: float) -> float:
+        mixer = Mixer(None)
+        mixer.weights.seen[:] = seen
+        sequence, before = SequenceMixer(mixer, ids(1)), mixer.weights.escapes.copy()
+        sequence.draft([DraftTree.of([7], scores=[0.9])], False, 4)
+        sequence.observe(ids(8), None)
+        assert mixer.weights.seen.sum() == pytest.approx(seen * mixer.weights.seen.size + 1)
+        return float((mixer.weights.escapes - before).max())
+
+    later = step(1e6)
+    assert later > 0
+    assert step(0) == pytest.approx(5 * later, rel=0.01)
+    assert step(40) == pytest.approx(3 * later, rel=0.01)
 
 
 def test_bins_cover_all_probabilities_in_order() -> None:
