@@ -32,7 +32,6 @@ prompts = st.lists(
 )
 few_examples = settings(
     max_examples=2,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors],
 )

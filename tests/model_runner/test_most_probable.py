@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_runner.most_probable import most_probable
@@ -13,7 +13,6 @@ from model_runner.most_probable import most_probable
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
-@settings(deadline=None)  # the first run compiles
 @given(
     rows=st.integers(1, 5),
     vocab=st.integers(1, 400),

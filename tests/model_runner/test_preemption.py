@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import strategies
@@ -19,7 +19,7 @@ from tests.model_runner.oracle import OracleStrategy
 CONTEXT, NODES = 256, 24
 """The random families' context, and a cap on drafts: with both, the least memory that an engine takes."""
 
-few_examples = settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+few_examples = settings(max_examples=4, derandomize=True)
 
 
 @pytest.fixture(autouse=True)

@@ -53,7 +53,6 @@ stops = st.builds(
 )
 few_examples = settings(
     max_examples=6,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors],
 )

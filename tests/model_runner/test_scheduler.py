@@ -366,4 +366,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduling = SchedulerMachine.TestCase
-TestScheduling.settings = settings(deadline=None, max_examples=150, stateful_step_count=30)
+TestScheduling.settings = settings(max_examples=150, stateful_step_count=30)

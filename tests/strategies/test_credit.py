@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies.calibration import SOURCES
@@ -50,7 +50,6 @@ def test_pruned_and_foreign_nodes_are_told_apart() -> None:
     assert counts[:3] == [[1, 0], [0, 0], [1, 0]]
 
 
-@settings(deadline=None)
 @given(trees(), st.integers(0, 20))
 def test_every_verified_node_of_a_draft_has_one_source(drafted: DraftTree, budget: int) -> None:
     sources = np.arange(len(drafted), dtype=np.int32) % (SOURCES + 1)

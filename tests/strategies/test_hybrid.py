@@ -82,7 +82,7 @@ def said(token: int, *tokens: int) -> Feedback:
     return Feedback(ids(token), ids(-1), top[:, 0], top)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(trees(), min_size=2, max_size=2), st.integers(1, 40), st.lists(st.integers(0, 5), min_size=1))
 def test_every_draft_is_lawful_and_holds_what_the_parts_hold(
     drafts: list[DraftTree], budget: int, prompt: list[int]

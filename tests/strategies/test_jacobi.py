@@ -81,7 +81,7 @@ def pool_of(drafter: JacobiDrafter) -> dict[int, list[tuple[int, ...]]]:
     return {token: rests for token in range(VOCAB) if (rests := drafter.pool.after(token))}
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     window=st.integers(1, 6),
     n=st.integers(3, 6),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import DraftTree, Feedback, RecyclingStrategy
@@ -50,7 +50,6 @@ def chances(tree: DraftTree) -> dict[tuple[int, ...], float]:
     return found
 
 
-@settings(deadline=None)
 @given(TEXTS)
 def test_the_table_holds_what_a_dictionary_would(texts: list[list[int]]) -> None:
     """All contexts of one and two tokens, longer ones once the shorter one is known; the latest word counts."""

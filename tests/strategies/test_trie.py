@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import DraftTree, TrieStrategy
@@ -45,7 +45,6 @@ def written(strategy: TrieStrategy, prompt: Int32Array, *outputs: Int32Array) ->
     return drafter
 
 
-@settings(deadline=None)
 @given(SEQUENCES, st.lists(st.integers(0, 6), min_size=1, max_size=40), st.integers(1, 70), st.integers(1, 20))
 def test_every_draft_is_lawful_and_within_budget_and_branch_length(
     sequences: list[list[int]], prompt: list[int], budget: int, branch_length: int
@@ -129,7 +128,6 @@ def test_sequences_written_in_turns_stay_whole() -> None:
         assert best_path(written(strategy, ids(9), text[:20]).propose(24)) == text[20:44].tolist()
 
 
-@settings(deadline=None)
 @given(SEQUENCES, st.integers(0, 6), st.integers(1, 64))
 def test_drafts_never_cross_from_one_sequence_into_another(sequences: list[list[int]], token: int, budget: int) -> None:
     strategy = TrieStrategy()
@@ -153,7 +151,6 @@ def test_the_own_output_is_not_counted_twice() -> None:
     assert live.propose(8).scores.tolist() == reference.propose(8).scores.tolist()
 
 
-@settings(deadline=None)
 @given(SEQUENCES)
 def test_a_memory_can_be_rebuilt_from_its_sequences(sequences: list[list[int]]) -> None:
     strategy = TrieStrategy()
@@ -169,7 +166,6 @@ def test_a_memory_can_be_rebuilt_from_its_sequences(sequences: list[list[int]]) 
     assert one.scores.tolist() == other.scores.tolist()
 
 
-@settings(deadline=None)
 @given(SEQUENCES, st.integers(64, 160))
 def test_capacity_bounds_the_memory_and_the_oldest_leave_first(sequences: list[list[int]], capacity: int) -> None:
     strategy = TrieStrategy(capacity_tokens=capacity)

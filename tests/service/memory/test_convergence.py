@@ -8,7 +8,7 @@ import copy
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -255,6 +255,4 @@ def test_what_the_store_confirmed_and_lost_unread_is_sent_again() -> None:
 
 
 TestReplicas = Replicas.TestCase
-TestReplicas.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestReplicas.settings = settings(max_examples=60, stateful_step_count=30)
