@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import Counter
 
@@ -12,7 +13,7 @@ from model_runner.draft_account import DraftAccount, Payoff
 from model_runner.sequence import Sequence
 from strategies import EMPTY_TREE, Drafter, DraftTree, Feedback, Strategy
 from strategies.base import Composite
-from strategies.draft import checked
+from strategies.draft import checked, merged
 
 _log = logging.getLogger(__name__)
 
@@ -179,6 +180,25 @@ class GuardedDrafter:
 
 def _raised(call: str, error: Exception) -> str:
     return f"{call} raised {type(error).__name__}: {error}"
+
+
+def draft_for(
+    sequence: Sequence, drafter: GuardedDrafter, deepest: int = sys.maxsize, most: int = sys.maxsize
+) -> DraftTree:
+    """What to verify after a sequence, as deep and as large as allowed, and no deeper than what is left to write, less
+    the model's own token.
+
+    The first token waits for no drafter. Where a grammar allows one token only, that is a draft that costs nothing to
+    make.
+    """
+    left, nodes = sequence.stop.max_tokens - len(sequence.output), sequence.max_draft_nodes
+    if left <= 1 or nodes == 0:
+        return EMPTY_TREE
+    tree = drafter.propose(nodes) if sequence.output else EMPTY_TREE
+    forced = forced_tokens(sequence)[:nodes]
+    if forced:
+        tree = merged([DraftTree.of(forced), tree])
+    return within_depth(tree.pruned(min(nodes, most)), min(left - 1, deepest))
 
 
 def forced_tokens(sequence: Sequence) -> list[int]:

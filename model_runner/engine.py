@@ -15,7 +15,7 @@ import torch
 from model_runner.attention import Segment, StepBatch, chain_then_tree
 from model_runner.budget import worthwhile_score
 from model_runner.draft_account import Payoff
-from model_runner.drafting import GuardedDrafter, forced_tokens, within_depth
+from model_runner.drafting import GuardedDrafter, draft_for
 from model_runner.engine_config import EngineConfig
 from model_runner.errors import DeadlineError, EngineStoppedError, InvalidValueError, ModelError
 from model_runner.exact_attention import draft_limits
@@ -30,7 +30,7 @@ from model_runner.step_measuring import measure_step_times
 from model_runner.tokenizer import OutputText
 from model_runner.verify import ROOT, walk
 from strategies import EMPTY_TREE, DraftTree, Feedback
-from strategies.draft import Int32Array, merged
+from strategies.draft import Int32Array
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -55,6 +55,11 @@ class _Live:
     text: OutputText
     stood_back: int = 0
     """Steps in which it wrote nothing, for prompts to be read sooner, since it last wrote."""
+
+    def may_stand_back(self, work: Work) -> bool:
+        """Whether it may leave out a step, and makes up for that when it drafts again."""
+        writes = work.tokens == 1 and len(work.sequence.output) > 0
+        return writes and self.stood_back < _STAND_BACK and self.drafter.expected >= _WORTH_STANDING_BACK
 
 
 @dataclass(eq=False, slots=True)
@@ -194,7 +199,7 @@ class Engine:
         """
         started = time.perf_counter()
         outputs = self._expire(started)
-        batch = self._propose(self._schedule(started))
+        batch = self._lay_out(self._propose(self._schedule(started)))
         if not batch:
             return outputs
         drafted = time.perf_counter()
@@ -237,22 +242,39 @@ class Engine:
             OutputText(decoder, sequence.stop, self.model.eos_token_ids),
         )
 
-    def _propose(self, plan: list[Work]) -> list[_Turn]:
-        """Drafts for all sequences within one budget, and lays out the flat batch.
+    def _propose(self, plan: list[Work]) -> list[tuple[Work, DraftTree]]:
+        """What takes part in the step, with its draft.
 
         While a prompt needs further steps it waits for each of them to end. So nobody drafts then, and those whose
         drafts pay stand back altogether, for a few steps: afterwards one step with a draft makes up for them.
         """
         prompts_wait = len(plan) < self.running or not all(work.reaches_end for work in plan)
-        if prompts_wait:
-            plan = [work for work in plan if not self._stands_back(work)]
-        trees = [self._draft(work) if self._may_draft(work, prompts_wait) else EMPTY_TREE for work in plan]
+        proposed = []
+        for work in plan:
+            live = self._live[work.sequence]
+            if prompts_wait and live.may_stand_back(work):
+                live.stood_back += 1
+                continue
+            drafts = not prompts_wait or live.stood_back == _STAND_BACK
+            live.stood_back = 0
+            proposed.append((work, self._draft(work.sequence, live.drafter) if drafts else EMPTY_TREE))
+        return proposed
+
+    def _draft(self, sequence: Sequence, drafter: GuardedDrafter) -> DraftTree:
+        if not self.model.layout.exact:
+            return draft_for(sequence, drafter)
+        deepest, most = draft_limits(sequence.length - 1)
+        return draft_for(sequence, drafter, deepest, most)
+
+    def _lay_out(self, proposed: list[tuple[Work, DraftTree]]) -> list[_Turn]:
+        """The flat batch: of each draft, the nodes that are worth their time within one budget for all."""
         least = 0.0
         if self._step_times is not None:
-            step_times = partial(self._step_times.between, sequences=len(plan))
-            least = worthwhile_score(trees, sum(work.tokens for work in plan), step_times)
+            step_times = partial(self._step_times.between, sequences=len(proposed))
+            tokens = sum(work.tokens for work, _ in proposed)
+            least = worthwhile_score([tree for _, tree in proposed], tokens, step_times)
         turns, row = [], 0
-        for work, tree in zip(plan, trees, strict=True):
+        for work, tree in proposed:
             sequence, slab = work.sequence, self._pool.slab(work.sequence)
             chain = sequence.tokens(sequence.committed, work.tokens)
             nodes = chain_then_tree(chain, tree, least)
@@ -261,41 +283,6 @@ class Engine:
             turns.append(_Turn(work, self._live[sequence], segment, rows))
             row = rows.stop
         return turns
-
-    def _stands_back(self, work: Work) -> bool:
-        """Whether the sequence writes nothing in this step, in which prompts wait."""
-        live = self._live[work.sequence]
-        writes = work.tokens == 1 and len(work.sequence.output) > 0
-        if not writes or live.stood_back == _STAND_BACK or live.drafter.expected < _WORTH_STANDING_BACK:
-            return False
-        live.stood_back += 1
-        return True
-
-    def _may_draft(self, work: Work, prompts_wait: bool) -> bool:
-        """Whether a sequence that writes in this step drafts for it; how long it stood back is counted anew."""
-        live = self._live[work.sequence]
-        stood_back, live.stood_back = live.stood_back, 0
-        return not prompts_wait or stood_back == _STAND_BACK
-
-    def _draft(self, work: Work) -> DraftTree:
-        """Nothing deeper than what is left to write, less the model's own token.
-
-        The first token waits for no drafter. Where a grammar allows one token only, that is a draft that costs nothing
-        to make.
-        """
-        sequence = work.sequence
-        left, nodes = sequence.stop.max_tokens - len(sequence.output), sequence.max_draft_nodes
-        if left <= 1 or nodes == 0:
-            return EMPTY_TREE
-        tree = self._live[sequence].drafter.propose(nodes) if sequence.output else EMPTY_TREE
-        forced = forced_tokens(sequence)[:nodes]
-        if forced:
-            tree = merged([DraftTree.of(forced), tree]).pruned(nodes)
-        deepest = left - 1
-        if self.model.layout.exact:
-            levels, most = draft_limits(sequence.length - 1)
-            deepest, tree = min(deepest, levels), tree.pruned(most)
-        return within_depth(tree, deepest)
 
     def _forward(self, batch: list[_Turn]) -> _Predicted:
         """The rows as the turns' `rows` say."""

@@ -63,12 +63,16 @@ def pack_linears(module: nn.Module) -> int:
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")):
         _log.warning("this build of torch has no oneDNN: linear layers stay as they are, and drafts cost more")
         return 0
-    bound_kernel_caches(len({child.weight.shape for child in module.modules() if _is_linear(child)}))
+    linears = [child for child in module.modules() if _is_linear(child)]
+    for dtype in sorted({str(one.weight.dtype) for one in linears if not _packable(one.weight.dtype)}):
+        _log.warning("this CPU multiplies row by row in %s: a draft costs it more there than in float32", dtype)
+    packable = {one for one in linears if _packable(one.weight.dtype)}
+    bound_kernel_caches(len({one.weight.shape for one in packable}))
     replaced = 0
     varies: dict[tuple[int, int, torch.dtype], bool] = {}
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if _is_linear(child):
+            if isinstance(child, nn.Linear) and child in packable:
                 packed = PackedLinear(child)
                 shape = (packed.in_features, packed.out_features, child.weight.dtype)
                 if shape not in varies:
@@ -87,9 +91,7 @@ def _single_rows_vary(packed: PackedLinear) -> bool:
 
 
 def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    if type(module) is not nn.Linear:
-        return False
-    return module.weight.device.type == "cpu" and _packable(module.weight.dtype)
+    return type(module) is nn.Linear and module.weight.device.type == "cpu"
 
 
 def _packable(dtype: torch.dtype) -> bool:

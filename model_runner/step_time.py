@@ -26,7 +26,8 @@ _LEAST_SHARE = 0.1
 """Of a surprise, what further sequences are blamed for at least; else what once seemed free would stay so."""
 _TRIAL_WEIGHT = 4.0
 """A trial comes seldom, so it counts more."""
-_TRIAL_EVERY = 32
+_TRIAL_EVERY, _TRIAL_STEPS = 128, 4
+"""A trial is of a few steps in a row: the first pays for threads that slept and caches that hold nothing yet."""
 _TRIAL_COST = 1.5
 """What is expected to take this much longer is not tried."""
 _WORTH_MORE_THREADS = 1.08
@@ -108,7 +109,7 @@ class StepTimes:
         self._per_sequence = dict(per_sequence)
         self._settle()
         self._steps = 0
-        self._trial = False
+        self._tried = self._trial_left = 0
 
     def between(self, fewest: int, most: int, sequences: int) -> Seconds:
         """Seconds for `fewest` tokens, one more, and so on to `most`, over all of `sequences` sequences, on the best
@@ -122,24 +123,31 @@ class StepTimes:
     def choose_threads(self, tokens: int, sequences: int) -> int:
         """The number of threads for the next step: the fewest of those that are about as fast as any.
 
-        Now and then another one, lest it be judged for ever by one bad moment.
+        Now and then another one for a few steps, lest it be judged for ever by one bad moment.
         """
         more, extra = sequences - 1, self._per_sequence
         costs = {threads: curve.at(tokens) + more * extra[threads] for threads, curve in self._curves.items()}
         least = min(costs.values())
         best = next(threads for threads, cost in costs.items() if cost <= _WORTH_MORE_THREADS * least)
-        self._steps += 1
         others = [threads for threads, cost in costs.items() if threads != best and cost < _TRIAL_COST * least]
-        self._trial = bool(others) and self._steps % _TRIAL_EVERY == 0
-        return others[self._steps // _TRIAL_EVERY % len(others)] if self._trial else best
+        self._steps += 1
+        self._trial_left = max(self._trial_left - 1, 0)
+        if others and self._steps % _TRIAL_EVERY == 0:
+            self._tried = others[self._steps // _TRIAL_EVERY % len(others)]
+            self._trial_left = _TRIAL_STEPS
+        if self._tried not in others:
+            self._trial_left = 0
+        return self._tried if self._trial_left else best
 
     def observe(self, tokens: int, sequences: int, threads: int, seconds: float) -> None:
-        """Takes note of a step that `choose_threads` chose the threads of."""
+        """Takes note of a step that `choose_threads` chose the threads of, unless a trial began with it."""
+        if self._trial_left == _TRIAL_STEPS:
+            return
         curve, extra = self._curves[threads], (sequences - 1) * self._per_sequence[threads]
         expected = curve.at(tokens) + extra
         # A step far from what was expected met another process, not another curve.
         surprise = min(max(seconds / expected, 0.5), 2.0) - 1.0
-        if self._trial:
+        if self._trial_left:
             surprise *= _TRIAL_WEIGHT
         curve.correct(tokens, surprise)
         if sequences > 1:

@@ -170,6 +170,28 @@ def test_the_output_is_the_same_alone_in_a_batch_and_with_any_draft(
     engine.check()
 
 
+@pytest.mark.parametrize("name", [*strategies.names(), "oracle"])
+@given(wanted=params, stop=stops)
+@few_examples
+def test_the_output_is_the_same_when_a_sequence_stands_back_for_a_prompt(
+    name: str, wanted: SamplingParams, stop: StopParams
+) -> None:
+    answer = expected("llama", PROMPT, wanted, stop)
+    strategy = OracleStrategy({PROMPT: answer}, VOCAB, seed=1) if name == "oracle" else strategies.create(name)
+    short_chunks = EngineConfig(max_draft_nodes=24, adaptive_budget=False, prefill_chunk=6, shared_prefill_chunk=6)
+    engine = Engine(served("llama"), short_chunks)
+    writer = sequence(PROMPT, wanted, stop, strategy)
+    engine.add(writer)
+    while not writer.output:
+        engine.step()
+    engine.add(sequence(PROMPT * 8, wanted, StopParams(1), None))
+    wrote = []
+    while engine.has_work:
+        wrote.append(any(output.sequence is writer for output in engine.step()))
+    assert writer.output == answer
+    assert wrote[:4] == [False, False, False, True] or name == "none" or len(answer) == 1
+
+
 def test_real_text_is_drafted_and_sampled_the_same() -> None:
     model = served("bundled")
     prompt = tuple(model.tokenizer.encode_chat([{"role": "user", "content": "i lost my pasword"}]).tolist())
