@@ -36,5 +36,6 @@ class Stalls:
         """Seconds that the machine kept it waiting between two readings of `time.monotonic`."""
         time.sleep(0.02)  # what began before `ended` is noted
         self._notes.seek(0)
-        late = [[float(value) for value in line.split()] for line in self._notes.read().splitlines(keepends=True)]
+        lines = self._notes.read().split(b"\n")[:-1]  # the last may not be written to its end
+        late = [[float(value) for value in line.split()] for line in lines]
         return sum(max(0.0, min(ended, end) - max(began, start)) for start, end in late)
