@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import strategies
 from model_runner.engine import Engine, EngineConfig
-from model_runner.sequence import FinishReason, GrammarKind, SamplingParams, Sequence, StopParams
+from model_runner.sequence import FinishReason, GrammarKind, SamplingParams, Sequence, SequenceState, StopParams
 from tests.model_runner.families import VOCAB, as_prompt, greedy, served
 from tests.model_runner.oracle import OracleStrategy
 
@@ -65,6 +65,30 @@ def test_preempted_sequences_write_what_they_would_have_written(family: str, pre
     assert [s.output for s in sequences] == list(answers.values())
     assert all(s.stats.drafting_disabled_reason == "" for s in sequences)
     assert sum(s.stats.accepted_tokens for s in sequences) > 100
+    assert sum(s.stats.preemptions > 0 for s in sequences) >= 2
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2-sliding"])
+def test_preempted_sequences_whose_prompts_others_stand_back_for(family: str) -> None:
+    """What a preempted sequence had written is read again in small chunks, and others write nothing meanwhile."""
+    prompts = [tuple(int(t) for t in np.random.default_rng(i).integers(0, 9, 5 + 9 * i)) for i in range(6)]
+    answers = {prompt: greedy(family, prompt, 120) for prompt in prompts}
+    engine = engine_of(family, kv_cache_tokens=CONTEXT + NODES + 120, prefill_chunk=8, shared_prefill_chunk=8)
+    oracle = OracleStrategy(answers, VOCAB, seed=1)
+    sequences = [
+        Sequence(str(i), as_prompt(prompt), StopParams(120), strategy=oracle, max_draft_nodes=NODES)
+        for i, prompt in enumerate(prompts)
+    ]
+    for sequence in sequences:
+        engine.add(sequence)
+    silent = 0
+    while engine.has_work:
+        writers = [one for one in sequences if one.output and one.committed == one.length - 1]
+        wrote = [output.sequence for output in engine.step()]
+        engine.check()
+        silent += sum(one.state is SequenceState.RUNNING and one not in wrote for one in writers)
+    assert [s.output for s in sequences] == list(answers.values())
+    assert silent > 6
     assert sum(s.stats.preemptions > 0 for s in sequences) >= 2
 
 
