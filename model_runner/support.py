@@ -11,6 +11,7 @@ import torch
 
 from model_runner.attention import ATTENTION_NAME, Segment, StepBatch, chain_then_tree
 from model_runner.errors import UnsupportedModelError
+from model_runner.fused_linear import of_one_input, watch
 from model_runner.kv_cache import KVLayout, Slab
 from model_runner.packing import pack_linears
 from strategies.draft import ROOT, DraftTree, Int32Array, merged
@@ -45,9 +46,12 @@ def probe(module: Any, exact: bool) -> KVLayout:
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, _CONTEXT + _PATH, np.int32)
     try:
         module.set_attn_implementation("eager")
-        plain = module(input_ids=_ids(tokens, module), use_cache=True)
+        with watch(module) as calls:
+            plain = module(input_ids=_ids(tokens, module), use_cache=True)
         layout = _layout(name, plain.past_key_values, module)
-        pack_linears(module)
+        groups = of_one_input(calls)
+        calls.clear()
+        pack_linears(module, groups)
         module.set_attn_implementation(ATTENTION_NAME)
         if exact and module.device.type == "cpu":
             layout = replace(layout, exact=True, dtype=torch.float32)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers as tf
 
-from model_runner import attention, packing
+from model_runner import attention
 from model_runner.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
 from model_runner.loading import BUNDLED_MODEL, adopt, load_model
 from model_runner.support import probe
@@ -65,16 +65,6 @@ def test_a_hidden_sliding_window_is_refused() -> None:
 def test_attention_sinks_are_served() -> None:
     config = tf.GptOssConfig(**_TINY, num_key_value_heads=2, head_dim=16, num_local_experts=4)
     assert probe(build(config), exact=False).kv_heads == 2
-
-
-def test_a_cpu_without_products_in_the_models_dtype_is_told_and_serves(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(packing, "_packable", lambda dtype: dtype == torch.float32)
-    module = build(tf.LlamaConfig(**_TINY)).to(torch.bfloat16)
-    probe(module, exact=True)
-    assert "row by row in torch.bfloat16" in caplog.text
-    assert not any(isinstance(child, packing.PackedLinear) for child in module.modules())
 
 
 def test_rotations_that_depend_on_the_longest_position_cap_the_context(caplog: pytest.LogCaptureFixture) -> None:
