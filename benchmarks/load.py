@@ -7,10 +7,12 @@ so that what the machine does besides meets both alike.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -31,6 +33,7 @@ ORDER = (False, True, True, False)
 _FASTER = 2
 """Questions are prepared for drafting to answer so many times as many as plain decoding; a stretch may end early."""
 _SPARE_PLACES = 8
+_SPLITS = 2000
 
 
 @command
@@ -70,10 +73,14 @@ def load(
         with out.status("Starting the service"):
             server = stack.enter_context(server_process(*chosen.server_flags, *flags))
         info, measured = uvloop.run(_measure(server.target, texts, warm, max_tokens, levels, duration, out))
-    rows = [row_of(level, drafting, window) for (level, drafting), window in sorted(measured.items())]
+    rows = [
+        row_of(level, drafting, window, measured[level, False])
+        for (level, drafting), window in sorted(measured.items())
+    ]
     name = f"{chosen.name}, {info.parameters / 1e6:,.0f}M parameters, {info.dtype}, {info.device}"
     title = f"{name}\n{info.default_strategy} after {warm} other prompts; at most {running} requests decode together"
     out.print(_table(rows, title))
+    out.print(_first_tokens(rows))
     output.write(
         rows, lambda axes: _draw(rows, title, axes), model=name, strategy=info.default_strategy, latency_unit="ms"
     )
@@ -90,18 +97,25 @@ def read_levels(text: str) -> list[int]:
     return sorted(set(map(int, numbers)))
 
 
-def row_of(concurrency: int, drafting: bool, window: Window) -> dict[str, Any]:
-    """The report's row; latencies in milliseconds, null where no request had any."""
+def row_of(concurrency: int, drafting: bool, window: Window, plain: Window) -> dict[str, Any]:
+    """The report's row; latencies in milliseconds, null where no request had any.
+
+    Args:
+        plain: the same concurrency without drafting.
+    """
     well = [asked for asked in window.asked if asked.error is None]
-    ttft = [1000 * asked.ttft for asked in well if asked.ttft is not None]
+    ttft = _ttft(window)
     tpot = [1000 * asked.tpot for asked in well if asked.tpot is not None]
     steps = sum(asked.steps for asked in well)
+    p99, plain_p99 = percentile(ttft, 99), percentile(_ttft(plain), 99)
     return {
         "concurrency": concurrency,
         "drafting": drafting,
         "tokens_per_s": round(window.tokens / window.seconds, 2) if window.seconds else 0.0,
         "ttft_p50": _rounded(percentile(ttft, 50)),
-        "ttft_p99": _rounded(percentile(ttft, 99)),
+        "ttft_p99": _rounded(p99),
+        "ttft_p99_vs_off": _rounded(p99 / plain_p99 if p99 and plain_p99 else None),
+        "ttft_p99_chance": _rounded(chance(ttft, _ttft(plain))),
         "tpot_p50": _rounded(percentile(tpot, 50)),
         "tpot_p99": _rounded(percentile(tpot, 99)),
         "errors": len(window.asked) - len(well),
@@ -109,6 +123,27 @@ def row_of(concurrency: int, drafting: bool, window: Window) -> dict[str, Any]:
         "seconds": round(window.seconds, 3),
         "acceptance_length": round(sum(asked.tokens for asked in well) / steps, 3) if steps else None,
     }
+
+
+def chance(values: Sequence[float], others: Sequence[float], percent: float = 99) -> float | None:
+    """How often a percentile of `values` is as many times that of `others` as it is, or more, where nothing but chance
+    says which are which: the share of random splits of them all, by a permutation test. None where either is empty.
+
+    Requests of one burst are not independent, so small differences come even more often than this says.
+    """
+    if not values or not others:
+        return None
+    pooled = np.array([*values, *others])
+    shuffled = np.random.default_rng(0).permuted(np.tile(pooled, (_SPLITS, 1)), axis=1)
+    splits = np.concatenate([pooled[None], shuffled])  # the one that is counts as one
+    first, second = (np.percentile(part, percent, axis=1) for part in np.split(splits, [len(values)], axis=1))
+    ratios = first / second
+    return float(np.mean(ratios >= ratios[0]))
+
+
+def _ttft(window: Window) -> list[float]:
+    """Milliseconds to the first token of each request that had one and ended well."""
+    return [1000 * asked.ttft for asked in window.asked if asked.error is None and asked.ttft is not None]
 
 
 def _rounded(value: float | None) -> float | None:
@@ -166,6 +201,20 @@ def _table(rows: list[dict[str, Any]], title: str) -> Table:
     table.caption = (
         "x off: throughput against drafting off; accept: tokens a step; TTFT, TPOT: time to the first token and for"
         " each later one, median / 99th percentile; err: requests that failed"
+    )
+    return table
+
+
+def _first_tokens(rows: list[dict[str, Any]]) -> Table:
+    """The 99th percentile of TTFT with drafting against without, and whether that says anything."""
+    table = Table(title="TTFT, 99th percentile, drafting on", title_justify="left")
+    for heading in ("clients", "x off", "chance"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        if row["drafting"]:
+            table.add_row(str(row["concurrency"]), shown(row["ttft_p99_vs_off"]), shown(row["ttft_p99_chance"]))
+    table.caption = (
+        "chance: how often as large a ratio comes about where drafting makes no difference; below 0.05 it is one"
     )
     return table
 

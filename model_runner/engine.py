@@ -287,7 +287,10 @@ class Engine:
     def _forward(self, batch: list[_Turn]) -> _Predicted:
         """The rows as the turns' `rows` say."""
         tokens, times = sum(turn.segment.size for turn in batch), self._step_times
-        threads = self._most_threads if times is None else times.choose_threads(tokens, len(batch))
+        threads = self._most_threads
+        if times is not None:
+            reads_prompt = any(turn.work.tokens > 1 for turn in batch)  # somebody waits for a first token
+            threads = times.choose_threads(tokens, len(batch), urgent=reads_prompt)
         torch.set_num_threads(threads)
         started = time.perf_counter()
         inputs = StepBatch([turn.segment for turn in batch], self.model.layout).inputs()

@@ -15,16 +15,17 @@ from torch.nn.functional import pad
 
 _LARGEST_EXPONENT = 15
 """Scaled weights are below 2 to this power, within the 65,504 that float16 holds."""
+_FLOAT32_ROUNDING = 2.0**-24
 _TRIAL_SHAPE = 96, 128
 _TRIAL_ROWS = 360
 _MOST_PADDING = 16
 
 
 class FbgemmLinear(nn.Module):
-    """An `nn.Linear` whose weight, [out, in], is packed by FBGEMM as float16, scaled by a power of two.
+    """An `nn.Linear` whose weight, [out, in], is packed by FBGEMM as float16. Sums are float32 and rounded once.
 
-    So scaled, a bfloat16 weight is exact unless it is 2**31 times smaller than the greatest; one that is gets off by
-    2**-39 of the greatest at most, far below what a float32 sum rounds. Sums are float32 and rounded once.
+    float16 rounds bfloat16 weights below 2**-17. Where that is more than float32 itself would round, the weight is
+    scaled by a power of two first; then one is exact unless it is 2**31 times smaller than the greatest.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -33,10 +34,13 @@ class FbgemmLinear(nn.Module):
         self.weight = torch.empty(0, dtype=linear.weight.dtype)
         """Nothing: for those who ask for its dtype or device."""
         weight = linear.weight.detach().float()
-        exponent = _LARGEST_EXPONENT - math.frexp(float(weight.abs().max()))[1]
         bias = None if linear.bias is None else linear.bias.detach().float()
-        self._packed = torch.ops.quantized.linear_prepack_fp16(weight * 2.0**exponent, bias)
-        self._unscale = torch.tensor([2.0**-exponent])
+        self._unscale = None
+        if (weight.half().float() - weight).norm() > _FLOAT32_ROUNDING * weight.norm():
+            exponent = _LARGEST_EXPONENT - math.frexp(float(weight.abs().max()))[1]
+            weight *= 2.0**exponent
+            self._unscale = torch.tensor([2.0**-exponent])
+        self._packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
         self._multiple = row_multiple() or 1
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -47,7 +51,8 @@ class FbgemmLinear(nn.Module):
             rows = rows.expand(self._multiple, -1)
         elif missing := -count % self._multiple:
             rows = pad(rows, (0, 0, 0, missing))
-        sums = torch.ops.quantized.linear_dynamic_fp16(rows * self._unscale, self._packed)
+        rows = rows.float() if self._unscale is None else rows * self._unscale
+        sums = torch.ops.quantized.linear_dynamic_fp16(rows, self._packed)
         return sums[:count].to(inputs.dtype).view(*inputs.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:

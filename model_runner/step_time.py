@@ -120,10 +120,11 @@ class StepTimes:
         curves = [curve.between(fewest, most) + more * self._per_sequence[n] for n, curve in self._curves.items()]
         return np.asarray(reduce(np.minimum, curves))
 
-    def choose_threads(self, tokens: int, sequences: int) -> int:
+    def choose_threads(self, tokens: int, sequences: int, urgent: bool = False) -> int:
         """The number of threads for the next step: the fewest of those that are about as fast as any.
 
-        Now and then another one for a few steps, lest it be judged for ever by one bad moment.
+        Now and then another one for a few steps, lest it be judged for ever by one bad moment; an urgent step ends
+        such a trial.
         """
         more, extra = sequences - 1, self._per_sequence
         costs = {threads: curve.at(tokens) + more * extra[threads] for threads, curve in self._curves.items()}
@@ -135,7 +136,7 @@ class StepTimes:
         if others and self._steps % _TRIAL_EVERY == 0:
             self._tried = others[self._steps // _TRIAL_EVERY % len(others)]
             self._trial_left = _TRIAL_STEPS
-        if self._tried not in others:
+        if urgent or self._tried not in others:
             self._trial_left = 0
         return self._tried if self._trial_left else best
 

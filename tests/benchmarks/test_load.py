@@ -6,11 +6,12 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.closed_loop import Asked, Window, closed_loop
 from benchmarks.commands import bench
-from benchmarks.load import read_levels, row_of
+from benchmarks.load import chance, read_levels, row_of
 from benchmarks.load_questions import Questions, taker
 from draftwood_client import UnavailableError
 from draftwood_client.errors import ErrorDetails
@@ -18,7 +19,8 @@ from model_runner.errors import InvalidValueError
 from tests.client.fake_server import FakeServer
 
 KEYS = {
-    "concurrency", "drafting", "tokens_per_s", "ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "errors", "requests",
+    "concurrency", "drafting", "tokens_per_s", "ttft_p50", "ttft_p99", "ttft_p99_vs_off",
+    "ttft_p99_chance", "tpot_p50", "tpot_p99", "errors", "requests",
     "seconds", "acceptance_length",
 }  # fmt: skip
 
@@ -40,20 +42,31 @@ def test_latencies_are_those_of_the_first_tokens_and_of_each_later_one() -> None
 def test_a_row_counts_tokens_of_the_window_and_latencies_of_the_requests() -> None:
     slow = Asked(sent_at=0.0, first_at=3.0, last_at=7.0, first_tokens=1, tokens=5, steps=5)
     quick = Asked(sent_at=1.0, first_at=2.0, last_at=3.0, first_tokens=1, tokens=5, steps=2)
-    row = row_of(2, True, Window.joined([Window(2.0, 6, [slow]), Window(2.0, 3, [quick, failed()])]))
+    plain = Window(2.0, 6, [slow])
+    row = row_of(2, True, Window.joined([Window(2.0, 6, [slow]), Window(2.0, 3, [quick, failed()])]), plain)
     assert set(row) == KEYS
     assert row["tokens_per_s"] == pytest.approx(9 / 4, abs=0.01)
-    assert (row["ttft_p50"], row["ttft_p99"]) == (2000.0, 2980.0)
+    assert (row["ttft_p50"], row["ttft_p99"], row["ttft_p99_vs_off"]) == (2000.0, 2980.0, 0.993)
     assert (row["tpot_p50"], row["tpot_p99"]) == (625.0, 992.5)
     assert (row["errors"], row["requests"]) == (1, 3)
     assert row["acceptance_length"] == pytest.approx(10 / 7, abs=0.001)
 
 
 def test_a_window_without_answers_has_no_latencies() -> None:
-    row = row_of(1, False, Window(1.0, 0, [failed()]))
-    assert row["ttft_p99"] is None
+    empty = Window(1.0, 0, [failed()])
+    row = row_of(1, False, empty, empty)
+    assert row["ttft_p99"] is row["ttft_p99_vs_off"] is row["ttft_p99_chance"] is None
     assert row["acceptance_length"] is None
     assert row["tokens_per_s"] == 0.0
+
+
+def test_chance_tells_a_difference_from_noise() -> None:
+    rng = np.random.default_rng(1)
+    often = [chance([*rng.exponential(1.0, 80)], [*rng.exponential(1.0, 200)]) or 0.0 for _ in range(40)]
+    assert 0.3 < np.mean(often) < 0.7
+    assert (chance([*rng.exponential(2.0, 200)], [*rng.exponential(1.0, 200)]) or 1.0) < 0.05
+    assert (chance([*rng.exponential(1.0, 200)], [*rng.exponential(2.0, 200)]) or 0.0) > 0.9
+    assert chance([1.0] * 9, [1.0] * 9) == 1.0
 
 
 def test_concurrencies_are_read_in_order_and_once() -> None:

@@ -60,13 +60,24 @@ def test_a_rows_bits_do_not_depend_on_the_others(packed: type[nn.Module], dtype:
 
 @_NEEDS_FBGEMM
 @torch.inference_mode()
-@pytest.mark.parametrize("scale", [2.0**-60, 1.0, 2.0**60])
+@pytest.mark.parametrize("scale", [2.0**-60, 2.0**-10, 2.0**60])
 def test_weights_far_outside_float16_are_exact(scale: float) -> None:
     linear = _linear(torch.bfloat16, bias=False)
     linear.weight.data *= scale
     linear.weight.data[0] = 2.0**-20 * linear.weight.data[1]
     unit = torch.eye(200, dtype=torch.bfloat16)
     assert torch.equal(FbgemmLinear(linear)(unit), linear.weight.T)
+
+
+@_NEEDS_FBGEMM
+@torch.inference_mode()
+def test_a_few_small_weights_are_rounded_as_float32_would() -> None:
+    linear = _linear(torch.bfloat16, bias=False)
+    linear.weight.data[0, :3] *= 2.0**-24
+    packed = FbgemmLinear(linear)
+    assert packed._unscale is None
+    off = packed(torch.eye(200, dtype=torch.bfloat16)).T.float() - linear.weight.float()
+    assert 0 < off.norm() < 2.0**-24 * linear.weight.float().norm()
 
 
 @_NEEDS_FBGEMM

@@ -111,6 +111,17 @@ def test_threads_that_are_slow_only_when_they_start_are_found_to_be_faster() -> 
     assert chosen[-300:].count(2) >= 280
 
 
+def test_an_urgent_step_tries_nothing() -> None:
+    curves = {1: StepTimeCurve({1: 2.0, 32: 5.0}), 2: StepTimeCurve({1: 2.1, 32: 5.2})}
+    times = StepTimes(curves, {1: 0.0, 2: 0.0})
+    cost = {1: {1: 2.0}, 2: {1: 2.1}}
+    before_trial = simulate(times, cost, 1, 128)
+    assert before_trial[-1] == 2
+    assert times.choose_threads(1, sequences=1, urgent=True) == 1
+    assert simulate(times, cost, 1, 100).count(2) == 0
+    assert all(times.choose_threads(1, sequences=1, urgent=True) == 1 for _ in range(1000))
+
+
 @pytest.mark.parametrize("first", [0.0, 0.1, 2.0])
 def test_further_sequences_cost_what_their_steps_show(first: float) -> None:
     times = one_thread({1: 2.0, 64: 4.0}, first)
