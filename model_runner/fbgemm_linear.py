@@ -52,7 +52,7 @@ class FbgemmLinear(nn.Module):
         elif missing := -count % self._multiple:
             rows = pad(rows, (0, 0, 0, missing))
         rows = rows.float() if self._unscale is None else rows * self._unscale
-        sums = torch.ops.quantized.linear_dynamic_fp16(rows, self._packed)
+        sums: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(rows, self._packed)
         return sums[:count].to(inputs.dtype).view(*inputs.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from torch import nn
 
 
 class Call(NamedTuple):
-    """A linear layer's call, by the layer's name in the module. Holds on to the input, so that no other is taken for it."""
+    """A linear layer's call, by the layer's name in the module. It holds on to the input: no other is taken for it."""
 
     name: str
     linear: nn.Linear
@@ -38,6 +38,13 @@ class FusedLinear(nn.Module):
         self.product = product
         self._widths = list(widths)
         self._latest: tuple[torch.Tensor, Sequence[torch.Tensor]] | None = None
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The product's."""
+        weight = self.product.weight
+        assert isinstance(weight, torch.Tensor)
+        return weight
 
     def part(self, index: int, inputs: torch.Tensor) -> torch.Tensor:
         """[..., in] to [..., widths[index]], a view. Computed for all where the input is another tensor than before;
@@ -61,8 +68,7 @@ class LinearPart(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """All layers' weight, opaque: for those who ask for its dtype or device."""
-        weight: torch.Tensor = self.fused.product.weight
-        return weight
+        return self.fused.weight
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.fused.part(self._index, inputs)
@@ -75,16 +81,11 @@ class LinearPart(nn.Module):
 def watch(module: nn.Module) -> Iterator[list[Call]]:
     """Lists the calls of a module's linear layers for as long as the context lasts."""
     calls: list[Call] = []
-    hooks = []
-    for name, child in module.named_modules(remove_duplicate=False):
-        if type(child) is nn.Linear:
-            hook = partial(_note, calls, name)
-            hooks.append(child.register_forward_pre_hook(hook))
-    try:
+    with ExitStack() as hooks:
+        for name, child in module.named_modules():
+            if type(child) is nn.Linear:
+                hooks.callback(child.register_forward_pre_hook(partial(_note, calls, name)).remove)
         yield calls
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def of_one_input(calls: Sequence[Call]) -> list[list[str]]:
@@ -108,5 +109,6 @@ def joined(linears: Sequence[nn.Linear]) -> nn.Linear:
     return whole
 
 
-def _note(calls: list[Call], name: str, linear: nn.Linear, arguments: tuple[torch.Tensor]) -> None:
-    calls.append(Call(name, linear, arguments[0]))
+def _note(calls: list[Call], name: str, linear: nn.Linear, arguments: tuple[torch.Tensor, ...]) -> None:
+    if arguments:
+        calls.append(Call(name, linear, arguments[0]))

@@ -35,7 +35,8 @@ def test_the_product_is_rounded_once(packed: type[nn.Module], dtype: torch.dtype
     inputs = torch.randn(3, 50, 200).to(dtype)
     exact = nn.functional.linear(inputs.double(), linear.weight.double(), linear.bias.double() if bias else None)
     outputs = packed(linear)(inputs)
-    assert outputs.shape == exact.shape and outputs.dtype == dtype
+    assert outputs.shape == exact.shape
+    assert outputs.dtype == dtype
     rounding = torch.finfo(dtype).eps * (10 if dtype == torch.float32 else 1)
     assert (outputs.double() - exact).abs().max() <= rounding * exact.abs().max()
     assert dtype == torch.float32 or (outputs == exact.to(dtype)).float().mean() > 0.99
