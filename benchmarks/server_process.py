@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 
 class ServerError(Exception):
@@ -39,12 +41,15 @@ def running_server(*arguments: str, timeout: float = 300.0) -> Iterator[str]:
 
 
 @contextmanager
-def server_process(*arguments: str, timeout: float = 300.0) -> Iterator[ServerProcess]:
+def server_process(
+    *arguments: str, timeout: float = 300.0, environment: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[ServerProcess]:
     """Starts `draftwood serve` on a free local port, and ends it with the context.
 
     Args:
         arguments: more flags of `draftwood serve`.
         timeout: seconds until it must serve.
+        environment: variables beside those of this process.
 
     Raises:
         ServerError: it ended, was not ready in time, or did not end with status 0 when it was asked to.
@@ -53,7 +58,12 @@ def server_process(*arguments: str, timeout: float = 300.0) -> Iterator[ServerPr
         ready, log = Path(folder, "address"), Path(folder, "log")
         flags = ["--port", "0", "--ready-file", str(ready), "--log-level", "warning", *arguments]
         with log.open("wb") as output:
-            process = subprocess.Popen([sys.executable, "-m", "service", *flags], stdout=output, stderr=output)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "service", *flags],
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **environment},
+            )
         try:
             yield ServerProcess(_wait(process, ready, log, timeout), process.pid, log)
         except BaseException:

@@ -7,8 +7,8 @@ follows the warm-up, half of the time, and its rise is bounded (`growth`). Four 
 counted how many places for requests are free: exactly as many as there are.
 
 Caches that have a bound are no leak, but would look like one while they fill. So they are filled before the first
-sample: the KV memory, with prompts that nobody asks again, and the kernels that oneDNN keeps for products of each
-width. Tenants' memories are small, and full before the warm-up ends.
+sample: the KV memory, with prompts that nobody asks again, and the kernels that oneDNN keeps, of which the service is
+told to keep few. Tenants' memories are small, and full before the warm-up ends.
 """
 
 from __future__ import annotations
@@ -48,8 +48,11 @@ _MEMORY_TOKENS = 2048
 _DRAFT_NODES = 48
 _KV_CONTEXTS = 3
 """The KV memory in whole contexts: fewer than may run, so that sequences give way to each other."""
-_PROMPT_LENGTHS = (*range(1, 128), *range(128, 513, 16))
-"""Prompts of these lengths bring about every width of a step that kernels are made for."""
+_KERNELS = 64
+"""That oneDNN and torch keep each. They are 0.5 to 1 MiB; as many as a service keeps otherwise, for each shape, width and
+number of threads, took half an hour of traffic to fill."""
+_PROMPT_LENGTHS = range(1, 65)
+"""Prompts of these lengths make more kernels than are kept."""
 _REQUESTS_PER_CONNECTION = 50
 _MOST_FAILURES = 20
 _LOG_LINES = 40
@@ -104,7 +107,10 @@ def soak(
     flags += ["--memory-tokens", str(_MEMORY_TOKENS)]
     with chosen_model(model, out) as chosen:
         out.print(f"Serving the {chosen.name} for {duration:g} s.")
-        with server_process(*chosen.server_flags, *flags, "--log-level", "error") as server:
+        from model_runner.machine import KERNEL_CACHES
+
+        few_kernels = dict.fromkeys(KERNEL_CACHES, str(_KERNELS))
+        with server_process(*chosen.server_flags, *flags, "--log-level", "error", environment=few_kernels) as server:
             soaked = asyncio.run(_soak(server, duration, seed, out))
             errors = server.log.read_text(encoding="utf-8", errors="replace").strip()
     warm_up = duration * WARM_UP

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-_KERNEL_CACHES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+KERNEL_CACHES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
 """Environment variables that torch and oneDNN read at their first product: how many kernels each keeps."""
 
 _WIDTHS = (*range(1, 33), *range(34, 65, 2), *range(72, 129, 8), *range(144, 257, 16), *range(288, 513, 32))
@@ -40,7 +40,7 @@ def bound_kernel_caches(shapes: int) -> None:
     """Lets torch and oneDNN keep kernels for weights of `shapes` shapes and all usual widths, unless the user says how
     many: their own limit of 1,024 is half a gigabyte. Only counts before the first product.
     """
-    for name in _KERNEL_CACHES:
+    for name in KERNEL_CACHES:
         os.environ.setdefault(name, str(shapes * (len(_WIDTHS) + 8)))
 
 
