@@ -49,8 +49,8 @@ _DRAFT_NODES = 48
 _KV_CONTEXTS = 3
 """The KV memory in whole contexts: fewer than may run, so that sequences give way to each other."""
 _KERNELS = 64
-"""That oneDNN and torch keep each, of 0.5 to 1 MiB. As many as a service keeps otherwise, for each shape, width and number
-of threads, took half an hour of traffic to fill."""
+"""That oneDNN and torch keep each, of 0.5 to 1 MiB. As many as a service keeps otherwise, one for each shape, width and
+number of threads, took half an hour of traffic to fill."""
 _PROMPT_LENGTHS = range(1, 65)
 """Prompts of these lengths make more kernels than are kept."""
 _REQUESTS_PER_CONNECTION = 50
