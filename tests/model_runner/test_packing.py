@@ -46,13 +46,13 @@ def test_the_product_is_rounded_once(packed: type[nn.Module], dtype: torch.dtype
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("packed", "dtype"), _LAYERS)
 def test_a_rows_bits_do_not_depend_on_the_others(packed: type[nn.Module], dtype: torch.dtype, threads: int) -> None:
-    layer = packed(_linear(dtype))
-    rows = torch.randn(300, 200).to(dtype)
+    layer = packed(_linear(dtype, ins=256, outs=704))
+    rows = torch.randn(200, 256).to(dtype)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         expected = layer(rows)
-        for count in [*range(1, 40), 61, 62, 119, 120, 121, 122, 127, 239, 241]:
+        for count in [*range(1, 40), 61, 62, 119, 120, 121, 122, 127, 199]:
             assert torch.equal(layer(rows[:count]), expected[:count]), count
             assert torch.equal(layer(rows[None, -count:])[0], expected[-count:]), count
     finally:
