@@ -16,7 +16,7 @@ import torch
 from benchmarks.models import synchronize
 from benchmarks.report import BenchmarkError
 from model_runner.engine import Engine
-from model_runner.loading import LoadedModel
+from model_runner.loading.model import LoadedModel
 from model_runner.sequence import SamplingParams, StopParams
 from model_runner.sequence import Sequence as EngineSequence
 from strategies import Strategy

@@ -208,7 +208,7 @@ def _transformers_generate() -> Callable[[str], tuple[int, ...]]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    from model_runner.loading import BUNDLED_MODEL
+    from model_runner.loading.model import BUNDLED_MODEL
 
     logging.disable_progress_bar()
     tokenizer: Any = AutoTokenizer.from_pretrained(BUNDLED_MODEL)

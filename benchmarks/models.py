@@ -20,7 +20,7 @@ from model_runner.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from benchmarks.widen import Shape
-    from model_runner.loading import LoadedModel
+    from model_runner.loading.model import LoadedModel
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -68,7 +68,7 @@ class ChosenModel:
 
     def load(self) -> LoadedModel:
         """As our engine runs it. Raises ModelNotFoundError, UnsupportedModelError, InvalidValueError."""
-        from model_runner.loading import load_model
+        from model_runner.loading.model import load_model
 
         return load_model(self.path, device=self.options.device, dtype=self.options.dtype)
 
@@ -95,7 +95,7 @@ def chosen_model(options: ModelOptions, console: Console) -> Iterator[ChosenMode
     """
     with console.status("Loading torch"):
         from benchmarks.widen import parse_shape
-        from model_runner.loading import BUNDLED_MODEL
+        from model_runner.loading.model import BUNDLED_MODEL
     shape = parse_shape(options.shape)
     if shape is None:
         yield ChosenModel(options.model or "bundled model", options.model or BUNDLED_MODEL, options)
@@ -128,7 +128,7 @@ def _write_grown(shape: Shape, dtype: Dtype, folder: Path) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     from benchmarks.widen import widen
-    from model_runner.loading import BUNDLED_MODEL
+    from model_runner.loading.model import BUNDLED_MODEL
 
     disable_progress_bar()
     small = LlamaForCausalLM.from_pretrained(BUNDLED_MODEL, dtype="auto")

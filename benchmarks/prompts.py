@@ -13,7 +13,7 @@ from benchmarks.report import BenchmarkError
 from strategies.draft import Int32Array
 
 if TYPE_CHECKING:
-    from model_runner.tokenizer import Tokenizer
+    from model_runner.loading.tokenizer import Tokenizer
 
 KEYS = ("instruction", "text", "prompt", "turns", "question")
 """Keys of a JSON line that may hold its prompt; the first that is there counts."""

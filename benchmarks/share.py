@@ -29,10 +29,10 @@ from benchmarks.server_process import server_process
 from draftwood_client import ChatMessage, Client, Completion
 from draftwood_client.cli.options import command
 from service.memory import MemoryName, TenantMemory
-from service.memory.embedded import EmbeddedServer
-from service.memory.redis_client import RedisClient
-from service.memory.redis_store import RedisStore
-from service.memory.store import Limits
+from service.memory.store.base import Limits
+from service.memory.store.embedded import EmbeddedServer
+from service.memory.store.redis_client import RedisClient
+from service.memory.store.redis_store import RedisStore
 from service.memory.tenants import MemoryConfig
 
 _MAX_TOKENS = 200

@@ -107,7 +107,7 @@ def soak(
     flags += ["--memory-tokens", str(_MEMORY_TOKENS)]
     with chosen_model(model, out) as chosen:
         out.print(f"Serving the {chosen.name} for {duration:g} s.")
-        from model_runner.machine import KERNEL_CACHES
+        from model_runner.runners.torch.machine import KERNEL_CACHES
 
         few_kernels = dict.fromkeys(KERNEL_CACHES, str(_KERNELS))
         with server_process(*chosen.server_flags, *flags, "--log-level", "error", environment=few_kernels) as server:

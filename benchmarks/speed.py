@@ -22,7 +22,7 @@ from model_runner.errors import InvalidValueError
 if TYPE_CHECKING:
     from benchmarks.contenders import Contender, EngineContender, Tally, Task
     from model_runner.engine import Engine
-    from model_runner.loading import LoadedModel
+    from model_runner.loading.model import LoadedModel
     from strategies.draft import Int32Array
 
 PLAIN = "none"

@@ -17,13 +17,13 @@ from rich.table import Table
 from benchmarks.models import ModelOptions, chosen_model, describe, synchronize
 from benchmarks.report import OutputOptions, console, progress
 from draftwood_client.cli.options import command
-from model_runner.step_time import StepTimeCurve
+from model_runner.drafting.step_time import StepTimeCurve
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from model_runner.engine import Engine
-    from model_runner.loading import LoadedModel
+    from model_runner.loading.model import LoadedModel
 
 CRITICAL_RATIO = 1.2
 _CURVE_ROUNDS = 10

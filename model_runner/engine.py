@@ -12,23 +12,23 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from model_runner.attention import Segment, StepBatch, chain_then_tree
-from model_runner.budget import worthwhile_score
-from model_runner.draft_account import Payoff
-from model_runner.drafting import GuardedDrafter, draft_for
+from model_runner.drafting.budget import worthwhile_score
+from model_runner.drafting.draft_account import Payoff
+from model_runner.drafting.guarded_drafter import GuardedDrafter, draft_for
 from model_runner.engine_config import EngineConfig
 from model_runner.errors import DeadlineError, EngineStoppedError, InvalidValueError, ModelError
-from model_runner.exact_attention import draft_limits
-from model_runner.kv_cache import KVCache, default_capacity
-from model_runner.kv_pool import KVPool
-from model_runner.loading import LoadedModel
-from model_runner.most_probable import most_probable
-from model_runner.sampling import TokenChooser
-from model_runner.scheduler import Scheduler, Work
+from model_runner.loading.model import LoadedModel
+from model_runner.loading.tokenizer import OutputText
+from model_runner.runners.torch.attention import Segment, StepBatch, chain_then_tree
+from model_runner.runners.torch.exact_attention import draft_limits
+from model_runner.runners.torch.kv_cache import KVCache, default_capacity
+from model_runner.runners.torch.most_probable import most_probable
+from model_runner.sampling.token_chooser import TokenChooser
+from model_runner.sampling.verify import ROOT, walk
+from model_runner.scheduling.kv_pool import KVPool
+from model_runner.scheduling.scheduler import Scheduler, Work
 from model_runner.sequence import Finish, FinishReason, Sequence, SequenceState, StepOutput
 from model_runner.step_measuring import measure_step_times
-from model_runner.tokenizer import OutputText
-from model_runner.verify import ROOT, walk
 from strategies import EMPTY_TREE, DraftTree, Feedback
 from strategies.draft import Int32Array
 

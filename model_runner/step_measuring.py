@@ -7,11 +7,11 @@ import time
 import numpy as np
 import torch
 
-from model_runner.attention import Segment, StepBatch
-from model_runner.kv_cache import Slab
-from model_runner.loading import LoadedModel
-from model_runner.most_probable import most_probable
-from model_runner.step_time import StepTimeCurve, StepTimes, measure
+from model_runner.drafting.step_time import StepTimeCurve, StepTimes, measure
+from model_runner.loading.model import LoadedModel
+from model_runner.runners.torch.attention import Segment, StepBatch
+from model_runner.runners.torch.kv_cache import Slab
+from model_runner.runners.torch.most_probable import most_probable
 
 _SEVERAL = 4
 """Sequences of a step that is timed for what each further one adds."""

@@ -18,7 +18,7 @@ from service.logs import configure_logging
 from service.settings import Settings
 
 if TYPE_CHECKING:
-    from service.bridge import EngineBridge
+    from service.engine.bridge import EngineBridge
     from service.serving import ServedModel
 
 _log = structlog.get_logger("draftwood")
@@ -50,7 +50,7 @@ def _fail(error: DraftwoodError, status: int) -> int:
 
 
 async def _serve(settings: Settings) -> int:
-    from service.server import BoundServer, RunningServer
+    from service.rpc.server import BoundServer, RunningServer
 
     bound = BoundServer(settings)
     # Until there is something to drain, signals end the process as they end any other.
@@ -73,9 +73,9 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
     Raises:
         DraftwoodError: there is no such model, or it cannot be served.
     """
-    from model_runner.tokenizer import load_tokenizer
-    from service.bridge import EngineBridge
-    from service.engine_process import EngineProcess
+    from model_runner.loading.tokenizer import load_tokenizer
+    from service.engine.bridge import EngineBridge
+    from service.engine.process import EngineProcess
     from service.serving import RemoteModel
 
     runner = EngineProcess(settings)

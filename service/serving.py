@@ -11,7 +11,7 @@ from strategies.draft import Int32Array
 
 
 class TextTokenizer(Protocol):
-    """`model_runner.tokenizer.Tokenizer`, as far as requests need it. Called from several threads."""
+    """`model_runner.loading.tokenizer.Tokenizer`, as far as requests need it. Called from several threads."""
 
     @property
     def has_chat_template(self) -> bool: ...
@@ -21,13 +21,13 @@ class TextTokenizer(Protocol):
 
 
 class Grammars(Protocol):
-    """`model_runner.grammar.GrammarCompiler`. Called from several threads."""
+    """`model_runner.sampling.grammar.GrammarCompiler`. Called from several threads."""
 
     def compile(self, kind: GrammarKind, text: str) -> Grammar: ...
 
 
 class ServedModel(Protocol):
-    """`model_runner.loading.LoadedModel`, as far as requests and GetModelInfo need it."""
+    """`model_runner.loading.model.LoadedModel`, as far as requests and GetModelInfo need it."""
 
     @property
     def name(self) -> str: ...

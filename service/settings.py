@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from model_runner.checkpoint import BUNDLED_MODEL
 from model_runner.errors import InvalidValueError
+from model_runner.loading.checkpoint import BUNDLED_MODEL
 
 _MIB = 1024 * 1024
 
@@ -138,7 +138,9 @@ class Settings(BaseModel):
     @classmethod
     def _known_store(cls, given: str) -> str:
         if given not in ("memory", "embedded"):
-            from service.memory.redis_client import RedisClient  # the library takes a while, which --help need not pay
+            from service.memory.store.redis_client import (
+                RedisClient,  # the library takes a while, which --help need not pay
+            )
 
             RedisClient(given)
         return given

@@ -2,12 +2,12 @@
 
 from strategies.base import Drafter, Feedback, Strategy
 from strategies.draft import EMPTY_TREE, DraftTree, MalformedTreeError
-from strategies.hybrid import HybridStrategy
-from strategies.jacobi import JacobiStrategy
+from strategies.jacobi.strategy import JacobiStrategy
+from strategies.mixing.hybrid import HybridStrategy
+from strategies.mixing.recycling import RecyclingStrategy
 from strategies.none import NoDrafts
-from strategies.recycling import RecyclingStrategy
 from strategies.registry import UnknownStrategyError, create, names, register
-from strategies.trie import TrieStrategy
+from strategies.trie.strategy import TrieStrategy
 
 __all__ = [
     "EMPTY_TREE",

@@ -28,9 +28,9 @@ from draftwood_client import (
     InvalidRequestError,
     UnavailableError,
 )
-from model_runner import draft_account
+from model_runner.drafting import draft_account
 from model_runner.engine import Engine, EngineConfig
-from service.server import RunningServer
+from service.rpc.server import RunningServer
 from service.settings import Settings
 from strategies import DraftTree, Feedback, names, registry
 from strategies.draft import Int32Array

@@ -1,4 +1,4 @@
-"""Fits the weights that a hybrid starts from: what `strategies/calibration.py` calls the prior.
+"""Fits the weights that a hybrid starts from: what `strategies/mixing/calibration.py` calls the prior.
 
     python tools/fit_source_weights.py gsm8k.jsonl --limit 60
 
@@ -19,12 +19,12 @@ import typer
 from benchmarks.demo import read_questions
 from benchmarks.prompts import encode, read_prompts
 from model_runner.engine import Engine, EngineConfig
-from model_runner.loading import BUNDLED_MODEL, load_model
+from model_runner.loading.model import BUNDLED_MODEL, load_model
 from model_runner.sequence import Sequence, StopParams
 from strategies import HybridStrategy
-from strategies.calibration import CHANCE_BINS, LEVELS, SOURCES, Weights
 from strategies.draft import Int32Array
-from strategies.successors import ORDERS, STEADY_BINS, WIDTH
+from strategies.mixing.calibration import CHANCE_BINS, LEVELS, SOURCES, Weights
+from strategies.mixing.successors import ORDERS, STEADY_BINS, WIDTH
 
 BUDGETS = (16, 32, 64)
 STEP = 0.05
@@ -116,7 +116,7 @@ def fit(
     session: Annotated[int, typer.Option(min=1, help="Answers until the memories are emptied.")] = 20,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 200,
 ) -> None:
-    """Print the constants of the prior in strategies/calibration.py."""
+    """Print the constants of the prior in strategies/mixing/calibration.py."""
     model = load_model(BUNDLED_MODEL, device="cpu", dtype="float32")
     most = max(BUDGETS)
     engine = Engine(model, EngineConfig(max_draft_nodes=most, adaptive_budget=False, prefix_cache=False))

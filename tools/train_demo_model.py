@@ -40,7 +40,7 @@ from tools.demo_model.training import (
 CHECKPOINT_EVERY = 200
 
 app = typer.Typer(
-    help="Train and measure the kind of model that model_runner/demo holds.",
+    help="Train and measure the kind of model that model_runner/loading/demo holds.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,

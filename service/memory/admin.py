@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from service.memory.codec.records import Kind, Record, parts
 from service.memory.errors import (
     CorruptValueError,
     MemoryPurgedError,
@@ -15,9 +16,8 @@ from service.memory.errors import (
     StoreFullError,
 )
 from service.memory.names import MemoryName
-from service.memory.records import Kind, Record, parts
-from service.memory.residents import Resident
-from service.memory.store import Append, Appended, Facts, LogFull, Stale
+from service.memory.replica.residents import Resident
+from service.memory.store.base import Append, Appended, Facts, LogFull, Stale
 from service.memory.tenants import TenantMemory
 from strategies.draft import Int32Array
 

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from model_runner.errors import InvalidValueError
-from service.memory.embedded import EmbeddedServer
-from service.memory.in_process import InProcessStore
-from service.memory.redis_client import RedisClient, RedisTls
-from service.memory.redis_store import RedisStore
-from service.memory.sealing import KeyRing, read_key_file, read_keys
-from service.memory.store import Limits
+from service.memory.codec.sealing import KeyRing, read_key_file, read_keys
+from service.memory.store.base import Limits
+from service.memory.store.embedded import EmbeddedServer
+from service.memory.store.in_process import InProcessStore
+from service.memory.store.redis_client import RedisClient, RedisTls
+from service.memory.store.redis_store import RedisStore
 from service.memory.tenants import MemoryConfig, TenantMemory
 from service.settings import Settings
 

@@ -22,18 +22,18 @@ import numpy as np
 
 from model_runner.errors import EngineStoppedError
 from model_runner.sequence import Sequence
-from service.memory.counters import MemoryCounters
+from service.memory.codec.records import Kind, Record, parts
+from service.memory.codec.sealed import Sealed
+from service.memory.codec.sealing import KeyRing, PlainSealer
 from service.memory.errors import CorruptValueError
-from service.memory.log import Capacity
 from service.memory.names import MemoryName, Naming
-from service.memory.outbox import Outbox
-from service.memory.records import Kind, Record, parts
-from service.memory.replica import Replica
-from service.memory.residents import Resident, Residents, learn
-from service.memory.sealed import Sealed
-from service.memory.sealing import KeyRing, PlainSealer
-from service.memory.store import MemoryStore
-from service.memory.thread import ROUND_SECONDS, ReplicaThread
+from service.memory.replica.counters import MemoryCounters
+from service.memory.replica.outbox import Outbox
+from service.memory.replica.replica import Replica
+from service.memory.replica.replica_thread import ROUND_SECONDS, ReplicaThread
+from service.memory.replica.residents import Resident, Residents, learn
+from service.memory.replica.tenant_log import Capacity
+from service.memory.store.base import MemoryStore
 from strategies import Strategy
 from strategies.draft import Int32Array
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.commands import bench
 from benchmarks.step import critical_length, rows_of
-from model_runner.step_time import StepTimeCurve
+from model_runner.drafting.step_time import StepTimeCurve
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 
 from benchmarks.widen import SHAPES, Shape, parse_shape, widen
 from model_runner.errors import InvalidValueError
-from model_runner.loading import BUNDLED_MODEL
+from model_runner.loading.model import BUNDLED_MODEL
 
 
 @pytest.fixture(scope="module")

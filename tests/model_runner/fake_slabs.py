@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from model_runner.kv_pool import KVPool
-from model_runner.scheduler import Work
+from model_runner.scheduling.kv_pool import KVPool
+from model_runner.scheduling.scheduler import Work
 
 JUNK = -1
 

@@ -19,8 +19,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from model_runner.loading import BUNDLED_MODEL, LoadedModel, adopt, load_model
-from model_runner.tokenizer import Tokenizer
+from model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt, load_model
+from model_runner.loading.tokenizer import Tokenizer
 from strategies.draft import Int32Array
 
 VOCAB = 256

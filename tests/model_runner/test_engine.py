@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import strategies
-from model_runner.draft_account import Payoff
-from model_runner.drafting import GuardedDrafter
+from model_runner.drafting.draft_account import Payoff
+from model_runner.drafting.guarded_drafter import GuardedDrafter
 from model_runner.engine import Engine, EngineConfig
 from model_runner.errors import EngineStoppedError, InvalidValueError, ModelError
-from model_runner.loading import LoadedModel
+from model_runner.loading.model import LoadedModel
 from model_runner.sequence import FinishReason, Sequence, SequenceState, StepOutput, StopParams
 from strategies import DraftTree, Feedback
 from strategies.draft import Int32Array

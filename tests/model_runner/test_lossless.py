@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import model_runner.engine as engine_module
 import strategies
-from model_runner.draft_account import DraftAccount
-from model_runner.drafting import GuardedDrafter
+from model_runner.drafting.draft_account import DraftAccount
+from model_runner.drafting.guarded_drafter import GuardedDrafter
 from model_runner.engine import Engine, EngineConfig
 from model_runner.sequence import Sequence, StopParams
 from strategies import Strategy

@@ -18,11 +18,11 @@ from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from model_runner.errors import InvalidValueError
 from model_runner.sequence import Finish, FinishReason, Grammar, GrammarKind, Sequence, SequenceState, StepOutput
-from service.bridge import EngineBridge
-from service.engine_host import EngineThread, Hosted, StepEngine
+from service.engine.bridge import EngineBridge
+from service.engine.host import EngineThread, Hosted, StepEngine
 from service.memory import TenantMemory
 from service.memory.opening import opened_memory
-from service.server import BoundServer, RunningServer
+from service.rpc.server import BoundServer, RunningServer
 from service.serving import ServedModel
 from service.settings import Settings
 from strategies import Drafter

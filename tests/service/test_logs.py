@@ -16,7 +16,7 @@ from draftwood.v1 import generation_pb2 as pb
 from model_runner.errors import ModelError
 from service.logs import configure_logging
 from tests.service.fakes import answer, serving
-from tests.service.test_endings import ask
+from tests.service.rpc.test_endings import ask
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from service.memory import MemoryName, TenantMemory
-from service.memory.in_process import InProcessStore
-from service.memory.store import Limits
+from service.memory.store.base import Limits
+from service.memory.store.in_process import InProcessStore
 from service.memory.tenants import MemoryConfig
 from strategies import UnknownStrategyError
-from strategies.trie import TrieStrategy
+from strategies.trie.strategy import TrieStrategy
 from tests.service.fakes import until
 from tests.service.memory.helpers import Answer, numbers
 

@@ -13,12 +13,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from model_runner.errors import InvalidValueError
-from service.generation import SERVICE
-from service.server import BoundServer
+from service.rpc.generation import SERVICE
+from service.rpc.server import BoundServer
 from service.settings import Settings
 from tests.certificates import make_certificate
 from tests.service.fakes import FakeEngine, FakeModel, answer, serving, started_server, until
-from tests.service.test_endings import ask, reason, started
+from tests.service.rpc.test_endings import ask, reason, started
 
 Status = health_pb2.HealthCheckResponse
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.memory import MemoryName, TenantMemory
-from service.memory.redis_client import RedisClient, RedisTls
-from service.memory.redis_store import RedisStore
-from service.memory.sealing import KeyRing
-from service.memory.store import MemoryStore
+from service.memory.codec.sealing import KeyRing
+from service.memory.store.base import MemoryStore
+from service.memory.store.redis_client import RedisClient, RedisTls
+from service.memory.store.redis_store import RedisStore
 from service.memory.tenants import MemoryConfig
 
 FINGERPRINT = "f" * 16
@@ -43,7 +43,7 @@ def memory_of(
     timeout: float = 1.0,
 ) -> TenantMemory:
     """A memory over a Redis server, as a service has it."""
-    from service.memory.store import Limits
+    from service.memory.store.base import Limits
 
     store: MemoryStore = RedisStore(RedisClient(url, tls, timeout), fingerprint, Limits(config.log_bytes, config.ttl))
     return TenantMemory(store, fingerprint, config, keys)

@@ -18,7 +18,7 @@ from typing import Self
 
 import redis
 
-from service.memory.embedded import binary
+from service.memory.store.embedded import binary
 
 _BUS = 10_000
 """Nodes of a cluster talk to each other on a port so much above their own."""

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from model_runner.errors import InvalidValueError
-from service.memory.embedded import EmbeddedServer
 from service.memory.errors import StoreUnavailableError
-from service.memory.redis_client import RedisClient, RedisTls
+from service.memory.store.embedded import EmbeddedServer
+from service.memory.store.redis_client import RedisClient, RedisTls
 from tests.certificates import make_certificate
 from tests.service.fakes import until
 from tests.service.memory.helpers import agreed, numbers, replicas, teach
@@ -150,7 +150,7 @@ def test_two_services_share_one_server_and_the_second_takes_over(folder: Path) -
 
 def test_the_server_of_a_service_that_was_killed_is_replaced(folder: Path) -> None:
     code = (
-        "import sys,time,pathlib;from service.memory.embedded import EmbeddedServer\n"
+        "import sys,time,pathlib;from service.memory.store.embedded import EmbeddedServer\n"
         "s=EmbeddedServer(pathlib.Path(sys.argv[1]),64<<20).__enter__();s.wait();print(s.pid,flush=True);time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)

@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from service.memory import MemoryName, TenantMemory
 from service.memory.admin import MemoryAdmin
 from service.memory.errors import MemoryStoreError, StoreUnavailableError
-from service.memory.in_process import InProcessStore
-from service.memory.store import Limits
+from service.memory.store.base import Limits
+from service.memory.store.in_process import InProcessStore
 from service.memory.tenants import MemoryConfig
 from tests.service.memory.helpers import FINGERPRINT, known_to, log_of, teach
 

@@ -169,7 +169,7 @@ async def test_killed_at_any_point_of_folding(server: Valkey, runs: int) -> None
 
 
 async def test_a_lease_of_a_dead_process_runs_out(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.memory.replica._LEASE_SECONDS", 0.3)
+    monkeypatch.setattr("service.memory.replica.replica._LEASE_SECONDS", 0.3)
     async with replicas(1, server.url) as [memory]:
         await teach(memory, "t", numbers(10))
         await agreed([memory], "t")

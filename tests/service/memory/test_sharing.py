@@ -11,8 +11,8 @@ from functools import partial
 import pytest
 
 from service.memory import MemoryName
+from service.memory.codec.sealing import read_keys
 from service.memory.names import Keys
-from service.memory.sealing import read_keys
 from service.memory.tenants import MemoryConfig, TenantMemory
 from tests.service.fakes import until
 from tests.service.memory.helpers import FAST, Answer, agreed, known_to, log_of, memory_of, numbers, replicas, teach
@@ -203,7 +203,7 @@ async def test_values_moved_to_another_tenant_do_not_open(server: Valkey) -> Non
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "newer", "foreign", "gone"])
 async def test_a_snapshot_that_cannot_be_read_leaves_the_log_served(server: Valkey, damage: str) -> None:
-    from service.memory import snapshots
+    from service.memory.codec import snapshots
 
     async with replicas(1, server.url) as [first]:
         for number in range(300):  # more than stay in the log beside a snapshot

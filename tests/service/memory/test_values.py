@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_runner.errors import InvalidValueError
-from service.memory import snapshots
+from service.memory.codec import snapshots
+from service.memory.codec.records import MAX_TOKENS, Kind, Record, pack, parts, unpack
+from service.memory.codec.sealing import KeyRing, PlainSealer, read_key_file, read_keys
 from service.memory.errors import CorruptValueError, ForeignValueError, NewerFormatError, UnknownKeyError
-from service.memory.log import Capacity, TenantLog, chained
 from service.memory.names import Keys, MemoryName, Naming
-from service.memory.outbox import Outbox
-from service.memory.records import MAX_TOKENS, Kind, Record, pack, parts, unpack
-from service.memory.sealing import KeyRing, PlainSealer, read_key_file, read_keys
+from service.memory.replica.outbox import Outbox
+from service.memory.replica.tenant_log import Capacity, TenantLog, chained
 
 KEY = base64.b64encode(bytes(range(32))).decode()
 OTHER = base64.b64encode(bytes(range(1, 33))).decode()

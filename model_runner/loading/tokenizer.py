@@ -1,0 +1,145 @@
+"""Text to token ids and back, and a stream that turns tokens into whole characters as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+import numpy as np
+from jinja2 import TemplateError
+from tokenizers.decoders import DecodeStream
+
+from model_runner.errors import InvalidValueError, UnsupportedModelError
+from model_runner.loading.checkpoint import cannot_be_loaded, require_folder
+from model_runner.sampling.grammar import GrammarCompiler
+from model_runner.sequence import Finish, FinishReason, StopParams
+from strategies.draft import Int32Array
+
+_PROMPT_TAIL = 5
+"""Prompt tokens that a text stream begins with: what precedes a token decides whether it starts with a space."""
+
+
+class Tokenizer:
+    """A transformers tokenizer behind the few calls that serving needs. Safe to use from several threads.
+
+    Raises:
+        UnsupportedModelError: the tokenizer has no fast (Rust) backend, which streaming text needs.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        if not getattr(tokenizer, "is_fast", False):
+            raise UnsupportedModelError(
+                f"tokenizer {type(tokenizer).__name__} has no fast backend; streaming text needs a tokenizer.json"
+            )
+        self._tokenizer = tokenizer
+        self.has_chat_template: bool = tokenizer.chat_template is not None
+
+    def encode(self, text: str) -> Int32Array:
+        """int32[n], with the special tokens that the tokenizer puts around a text (such as BOS)."""
+        return np.array(self._tokenizer(text, verbose=False).input_ids, np.int32)
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> Int32Array:
+        """int32[n]: the messages through the model's chat template, ready for the assistant's answer.
+
+        Raises:
+            InvalidValueError: the model has no chat template, or its template refuses the messages.
+        """
+        if not self.has_chat_template:
+            raise InvalidValueError("chat", messages, "this model has no chat template; send text or token ids")
+        try:
+            ids = self._tokenizer.apply_chat_template(
+                messages, tokenize=True, add_generation_prompt=True, return_dict=False
+            )
+        except TemplateError as error:
+            raise InvalidValueError("chat.messages", messages, f"the model's chat template says: {error}") from error
+        return np.array(ids, np.int32)
+
+    def decode(self, ids: SequenceOf[int] | Int32Array, include_special_tokens: bool = False) -> str:
+        """The text of token ids; bytes that form no character become U+FFFD."""
+        text: str = self._tokenizer.decode(
+            [int(i) for i in ids], skip_special_tokens=not include_special_tokens, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def definition(self) -> str:
+        """The whole tokenizer as JSON."""
+        text: str = self._tokenizer.backend_tokenizer.to_str()
+        return text
+
+    def grammars(self, vocab_size: int) -> GrammarCompiler:
+        """Grammars over this vocabulary, for logits of `vocab_size` columns."""
+        return GrammarCompiler(self._tokenizer, vocab_size)
+
+    def stream(self, prompt: Int32Array, include_special_tokens: bool = False) -> TokenDecoder:
+        """A decoder for what will be written after `prompt`."""
+        return TokenDecoder(self._tokenizer.backend_tokenizer, prompt[-_PROMPT_TAIL:], include_special_tokens)
+
+
+def load_tokenizer(path_or_id: str) -> Tokenizer:
+    """The tokenizer of a model in a folder or on the hub, without the model.
+
+    Raises:
+        ModelNotFoundError: there is no such model, or no tokenizer with it.
+        UnsupportedModelError: the tokenizer has no fast backend.
+    """
+    from transformers import AutoTokenizer
+
+    require_folder(path_or_id)
+    try:
+        return Tokenizer(AutoTokenizer.from_pretrained(path_or_id))
+    except (OSError, ValueError) as error:
+        raise cannot_be_loaded(path_or_id, error) from error
+
+
+class TokenDecoder:
+    """Tokens in, whole characters out."""
+
+    def __init__(self, backend: Any, prompt_tail: Int32Array, include_special_tokens: bool) -> None:
+        self._backend = backend
+        self._stream = DecodeStream(ids=prompt_tail.tolist(), skip_special_tokens=not include_special_tokens)
+
+    def push(self, token: int) -> str:
+        """The characters that `token` completed; "" while one is not whole."""
+        return self._stream.step(self._backend, token) or ""
+
+
+class OutputText:
+    """A sequence's output as text: decides token by token what may be sent, and when the sequence ends.
+
+    Text that may turn out to begin a stop string is held back until it can't.
+    """
+
+    def __init__(self, decoder: TokenDecoder, stop: StopParams, eos_token_ids: frozenset[int]) -> None:
+        self._decoder = decoder
+        self._stop = stop
+        self._ends = stop.token_ids if stop.ignore_eos else stop.token_ids | eos_token_ids
+        self._count = 0
+        self._held = ""
+
+    def push(self, token: int) -> tuple[str, Finish | None]:
+        """The text that may be sent now, and how the sequence ends if this token ends it."""
+        self._count += 1
+        if token in self._ends and self._count > self._stop.min_tokens:
+            return self._flush(self._decoder.push(token)), Finish(FinishReason.STOP, stop_token_id=token)
+        text = self._held + self._decoder.push(token)
+        if self._stop.strings and self._count > self._stop.min_tokens:
+            found = [(at, s) for s in self._stop.strings if (at := text.find(s)) >= 0]
+            if found:
+                at, matched = min(found)
+                self._held = ""
+                return text[:at], Finish(FinishReason.STOP, stop_string=matched)
+        if self._count >= self._stop.max_tokens:
+            self._held = ""
+            return text, Finish(FinishReason.LENGTH)
+        keep = max((_overlap(text, s) for s in self._stop.strings), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], None
+
+    def _flush(self, text: str) -> str:
+        text, self._held = self._held + text, ""
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)

@@ -1,0 +1,239 @@
+"""Memories in this process alone: gone with it. Also what the Redis store is compared with in tests."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from service.memory.errors import MemoryStoreError
+from service.memory.replica.tenant_log import chained
+from service.memory.store.base import (
+    Append,
+    Appended,
+    AppendResult,
+    Entry,
+    Facts,
+    Fold,
+    Limits,
+    LogFull,
+    Lost,
+    Page,
+    Stale,
+    Want,
+)
+
+
+@dataclass(slots=True)
+class _Memory:
+    """One memory. `entries[i]` stands at position `position - len(entries) + 1 + i`, after the chain `before[i]`."""
+
+    epoch: int
+    name: bytes = b""
+    position: int = 0
+    chain: str = ""
+    entries: list[Entry] = field(default_factory=list)
+    before: list[str] = field(default_factory=list)
+    marks: dict[str, int] = field(default_factory=dict)
+    snapshot: bytes | None = None
+    snapshot_position: int = 0
+    snapshot_tokens: int = 0
+    snapshot_records: int = 0
+    snapshot_at: float = 0.0
+    purged_at: float | None = None
+    expires_at: float = math.inf
+
+    @property
+    def oldest(self) -> int:
+        """The position of the first entry; one past the end where there is none."""
+        return self.position - len(self.entries) + 1
+
+    @property
+    def log_bytes(self) -> int:
+        return sum(len(entry.value) for entry in self.entries)
+
+
+class InProcessStore:
+    """A `MemoryStore` for one process; of more than `most` memories, those written to longest ago leave."""
+
+    def __init__(self, limits: Limits, most: int = 100_000, shared: bool = False) -> None:
+        self.shared = shared
+        self.shown = "memory"
+        self._limits = limits
+        self._most = most
+        self._memories: dict[str, _Memory] = {}
+        self._active: OrderedDict[str, int] = OrderedDict()
+        self._leases: dict[str, tuple[str, float]] = {}
+        self._turn = 0
+
+    async def append(self, appends: SequenceOf[Append]) -> list[AppendResult]:
+        for append in appends:
+            self._tell(append.tag)
+        self._forget_expired()
+        results = [self._append(append) for append in appends]
+        while len(self._active) > self._most:
+            tag, _ = self._active.popitem(last=False)
+            self._memories.pop(tag, None)
+        return results
+
+    async def read(self, wants: SequenceOf[Want]) -> list[Page | MemoryStoreError]:
+        self._forget_expired()
+        return [self._read(want) for want in wants]
+
+    async def activity(self, turn: int) -> tuple[int, list[str]]:
+        return self._turn, [tag for tag, at in self._active.items() if at > turn]
+
+    async def lease(self, tag: str, holder: str, seconds: float) -> bool:
+        now = time.monotonic()
+        if self._leases.get(tag, ("", 0.0))[1] > now:
+            return False
+        self._leases[tag] = holder, now + seconds
+        return True
+
+    async def fold(self, fold: Fold, holder: str) -> bool:
+        memory = self._memories.get(fold.tag)
+        if self._leases.get(fold.tag, ("", 0.0))[0] != holder:
+            return False
+        del self._leases[fold.tag]
+        if memory is None or memory.epoch != fold.epoch or memory.position < fold.position:
+            return False
+        covered = memory.snapshot_position
+        if covered > fold.position or (covered == fold.position and memory.snapshot is not None):
+            return False
+        index = fold.position + 1 - memory.oldest
+        if index < 0 or (memory.before[index] if index < len(memory.before) else memory.chain) != fold.chain:
+            return False
+        memory.snapshot, memory.snapshot_position = fold.value, fold.position
+        memory.snapshot_tokens, memory.snapshot_records = fold.tokens, fold.records
+        memory.snapshot_at = time.monotonic()
+        self._renew(memory)
+        gone = max(0, index - fold.tail)
+        del memory.entries[:gone], memory.before[:gone]
+        return True
+
+    async def seed(self, fold: Fold) -> bool:
+        if fold.tag in self._memories:
+            return False
+        self._tell(fold.tag)
+        self._memories[fold.tag] = _Memory(
+            fold.epoch,
+            fold.name,
+            fold.position,
+            fold.chain,
+            marks=dict(fold.marks),
+            snapshot=fold.value,
+            snapshot_position=fold.position,
+            snapshot_tokens=fold.tokens,
+            snapshot_records=fold.records,
+            snapshot_at=time.monotonic(),
+        )
+        self._renew(self._memories[fold.tag])
+        return True
+
+    async def purge(self, tag: str, at_least: int, only_raise: bool = False) -> int:
+        known = self._memories.get(tag)
+        if only_raise and known is not None and known.epoch >= at_least:
+            return known.epoch
+        epoch = at_least
+        if not only_raise:
+            epoch = max(at_least, time.time_ns() // 1000, (0 if known is None else known.epoch) + 1)
+        self._tell(tag)
+        self._memories[tag] = _Memory(epoch, purged_at=time.monotonic())
+        self._leases.pop(tag, None)
+        return epoch
+
+    async def set_aside(self, tag: str, snapshot: bytes) -> bool:
+        memory = self._memories.get(tag)
+        if memory is None or memory.snapshot != snapshot:
+            return False
+        memory.snapshot = None
+        return True
+
+    async def tags(self) -> list[str]:
+        return [*reversed(self._active)]
+
+    async def facts(self, tags: SequenceOf[str]) -> list[Facts]:
+        self._forget_expired()
+        return [_facts(tag, self._memories[tag]) for tag in tags if tag in self._memories]
+
+    async def close(self) -> None:
+        pass
+
+    def _forget_expired(self) -> None:
+        if self._limits.ttl:
+            now = time.monotonic()
+            for tag in [tag for tag, memory in self._memories.items() if memory.expires_at < now]:
+                del self._memories[tag], self._active[tag]
+
+    def _renew(self, memory: _Memory) -> None:
+        memory.expires_at = time.monotonic() + self._limits.ttl if self._limits.ttl else math.inf
+
+    def _tell(self, tag: str) -> None:
+        self._turn += 1
+        self._active[tag] = self._turn
+        self._active.move_to_end(tag)
+
+    def _append(self, append: Append) -> AppendResult:
+        memory = self._memories.get(append.tag)
+        if memory is not None and append.epoch < memory.epoch:
+            return Stale(memory.epoch)
+        same_life = memory is not None and memory.epoch == append.epoch
+        if append.after > (memory.marks.get(append.source, 0) if memory is not None and same_life else 0):
+            return Lost()
+        if memory is None or not same_life:
+            memory = self._memories[append.tag] = _Memory(append.epoch)
+        if memory.log_bytes > self._limits.log_bytes:
+            return LogFull()
+        memory.name = append.name
+        mark = memory.marks.get(append.source, 0)
+        for entry in append.entries:
+            if entry.seq > mark:
+                memory.before.append(memory.chain)
+                memory.entries.append(entry)
+                memory.position += 1
+                memory.chain = chained(memory.chain, entry.value)
+                mark = entry.seq
+        memory.marks[append.source] = mark
+        self._renew(memory)
+        return Appended(memory.position, memory.position - memory.snapshot_position, memory.snapshot_records)
+
+    def _read(self, want: Want) -> Page:
+        memory = self._memories.get(want.tag)
+        if memory is None:
+            return Page(None)
+        missing = memory.snapshot_position > 0 and memory.snapshot is None
+        start, snapshot = want.position, None
+        if start + 1 < memory.oldest or start > memory.position or start == 0:
+            start = memory.oldest - 1 if missing else memory.snapshot_position
+            snapshot = memory.snapshot
+        first = start + 1 - memory.oldest
+        return Page(
+            epoch=memory.epoch,
+            position=memory.position,
+            chain=memory.chain,
+            start=start,
+            before=memory.before[first] if first < len(memory.before) else memory.chain,
+            values=[entry.value for entry in memory.entries[first:]],
+            snapshot=snapshot,
+            snapshot_position=memory.snapshot_position,
+            snapshot_missing=missing,
+            mark=memory.marks.get(want.source, 0),
+            since_purge=None if memory.purged_at is None else time.monotonic() - memory.purged_at,
+            expires_in=None if memory.expires_at == math.inf else memory.expires_at - time.monotonic(),
+        )
+
+
+def _facts(tag: str, memory: _Memory) -> Facts:
+    unfolded = memory.entries[max(0, memory.snapshot_position + 1 - memory.oldest) :]
+    return Facts(
+        tag=tag,
+        name=memory.name,
+        epoch=memory.epoch,
+        position=memory.position,
+        tokens=memory.snapshot_tokens + sum(entry.tokens for entry in unfolded),
+        bytes=memory.log_bytes + len(memory.snapshot or b""),
+        log_entries=len(memory.entries),
+        snapshot_age=None if memory.snapshot is None else time.monotonic() - memory.snapshot_at,
+    )

@@ -1,0 +1,174 @@
+"""Memories in Redis or Valkey. Everything that changes one is a script (see `scripts`)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+from service.memory.errors import MemoryStoreError
+from service.memory.names import Keys, activity_keys
+from service.memory.store.base import (
+    TOMBSTONE_SECONDS,
+    Append,
+    Appended,
+    AppendResult,
+    Facts,
+    Fold,
+    Limits,
+    LogFull,
+    Lost,
+    Page,
+    Stale,
+    Want,
+)
+from service.memory.store.redis_client import RedisClient, Script
+from service.memory.store.scripts import ACTIVITY, ANNOUNCE, APPEND, FACTS, FOLD, PURGE, READ, SEED, SET_ASIDE
+
+_ASIDE_SECONDS = 7 * 24 * 3600
+_MARKS = 128
+_MARK_SECONDS = 24 * 3600
+_PAGE = 500
+
+
+class RedisStore:
+    """A `MemoryStore` behind a Redis client.
+
+    Args:
+        fingerprint: of the model whose memories these are.
+    """
+
+    shared = True
+
+    def __init__(self, client: RedisClient, fingerprint: str, limits: Limits) -> None:
+        self._client = client
+        self._limits = limits
+        self.shown = client.shown
+        self._active = activity_keys(fingerprint)
+
+    async def append(self, appends: SequenceOf[Append]) -> list[AppendResult]:
+        if not appends:
+            return []
+        # Told before it is done: whoever looks and finds nothing yet looks again for a while, and a process that
+        # dies in between leaves nothing that nobody looks for.
+        tell = Script(ANNOUNCE, self._active, [append.tag for append in appends])
+        answers = await self._client.run_all([tell, *map(self._append, appends)])
+        return [_appended(answer) for answer in answers[1:]]
+
+    async def read(self, wants: SequenceOf[Want]) -> list[Page | MemoryStoreError]:
+        scripts = [Script(READ, _three(want.tag), [want.position, want.source]) for want in wants]
+        return [_page(answer) for answer in await self._client.run_all(scripts)]
+
+    async def activity(self, turn: int) -> tuple[int, list[str]]:
+        now, tags = await self._client.run(Script(ACTIVITY, self._active, [turn]))
+        return int(now), [tag.decode() for tag in tags]
+
+    async def lease(self, tag: str, holder: str, seconds: float) -> bool:
+        key = Keys.of(tag).lease
+        return await self._client.command("SET", key, holder, "NX", "PX", round(1000 * seconds)) is not None
+
+    async def fold(self, fold: Fold, holder: str) -> bool:
+        keys = Keys.of(fold.tag)
+        arguments: list[str | int | bytes] = [
+            holder, fold.epoch, fold.position, fold.chain, fold.tokens, fold.records, fold.value, fold.tail, self._ttl,
+            _MARKS, _MARK_SECONDS,
+        ]  # fmt: skip
+        return bool(await self._client.run(Script(FOLD, [*_three(fold.tag), keys.lease], arguments)))
+
+    async def seed(self, fold: Fold) -> bool:
+        arguments: list[str | int | bytes] = [
+            fold.epoch, fold.position, fold.chain, fold.tokens, fold.records, fold.value, fold.name, self._ttl
+        ]  # fmt: skip
+        for source, mark in fold.marks.items():
+            arguments += [source, mark]
+        await self._client.run(Script(ANNOUNCE, self._active, [fold.tag]))
+        return bool(await self._client.run(Script(SEED, _three(fold.tag), arguments)))
+
+    async def purge(self, tag: str, at_least: int, only_raise: bool = False) -> int:
+        keys = Keys.of(tag)
+        arguments = [at_least, int(only_raise), 1000 * TOMBSTONE_SECONDS]
+        await self._client.run(Script(ANNOUNCE, self._active, [tag]))
+        return int(await self._client.run(Script(PURGE, [*_three(tag), keys.lease, keys.aside], arguments)))
+
+    async def set_aside(self, tag: str, snapshot: bytes) -> bool:
+        keys = Keys.of(tag)
+        digest = hashlib.sha1(snapshot, usedforsecurity=False).hexdigest()
+        script = Script(SET_ASIDE, [keys.snapshot, keys.aside], [digest, 1000 * _ASIDE_SECONDS])
+        return bool(await self._client.run(script))
+
+    async def tags(self) -> list[str]:
+        return [tag.decode() for tag in await self._client.command("ZRANGE", self._active[0], 0, -1, "REV")]
+
+    async def facts(self, tags: SequenceOf[str]) -> list[Facts]:
+        found: list[Facts] = []
+        for start in range(0, len(tags), _PAGE):
+            some = tags[start : start + _PAGE]
+            answers = await self._client.run_all([Script(FACTS, _three(tag), []) for tag in some])
+            gone = [tag for tag, answer in zip(some, answers, strict=True) if answer == []]
+            if gone:
+                await self._client.command("ZREM", self._active[0], *gone)
+            found += [
+                _facts(tag, answer)
+                for tag, answer in zip(some, answers, strict=True)
+                if answer and not isinstance(answer, MemoryStoreError)
+            ]
+        return found
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    @property
+    def _ttl(self) -> int:
+        return round(1000 * self._limits.ttl)
+
+    def _append(self, append: Append) -> Script:
+        arguments: list[str | int | bytes] = [
+            append.epoch, append.source, self._limits.log_bytes, self._ttl, append.name, append.after
+        ]  # fmt: skip
+        for entry in append.entries:
+            arguments += [entry.seq, entry.tokens, entry.value]
+        return Script(APPEND, _three(append.tag), arguments)
+
+
+def _three(tag: str) -> list[str]:
+    keys = Keys.of(tag)
+    return [keys.log, keys.snapshot, keys.meta]
+
+
+def _appended(answer: Any) -> AppendResult:
+    if isinstance(answer, MemoryStoreError):
+        return answer
+    if answer[0] == b"stale":
+        return Stale(int(answer[1]))
+    if answer[0] == b"full":
+        return LogFull()
+    if answer[0] == b"lost":
+        return Lost()
+    return Appended(*map(int, answer[1:]))
+
+
+def _page(answer: Any) -> Page | MemoryStoreError:
+    if isinstance(answer, MemoryStoreError):
+        return answer
+    if not answer:
+        return Page(None)
+    epoch, position, chain, start, before, covered, missing, mark, since, snapshot, values, ttl = answer
+    return Page(
+        epoch=epoch,
+        position=position,
+        chain=chain.decode(),
+        start=start,
+        before=before.decode(),
+        values=values,
+        snapshot=snapshot or None,
+        snapshot_position=covered,
+        snapshot_missing=bool(missing),
+        mark=mark,
+        since_purge=None if since < 0 else since / 1000,
+        expires_in=None if ttl < 0 else ttl / 1000,
+    )
+
+
+def _facts(tag: str, answer: Any) -> Facts:
+    epoch, position, tokens, size, entries, age, name = answer
+    return Facts(tag, name, epoch, position, tokens, size, entries, None if age < 0 else float(age))

@@ -1,0 +1,106 @@
+"""Between gRPC and the servicer: parses requests, gives each call its id, and turns every exception into one status.
+
+Knows grpc.aio and the error table; nothing of what the methods do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import grpc
+import structlog
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from service.errors import INTERNAL, ClientGoneError, rule_for, to_status
+from service.rpc.malformed import Deserializer, Malformed
+from service.rpc.requests import checked_name
+
+_log = structlog.get_logger(__name__)
+
+_ABORT_SECONDS = 2.0
+"""How long an abort waits for the client: the status follows the messages that it has not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One RPC.
+
+    Attributes:
+        request_id: the caller's name for it, or one made up here.
+        arrived_at: on the clock of `time.perf_counter`.
+    """
+
+    context: grpc.aio.ServicerContext[Any, Any]
+    request_id: str
+    arrived_at: float
+
+
+Method: TypeAlias = Callable[[Any, Call], Awaitable[Any]]
+"""Gets a parsed request, or an iterator of them; answers with the response, or None where it streamed them itself."""
+
+
+def handlers(service: ServiceDescriptor, methods: Mapping[str, Method]) -> grpc.GenericRpcHandler:
+    """gRPC handlers of all methods of a service; who takes a stream of requests answers with one as well.
+
+    Raises:
+        KeyError: a method of the service is missing in `methods`.
+    """
+    by_name: dict[str, Any] = {}
+    for method in service.methods:
+        assert method.server_streaming or not method.client_streaming
+        make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
+        make = grpc.stream_stream_rpc_method_handler if method.client_streaming else make
+        by_name[method.name] = make(
+            _endpoint(method.name, methods[method.name]),
+            request_deserializer=Deserializer(GetMessageClass(method.input_type)),
+            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        )
+    return grpc.method_handlers_generic_handler(service.full_name, by_name)
+
+
+def _endpoint(name: str, method: Method) -> Any:
+    async def endpoint(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        arrived_at = time.perf_counter()
+        request_id = uuid.uuid4().hex
+        try:
+            if isinstance(request, Malformed):
+                raise request.error
+            if isinstance(request, AsyncIterator):
+                request = _well_formed(request)
+            given = getattr(request, "request_id", "")
+            request_id = checked_name("request_id", given) if given else request_id
+            return await method(request, Call(context, request_id, arrived_at))
+        except Exception as error:
+            await _abort(context, error, name, request_id)
+
+    return endpoint
+
+
+async def _well_formed(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        if isinstance(request, Malformed):
+            raise request.error
+        yield request
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, method: str, request_id: str) -> None:
+    """Ends the call with the error's status, unless it has ended already."""
+    if rule_for(error).code is INTERNAL.code:
+        _log.error("internal error", method=method, request_id=request_id, exc_info=error)
+    if isinstance(error, ClientGoneError) or context.cancelled() or context.done():
+        return
+    code, text, trailing = to_status(error, request_id)
+    try:
+        async with asyncio.timeout(_ABORT_SECONDS):
+            await context.abort(code, text, trailing)
+    except grpc.aio.InternalError:
+        return  # the call ended in this very moment
+    except TimeoutError:
+        # The status is on its way; a client that reads again gets it.
+        _log.info("client does not read its status", method=method, request_id=request_id, code=code.name)

@@ -1,0 +1,61 @@
+"""The recycling strategy: drafts what the model itself held probable after the same tokens.
+
+Token Recycling (arXiv 2408.08696) with contexts of up to four tokens instead of one, with learned weights for ranks
+and contexts instead of a fixed template: the tree takes the shape that the budget and the recent hits of each rank
+give it. It knows something about text that nobody wrote before, for it also learns from guesses that failed.
+"""
+
+from __future__ import annotations
+
+from strategies.base import Feedback
+from strategies.draft import DraftTree, Int32Array
+from strategies.mixing.mixer import Mixer, SequenceMixer
+from strategies.mixing.successors import WIDTH, SuccessorTable
+from strategies.registry import register
+
+
+@register("recycling")
+class RecyclingStrategy:
+    """One tenant's table of successors.
+
+    Args:
+        capacity_contexts: how many contexts the table holds at most, 44 bytes each; those written longest ago leave
+            first. At least 1024; rounded down to a power of two.
+
+    Raises:
+        ValueError: the option's value is not allowed.
+    """
+
+    top_k = WIDTH
+
+    def __init__(self, *, capacity_contexts: int = 1 << 17) -> None:
+        if capacity_contexts < SuccessorTable.LEAST:
+            raise ValueError(
+                f"capacity_contexts: {capacity_contexts} is not allowed; it must be at least {SuccessorTable.LEAST}"
+            )
+        self.table = SuccessorTable(capacity_contexts)
+        self._mixer = Mixer(self.table)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of table and weights."""
+        return self._mixer.nbytes
+
+    def start(self, prompt: Int32Array) -> RecyclingDrafter:
+        return RecyclingDrafter(self._mixer, prompt)
+
+
+class RecyclingDrafter:
+    """Drafts for one sequence, and writes what the model says into the tenant's table."""
+
+    def __init__(self, mixer: Mixer, prompt: Int32Array) -> None:
+        self._sequence = SequenceMixer(mixer, prompt)
+
+    def propose(self, budget: int) -> DraftTree:
+        return self._sequence.draft((), True, budget)
+
+    def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
+        self._sequence.observe(accepted, feedback)
+
+    def close(self) -> None:
+        """What was learned stays in the table."""

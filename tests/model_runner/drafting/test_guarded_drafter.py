@@ -1,0 +1,386 @@
+"""Whatever a strategy does wrong, it is counted, logged once with its name, and switched off for that sequence."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model_runner.drafting import draft_account
+from model_runner.drafting import guarded_drafter as drafting
+from model_runner.drafting.draft_account import LONGEST_PAUSES, Payoff
+from model_runner.drafting.guarded_drafter import GuardedDrafter
+from model_runner.sequence import Sequence, StopParams
+from strategies import Drafter, DraftTree, Feedback, HybridStrategy, registry
+from strategies.draft import Int32Array
+
+VOCAB = 100
+STEP = 0.01
+NOTHING = Feedback(np.array([1], np.int32), np.array([-1], np.int32), np.array([2], np.int32))
+
+
+class Clock:
+    """Seconds that pass only when somebody lets them."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(drafting, "time", clock)
+    monkeypatch.setattr(draft_account, "_called", set())
+    return clock
+
+
+class Plugin:
+    """Strategy and drafter in one: proposes `tree`, and each call takes the seconds told."""
+
+    def __init__(self, tree: Any = None, clock: Clock | None = None, top_k: int = 0, **seconds: float) -> None:
+        self.tree = DraftTree.of([5, 6]) if tree is None else tree
+        self.clock = clock
+        self.seconds = seconds
+        self.top_k = top_k
+        self.proposed = self.closed = 0
+
+    def _pass(self, call: str) -> None:
+        if self.clock is not None:
+            self.clock.now += self.seconds.get(call, 0.0)
+
+    def start(self, prompt: Int32Array) -> Drafter:
+        self._pass("start")
+        return self
+
+    def propose(self, budget: int) -> DraftTree:
+        self.proposed += 1
+        self._pass("propose")
+        return self.tree
+
+    def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
+        self._pass("observe")
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def sequence_of(strategy: Any, name: str = "theirs") -> Sequence:
+    prompt = np.array([1, 2, 3], np.int32)
+    return Sequence("r1", prompt, StopParams(1000), strategy=strategy, strategy_name=name, max_draft_nodes=16)
+
+
+def guarded(
+    strategy: Any, failures: Counter[str] | None = None, payoff: Payoff | None = None
+) -> tuple[GuardedDrafter, Sequence]:
+    sequence, failures = sequence_of(strategy), Counter() if failures is None else failures
+    return GuardedDrafter(sequence, VOCAB, failures, payoff or Payoff()), sequence
+
+
+def run(drafter: GuardedDrafter, sequence: Sequence, steps: int, accepted: int, seconds: float = STEP) -> int:
+    """Steps as the engine's, in which the model takes `seconds`; returns how many were drafted for."""
+    drafted = 0
+    for _ in range(steps):
+        drafted += len(drafter.propose(16)) > 0
+        stats = sequence.stats
+        stats.decode_steps += 1
+        stats.accepted_tokens += accepted
+        drafter.observe([7] * (accepted + 1), NOTHING)
+        stats.model_seconds += seconds
+    return drafted
+
+
+def tree(tokens: Any, parents: Any, scores: Any, *types: Any) -> DraftTree:
+    kinds = types or (np.int32, np.int32, np.float32)
+    return DraftTree(*(np.array(a, t) for a, t in zip((tokens, parents, scores), kinds, strict=True)))
+
+
+MALFORMED = {
+    "nothing": object(),
+    "lists": SimpleNamespace(tokens=[1], parents=[-1], scores=[1.0]),
+    "token type": tree([1], [-1], [1], np.int64, np.int32, np.float32),
+    "score type": tree([1], [-1], [1], np.int32, np.int32, np.float64),
+    "lengths": tree([1, 2], [-1, 0], [1.0]),
+    "dimensions": tree([[1]], [[-1]], [[1.0]]),
+    "no dimension": tree(1, -1, 1.0),
+    "parent after child": tree([1, 2], [1, -1], [0.5, 0.5]),
+    "parent of itself": tree([1], [0], [0.5]),
+    "parent below root": tree([1], [-2], [0.5]),
+    "vocabulary": tree([VOCAB], [-1], [0.5]),
+    "negative token": tree([-1], [-1], [0.5]),
+    "not a number": tree([1], [-1], [np.nan]),
+    "growing score": tree([1, 2], [-1, 0], [0.5, 0.6]),
+    "score above one": tree([1], [-1], [1.5]),
+    "siblings": tree([1, 1], [-1, -1], [0.5, 0.5]),
+    "too many": tree(range(17), [-1] * 17, [0.5] * 17),
+    "far too many": tree(np.zeros(10**6), np.full(10**6, -1), np.zeros(10**6)),
+}
+
+
+@pytest.mark.parametrize("proposed", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_tree_switches_off(proposed: Any, caplog: pytest.LogCaptureFixture) -> None:
+    failures: Counter[str] = Counter()
+    plugin = Plugin(proposed)
+    drafter, sequence = guarded(plugin, failures)
+    assert len(drafter.propose(16)) == 0
+    assert len(drafter.propose(16)) == 0
+    drafter.observe([5], NOTHING)
+    drafter.close()
+    assert (plugin.proposed, plugin.closed) == (1, 1)
+    assert failures == {"theirs": 1}
+    assert [("'theirs'" in r.message, r.levelno) for r in caplog.records] == [(True, logging.ERROR)]
+    assert sequence.stats.drafting_disabled_reason.startswith("propose raised ")
+
+
+def test_what_is_only_laid_out_otherwise_is_taken() -> None:
+    """Foreign classes, arrays that are not contiguous or not writable."""
+    wide = np.array([[5, 0], [6, 0]], np.int32)
+    frozen = np.array([0.9, 0.8], np.float32)
+    frozen.flags.writeable = False
+    drafter, sequence = guarded(
+        Plugin(SimpleNamespace(tokens=wide[:, 0], parents=np.array([-1, 0], np.int32), scores=frozen))
+    )
+    drafted = drafter.propose(16)
+    assert drafted.tokens.tolist() == [5, 6]
+    assert type(drafted) is DraftTree
+    assert sequence.stats.drafting_disabled_reason == ""
+
+
+@pytest.mark.parametrize("top_k", [-1, VOCAB + 1])
+def test_a_strategy_that_asks_for_more_than_there_is_never_starts(top_k: int) -> None:
+    drafter, sequence = guarded(Plugin(top_k=top_k))
+    assert (len(drafter.propose(4)), drafter.top_k) == (0, 0)
+    assert not drafter.active
+    assert f"start raised ValueError: top_k: {top_k} is not allowed" in sequence.stats.drafting_disabled_reason
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_drafter_starts_when_it_is_asked_first_or_at_the_end_and_is_told_what_was_written_before(asked: bool) -> None:
+    told: list[Any] = []
+
+    class Listening(Plugin):
+        def start(self, prompt: Int32Array) -> Drafter:
+            told.append(prompt.tolist())
+            return self
+
+        def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
+            told.append((accepted.tolist(), feedback))
+
+    plugin = Listening(top_k=2)
+    drafter, _ = guarded(plugin)
+    drafter.observe([7], NOTHING)
+    drafter.observe([8], NOTHING)
+    assert (told, drafter.top_k) == ([], 0)
+    if asked:
+        assert len(drafter.propose(4)) == 2
+        assert drafter.top_k == 2
+        drafter.observe([9], NOTHING)
+    drafter.close()
+    assert told == [[1, 2, 3], ([7, 8], None), *([([9], NOTHING)] if asked else [])]
+    assert plugin.closed == 1
+
+
+def test_a_drafter_of_a_sequence_that_wrote_nothing_never_starts() -> None:
+    plugin = Plugin()
+    drafter, _ = guarded(plugin)
+    drafter.close()
+    assert (plugin.closed, drafter.active) == (0, False)
+
+
+def test_a_strategy_gets_a_prompt_of_its_own() -> None:
+    plugin = Plugin()
+
+    def start(prompt: Int32Array) -> Plugin:
+        prompt.fill(0)
+        return plugin
+
+    plugin.start = start  # type: ignore[method-assign]
+    _, sequence = guarded(plugin)
+    assert sequence.prompt.tolist() == [1, 2, 3]
+
+
+def test_one_strategy_s_failures_are_counted_over_sequences() -> None:
+    failures: Counter[str] = Counter()
+    for _ in range(3):
+        drafter, _ = guarded(Plugin(object()), failures)
+        drafter.propose(4)
+    assert failures == {"theirs": 3}
+
+
+def test_a_close_that_fails_after_another_failure_keeps_the_first_reason() -> None:
+    plugin, failures = Plugin(object()), Counter[str]()
+    plugin.close = lambda: 1 / 0  # type: ignore[method-assign, assignment]
+    drafter, sequence = guarded(plugin, failures)
+    drafter.propose(4)
+    assert sequence.stats.drafting_disabled_reason.startswith("propose raised AttributeError")
+    assert failures == {"theirs": 1}
+
+
+@pytest.mark.parametrize("call", ["propose", "observe"])
+def test_drafting_that_takes_longer_than_it_saves_is_switched_off(
+    clock: Clock, call: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures: Counter[str] = Counter()
+    seconds: dict[str, Any] = {call: 5 * STEP}
+    plugin = Plugin(clock=clock, **seconds)
+    drafter, sequence = guarded(plugin, failures)
+    drafted = run(drafter, sequence, 100, accepted=1)
+    assert 1 < drafted < 15, "it may owe what 32 steps take"
+    assert (plugin.closed, failures) == (1, {"theirs": 1})
+    assert ["'theirs'" in record.message for record in caplog.records] == [True]
+    assert "it is too slow: it took" in sequence.stats.drafting_disabled_reason
+
+
+def test_drafting_that_pays_goes_on_however_long_it_takes(clock: Clock) -> None:
+    drafter, sequence = guarded(Plugin(clock=clock, propose=3 * STEP))
+    assert run(drafter, sequence, 400, accepted=4) == 400
+
+
+def test_cheap_drafting_that_brings_nothing_is_tried_now_and_then_until_it_pays(clock: Clock) -> None:
+    drafter, sequence = guarded(Plugin(clock=clock, propose=0.1 * STEP, observe=0.1 * STEP))
+    often, seldom = (2000 / (1 + longest) for longest in LONGEST_PAUSES)
+    assert 0.5 * often < run(drafter, sequence, 2000, accepted=0) < often, "until the tenant's mean is about 64 drafts"
+    assert 0.9 * seldom < run(drafter, sequence, 2000, accepted=0) < 1.1 * seldom
+    assert drafter.active
+    run(drafter, sequence, 100, accepted=3)
+    assert run(drafter, sequence, 100, accepted=3) == 100
+
+
+def test_where_a_tenant_s_drafts_pay_elsewhere_they_are_tried_more_often(clock: Clock) -> None:
+    payoff = Payoff()
+    elsewhere, written = guarded(Plugin(clock=clock, propose=0.1 * STEP), payoff=payoff)
+    drafter, sequence = guarded(Plugin(clock=clock, propose=0.1 * STEP, observe=0.1 * STEP), payoff=payoff)
+    drafted = 0
+    for _ in range(2000):
+        run(elsewhere, written, 1, accepted=3)
+        drafted += run(drafter, sequence, 1, accepted=0)
+    often = 2000 / (1 + LONGEST_PAUSES[0])
+    assert often < drafted < 1.5 * often
+
+
+def test_a_sequence_expects_what_the_tenant_s_earlier_ones_brought(clock: Clock) -> None:
+    """The first sequence hopes; the next one knows, and still finds out at once where its own text is better."""
+    payoff = Payoff()
+    plugin = Plugin(clock=clock, propose=0.1 * STEP, observe=0.1 * STEP)
+    drafted = []
+    for _ in range(4):
+        drafter, sequence = guarded(plugin, payoff=payoff)
+        drafted.append(run(drafter, sequence, 100, accepted=0))
+    assert drafted[0] > 15
+    assert max(drafted[1:]) <= 10  # at 0, 2, 6, 14, 30, 46 steps and so on
+    drafter, sequence = guarded(plugin, payoff=payoff)
+    assert run(drafter, sequence, 100, accepted=3) == 100
+    other, written = guarded(plugin)
+    assert run(other, written, 100, accepted=0) > 15, "another tenant's drafts say nothing"
+
+
+def test_steps_without_a_draft_say_nothing_about_drafts(clock: Clock) -> None:
+    drafter, sequence = guarded(Plugin(clock=clock, observe=0.01 * STEP))
+    run(drafter, sequence, 10, accepted=1)
+    for _ in range(500):  # as beside prompts
+        sequence.stats.decode_steps += 1
+        drafter.observe([7], NOTHING)
+        sequence.stats.model_seconds += STEP
+    assert run(drafter, sequence, 20, accepted=1) == 20
+
+
+def test_what_is_written_in_a_pause_is_told_before_the_next_draft_and_the_end(clock: Clock) -> None:
+    class Attentive(Plugin):
+        told = 0
+
+        def propose(self, budget: int) -> DraftTree:
+            assert self.told == sequence.stats.decode_steps
+            return super().propose(budget)
+
+        def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
+            assert feedback is None or accepted.shape[0] == 1
+            self.told += accepted.shape[0]
+
+    plugin = Attentive(clock=clock, propose=0.1 * STEP, top_k=4)
+    drafter, sequence = guarded(plugin)
+    in_pauses = []
+    for _ in range(300):
+        run(drafter, sequence, 1, accepted=0)
+        if plugin.told < sequence.stats.decode_steps:
+            in_pauses.append(drafter.top_k)
+    assert drafter.active
+    assert in_pauses == [0] * len(in_pauses)
+    assert len(in_pauses) > 150
+    drafter.close()
+    assert plugin.told == sequence.stats.decode_steps
+
+
+def test_the_prompt_s_time_is_no_measure_of_a_step(clock: Clock) -> None:
+    drafter, sequence = guarded(Plugin(clock=clock, propose=5 * STEP))
+    run(drafter, sequence, 1, accepted=0, seconds=100 * STEP)
+    assert run(drafter, sequence, 100, accepted=1) < 15
+
+
+def test_one_call_that_holds_up_everybody_ends_it(clock: Clock) -> None:
+    plugin = Plugin(clock=clock)
+    drafter, sequence = guarded(plugin)
+    run(drafter, sequence, 500, accepted=4)
+    plugin.seconds["propose"] = 1.5
+    assert run(drafter, sequence, 10, accepted=4) == 1
+    assert "one call took 1.5 s" in sequence.stats.drafting_disabled_reason
+
+
+def test_the_first_call_of_a_class_may_compile(clock: Clock) -> None:
+    plugin = Plugin(clock=clock, start=30.0, propose=30.0, observe=30.0)
+    drafter, sequence = guarded(plugin)
+    assert run(drafter, sequence, 1, accepted=0) == 1
+    plugin.seconds.clear()
+    assert run(drafter, sequence, 50, accepted=0) == 50
+    plugin.seconds["start"] = 30.0
+    drafter, sequence = guarded(plugin)
+    assert run(drafter, sequence, 5, accepted=0) == 1, "the second start is charged"
+
+
+@pytest.fixture
+def hybrid(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a hybrid of these parts and of recycling."""
+    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
+
+    def make(**parts: Plugin) -> HybridStrategy:
+        for name, part in parts.items():
+            registry.register(name)(lambda part=part: part)
+        return HybridStrategy(sources=",".join([*parts, "recycling"]))
+
+    return make
+
+
+def test_a_token_outside_the_vocabulary_costs_a_hybrid_one_part(hybrid: Any) -> None:
+    good, bad = Plugin(DraftTree.of([5])), Plugin(DraftTree.of([VOCAB]))
+    strategy, failures = hybrid(good=good, bad=bad), Counter[str]()
+    drafter, sequence = guarded(strategy, failures)
+    for _ in range(3):
+        assert set(drafter.propose(4).tokens.tolist()) == {5}
+        drafter.observe([5, 7], Feedback(*(np.array(a, np.int32) for a in ([3, 5], [-1, 0], [5, 7], [[5] * 8] * 2))))
+    assert (strategy.failures, failures) == ({"bad": 1}, {})
+    assert (good.proposed, bad.proposed, bad.closed) == (3, 1, 1)
+    assert sequence.stats.drafting_disabled_reason == ""
+
+
+def test_a_slow_part_costs_a_hybrid_that_part(hybrid: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.mixing.hybrid.time", clock)
+    slow, quick = Plugin(clock=clock, propose=5 * STEP), Plugin(DraftTree.of([5]))
+    strategy = hybrid(quick=quick, slow=slow)
+    drafter, sequence = guarded(strategy)
+    for _ in range(100):
+        assert drafter.active
+        drafter.propose(16)
+        sequence.stats.decode_steps += 1
+        drafter.observe([7], Feedback(*(np.array(a, np.int32) for a in ([3], [-1], [7], [[7] * 8]))))
+        sequence.stats.model_seconds += STEP
+    assert slow.closed == 1
+    assert slow.proposed < 20
+    assert strategy.failures == {"slow": 1}
+    assert quick.closed == 0
+    drafter.close()
+    assert sequence.stats.by_source.keys() <= {"quick", "slow", "recycling"}

@@ -1,0 +1,51 @@
+"""What the machine gives, and how products are kept to few widths."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from model_runner.runners.torch.attention import Segment, StepBatch
+from model_runner.runners.torch.kv_cache import Slab
+from model_runner.runners.torch.machine import bound_kernel_caches, kernel_width
+from tests.model_runner.families import served
+
+
+def test_products_have_few_widths_and_little_is_added() -> None:
+    widths = [kernel_width(rows) for rows in range(1, 5000)]
+    assert all(width >= rows for rows, width in enumerate(widths, 1))
+    assert all(width == rows for rows, width in enumerate(widths[:32], 1))
+    assert all(width <= rows + rows // 8 for rows, width in enumerate(widths, 1))
+    assert widths == sorted(widths)
+    assert [kernel_width(width) for width in widths] == widths
+    assert len({width for width in widths if width <= 512}) == 72
+
+
+@pytest.mark.parametrize("size", [1, 33, 70])
+def test_what_a_batch_is_filled_up_with_changes_nothing(size: int) -> None:
+    torch.set_num_threads(1)
+    model = served("llama")
+    depths = np.arange(size, dtype=np.int32)
+    tokens = (7 * depths + 3).astype(np.int32) % 250
+
+    def logits(parts: list[slice]) -> torch.Tensor:
+        slab, rows = Slab.empty(model.layout, 100), []
+        for part in parts:
+            n = len(tokens[part])
+            segment = Segment(slab, part.start, tokens[part], depths[:n] - 1, depths[:n], logit_rows=0)
+            inputs = StepBatch([segment], model.layout).inputs()
+            assert inputs["input_ids"].shape == inputs["position_ids"].shape == (1, kernel_width(n))
+            with torch.inference_mode():
+                rows.append(model.module(**inputs).logits[0, :n])
+        return torch.cat(rows)
+
+    torch.testing.assert_close(logits([slice(0, size)]), logits([slice(i, i + 1) for i in range(size)]))
+
+
+def test_kernels_are_bounded_unless_the_user_bounds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"LRU_CACHE_CAPACITY": "7"})
+    bound_kernel_caches(shapes=4)
+    assert os.environ == {"LRU_CACHE_CAPACITY": "7", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "320"}

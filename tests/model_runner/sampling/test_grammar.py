@@ -1,0 +1,171 @@
+"""Structured output: every token is one that the grammar allows, drafted or not."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+
+import pytest
+import torch
+
+import strategies
+from model_runner.engine import Engine, EngineConfig
+from model_runner.errors import InvalidValueError
+from model_runner.sampling.grammar import GrammarState
+from model_runner.sequence import GrammarKind, SamplingParams, Sequence, StopParams
+from strategies import Strategy
+from tests.model_runner.families import as_prompt, reference, served
+
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "intent": {"enum": ["cancel_order", "track_order", "get_refund"]},
+            "order_number": {"type": "integer", "minimum": 0, "maximum": 9999},
+            "urgent": {"type": "boolean"},
+        },
+        "required": ["intent", "order_number", "urgent"],
+        "additionalProperties": False,
+    }
+)
+REGEX = r"(I am sorry|Thank you)[a-z ,]{10,30}\. Ticket #[0-9]{4}"
+LARK = 'start: "Order " NUMBER (", order " NUMBER)* "."\nNUMBER: /[0-9]{2}/'
+GRAMMARS = {GrammarKind.JSON_SCHEMA: SCHEMA, GrammarKind.REGEX: REGEX, GrammarKind.LARK: LARK}
+
+
+@functools.cache
+def prompt() -> tuple[int, ...]:
+    ids = served("bundled").tokenizer.encode_chat([{"role": "user", "content": "cancel order 4711, quick"}])
+    return tuple(ids.tolist())
+
+
+@functools.cache
+def expected(kind: GrammarKind, max_tokens: int) -> list[int]:
+    """What transformers' `generate` writes when every step is held to the grammar, compiled anew and read from its
+    beginning."""
+    model = served("bundled")
+
+    def allowed(batch: int, ids: torch.Tensor) -> list[int]:
+        state = model.grammars.compile(kind, GRAMMARS[kind])
+        for token in ids[len(prompt()) :].tolist():
+            state.accept(token)
+        scores = torch.zeros(model.vocab_size)
+        state.mask(scores)
+        return torch.nonzero(torch.isfinite(scores)).flatten().tolist()
+
+    ids = torch.tensor([prompt()])
+    with torch.inference_mode():
+        out = reference("bundled").generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            pad_token_id=0,
+            prefix_allowed_tokens_fn=allowed,
+        )
+    written: list[int] = out[0, len(prompt()) :].tolist()
+    return written
+
+
+def answer(
+    engine: Engine, kind: GrammarKind, strategy: Strategy | None, nodes: int, **sampling: float
+) -> tuple[Sequence, str]:
+    model = served("bundled")
+    sequence = Sequence(
+        "r",
+        as_prompt(prompt()),
+        StopParams(80),
+        SamplingParams(**sampling),  # type: ignore[arg-type]
+        strategy=strategy,
+        max_draft_nodes=nodes,
+        grammar=model.grammars.compile(kind, GRAMMARS[kind]),
+    )
+    engine.add(sequence)
+    text = ""
+    while engine.has_work:
+        for output in engine.step():
+            assert output.finish is None or output.finish.error is None
+            text += "".join(output.texts)
+    assert sequence.stats.drafting_disabled_reason == ""
+    return sequence, text
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    torch.set_num_threads(1)
+    return Engine(served("bundled"), EngineConfig(max_draft_nodes=24, adaptive_budget=False))
+
+
+def follows(kind: GrammarKind, text: str) -> bool:
+    if kind is GrammarKind.JSON_SCHEMA:
+        value = json.loads(text)
+        return (
+            set(value) == {"intent", "order_number", "urgent"}
+            and value["intent"] in ("cancel_order", "track_order", "get_refund")
+            and isinstance(value["order_number"], int)
+            and isinstance(value["urgent"], bool)
+        )
+    pattern = REGEX if kind is GrammarKind.REGEX else r"Order \d\d(, order \d\d)*\."
+    return re.fullmatch(pattern, text) is not None
+
+
+@pytest.mark.parametrize("kind", GRAMMARS)
+def test_the_answer_is_plain_decodings_with_any_draft(engine: Engine, kind: GrammarKind) -> None:
+    wanted = expected(kind, 80)
+    for name in strategies.names():
+        strategy = strategies.create(name)
+        for nodes in (0, 3, 24):
+            sequence, text = answer(engine, kind, strategy, nodes)
+            assert sequence.output == wanted, (name, nodes)
+            if len(wanted) < 80:
+                assert follows(kind, text)
+    engine.check()
+
+
+@pytest.mark.parametrize("kind", [GrammarKind.JSON_SCHEMA, GrammarKind.REGEX])
+def test_samples_follow_the_grammar_and_do_not_depend_on_drafts(engine: Engine, kind: GrammarKind) -> None:
+    texts = set()
+    for seed in range(6):
+        results = [
+            answer(engine, kind, strategies.create("trie"), nodes, temperature=1.0, seed=seed) for nodes in (0, 24)
+        ]
+        assert results[0][0].output == results[1][0].output
+        if len(results[0][0].output) < 80:
+            assert follows(kind, results[0][1])
+        texts.add(results[0][1])
+    assert len(texts) > 1
+
+
+def test_tokens_that_the_grammar_forces_are_drafted(engine: Engine) -> None:
+    sequence, text = answer(engine, GrammarKind.JSON_SCHEMA, None, 24)
+    assert follows(GrammarKind.JSON_SCHEMA, text)
+    assert sequence.stats.accepted_tokens > 0.3 * len(sequence.output)
+    assert answer(engine, GrammarKind.JSON_SCHEMA, None, 0)[0].stats.draft_tokens == 0
+
+
+def test_a_grammar_that_fails_to_draft_breaks_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: GrammarState) -> list[int]:
+        raise RuntimeError("no idea")
+
+    monkeypatch.setattr(GrammarState, "forced", fails)
+    sequence, text = answer(engine, GrammarKind.JSON_SCHEMA, None, 24)
+    assert follows(GrammarKind.JSON_SCHEMA, text)
+    assert sequence.output == expected(GrammarKind.JSON_SCHEMA, 80)
+    assert sequence.stats.draft_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (GrammarKind.JSON_SCHEMA, "{"),
+        (GrammarKind.JSON_SCHEMA, '{"type": "objet"}'),
+        (GrammarKind.REGEX, "(a"),
+        (GrammarKind.LARK, "start: nothing"),
+    ],
+)
+def test_what_is_no_grammar_is_refused_by_name(kind: GrammarKind, text: str) -> None:
+    with pytest.raises(InvalidValueError, match=f"format.{kind.value}") as caught:
+        served("bundled").grammars.compile(kind, text)
+    assert caught.value.field == f"format.{kind.value}"
+    assert caught.value.value == text

@@ -1,0 +1,315 @@
+"""Sampling: what transformers' own processors and our noise choose, whatever is drafted, whoever shares the batch."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+import strategies
+from model_runner.engine import Engine, EngineConfig
+from model_runner.sampling.token_chooser import TokenChooser, gumbel_noise
+from model_runner.sequence import SamplingParams, Sequence, StopParams
+from strategies import Strategy
+from tests.model_runner.families import VOCAB, as_prompt, greedy, reference, served
+from tests.model_runner.oracle import OracleStrategy
+
+NEW_TOKENS = 16
+END = 7
+PROMPT = (1, 2, 3, 4, 1, 2, 3, 4, 1, 2)
+
+params = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.3, 0.7, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 5, 40]),
+    top_p=st.sampled_from([1.0, 0.95, 0.5]),
+    min_p=st.sampled_from([0.0, 0.05, 0.3]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
+    presence_penalty=st.sampled_from([0.0, 0.9, -0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.6]),
+    logit_bias=st.sampled_from([(), ((3, 4.0), (9, -100.0)), ((END, 6.0),)]),
+    seed=st.integers(0, 2**64 - 1),
+)
+stops = st.builds(
+    StopParams, max_tokens=st.just(NEW_TOKENS), min_tokens=st.sampled_from([0, 5]), token_ids=st.just(frozenset({END}))
+)
+few_examples = settings(
+    max_examples=6,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors],
+)
+
+
+class Penalties(LogitsProcessor):
+    """Presence and frequency penalties, which transformers lacks: over the new tokens only."""
+
+    def __init__(self, params: SamplingParams, prompt_length: int) -> None:
+        self._params, self._prompt_length = params, prompt_length
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.clone()
+        for token in input_ids[0, self._prompt_length :].tolist():
+            scores[0, token] -= self._params.frequency_penalty
+        for token in set(input_ids[0, self._prompt_length :].tolist()):
+            scores[0, token] -= self._params.presence_penalty
+        return scores
+
+
+class Noise(LogitsProcessor):
+    """Turns the greedy choice of `generate` into a sample."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        noise = gumbel_noise(scores.shape[1], self._seed, input_ids.shape[1])
+        return scores.double() + torch.from_numpy(noise)
+
+
+def expected(family: str, prompt: tuple[int, ...], params: SamplingParams, stop: StopParams) -> list[int]:
+    """What transformers' `generate` writes with its own processors, and the noise last."""
+    processors: list[Any] = [Penalties(params, len(prompt))]
+    if params.repetition_penalty != 1.0:
+        processors.insert(0, RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    if params.logit_bias:
+        processors.append(SequenceBiasLogitsProcessor([[[token], bias] for token, bias in params.logit_bias]))
+    processors.append(MinNewTokensLengthLogitsProcessor(len(prompt), stop.min_tokens, sorted(stop.token_ids)))
+    if params.temperature:
+        processors.append(TemperatureLogitsWarper(params.temperature))
+        if params.top_k:
+            processors.append(TopKLogitsWarper(params.top_k))
+        if params.top_p < 1.0:
+            processors.append(TopPLogitsWarper(params.top_p))
+        if params.min_p:
+            processors.append(MinPLogitsWarper(params.min_p))
+        processors.append(Noise(params.seed))
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        out = reference(family).generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=stop.max_tokens,
+            eos_token_id=sorted(stop.token_ids),
+            pad_token_id=0,
+            do_sample=False,
+            logits_processor=LogitsProcessorList(processors),
+        )
+    written: list[int] = out[0, len(prompt) :].tolist()
+    return written
+
+
+def sequence(
+    prompt: tuple[int, ...], params: SamplingParams, stop: StopParams, strategy: Strategy | None, nodes: int = 24
+) -> Sequence:
+    return Sequence("r", as_prompt(prompt), stop, params, strategy=strategy, max_draft_nodes=nodes)
+
+
+def run(engine: Engine, *sequences: Sequence) -> None:
+    for one in sequences:
+        engine.add(one)
+    for _ in range(10_000):
+        if not engine.has_work:
+            return
+        engine.step()
+    raise AssertionError("the engine never ends")
+
+
+def engine_for(family: str) -> Engine:
+    return Engine(served(family), EngineConfig(max_draft_nodes=24, adaptive_budget=False))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", [*strategies.names(), "oracle"])
+@given(wanted=params, stop=stops, others=st.lists(params, min_size=7, max_size=7))
+@few_examples
+def test_the_output_is_the_same_alone_in_a_batch_and_with_any_draft(
+    name: str, wanted: SamplingParams, stop: StopParams, others: list[SamplingParams]
+) -> None:
+    answer = expected("llama", PROMPT, wanted, stop)
+    engine = engine_for("llama")
+
+    def fresh() -> Strategy:
+        return OracleStrategy({PROMPT: answer}, VOCAB, seed=1) if name == "oracle" else strategies.create(name)
+
+    strategy = fresh()
+    plain, drafted, again = (sequence(PROMPT, wanted, stop, s) for s in (None, strategy, strategy))
+    for one in (plain, drafted, again):
+        run(engine, one)
+        assert one.stats.drafting_disabled_reason == ""
+        assert one.output == answer
+    if name == "oracle" and len(answer) > 8:
+        assert drafted.stats.accepted_tokens > 0
+    crowd = [
+        sequence((*PROMPT, i), other, stop, strategy if name != "oracle" else None) for i, other in enumerate(others)
+    ]
+    in_crowd = sequence(PROMPT, wanted, stop, fresh())
+    run(engine, *crowd[:3], in_crowd, *crowd[3:])
+    assert in_crowd.output == answer
+    engine.check()
+
+
+@pytest.mark.parametrize("name", [*strategies.names(), "oracle"])
+@given(wanted=params, stop=stops)
+@few_examples
+def test_the_output_is_the_same_when_a_sequence_stands_back_for_a_prompt(
+    name: str, wanted: SamplingParams, stop: StopParams
+) -> None:
+    answer = expected("llama", PROMPT, wanted, stop)
+    strategy = OracleStrategy({PROMPT: answer}, VOCAB, seed=1) if name == "oracle" else strategies.create(name)
+    short_chunks = EngineConfig(max_draft_nodes=24, adaptive_budget=False, prefill_chunk=6, shared_prefill_chunk=6)
+    engine = Engine(served("llama"), short_chunks)
+    writer = sequence(PROMPT, wanted, stop, strategy)
+    engine.add(writer)
+    while not writer.output:
+        engine.step()
+    engine.add(sequence(PROMPT * 8, wanted, StopParams(1), None))
+    wrote = []
+    while engine.has_work:
+        wrote.append(any(output.sequence is writer for output in engine.step()))
+    assert writer.output == answer
+    assert wrote[:4] == [False, False, False, True] or name == "none" or len(answer) == 1
+
+
+def test_real_text_is_drafted_and_sampled_the_same() -> None:
+    model = served("bundled")
+    prompt = tuple(model.tokenizer.encode_chat([{"role": "user", "content": "i lost my pasword"}]).tolist())
+    wanted, stop = SamplingParams(temperature=0.7, top_p=0.9, seed=11), StopParams(60, token_ids=model.eos_token_ids)
+    answer = expected("bundled", prompt, wanted, stop)
+    assert answer != greedy("bundled", prompt, 60)[: len(answer)]
+    engine, strategy = engine_for("bundled"), strategies.create("trie")
+    first, second = (sequence(prompt, wanted, stop, strategy) for _ in range(2))
+    run(engine, first)
+    run(engine, second)
+    assert first.output == second.output == answer
+    assert second.stats.accepted_tokens > 0.5 * len(answer)
+
+
+def test_another_seed_writes_another_text() -> None:
+    engine = engine_for("llama")
+    texts = [sequence(PROMPT, SamplingParams(temperature=1.0, seed=s), StopParams(NEW_TOKENS), None) for s in range(4)]
+    run(engine, *texts)
+    assert len({tuple(text.output) for text in texts}) == 4
+
+
+def test_samples_follow_the_models_distribution() -> None:
+    """Pearson's chi-squared over pairs of successive tokens: each token's law, and their independence of each other."""
+    generator = torch.Generator().manual_seed(3)
+    vocab, draws = 12, 6000
+    first, second = 1.5 * torch.randn(2, vocab, generator=generator)
+    counts = np.zeros((vocab, vocab))
+    for seed in range(draws):
+        one = sequence((5,), SamplingParams(temperature=0.8, seed=seed), StopParams(2), None)
+        chooser = TokenChooser(one, frozenset(), vocab)
+        counts[chooser.choose(first, int(first.argmax())), chooser.choose(second, int(second.argmax()))] += 1
+    law = torch.outer(torch.softmax(first / 0.8, 0), torch.softmax(second / 0.8, 0)).double().numpy() * draws
+    assert chi_squared_is_plausible(counts.ravel(), law.ravel())
+
+
+def test_samples_that_were_drafted_follow_the_models_distribution() -> None:
+    """Three tokens, where the draft holds the most probable ones: the last is chosen at a drafted node."""
+    wanted, draws = SamplingParams(temperature=0.7, top_k=3), 1500
+    chances: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(3):
+        longer: dict[tuple[int, ...], float] = {}
+        for start, chance in chances.items():
+            tokens, law = top_law((*PROMPT, *start), wanted)
+            longer |= {(*start, token): chance * float(p) for token, p in zip(tokens, law, strict=True)}
+        chances = longer
+    likeliest = max(chances, key=lambda text: chances[text])
+    draft = OracleStrategy({PROMPT: [*likeliest]}, VOCAB, seed=4)
+    # All prompts at once, for nobody drafts while one waits.
+    config = EngineConfig(
+        max_draft_nodes=8, adaptive_budget=False, max_running=64, prefill_chunk=1024, shared_prefill_chunk=1024
+    )
+    engine = Engine(served("llama"), config)
+    sequences = [sequence(PROMPT, replace(wanted, seed=seed), StopParams(3), draft, nodes=8) for seed in range(draws)]
+    run(engine, *sequences)
+    assert sum(one.stats.accepted_tokens for one in sequences) > 0.1 * draws
+    counts = Counter(tuple(one.output) for one in sequences)
+    assert counts.keys() <= chances.keys()
+    found = np.array([counts[text] for text in chances], float)
+    assert chi_squared_is_plausible(found, np.array([*chances.values()]) * draws)
+
+
+def top_law(prompt: tuple[int, ...], params: SamplingParams) -> tuple[list[int], np.ndarray[Any, Any]]:
+    """The next token's `top_k` values and their probabilities, by transformers' own model."""
+    with torch.inference_mode():
+        logits = reference("llama")(input_ids=torch.tensor([prompt])).logits[0, -1].double()
+    top = logits.topk(params.top_k)
+    return top.indices.tolist(), torch.softmax(top.values / params.temperature, 0).numpy()
+
+
+def chi_squared_is_plausible(counts: np.ndarray[Any, Any], law: np.ndarray[Any, Any]) -> bool:
+    """Whether the counts are likelier than one in ten thousand (Wilson and Hilferty's cube-root approximation)."""
+    common = law >= 5
+    counts, law = np.append(counts[common], counts[~common].sum()), np.append(law[common], law[~common].sum())
+    counts, law = counts[law > 0], law[law > 0]
+    statistic, freedom = float(((counts - law) ** 2 / law).sum()), len(law) - 1
+    spread = 2 / (9 * freedom)
+    deviation: float = ((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
+    return deviation < 3.72
+
+
+def test_the_plausibility_check_can_fail() -> None:
+    law = np.full(10, 100.0)
+    assert chi_squared_is_plausible(law + np.tile([8.0, -8.0], 5), law)
+    assert not chi_squared_is_plausible(law + np.tile([30.0, -30.0], 5), law)
+
+
+def test_log_probabilities_are_the_models_own() -> None:
+    wanted = SamplingParams(temperature=0.9, repetition_penalty=1.4, seed=5, logprobs=3)
+    plain = expected("llama", PROMPT, wanted, StopParams(NEW_TOKENS, token_ids=frozenset({END})))
+    with torch.inference_mode():
+        logits = reference("llama")(input_ids=torch.tensor([[*PROMPT, *plain]])).logits[0]
+    law = torch.log_softmax(logits[len(PROMPT) - 1 : -1].float(), -1)
+    for strategy in (None, OracleStrategy({PROMPT: plain}, VOCAB, seed=2)):
+        one = sequence(PROMPT, wanted, StopParams(NEW_TOKENS, token_ids=frozenset({END})), strategy)
+        engine = engine_for("llama")
+        engine.add(one)
+        details = []
+        while engine.has_work:
+            for output in engine.step():
+                assert len(output.logprobs) == len(output.token_ids)
+                details += output.logprobs
+        assert one.output == plain
+        for i, detail in enumerate(details):
+            assert detail.logprob == pytest.approx(float(law[i, plain[i]]), abs=1e-4)
+            assert detail.top_token_ids == law[i].topk(3).indices.tolist()
+            assert detail.top_logprobs == pytest.approx(law[i].topk(3).values.tolist(), abs=1e-4)
+
+
+def test_noise_is_a_fixed_function_of_seed_and_position() -> None:
+    """Written down once: a seed must write the same text after an upgrade."""
+    assert gumbel_noise(3, seed=42, position=7).tolist() == pytest.approx([0.8400811, 2.1012643, 0.5258192], abs=1e-6)
+    assert (gumbel_noise(64, 1, 2) != gumbel_noise(64, 2, 1)).all()
+    assert (gumbel_noise(64, 2**64 - 1, 2) != gumbel_noise(64, 2**64 - 2, 2)).all()
+    assert (gumbel_noise(100, 5, 9)[:50] == gumbel_noise(50, 5, 9)).all()
+
+
+def test_noise_is_standard_gumbel() -> None:
+    noise = np.concatenate([gumbel_noise(4096, seed, 0) for seed in range(50)])
+    assert noise.mean() == pytest.approx(0.5772, abs=0.01)
+    assert noise.var() == pytest.approx(math.pi**2 / 6, abs=0.03)
+    assert np.isfinite(noise).all()

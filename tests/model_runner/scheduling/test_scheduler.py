@@ -1,0 +1,369 @@
+"""Who runs when: fairness, priorities, deadlines, chunks; and a state machine over all of it with too little memory."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle as Values
+from hypothesis.stateful import RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from model_runner.errors import InvalidValueError
+from model_runner.scheduling.fair_queue import FairQueue
+from model_runner.scheduling.kv_pool import KVPool
+from model_runner.scheduling.scheduler import PRIORITY_SECONDS, Scheduler, Work
+from model_runner.sequence import Sequence, SequenceState, SequenceStats, StopParams
+from strategies.draft import Int32Array
+from tests.model_runner.fake_slabs import FakeSlab, FakeStore, run
+
+LARGEST = 8000
+
+
+class Bench:
+    """A scheduler over fake slabs, and an engine that writes one token a step."""
+
+    def __init__(
+        self,
+        max_running: int = 4,
+        capacity: int = 10**6,
+        largest: int = LARGEST,
+        prefix_cache: bool = False,
+        **options: object,
+    ) -> None:
+        self.pool: KVPool[FakeSlab] = KVPool(FakeStore(capacity), capacity, largest, prefix_cache)
+        chunks = {"prefill_chunk": 512, "shared_chunk": 128, **options}
+        self.scheduler = Scheduler(self.pool, max_running, **chunks)  # type: ignore[arg-type]
+        self.serial = 0
+
+    def add(self, tenant: str = "a", prompt: int | Int32Array = 4, max_tokens: int = 8, **options: object) -> Sequence:
+        self.serial += 1
+        if isinstance(prompt, int):
+            prompt = np.full(prompt, self.serial, np.int32)
+        fields = {"stats": SequenceStats(arrived_at=float(self.serial)), **options}
+        sequence = Sequence(str(self.serial), prompt, StopParams(max_tokens), tenant=tenant, **fields)  # type: ignore[arg-type]
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self, written: Callable[[Sequence], list[int]] = lambda _: [7]) -> list[Work]:
+        plan = self.scheduler.schedule()
+        self.scheduler.check()
+        for work in plan:
+            run(self.pool, work, written(work.sequence))
+            if len(work.sequence.output) == work.sequence.stop.max_tokens:
+                self.scheduler.finish(work.sequence)
+        self.scheduler.check()
+        return plan
+
+    def finishing_order(self, limit: int = 10_000) -> list[str]:
+        """Tenants, in the order in which their sequences end."""
+        order = []
+        for _ in range(limit):
+            plan = self.step()
+            order += [w.sequence.tenant for w in plan if w.sequence.state is SequenceState.FINISHED]
+            if not self.scheduler.live:
+                return order
+        raise AssertionError("the scheduler makes no progress")
+
+
+def test_a_long_prompt_does_not_hold_up_those_who_decode() -> None:
+    bench = Bench()
+    talkers = [bench.add("a", max_tokens=100) for _ in range(3)]
+    bench.step()
+    long = bench.add("b", prompt=4000)
+    steps = 0
+    while not long.output:
+        before = [len(s.output) for s in talkers]
+        tokens = {work.sequence: work.tokens for work in bench.step()}
+        assert [len(s.output) for s in talkers] == [n + 1 for n in before]
+        assert tokens[long] <= 128
+        steps += 1
+    assert steps == math.ceil(4000 / 128)
+
+
+def test_a_prompt_alone_takes_larger_chunks() -> None:
+    bench = Bench()
+    long = bench.add(prompt=4000)
+    steps = 0
+    while not long.output:
+        bench.step()
+        steps += 1
+    assert steps == math.ceil(4000 / 512)
+
+
+def test_a_short_prompt_is_not_held_up_by_another_tenants_long_one() -> None:
+    bench = Bench()
+    bench.add("a", prompt=4000)
+    bench.step()
+    short = bench.add("b", prompt=100)
+    bench.step()
+    assert len(short.output) == 1
+
+
+def test_within_a_tenant_first_come_is_first_served() -> None:
+    bench = Bench(max_running=2)
+    sequences = [bench.add(prompt=n, max_tokens=5) for n in (300, 20, 700, 1, 50)]
+    served: list[Sequence] = []
+    while bench.scheduler.live:
+        served += [work.sequence for work in bench.step() if work.sequence not in served]
+    assert served == sequences
+
+
+@pytest.mark.parametrize("weights", [{}, {"b": 3.0}])
+def test_tenants_share_admissions_by_weight(weights: dict[str, float]) -> None:
+    bench = Bench(max_running=2, weights=weights)
+    for _ in range(40):
+        bench.add("a")
+    for _ in range(40):
+        bench.add("b")
+    first = Counter(bench.finishing_order()[:40])
+    assert abs(first["b"] / first["a"] - weights.get("b", 1.0)) < 0.5
+
+
+def test_a_tenant_that_writes_more_gets_fewer_turns() -> None:
+    bench = Bench(max_running=1)
+    for _ in range(20):
+        bench.add("a", max_tokens=50)
+    for _ in range(20):
+        bench.add("b", max_tokens=5)
+    first = Counter(bench.finishing_order()[:12])
+    assert first["b"] >= 5 * first["a"]
+
+
+def test_a_tenant_that_comes_late_is_served_next_and_has_no_claim_from_before() -> None:
+    bench = Bench(max_running=1)
+    for _ in range(20):
+        bench.add("a")
+    for _ in range(50):
+        bench.step()
+    for _ in range(3):
+        bench.add("b")
+    order = bench.finishing_order()
+    assert order[1:7] in (["b", "a", "b", "a", "b", "a"], ["a", "b", "a", "b", "a", "b"])
+
+
+def test_a_head_that_does_not_fit_is_not_overtaken_for_ever() -> None:
+    bench = Bench(capacity=1000, largest=900)
+    bench.add("a", prompt=500, max_tokens=20)
+    large = bench.add("b", prompt=800, max_tokens=20)
+    for _ in range(30):
+        bench.add("a", prompt=20, max_tokens=20)
+    order = bench.finishing_order()
+    assert len(large.output) == 20
+    assert order.index("b") <= 1
+
+
+def test_priority_comes_first_but_not_for_ever() -> None:
+    bench = Bench(max_running=1)
+    old = bench.add(stats=SequenceStats(arrived_at=0.0))
+    high = bench.add(priority=2, stats=SequenceStats(arrived_at=2 * PRIORITY_SECONDS - 1))
+    late = bench.add(priority=2, stats=SequenceStats(arrived_at=2 * PRIORITY_SECONDS + 1))
+    low = bench.add(priority=-1, stats=SequenceStats(arrived_at=PRIORITY_SECONDS - 1))
+    served: list[Sequence] = []
+    while bench.scheduler.live:
+        served += [work.sequence for work in bench.step() if work.sequence not in served]
+    assert served == [high, old, late, low]
+
+
+def test_memory_is_taken_from_the_lowest_priority_and_then_from_the_newest() -> None:
+    bench = Bench(capacity=450, largest=384)
+    low = bench.add(priority=-1, max_tokens=300)
+    old, newer, newest = bench.add(max_tokens=300), bench.add(max_tokens=10), bench.add(max_tokens=300)
+    while not low.stats.preemptions:
+        bench.step()
+    # Room for the oldest's 256 tokens beside its 128 takes the slabs of two others.
+    assert newer.state is SequenceState.FINISHED
+    assert bench.scheduler.running == [old]
+    assert bench.scheduler.preempted == [newest, low]
+    assert old.stats.preemptions == 0
+    newcomer = bench.add()
+    bench.scheduler.finish(old)
+    bench.step()
+    assert bench.scheduler.running[:2] == [newest, low]
+    bench.finishing_order()
+    assert newcomer.stats.preemptions == 0
+
+
+def test_who_was_preempted_later_comes_back_first_if_it_ranks_first() -> None:
+    bench = Bench(capacity=450, largest=384)
+    first = bench.add(prompt=180, max_tokens=200)
+    second = bench.add(prompt=4, max_tokens=300)
+    while not first.stats.preemptions:
+        bench.step()
+    assert bench.scheduler.running == [second]  # its slab was too small to make room for the first
+    while not second.stats.preemptions:
+        bench.step()
+    assert bench.scheduler.running == [first]
+    assert bench.scheduler.preempted == [second]
+
+
+def test_a_sequence_whose_old_and_new_slab_do_not_fit_together_computes_itself_again() -> None:
+    bench = Bench(capacity=300, largest=300)
+    alone = bench.add(max_tokens=280)
+    bench.finishing_order()
+    assert alone.output == [7] * 280
+    assert alone.stats.preemptions > 0
+
+
+def test_samples_of_one_prompt_share_its_prefill() -> None:
+    bench = Bench(max_running=8, prefix_cache=True)
+    prompt = np.arange(1300, dtype=np.int32)
+    samples = [bench.add("a", prompt, max_tokens=5) for _ in range(4)]
+    other = bench.add("b", prompt, max_tokens=5)
+    prefill: Counter[str] = Counter()
+    while bench.scheduler.live:
+        for work in bench.step():
+            prefill[work.sequence.tenant] += work.tokens
+    # A prefill of 1,300 and four steps for the first, a last prompt token and four steps for the others.
+    assert prefill == {"a": 1300 + 4 + 3 * 5, "b": 1300 + 4}
+    assert [s.stats.cached_prompt_tokens for s in samples] == [0, 1299, 1299, 1299]
+    assert other.stats.cached_prompt_tokens == 0
+
+
+def test_deadlines_end_who_waits_and_who_runs() -> None:
+    bench = Bench(max_running=1)
+    running = bench.add(max_tokens=1000, deadline=110.0)
+    waiting, patient = bench.add(deadline=105.0), bench.add()
+    bench.step()
+    overdue = bench.scheduler.overdue
+    assert overdue(104.9) == []
+    assert overdue(105.0) == [waiting]
+    bench.scheduler.finish(waiting)
+    assert overdue(109.9) == []
+    assert overdue(110.0) == [running]
+    bench.scheduler.finish(running)
+    assert overdue(1e9) == []
+    bench.step()
+    assert len(patient.output) == 1
+
+
+def test_a_deadline_that_can_not_be_met_ends_the_wait() -> None:
+    bench = Bench(max_running=1)
+    bench.scheduler.step_seconds = 0.5
+    bench.add(max_tokens=1000)
+    bench.step()
+    hopeless, possible = bench.add(prompt=4000, deadline=103.0), bench.add(prompt=500, deadline=103.0)
+    assert bench.scheduler.overdue(98.9) == []
+    assert bench.scheduler.overdue(99.1) == [hopeless]  # eight chunks take four seconds
+    bench.scheduler.finish(hopeless)
+    assert bench.scheduler.overdue(102.4) == []
+    assert bench.scheduler.overdue(102.6) == [possible]
+
+
+@pytest.mark.parametrize(("field", "value"), [("priority", 11), ("priority", -11), ("deadline", math.nan)])
+def test_what_a_sequence_may_not_ask_for(field: str, value: float) -> None:
+    with pytest.raises(InvalidValueError) as caught:
+        Sequence("r", np.zeros(1, np.int32), StopParams(1), **{field: value})  # type: ignore[arg-type]
+    assert caught.value.field == field
+
+
+@given(
+    st.integers(1, 600), st.dictionaries(st.text(), st.tuples(st.integers(1, 900), st.floats(0.01, 100)), min_size=1)
+)
+def test_shares_are_fair_and_leave_nothing(tokens: int, tenants: dict[str, tuple[int, float]]) -> None:
+    wanted = {tenant: want for tenant, (want, _) in tenants.items()}
+    queue = FairQueue(lambda _: (0.0, 0), {tenant: weight for tenant, (_, weight) in tenants.items()})
+    shares = queue.split(tokens, wanted)
+    assert sum(shares.values()) == min(tokens, sum(wanted.values()))
+    per_weight = {tenant: shares[tenant] / queue.weight(tenant) for tenant in tenants}
+    for tenant in tenants:
+        assert 0 <= shares[tenant] <= wanted[tenant]
+        if shares[tenant] < wanted[tenant]:  # then nobody got more by weight, but for rounding
+            slack = len(tenants) / min(map(queue.weight, tenants))
+            assert all(per_weight[tenant] >= other - slack for other in per_weight.values())
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Sequences of three tenants come, run, are cancelled and run out of time; memory holds a fraction of them."""
+
+    live = Values("live")
+
+    @initialize(
+        capacity=st.integers(400, 1200),
+        max_running=st.integers(1, 6),
+        chunk=st.integers(1, 60),
+        prefix_cache=st.booleans(),
+    )
+    def _make(self, capacity: int, max_running: int, chunk: int, prefix_cache: bool) -> None:
+        self.bench = Bench(
+            max_running,
+            capacity,
+            largest=400,
+            prefix_cache=prefix_cache,
+            prefill_chunk=chunk,
+            shared_chunk=chunk // 2 + 1,
+            weights={"b": 2.0},
+        )
+
+    @rule(
+        target=live,
+        tenant=st.sampled_from("abc"),
+        prompt=st.lists(st.sampled_from([(1, 40), (2, 16), (3, 5)]), min_size=1, max_size=5),
+        max_tokens=st.integers(1, 150),
+        nodes=st.integers(0, 20),
+        priority=st.integers(-2, 2),
+        deadline=st.none() | st.integers(0, 300),
+    )
+    def add(
+        self,
+        tenant: str,
+        prompt: list[tuple[int, int]],
+        max_tokens: int,
+        nodes: int,
+        priority: int,
+        deadline: int | None,
+    ) -> Sequence:
+        # Each tenant's tokens are its own, so that a row of another's would be seen.
+        ids = np.concatenate([np.full(count, token + 100 * ord(tenant), np.int32) for token, count in prompt])
+        return self.bench.add(tenant, ids, max_tokens, max_draft_nodes=nodes, priority=priority, deadline=deadline)
+
+    @rule(steps=st.integers(1, 20), accepted=st.integers(1, 6))
+    def step(self, steps: int, accepted: int) -> None:
+        for _ in range(steps):
+            waiting = bool(self.bench.scheduler.live)
+            assert bool(self.write(accepted)) == waiting
+
+    @rule(sequence=consumes(live))
+    def cancel(self, sequence: Sequence) -> None:
+        self.bench.scheduler.finish(sequence)
+
+    @rule(now=st.integers(0, 300))
+    def expire(self, now: int) -> None:
+        late = self.bench.scheduler.overdue(float(now))
+        for sequence in late:
+            assert sequence.deadline is not None
+            assert sequence.deadline <= now
+            self.bench.scheduler.finish(sequence)
+        left = [s.deadline for s in self.bench.scheduler.live if s.deadline is not None]
+        assert min(left, default=math.inf) > now
+
+    @invariant()
+    def lawful(self) -> None:
+        self.bench.scheduler.check()
+
+    def teardown(self) -> None:
+        """Whatever happened, all that is left ends, without a step in which nobody runs."""
+        scheduler = self.bench.scheduler
+        left = scheduler.live
+        for _ in range(50_000):
+            if not scheduler.live:
+                break
+            assert self.write(1)
+        assert scheduler.live == []
+        assert all(len(s.output) == s.stop.max_tokens for s in left)
+        assert self.bench.pool.live_tokens == 0
+
+    def write(self, accepted: int) -> list[Work]:
+        def written(sequence: Sequence) -> list[int]:
+            left = sequence.stop.max_tokens - len(sequence.output)
+            return [7] * min(accepted, left, sequence.max_draft_nodes + 1)
+
+        return self.bench.step(written)
+
+
+TestScheduling = SchedulerMachine.TestCase
+TestScheduling.settings = settings(max_examples=150, stateful_step_count=30)

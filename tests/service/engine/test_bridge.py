@@ -1,0 +1,338 @@
+"""The engine's thread and its mailboxes, without gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from model_runner.errors import EngineStoppedError, InvalidValueError
+from model_runner.sequence import Finish, FinishReason, Sequence, StepOutput, StopParams
+from service.engine.bridge import EngineBridge
+from service.engine.host import EngineThread
+from service.engine.link import Add, framed
+from service.engine.stream import MAX_PART_TOKENS, Pending, Stream
+from service.errors import QueueFullError, ShuttingDownError
+from service.memory import TenantMemory
+from service.settings import Settings
+from strategies import Strategy, create
+from tests.service.fakes import FakeEngine, FakeModel, hosted, until
+
+
+def sequence(max_tokens: int = 1000) -> Sequence:
+    prompt = np.array([1, 2], np.int32)
+    return Sequence("r", prompt, StopParams(max_tokens), strategy_name="trie", max_draft_nodes=8)
+
+
+def on_thread(engine: FakeEngine) -> EngineThread:
+    return EngineThread(lambda: hosted(Settings(), FakeModel(), lambda: engine))
+
+
+def bridge_to(engine: FakeEngine, max_waiting: int = 2) -> EngineBridge:
+    return EngineBridge(on_thread(engine), max_running=engine.max_running, max_waiting=max_waiting)
+
+
+@asynccontextmanager
+async def running(engine: FakeEngine, max_waiting: int = 2) -> AsyncIterator[EngineBridge]:
+    bridge = bridge_to(engine, max_waiting)
+    assert await bridge.start() == "facts"
+    try:
+        yield bridge
+    finally:
+        engine.gate.set()
+        assert await bridge.close()
+        assert await bridge.close()
+    assert engine.closed
+    assert not any(thread.name == "engine" for thread in threading.enumerate())
+
+
+async def drained(stream: Stream) -> Pending:
+    """Everything until the finish."""
+    everything = Pending()
+    while everything.finish is None:
+        [pending] = await stream.take()
+        everything.token_ids += pending.token_ids
+        everything.finish = pending.finish
+    return everything
+
+
+async def test_outputs_that_nobody_took_are_merged() -> None:
+    engine = FakeEngine()
+    async with running(engine) as bridge:
+        stream = bridge.admit()
+        stream.submit(sequence(40))
+        await until(lambda: stream.finished)
+        [pending] = await stream.take()
+        assert len(pending.token_ids) == len(pending.texts) == len(pending.drafted) == 40
+        assert pending.finish == Finish(FinishReason.LENGTH)
+        stream.close()
+        assert bridge.live == 0
+
+
+async def test_only_the_first_output_the_last_and_a_new_request_do_not_wait_for_the_interval() -> None:
+    engine = FakeEngine(max_running=2)
+    runner = EngineThread(lambda: hosted(Settings(), FakeModel(), lambda: engine), interval=3600.0)
+    bridge = EngineBridge(runner, max_running=2, max_waiting=0)
+    await bridge.start()
+    long, short = bridge.admit(), bridge.admit()
+    long.submit(sequence(1_000_000))
+    [first] = await long.take()
+    assert len(first.token_ids) == engine.tokens_per_step
+    later = asyncio.create_task(long.take())
+    await until(lambda: engine.steps > 10)
+    await asyncio.sleep(0.02)
+    assert not later.done()
+    short.submit(sequence(40))
+    [more] = await later
+    assert len(more.token_ids) >= 9 * engine.tokens_per_step
+    [begun] = await short.take()
+    [rest] = await short.take()
+    assert len(begun.token_ids) == engine.tokens_per_step
+    assert (len(rest.token_ids), rest.finish) == (40 - engine.tokens_per_step, Finish(FinishReason.LENGTH))
+    long.close()
+    short.close()
+    assert await bridge.close()
+
+
+def test_parts_are_bounded_and_lose_nothing() -> None:
+    count = 2 * MAX_PART_TOKENS + 1
+    pending = Pending(list(range(count)), ["x"] * count, [True] * count, Finish(FinishReason.STOP))
+    parts = list(pending.parts())
+    assert [len(part.token_ids) for part in parts] == [MAX_PART_TOKENS, MAX_PART_TOKENS, 1]
+    assert [token for part in parts for token in part.token_ids] == pending.token_ids
+
+
+async def test_places_are_bounded_and_come_back() -> None:
+    engine = FakeEngine(max_running=1)
+    engine.gate.clear()
+    async with running(engine, max_waiting=1) as bridge:
+        first, second = bridge.admit(), bridge.admit()
+        first.submit(sequence())
+        second.submit(sequence(4))
+        with pytest.raises(QueueFullError) as full:
+            bridge.admit()
+        assert full.value.limit == 2
+        assert 0.1 <= full.value.retry_seconds <= 10.0
+        first.close()
+        first.close()
+        third = bridge.admit()
+        third.close()
+        engine.gate.set()
+        assert len((await drained(second)).token_ids) == 4
+        second.close()
+        await until(lambda: not engine.has_work)
+        engine.check()
+
+
+async def test_output_of_a_closed_stream_goes_nowhere() -> None:
+    engine = FakeEngine()
+    async with running(engine) as bridge:
+        stream = bridge.admit()
+        stream.submit(sequence())
+        await stream.take()
+        stream.close()
+        await until(lambda: not engine.has_work)
+        steps = engine.steps
+        await asyncio.sleep(0.01)
+        assert engine.steps == steps
+
+
+async def test_an_idle_engine_does_not_step() -> None:
+    engine = FakeEngine()
+    async with running(engine):
+        await asyncio.sleep(0.02)
+        assert engine.steps == 0
+
+
+async def test_samples_keep_apart_and_share_one_fate() -> None:
+    engine = FakeEngine()
+    async with running(engine) as bridge:
+        stream = bridge.admit(3)
+        assert bridge.live == 3
+        stream.submit(sequence(40), sequence(8), sequence(10**6))
+        await until(lambda: engine.steps > 30)
+        pending = {part.sample: part for part in await stream.take()}
+        assert len(pending[0].token_ids) == 40
+        assert len(pending[1].token_ids) == 8
+        assert len(pending[2].token_ids) > 40
+        assert [part.finish is not None for part in pending.values()] == [True, True, False]
+        assert not stream.finished
+        stream.close()
+        await until(lambda: not engine.has_work)
+        assert bridge.live == 0
+
+
+async def test_places_for_all_samples_or_none() -> None:
+    async with running(FakeEngine(max_running=2), max_waiting=2) as bridge:
+        first = bridge.admit(3)
+        with pytest.raises(QueueFullError):
+            bridge.admit(2)
+        second = bridge.admit(1)
+        for stream in (first, second):
+            stream.close()
+        assert bridge.live == 0
+
+
+async def test_the_first_error_stays_and_comes_too_late_after_the_end() -> None:
+    stream = Stream(lambda stream, sequence: None, lambda stream: None)
+    stream.fail(ShuttingDownError())
+    stream.fail(ValueError())
+    with pytest.raises(ShuttingDownError):
+        await stream.take()
+    with pytest.raises(ShuttingDownError):
+        stream.submit(sequence())
+    ended = Stream(lambda stream, sequence: None, lambda stream: None)
+    one = sequence()
+    ended.submit(one)
+    ended.put(StepOutput(one, [1], ["a"], [False], Finish(FinishReason.STOP)))
+    ended.fail(ShuttingDownError())
+    [pending] = await ended.take()
+    assert pending.token_ids == [1]
+
+
+async def test_an_engine_that_dies_takes_all_streams_with_it() -> None:
+    stopped = asyncio.Event()
+    engine = FakeEngine()
+    bridge = bridge_to(engine)
+    bridge.on_stopped = stopped.set
+    await bridge.start()
+    streams = [bridge.admit() for _ in range(3)]
+    not_submitted = bridge.admit()
+    for stream in streams:
+        stream.submit(sequence())
+        await stream.take()
+    engine.step_error = RuntimeError("dead")
+    await stopped.wait()
+    errors = []
+    for stream in streams:
+        with pytest.raises(EngineStoppedError) as error:
+            await drained(stream)
+        errors.append(error.value)
+        stream.close()
+    assert len(set(map(id, errors))) == 3
+    with pytest.raises(EngineStoppedError):
+        not_submitted.submit(sequence())
+    not_submitted.close()
+    with pytest.raises(EngineStoppedError):
+        bridge.admit()
+    assert bridge.stopped
+    assert await bridge.close()
+    assert engine.closed
+    assert not engine.has_work
+
+
+async def test_an_engine_that_hangs_bounds_the_close() -> None:
+    engine = FakeEngine()
+    async with running(engine) as bridge:
+        engine.gate.clear()
+        stream = bridge.admit()
+        stream.submit(sequence())
+        await until(lambda: engine.in_step)
+        assert not await bridge.close(seconds=0.05)
+        with pytest.raises(ShuttingDownError):
+            await stream.take()
+        stream.close()
+
+
+def test_a_service_that_is_gone_ends_the_engine() -> None:
+    engine = FakeEngine()
+    service, theirs = socket.socketpair()
+    runner = on_thread(engine)
+    runner.start(theirs)
+    service.sendall(framed(Add({1: sequence(10**6)})))
+    while engine.steps < 3:
+        time.sleep(0.001)
+    service.close()
+    assert runner.join(5.0)
+    assert engine.closed
+    assert not engine.has_work
+
+
+async def test_an_engine_that_is_gone_without_a_word_takes_all_streams_with_it() -> None:
+    class Gone(EngineThread):
+        def start(self, connection: socket.socket) -> None:
+            super().start(connection.dup())
+            self.connection = connection
+
+    engine = FakeEngine()
+    runner = Gone(lambda: hosted(Settings(), FakeModel(), lambda: engine))
+    bridge = EngineBridge(runner, max_running=4, max_waiting=2)
+    await bridge.start()
+    stream = bridge.admit()
+    stream.submit(sequence())
+    await stream.take()
+    runner.connection.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(EngineStoppedError):
+        await drained(stream)
+    stream.close()
+    assert bridge.stopped
+    assert await bridge.close()
+    runner.connection.close()
+
+
+async def test_an_error_that_cannot_travel_is_told_in_words() -> None:
+    class Local(Exception):
+        pass
+
+    engine = FakeEngine()
+    async with running(engine) as bridge:
+        engine.sequence_error = Local("here")
+        stream = bridge.admit()
+        stream.submit(sequence())
+        finish = (await drained(stream)).finish
+        assert finish is not None
+        assert isinstance(finish.error, RuntimeError)
+        assert str(finish.error) == "Local: here"
+        engine.sequence_error = InvalidValueError("f", 1, "it must be 2")
+        other = bridge.admit()
+        other.submit(sequence())
+        finish = (await drained(other)).finish
+        assert finish is not None
+        assert isinstance(finish.error, InvalidValueError)
+        assert (finish.error.field, finish.error.value, finish.error.allowed) == ("f", 1, "it must be 2")
+        for one in (stream, other):
+            one.close()
+
+
+async def test_a_strategy_that_cannot_be_had_costs_the_drafts_only() -> None:
+    engine = FakeEngine()
+    async with running(engine) as bridge:
+        stream = bridge.admit()
+        one = sequence(10)
+        one.strategy_name = "no such strategy"
+        stream.submit(one)
+        assert len((await drained(stream)).token_ids) == 10
+        assert "no such strategy" in one.stats.drafting_disabled_reason
+        assert len(one.output) == 10
+        stream.close()
+
+
+async def test_requests_that_leave_before_their_memory_has_come() -> None:
+    """One is cancelled meanwhile and never reaches the engine; the other begins when it comes."""
+    engine, comings = FakeEngine(), list[Callable[[Strategy], object]]()
+
+    def late(memory: TenantMemory) -> None:
+        memory.fetch = lambda tenant, name, later: comings.append(later)  # type: ignore[method-assign]
+
+    runner = EngineThread(lambda: hosted(Settings(), FakeModel(), lambda: engine, late))
+    bridge = EngineBridge(runner, max_running=2, max_waiting=2)
+    await bridge.start()
+    try:
+        left, stayed = bridge.admit(), bridge.admit()
+        left.submit(sequence(10))
+        stayed.submit(sequence(10))
+        await until(lambda: len(comings) == 2)
+        left.close()
+        for coming in comings:
+            coming(create("none"))
+        assert len((await drained(stayed)).token_ids) == 10
+        stayed.close()
+        assert bridge.live == 0
+    finally:
+        assert await bridge.close()

@@ -1,0 +1,307 @@
+"""Every way in which an answer ends: one Finished or one status, and nothing is held afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from draftwood.v1 import generation_pb2 as pb
+from model_runner.errors import ModelError
+from service.engine.stream import MAX_PART_TOKENS
+from service.errors import ERROR_DOMAIN
+from tests.service.fakes import Answer, FakeEngine, FakeModel, Served, answer, serving, until
+
+
+def ask(text: str = "hello", max_tokens: int = 3000, **fields: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(text=text, stop=pb.StopOptions(max_tokens=max_tokens), **fields)
+
+
+def reason(error: grpc.aio.AioRpcError) -> str:
+    status = rpc_status.from_call(error)
+    info = error_details_pb2.ErrorInfo()
+    assert status.details[0].Unpack(info)
+    assert info.domain == ERROR_DOMAIN
+    assert info.metadata["request_id"]
+    return str(info.reason)
+
+
+async def started(
+    served: Served, count: int = 1
+) -> list[grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]]:
+    """Calls that are being answered, their first two events read."""
+    calls = [served.stub.Generate(ask()) for _ in range(count)]
+    for call in calls:
+        for kind in ("started", "delta"):
+            event = await call.read()
+            assert isinstance(event, pb.GenerateResponse)
+            assert event.WhichOneof("event") == kind
+    return calls
+
+
+async def test_normal_end() -> None:
+    async with serving() as served:
+        request = ask(max_tokens=7, request_id="mine", tenant="acme")
+        result = await answer(served.stub.Generate(request))
+        assert result.kinds == ["started", *["delta"] * (len(result.events) - 2), "finished"]
+        assert result.text == "abcdefg"
+        assert result.token_ids == list(range(97, 104))
+        head = result.events[0].started
+        assert (head.request_id, head.tenant, head.strategy) == ("mine", "acme", "hybrid")
+        assert (head.prompt_tokens, head.max_tokens, head.model) == (5, 7, "fake")
+        end = result.finished
+        assert end.reason == pb.FINISH_REASON_LENGTH
+        assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (5, 7)
+        assert (end.drafting.steps, end.drafting.draft_tokens, end.drafting.accepted_tokens) == (4, 6, 3)
+        assert end.drafting.mean_acceptance_length == 7 / 4
+        assert dict(end.drafting.by_source)["hybrid"].accepted_tokens == 3
+        assert end.timings.decode.ToNanoseconds() > 0
+        await served.settled()
+
+
+async def test_details_of_each_token_on_request() -> None:
+    async with serving() as served:
+        request = ask(max_tokens=4, output=pb.OutputOptions(token_details=True))
+        result = await answer(served.stub.Generate(request))
+        details = [detail for event in result.events for detail in event.delta.details]
+        assert [(detail.text, detail.drafted) for detail in details] == [
+            ("a", True),
+            ("b", False),
+            ("c", True),
+            ("d", False),
+        ]
+
+
+async def test_requests_share_steps_and_all_are_answered() -> None:
+    async with serving() as served:
+        results = await asyncio.gather(*(answer(served.stub.Generate(ask(max_tokens=20))) for _ in range(12)))
+        assert {result.text for result in results} == {"abcdefghijklmnopqrst"}
+        assert all(result.finished.usage.completion_tokens == 20 for result in results)
+        assert served.engine.most_running == 4
+        assert len(served.engine.threads) == 1
+        await served.settled()
+
+
+async def test_client_cancels() -> None:
+    async with serving() as served:
+        [call] = await started(served)
+        steps = served.engine.steps
+        call.cancel()
+        await served.settled()
+        assert await call.code() is grpc.StatusCode.CANCELLED
+        # Gone long before it was written to the end, which would have taken 1500 steps.
+        assert served.engine.steps - steps < 100
+
+
+async def test_client_cancels_while_waiting() -> None:
+    engine = FakeEngine(max_running=1)
+    async with serving(engine) as served:
+        [first] = await started(served)
+        second = served.stub.Generate(ask())
+        await until(lambda: engine.waiting == 1)
+        second.cancel()
+        await until(lambda: engine.waiting == 0)
+        assert engine.running == 1
+        first.cancel()
+        await served.settled()
+
+
+async def test_channel_closes() -> None:
+    async with serving() as served:
+        await started(served, 3)
+        assert served.engine.running == 3
+        await served.channel.close()
+        await served.settled()
+        assert served.engine.running == 0
+
+
+async def test_deadline_of_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as served:
+        result = await answer(served.stub.Generate(ask(), timeout=0.1))
+        steps = served.engine.steps
+        assert result.status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await served.settled()
+        assert served.engine.steps - steps < 50
+        assert "deadline_exceeded" in caplog.text
+        await served.settled()
+
+
+@pytest.mark.parametrize(
+    ("settings", "own_deadline"),
+    [({"default_timeout": 0.1}, None), ({"default_timeout": 0.1, "max_timeout": 0.1}, 30.0)],
+)
+async def test_deadline_of_the_server(settings: dict[str, Any], own_deadline: float | None) -> None:
+    async with serving(**settings) as served:
+        result = await answer(served.stub.Generate(ask(), timeout=own_deadline))
+        assert result.status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert reason(result.status) == "DEADLINE_EXCEEDED"
+        await served.settled()
+
+
+async def test_deadline_while_the_engine_is_in_a_long_step() -> None:
+    async with serving(default_timeout=0.1) as served:
+        served.engine.gate.clear()
+        result = await answer(served.stub.Generate(ask()))
+        assert result.status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert result.kinds == ["started"]
+        served.engine.gate.set()
+        await served.settled()
+
+
+async def test_model_error_tells_the_client_nothing_of_the_inside() -> None:
+    async with serving() as served:
+        calls = await started(served, 3)
+        served.engine.sequence_error = ModelError("CUDA error at 0x7f00 in /secret/path")
+        for result in [await answer(call) for call in calls]:
+            assert result.status.code() is grpc.StatusCode.INTERNAL
+            assert reason(result.status) == "MODEL_FAILED"
+            assert "secret" not in str(result.status.details())
+        await served.settled()
+        served.engine.sequence_error = None
+        assert (await answer(served.stub.Generate(ask(max_tokens=2)))).finished
+
+
+async def test_unknown_error_of_a_sequence_is_internal() -> None:
+    async with serving() as served:
+        served.engine.sequence_error = ZeroDivisionError("secret")
+        result = await answer(served.stub.Generate(ask()))
+        assert result.status.code() is grpc.StatusCode.INTERNAL
+        assert reason(result.status) == "INTERNAL"
+        assert "secret" not in str(result.status.details())
+        await served.settled()
+
+
+async def test_engine_that_refuses_a_sequence_goes_on() -> None:
+    async with serving() as served:
+        served.engine.add_error = MemoryError("no room")
+        result = await answer(served.stub.Generate(ask()))
+        assert result.status.code() is grpc.StatusCode.INTERNAL
+        served.engine.add_error = None
+        assert (await answer(served.stub.Generate(ask(max_tokens=2)))).finished
+        await served.settled()
+
+
+async def test_engine_dies() -> None:
+    async with serving() as served:
+        calls = await started(served, 3)
+        served.engine.step_error = RuntimeError("secret")
+        for result in [await answer(call) for call in calls]:
+            assert result.status.code() is grpc.StatusCode.UNAVAILABLE
+            assert reason(result.status) == "ENGINE_STOPPED"
+        await until(lambda: served.engine.closed)
+        later = await answer(served.stub.Generate(ask()))
+        assert later.kinds == []
+        assert later.status.code() is grpc.StatusCode.UNAVAILABLE
+        assert reason(later.status) == "ENGINE_STOPPED"
+        assert "secret" not in str(later.status.details())
+        await served.settled()
+
+
+async def test_shutdown_in_mid_stream() -> None:
+    async with serving() as served:
+        calls = await started(served, 2)
+        answers = [asyncio.create_task(answer(call)) for call in calls]
+        await served.server.stop(grace=0.05)
+        for result in await asyncio.gather(*answers):
+            assert result.status.code() is grpc.StatusCode.UNAVAILABLE
+            assert reason(result.status) == "SHUTTING_DOWN"
+        assert served.engine.closed
+        await served.settled()
+
+
+async def test_shutdown_waits_for_no_reader() -> None:
+    async with serving(drain_grace=0.0) as served:
+        served.engine.text = "x" * 50_000
+        call = served.stub.Generate(ask())
+        await call.read()
+        await until(lambda: served.engine.steps >= 300)
+        began = time.perf_counter()
+        await served.server.stop()
+        assert time.perf_counter() - began < 5.0
+        assert served.engine.closed
+        assert (await answer(call)).status.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        await served.settled()
+
+
+async def test_full_queue_refuses_at_once_and_says_when_to_retry() -> None:
+    engine = FakeEngine(max_running=1)
+    async with serving(engine, max_running=1, max_waiting=1) as served:
+        [first] = await started(served)
+        second = served.stub.Generate(ask(max_tokens=2))
+        await until(lambda: served.server.bridge.live == 2)
+        result = await answer(served.stub.Generate(ask()))
+        assert result.kinds == []
+        assert result.status.code() is grpc.StatusCode.UNAVAILABLE
+        assert reason(result.status) == "QUEUE_FULL"
+        pushback = dict(result.status.trailing_metadata())["grpc-retry-pushback-ms"]
+        assert 100 <= int(pushback) <= 10_000
+        first.cancel()
+        assert (await answer(second)).finished
+        await served.settled()
+
+
+async def test_slow_reader_gets_larger_deltas_and_delays_nobody() -> None:
+    async with serving(model=FakeModel(max_context=40_000)) as served:
+        served.engine.step_seconds = 0.0
+        served.engine.text = "x" * 2_000
+        slow = served.stub.Generate(ask(max_tokens=8_000))
+        await slow.read()
+        await until(lambda: served.engine.steps >= 4_000 and served.engine.running == 0)
+        sizes = [len(event.delta.token_ids) for event in (await answer(slow)).events]
+        assert sum(sizes) == 8_000
+        # What fits the connection's buffers went out step by step; all the rest in a few messages.
+        assert max(sizes) == MAX_PART_TOKENS
+        await served.settled()
+
+
+async def test_client_that_goes_while_a_message_waits_for_it() -> None:
+    async with serving() as served:
+        served.engine.text = "x" * 50_000
+        call = served.stub.Generate(ask())
+        await call.read()
+        await until(lambda: served.engine.steps >= 300)
+        assert served.engine.running == 1
+        call.cancel()
+        await served.settled()
+        assert served.engine.running == 0
+
+
+async def test_reader_that_stops_is_cut_off() -> None:
+    async with serving(stall_timeout=0.2) as served:
+        served.engine.text = "x" * 50_000
+        call = served.stub.Generate(ask())
+        await call.read()
+        await until(lambda: served.engine.running == 1)
+        await served.settled()
+        assert served.engine.steps < 1500
+        result = await answer(call)
+        assert result.status.code() is grpc.StatusCode.ABORTED
+        assert reason(result.status) == "READER_STALLED"
+
+
+async def test_a_storm_of_all_endings_leaves_nothing_and_logs_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    chance = random.Random(7)
+
+    async def one(served: Served) -> Answer:
+        own_deadline = chance.choice([None, 0.02, 0.05, 5.0])
+        call = served.stub.Generate(ask(max_tokens=chance.randint(1, 60)), timeout=own_deadline)
+        if chance.random() < 0.4:
+            asyncio.get_running_loop().call_later(chance.uniform(0, 0.06), call.cancel)
+        return await answer(call)
+
+    settings: dict[str, Any] = {"max_running": 4, "max_waiting": 20, "default_timeout": 0.04, "max_timeout": 0.05}
+    async with serving(**settings) as served:
+        for _ in range(6):
+            for result in await asyncio.gather(*(one(served) for _ in range(50))):
+                # What the client's own deadline or cancellation made up on its side has no details.
+                told = result.error is not None and "grpc-status-details-bin" in dict(result.error.trailing_metadata())
+                assert result.kinds.count("finished") + told <= 1
+                assert "finished" in result.kinds or result.error is not None or result.cancelled
+            await served.settled()
+    assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR", "CRITICAL")] == []

@@ -1,0 +1,222 @@
+"""The jacobi strategy, against a plain writing-down of the published algorithm."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies import DraftTree, Feedback, JacobiStrategy
+from strategies.draft import Int32Array
+from strategies.jacobi.strategy import JacobiDrafter, NgramPool
+from tests.strategies.toy_model import VOCAB, ToyModel, run
+
+Model = Callable[[list[int]], int]
+
+
+def ids(*tokens: int) -> Int32Array:
+    return np.array(tokens, np.int32)
+
+
+class Published:
+    """Lookahead Decoding, greedy, one sequence, level by level as the paper draws it; the model is asked for every
+    token of the window apart, with the text that this token sees."""
+
+    def __init__(self, window: int, n: int, guesses: int, prompt: list[int], first_level: list[int]) -> None:
+        self.w, self.n, self.g = window, n, guesses
+        self.text = [*prompt]
+        self.levels = [[*first_level]]
+        self.pool: dict[int, list[tuple[int, ...]]] = {}
+        for start in range(len(prompt) - n + 1):
+            self._remember(prompt[start], tuple(prompt[start + 1 : start + n]))
+
+    def step(self, model: Model) -> list[int]:
+        current = self.text[-1]
+        found = self._verify(model, self.pool.get(current, []))
+        newest = self.levels[-1]
+        said = [model(self.text + self._seen_by(len(self.levels) - 1, i)) for i in range(len(newest))]
+        if len(self.levels) == 1:
+            self.levels = [self.levels[0][1:], said]
+        elif len(self.levels) < self.n - 1:
+            self.levels = [level[1:] for level in self.levels] + [said[1:]]
+        else:
+            for i in range(self.w):
+                key = current if i == 0 else self.levels[0][i - 1]
+                self._remember(key, (*(self.levels[k][i] for k in range(1, self.n - 1)), said[i]))
+            self.levels[0] = self.levels[1][1:]
+            for k in range(1, self.n - 2):
+                self.levels[k] = self.levels[k + 1]
+            self.levels[self.n - 2] = said
+        self.text += found
+        return found
+
+    def _seen_by(self, level: int, column: int) -> list[int]:
+        """The window's tokens that one of its tokens sees, itself the last."""
+        if level == 0:
+            return self.levels[0][: column + 1]
+        return self.levels[0][:column] + [self.levels[k][column] for k in range(1, level + 1)]
+
+    def _verify(self, model: Model, guesses: list[tuple[int, ...]]) -> list[int]:
+        """The longest right beginning of any guess, and the model's token after it."""
+        best: list[int] = []
+        for guess in guesses:
+            right: list[int] = []
+            for token in guess:
+                if token != model(self.text + right):
+                    break
+                right.append(token)
+            best = max(best, right, key=len)
+        return [*best, model(self.text + best)]
+
+    def _remember(self, key: int, rest: tuple[int, ...]) -> None:
+        known = [one for one in self.pool.get(key, []) if one != rest]
+        self.pool[key] = [*known, rest][-self.g :]
+
+
+def pool_of(drafter: JacobiDrafter) -> dict[int, list[tuple[int, ...]]]:
+    return {token: rests for token in range(VOCAB) if (rests := drafter.pool.after(token))}
+
+
+@settings(max_examples=30)
+@given(
+    window=st.integers(1, 6),
+    n=st.integers(3, 6),
+    guesses=st.integers(1, 4),
+    prompt=st.lists(st.integers(0, 4), min_size=1, max_size=20),
+    seed=st.integers(0, 5),
+)
+def test_window_and_pool_are_those_of_the_published_algorithm(
+    window: int, n: int, guesses: int, prompt: list[int], seed: int
+) -> None:
+    model = ToyModel(seed, vocab=5)
+    drafter = JacobiStrategy(window=window, ngram=n, guesses=guesses).start(np.array(prompt, np.int32))
+    published = Published(window, n, guesses, prompt, [])
+    for step in range(25):
+        tree = drafter.propose(1000)
+        tree.check(vocab_size=5)
+        assert drafter.window is not None
+        if step == 0:
+            assert len(drafter.window.levels[0]) == window + n - 3
+            assert set(drafter.window.levels[0]) <= set(prompt)
+            published.levels = [[*drafter.window.levels[0]]]
+        text = [*published.text]
+        found = published.step(lambda text: int(model.top(text)[0]))
+        accepted, feedback = model.verify(text, tree, top_k=0)
+        # The window's own paths are verified too, so a step may find more than the published one, never less.
+        assert accepted[: len(found)] == found
+        drafter.observe(np.array(found, np.int32), feedback)
+        assert drafter.window.levels == published.levels
+        assert pool_of(drafter) == published.pool
+
+
+def test_it_drafts_for_a_model_that_repeats_itself_and_learns_what_guesses_are_worth() -> None:
+    model, strategy = ToyModel(1, vocab=6), JacobiStrategy()
+    run(model, strategy.start(ids(1, 2)), [1, 2], 200, 128, top_k=0)
+    steps = run(model, strategy.start(ids(1, 2)), [1, 2], 200, 128, top_k=0)
+    assert np.mean(steps) > 3.0
+    assert max(steps) >= 5, "all four tokens of a guess and the model's own"
+    assert strategy.rates.first[0] > 0.3
+    assert strategy.nbytes > 0
+
+
+@pytest.mark.parametrize("budget", [1, 6, 7, 16, 64, 200])
+def test_the_budget_bounds_the_draft_and_the_window(budget: int) -> None:
+    strategy = JacobiStrategy()
+    drafter = strategy.start(np.arange(20, dtype=np.int32))
+    columns = 0 if drafter.propose(budget) is None or drafter.window is None else drafter.window.columns
+    assert columns == min(10, (budget // 2 + 1) // 4)
+    model = ToyModel(2)
+    run(model, strategy.start(ids(3, 4)), [3, 4], 60, budget, top_k=0)
+
+
+def test_nodes_of_the_window_score_what_they_are_worth_and_all_the_same() -> None:
+    strategy = JacobiStrategy()
+    tree = strategy.start(ids(*range(3))).propose(64)
+    assert len(tree) > 5
+    assert set(tree.scores.tolist()) == {float(np.float32(strategy.rates.worth))}
+
+
+def test_a_window_that_was_pruned_away_waits_and_one_that_lost_columns_goes_on() -> None:
+    prompt = ids(*range(8))
+    model, strategy = ToyModel(), JacobiStrategy(window=4, ngram=4)
+    drafter = strategy.start(prompt)
+    tree = drafter.propose(64)
+    assert drafter.window is not None
+    before = [[*level] for level in drafter.window.levels]
+    text = prompt.tolist()
+    accepted, feedback = model.verify(text, DraftTree.of([]))
+    drafter.observe(np.array(accepted, np.int32), feedback)
+    assert drafter.window.levels == before
+    text += accepted
+    for kept in (3, 2, 5, 9, 9, 9, 9):
+        tree = drafter.propose(64)
+        part = DraftTree(tree.tokens[:kept], tree.parents[:kept], tree.scores[:kept])
+        accepted, feedback = model.verify(text, part)
+        drafter.observe(np.array(accepted, np.int32), feedback)
+        text += accepted
+    assert [len(level) for level in drafter.window.levels] == [3, 4, 4]
+    in_text = {tuple(text[i : i + 4]) for i in range(len(text))}
+    model_made = {(key, *rest) for key, rests in pool_of(drafter).items() for rest in rests} - in_text
+    for gram in model_made:
+        assert gram[-1] in [int(model.top([before, *gram[:-1]])[0]) for before in range(VOCAB)]
+
+
+def test_guesses_come_from_the_prompt_at_first() -> None:
+    prompt = [11, 12, 13, 14, 15, 16, 11]
+    tree = JacobiStrategy(window=1, ngram=5).start(np.array(prompt, np.int32)).propose(32)
+    paths: list[list[int]] = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        paths.append([*(paths[parent] if parent >= 0 else []), token])
+    assert [12, 13, 14, 15] in paths
+
+
+def test_a_tenants_sequences_share_what_windows_found_and_no_prompt() -> None:
+    model, strategy = ToyModel(1, vocab=6), JacobiStrategy()
+    run(model, strategy.start(ids(1, 2)), [1, 2], 100, 128, top_k=0)
+    secret = np.arange(1000, 1020, dtype=np.int32)
+    strategy.start(secret).propose(64)
+    assert len(strategy.pool) > 0
+    assert not any(strategy.pool.after(int(token)) for token in secret)
+    fresh = strategy.start(ids(1, 2))
+    assert len(fresh.propose(128)) > len(JacobiStrategy().start(ids(1, 2)).propose(128))
+
+
+def test_the_pool_keeps_the_newest() -> None:
+    pool = NgramPool(guesses=2, keys=3)
+    for ngram in ((1, 2, 3), (1, 4, 5), (1, 2, 3), (1, 6, 7)):
+        pool.add(ngram)
+    assert pool.after(1) == [(2, 3), (6, 7)]
+    for key in (2, 3, 1, 4):
+        pool.add((key, 9, 9))
+    assert [bool(pool.after(key)) for key in (1, 2, 3, 4)] == [True, False, True, True]
+    assert len(pool) == 4
+
+
+def test_rates_follow_what_comes_true() -> None:
+    rates = JacobiStrategy(ngram=4, guesses=2).rates
+    for _ in range(200):
+        rates.observe([(1, 2, 3), (7, 8, 9)], 10, [1, 2, 5])
+    newest, older = rates.scores(0), rates.scores(1)
+    assert newest == pytest.approx([1.0, 1.0, 0.0], abs=0.01)
+    assert older[0] == pytest.approx(0.0, abs=0.01)
+    assert rates.worth == pytest.approx(2 / 10, abs=0.01)
+    assert all(a >= b for a, b in itertools.pairwise(newest))
+
+
+def test_without_feedback_it_goes_on() -> None:
+    drafter = JacobiStrategy().start(ids(1, 2, 3))
+    for _ in range(3):
+        drafter.propose(64)
+        drafter.observe(ids(4), None)
+    assert isinstance(drafter.propose(64), DraftTree)
+    drafter.observe(ids(5), Feedback(ids(4), ids(-1), ids(5)))
+
+
+@pytest.mark.parametrize("option", ["window", "ngram", "guesses", "pool_keys"])
+def test_bad_options_name_field_value_and_what_is_allowed(option: str) -> None:
+    with pytest.raises(ValueError, match=rf"{option}: 0 is not allowed; it must lie in \[\d+, \d+\]"):
+        JacobiStrategy(**{option: 0})

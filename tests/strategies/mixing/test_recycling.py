@@ -1,0 +1,159 @@
+"""The recycling strategy, and its table against a dictionary."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies import DraftTree, Feedback, RecyclingStrategy
+from strategies.draft import Int32Array
+from strategies.mixing.successors import NOWHERE, ORDERS, WIDTH, SuccessorTable, extended, find
+from tests.strategies.toy_model import ToyModel, run
+
+TEXTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=8)
+
+
+def ids(*tokens: int) -> Int32Array:
+    return np.array(tokens, np.int32)
+
+
+def tops(*best: int) -> Int32Array:
+    """For each node its most probable token, and seven tokens that never come."""
+    return np.array([[token, *range(1000, 1007)] for token in best], np.int32)
+
+
+def note_each_alone(table: SuccessorTable, count: int) -> None:
+    """Every token below `count` after nothing, in order, followed by itself."""
+    for token in range(count):
+        tail = np.array([*[NOWHERE] * (ORDERS - 1), token], np.int32)
+        table.note(tail, ids(token), ids(-1), np.full((1, WIDTH), token, np.int32))
+
+
+def row_of(table: SuccessorTable, context: tuple[int, ...]) -> Int32Array | None:
+    """The successors after `context`, the newest token last; None for an unknown one."""
+    context_hash = 0
+    for token in reversed(context):
+        context_hash = int(extended(context_hash, token))
+    row = find(table.rows, context_hash)
+    return table.rows[row, :WIDTH] if row >= 0 else None
+
+
+def chances(tree: DraftTree) -> dict[tuple[int, ...], float]:
+    """Every path with the probability of its last node once its parent is accepted."""
+    paths: list[tuple[int, ...]] = []
+    found = {}
+    for token, parent, score in zip(tree.tokens.tolist(), tree.parents.tolist(), tree.scores.tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+        found[paths[-1]] = score / (tree.scores[parent] if parent >= 0 else 1.0)
+    return found
+
+
+@given(TEXTS)
+def test_the_table_holds_what_a_dictionary_would(texts: list[list[int]]) -> None:
+    """All contexts of one and two tokens, longer ones once the shorter one is known; the latest word counts."""
+    table, expected = SuccessorTable(1 << 16), dict[tuple[int, ...], int]()
+    for number, text in enumerate(texts):
+        tail = np.full(ORDERS, NOWHERE, np.int32)
+        tail[-1] = text[0]
+        chain = np.arange(-1, len(text) - 1, dtype=np.int32)
+        said = [100 * number + node for node in range(len(text))]
+        table.note(tail, np.array(text, np.int32), chain, tops(*said))
+        for node, token in enumerate(said):
+            for order in range(1, min(ORDERS, node + 1) + 1):
+                context = tuple(text[node + 1 - order : node + 1])
+                known = context in expected
+                expected[context] = token
+                if order >= 2 and not known:
+                    break
+    found = {context: row_of(table, context) for context in expected}
+    assert {context: int(row[0]) for context, row in found.items() if row is not None} == expected
+    assert table.contexts == len(expected)
+
+
+def test_the_table_grows_up_to_its_capacity_and_then_forgets_the_oldest() -> None:
+    table = SuccessorTable(4096)
+    smallest = table.nbytes
+    note_each_alone(table, 20_000)
+    assert smallest < table.nbytes <= 4096 * 44
+    assert table.contexts <= 4096
+    known = [row_of(table, (token,)) is not None for token in range(20_000)]
+    assert all(known[-100:])
+    assert sum(known[:2000]) < 0.05 * 2000
+
+
+def test_growing_loses_little() -> None:
+    table = SuccessorTable(1 << 16)
+    note_each_alone(table, 10_000)
+    rows = [row_of(table, (token,)) for token in range(10_000)]
+    assert all(row is None or row[0] == token for token, row in enumerate(rows))
+    assert sum(row is not None for row in rows) > 9_000
+
+
+def test_what_the_model_said_at_a_rejected_node_is_drafted_later() -> None:
+    strategy = RecyclingStrategy()
+    drafter = strategy.start(ids(1))
+    drafter.propose(4)
+    # 5 is what comes true; the branch 7 -> 8 is rejected, and the model says 9 after it.
+    feedback = Feedback(ids(1, 7, 8), ids(-1, 0, 1), ids(5, 8, 9), tops(5, 8, 9))
+    drafter.observe(ids(5), feedback)
+    drafter.propose(4)
+    drafter.observe(ids(8), Feedback(ids(5), ids(-1), ids(8), tops(8)))
+    assert drafter.propose(1).tokens.tolist() == [9]
+
+
+def test_the_longer_context_wins_where_both_are_known() -> None:
+    strategy = RecyclingStrategy()
+    for before, then in ((1, 7), (2, 8), (1, 7), (2, 8)):
+        drafter = strategy.start(ids(9, before))
+        drafter.propose(4)
+        drafter.observe(ids(5), Feedback(ids(before), ids(-1), ids(5), tops(5)))
+        drafter.propose(4)
+        drafter.observe(ids(then), Feedback(ids(5), ids(-1), ids(then), tops(then)))
+    for before, then in ((1, 7), (2, 8)):
+        drafter = strategy.start(ids(9, before))
+        drafter.observe(ids(5), None)
+        assert drafter.propose(1).tokens.tolist() == [then]
+
+
+@pytest.mark.parametrize("budget", [1, 3, 16, 200])
+def test_on_a_model_of_two_tokens_context_it_learns_to_draft_everything(budget: int) -> None:
+    model, strategy = ToyModel(), RecyclingStrategy()
+    for seed in range(3):
+        steps = run(model, strategy.start(ids(seed, 2)), [seed, 2], 600, budget)
+    reached = np.mean(steps[-20:])
+    assert reached > {1: 1.9, 3: 3.5, 16: 12.0, 200: 40.0}[budget]
+
+
+def test_scores_are_acceptance_rates() -> None:
+    """Where the best successor comes true 70 times in 100, the tree says so."""
+    random, strategy = np.random.default_rng(3), RecyclingStrategy()
+    drafter = strategy.start(ids(1))
+    for _ in range(1500):
+        drafter.propose(4)
+        true = 3 if random.random() < 0.7 else 1006
+        drafter.observe(ids(true, 1), Feedback(ids(1), ids(-1), ids(3), tops(3)))
+    assert chances(drafter.propose(8))[(3,)] == pytest.approx(0.7, abs=0.08)
+
+
+def test_a_tenant_shares_its_table_and_no_other() -> None:
+    model, strategy, other = ToyModel(), RecyclingStrategy(), RecyclingStrategy()
+    drafter = strategy.start(ids(1, 2))
+    run(model, drafter, [1, 2], 100, 8)
+    drafter.close()
+    assert len(strategy.start(ids(1, 2)).propose(8)) == 8
+    assert len(other.start(ids(1, 2)).propose(8)) == 0
+    assert strategy.nbytes >= other.nbytes > 0
+
+
+def test_without_feedback_it_drafts_nothing_and_goes_on() -> None:
+    drafter = RecyclingStrategy().start(ids(1))
+    for _ in range(3):
+        assert len(drafter.propose(8)) == 0
+        drafter.observe(ids(3, 4, 5, 6, 7), None)
+
+
+def test_bad_options_name_field_value_and_what_is_allowed() -> None:
+    with pytest.raises(ValueError, match=r"capacity_contexts: 10 .* at least 1024"):
+        RecyclingStrategy(capacity_contexts=10)

@@ -1,0 +1,272 @@
+"""The trie strategy, against what a slow and plain reader of the same sequences knows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies import DraftTree, TrieStrategy
+from strategies.draft import Int32Array
+from strategies.trie.phrase_index import START, PhraseIndex
+from strategies.trie.strategy import TrieDrafter
+
+SEQUENCES = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=60), min_size=1, max_size=6)
+
+
+def ids(*tokens: int) -> Int32Array:
+    return np.array(tokens, np.int32)
+
+
+def best_path(tree: DraftTree) -> list[int]:
+    """The tokens from the root along the best child each time."""
+    path: list[int] = []
+    node = -1
+    while (children := np.flatnonzero(tree.parents == node)).size:
+        node = int(children[np.argmax(tree.scores[children])])
+        path.append(int(tree.tokens[node]))
+    return path
+
+
+def phrases(tree: DraftTree) -> set[tuple[int, ...]]:
+    """All paths from the root."""
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return set(found)
+
+
+def written(strategy: TrieStrategy, prompt: Int32Array, *outputs: Int32Array) -> TrieDrafter:
+    """A live sequence that has written `outputs`, a step each."""
+    drafter = strategy.start(prompt)
+    for output in outputs:
+        drafter.observe(output, None)
+    return drafter
+
+
+@given(SEQUENCES, st.lists(st.integers(0, 6), min_size=1, max_size=40), st.integers(1, 70), st.integers(1, 20))
+def test_every_draft_is_lawful_and_within_budget_and_branch_length(
+    sequences: list[list[int]], prompt: list[int], budget: int, branch_length: int
+) -> None:
+    strategy = TrieStrategy(branch_length=branch_length, capacity_tokens=128)
+    for sequence in sequences:
+        strategy.learn(np.array(sequence, np.int32))
+    drafter = strategy.start(np.array(prompt, np.int32))
+    for step in (ids(1), ids(2, 3), ids(4, 4, 4)):
+        tree = drafter.propose(budget)
+        tree.check(vocab_size=7)
+        assert len(tree) <= budget
+        assert tree.depths.max(initial=-1) < branch_length
+        drafter.observe(step, None)
+    drafter.close()
+
+
+def test_what_the_tenant_wrote_is_drafted_for_the_next_sequence() -> None:
+    strategy = TrieStrategy()
+    text = np.arange(100, 140, dtype=np.int32)
+    written(strategy, ids(1, 2), text).close()
+    drafter = written(strategy, ids(5, 6), text[:5])
+    assert best_path(drafter.propose(16)) == text[5:21].tolist()
+
+
+def test_what_the_prompt_says_is_drafted_without_any_memory() -> None:
+    prompt = np.arange(100, 140, dtype=np.int32)
+    drafter = written(TrieStrategy(), prompt, prompt[10:12])
+    assert best_path(drafter.propose(8)) == prompt[12:20].tolist()
+
+
+def test_a_substituted_token_does_not_end_a_draft() -> None:
+    strategy = TrieStrategy()
+    text = np.arange(100, 140, dtype=np.int32)
+    strategy.learn(text)
+    changed = text[:10].copy()
+    changed[-1] = 7
+    drafter = written(strategy, ids(5), changed)
+    assert int(text[10]) in drafter.propose(4).tokens
+
+
+def test_a_tree_holds_both_continuations_of_a_phrase_the_frequent_one_first() -> None:
+    strategy = TrieStrategy()
+    for last in (8, 8, 9, 8):
+        strategy.learn(ids(1, 2, 3, last, 4))
+    tree = written(strategy, ids(50), ids(1, 2, 3)).propose(16)
+    first_level = tree.tokens[tree.parents == -1].tolist()
+    assert first_level[:2] == [8, 9]
+    assert (8, 4) in phrases(tree)
+
+
+@pytest.mark.parametrize(("learn", "outputs", "prompts"), [("outputs", 1, 0), ("prompts", 0, 1), ("both", 1, 1)])
+def test_the_learn_option_says_what_the_memory_takes_in(learn: str, outputs: int, prompts: int) -> None:
+    strategy = TrieStrategy(learn=learn)
+    prompt, output = np.arange(100, 130, dtype=np.int32), np.arange(200, 220, dtype=np.int32)
+    written(strategy, prompt, output).close()
+    assert strategy.tokens == 20 * outputs + 30 * prompts
+    assert bool(len(written(strategy, ids(1), output[:4]).propose(4))) == bool(outputs)
+    assert bool(len(written(strategy, ids(1), prompt[:4]).propose(4))) == bool(prompts)
+
+
+def test_output_is_learned_while_it_is_written_and_stays_after_close() -> None:
+    strategy = TrieStrategy()
+    text = np.arange(100, 120, dtype=np.int32)
+    live = written(strategy, ids(1), text)
+    other = written(strategy, ids(2), text[:3])
+    assert best_path(other.propose(4)) == text[3:7].tolist()
+    live.close()
+    assert best_path(written(strategy, ids(2), text[:3]).propose(4)) == text[3:7].tolist()
+
+
+def test_sequences_written_in_turns_stay_whole() -> None:
+    strategy = TrieStrategy()
+    texts = [np.arange(base, base + 90, dtype=np.int32) for base in (1000, 2000, 3000)]
+    drafters = [strategy.start(ids(1)) for _ in texts]
+    for at in range(0, 90, 3):
+        for drafter, text in zip(drafters, texts, strict=True):
+            drafter.observe(text[at : at + 3], None)
+    assert [sequence.tolist() for sequence in strategy.sequences()] == [text.tolist() for text in texts]
+    for text in texts:
+        assert best_path(written(strategy, ids(9), text[:20]).propose(24)) == text[20:44].tolist()
+
+
+@given(SEQUENCES, st.integers(0, 6), st.integers(1, 64))
+def test_drafts_never_cross_from_one_sequence_into_another(sequences: list[list[int]], token: int, budget: int) -> None:
+    strategy = TrieStrategy()
+    coloured = [[token + 10 * i for token in sequence] for i, sequence in enumerate(sequences)]
+    drafters = [strategy.start(ids(999)) for _ in coloured]
+    for at in range(0, 60, 7):
+        for drafter, sequence in zip(drafters, coloured, strict=True):
+            if sequence[at : at + 7]:
+                drafter.observe(np.array(sequence[at : at + 7], np.int32), None)
+    for colour in range(len(coloured)):
+        tree = written(strategy, ids(999), ids(token + 10 * colour)).propose(budget)
+        for phrase in phrases(tree):
+            assert len({t // 10 for t in phrase}) == 1
+
+
+def test_the_own_output_is_not_counted_twice() -> None:
+    strategy = TrieStrategy()
+    live = written(strategy, ids(1), ids(5, 6, 7, 8, 5, 6))
+    alone = TrieStrategy(learn="prompts")
+    reference = written(alone, ids(1), ids(5, 6, 7, 8, 5, 6))
+    assert live.propose(8).scores.tolist() == reference.propose(8).scores.tolist()
+
+
+@given(SEQUENCES)
+def test_a_memory_can_be_rebuilt_from_its_sequences(sequences: list[list[int]]) -> None:
+    strategy = TrieStrategy()
+    for sequence in sequences:
+        strategy.learn(np.array(sequence, np.int32))
+    assert [found.tolist() for found in strategy.sequences()] == sequences
+    assert strategy.tokens == sum(map(len, sequences))
+    rebuilt = TrieStrategy()
+    for found in strategy.sequences():
+        rebuilt.learn(found)
+    one, other = (written(memory, ids(3), ids(1, 2)).propose(32) for memory in (strategy, rebuilt))
+    assert one.tokens.tolist() == other.tokens.tolist()
+    assert one.scores.tolist() == other.scores.tolist()
+
+
+@given(SEQUENCES, st.integers(64, 160))
+def test_capacity_bounds_the_memory_and_the_oldest_leave_first(sequences: list[list[int]], capacity: int) -> None:
+    strategy = TrieStrategy(capacity_tokens=capacity)
+    for sequence in sequences:
+        strategy.learn(np.array(sequence, np.int32))
+    kept = [token for found in strategy.sequences() for token in found.tolist()]
+    everything = [token for sequence in sequences for token in sequence]
+    assert strategy.tokens == len(kept) <= capacity
+    assert kept == everything[len(everything) - len(kept) :]
+
+
+def test_the_newest_phrases_survive_when_the_memory_overflows() -> None:
+    strategy = TrieStrategy(capacity_tokens=512)
+    for base in range(0, 100_000, 100):
+        strategy.learn(np.arange(base, base + 50, dtype=np.int32))
+    newest = np.arange(99_900, 99_950, dtype=np.int32)
+    assert best_path(written(strategy, ids(7), newest[:4]).propose(8)) == newest[4:12].tolist()
+    assert len(written(strategy, ids(100_001), ids(10, 11, 12)).propose(8)) == 0
+    assert strategy.nbytes < 64 * 1024
+
+
+def test_writers_that_lose_their_place_to_others_go_on_apart() -> None:
+    index = PhraseIndex(64)
+    writers = [index.writer() for _ in range(8)]
+    for turn in range(20):
+        for i, writer in enumerate(writers):
+            index.append(writer, np.full(5, 100 * i + turn, np.int32))
+    for sequence in index.sequences():
+        assert len({token // 100 for token in sequence.tolist()}) == 1
+    assert index.tokens == sum(sequence.size for sequence in index.sequences()) <= 64
+
+
+def test_a_memory_grows_with_what_it_holds() -> None:
+    random = np.random.default_rng(1)
+    strategy = TrieStrategy(capacity_tokens=1_000_000)
+    assert strategy.nbytes < 16_000
+    for held in (10_000, 100_000):
+        while strategy.tokens < held:
+            strategy.learn(random.integers(0, 5000, 200).astype(np.int32))
+        assert strategy.nbytes <= 64 * strategy.tokens
+
+
+@pytest.mark.parametrize("learn", ["outputs", "prompts", "both"])
+def test_start_marks_are_never_drafted_or_given_out(learn: str) -> None:
+    strategy = TrieStrategy(learn=learn)
+    for _ in range(5):
+        written(strategy, ids(1), ids(2, 3), ids(2)).close()
+    tree = strategy.start(ids(1)).propose(64)
+    assert START not in tree.tokens
+    assert all(START not in sequence for sequence in strategy.sequences())
+
+
+def test_scores_learn_which_source_tells_the_truth() -> None:
+    """A memory that always contradicts what comes true loses weight against the prompt that says it."""
+    strategy = TrieStrategy()
+    for _ in range(30):
+        strategy.learn(ids(1, 2, 3, 66, 67))
+    prompt = ids(1, 2, 3, 77, 78)
+    before = written(strategy, prompt, ids(1, 2, 3)).propose(8)
+    for _ in range(200):
+        drafter = written(strategy, prompt, ids(1, 2, 3))
+        drafter.propose(8)
+        strategy.learns = "prompts"  # not what comes true here
+        drafter.observe(ids(77), None)
+        strategy.learns = "outputs"
+    after = written(strategy, prompt, ids(1, 2, 3)).propose(8)
+    score = {name: float(tree.scores[tree.tokens == 77][0]) for name, tree in (("before", before), ("after", after))}
+    assert score["after"] > score["before"] + 0.02
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"branch_length": 0}, r"branch_length: 0 .* \[1, 256\]"),
+        ({"branch_length": 257}, "branch_length"),
+        ({"learn": "all"}, "learn: 'all' .* outputs, prompts, both"),
+        ({"prompt_weight": 0.0}, "prompt_weight"),
+        ({"prompt_weight": float("nan")}, "prompt_weight"),
+        ({"capacity_tokens": 10}, "capacity_tokens: 10 .* at least 64"),
+    ],
+)
+def test_bad_options_name_field_value_and_what_is_allowed(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrieStrategy(**options)  # type: ignore[arg-type]
+
+
+def test_the_prompt_weight_moves_trust_towards_the_prompt() -> None:
+    scores = {}
+    for weight in (0.1, 10.0):
+        strategy = TrieStrategy(prompt_weight=weight)
+        strategy.learn(ids(1, 2, 3, 66))
+        tree = written(strategy, ids(1, 2, 3, 77), ids(1, 2, 3)).propose(8)
+        scores[weight] = float(tree.scores[tree.tokens == 77][0])
+    assert scores[10.0] > scores[0.1]
+
+
+def test_a_draft_larger_than_all_before_it_finds_room() -> None:
+    strategy = TrieStrategy(branch_length=256)
+    text = np.arange(100, 700, dtype=np.int32)
+    strategy.learn(text)
+    drafter = written(strategy, ids(1), text[:4])
+    for budget in (3, 1000):
+        tree = drafter.propose(budget)
+        assert best_path(tree) == text[4 : 4 + min(budget, 256)].tolist()
