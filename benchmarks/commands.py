@@ -1,4 +1,4 @@
-"""`draftwood bench`: the benchmarks as subcommands, and every way in which one can fail to one line."""
+"""`draftwood bench`: the benchmarks as subcommands. An error is printed as one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from benchmarks.server_process import ServerError
+from benchmarks.shared.server_process import ServerError
 from draftwood_client import DraftwoodError as ClientError
 from model_runner.errors import DraftwoodError, InvalidValueError
 
@@ -18,15 +18,15 @@ _USAGE_ERROR = 2
 _FAILURE = 1
 
 COMMANDS = {
-    "step": ("benchmarks.step:step", "What one forward pass costs, by its number of tokens."),
-    "speed": ("benchmarks.speed:speed", "Tokens per second of one stream, against transformers."),
-    "load": ("benchmarks.load:load", "Throughput and latency of the service at several concurrencies."),
-    "share": ("benchmarks.share:share", "What a memory that replicas share costs and brings."),
-    "soak": ("benchmarks.soak:soak", "Mixed traffic for a long time: nothing may grow."),
-    "replay": ("benchmarks.replay:replay_command", "What drafts would have brought on recorded outputs."),
-    "memory": ("benchmarks.replay_memory:memory", "What drafting and learning cost, by tokens in memory."),
+    "step": ("benchmarks.step:step", "Time of one forward pass by its number of tokens."),
+    "speed": ("benchmarks.speed.command:speed", "Tokens per second of one stream, against transformers."),
+    "load": ("benchmarks.load.command:load", "Throughput and latency of a service at several concurrencies."),
+    "share": ("benchmarks.share.command:share", "Cost and gain of a memory that replicas share."),
+    "soak": ("benchmarks.soak.command:soak", "Mixed traffic for a long time, to find leaks."),
+    "replay": ("benchmarks.replay.command:replay_command", "Acceptance length of a strategy on recorded outputs."),
+    "memory": ("benchmarks.replay.memory:memory", "Time and size of a strategy by tokens in memory."),
 }
-"""Where each subcommand is and a line of help, so that a list of them need not import what they need."""
+"""Module, function and a line of help of each subcommand: `draftwood bench --help` imports none of them."""
 
 
 def bench(args: list[str]) -> int | None:
@@ -44,7 +44,7 @@ def bench(args: list[str]) -> int | None:
 
 
 def build_app(args: list[str]) -> typer.Typer:
-    """The app; only the subcommand that `args` begin with is imported."""
+    """The app. Imports only the subcommand named by the first of `args`."""
     app = typer.Typer(
         no_args_is_help=True,
         add_completion=False,
@@ -64,7 +64,7 @@ def _load(where: str) -> Callable[..., Any]:
 
 
 def _absent() -> None:
-    """Stands in the list of subcommands for one that is not asked for."""
+    """Placeholder, in the list of subcommands, for one that is not run."""
 
 
 def _fail(error: Exception, status: int) -> int:

@@ -1,7 +1,7 @@
 """`draftwood demo`: customer-support questions through a real service, with drafting off, cold and warm.
 
-Each question that a drafted pass answers is also answered with drafting off and by transformers' own `generate` right
-beside it, so that all three meet the same load of the machine, and the pass is compared with those.
+Right before each answer with drafts, the same question is answered by transformers' own `generate` and with drafting
+off, so that other load on the machine slows all three alike.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,10 +20,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.server_process import ServerError, running_server
+from benchmarks.shared.prompts import read_questions
+from benchmarks.shared.server_process import ServerError, running_server
 from draftwood_client import ChatMessage, Client, Completion
 
-QUESTIONS = files("benchmarks") / "questions.jsonl"
 _MAX_TOKENS = 200
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -43,8 +42,8 @@ class Pass:
     Attributes:
         mode: "transformers", "plain", "cold" or "warm".
         outputs: each answer's tokens.
-        seconds: what a client waited, over all questions.
-        completions: what the service said of each; empty for transformers.
+        seconds: time to the complete answer as the client measures it, summed over the questions.
+        completions: answers of the service; empty for transformers.
     """
 
     mode: str
@@ -61,12 +60,12 @@ class Pass:
         return sum(c.drafting.steps for c in self.completions)
 
     def __add__(self, other: Pass) -> Pass:
-        """Both passes of one mode."""
+        """Two passes of the same mode, joined."""
         seconds, completions = self.seconds + other.seconds, self.completions + other.completions
         return Pass(self.mode, self.outputs + other.outputs, seconds, completions)
 
     def row(self, plain: Pass, reference: Pass) -> dict[str, Any]:
-        """The figures for `--json`; ratios to drafting off and to transformers, measured beside this pass."""
+        """The figures for `--json`; `plain` and `reference` are the passes measured beside this one."""
         drafting = [completion.drafting for completion in self.completions]
         return {
             "mode": self.mode,
@@ -87,12 +86,14 @@ def run(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file.", dir_okay=False)
     ] = None,
     questions: Annotated[int, typer.Option(min=1, max=20, help="Measured questions.")] = 20,
-    warmup: Annotated[int, typer.Option(min=0, max=120, help="Other questions that the memory learns from.")] = 120,
+    warmup: Annotated[
+        int, typer.Option(min=0, max=120, help="Other questions, which the warm memory learns from.")
+    ] = 120,
     show: Annotated[int, typer.Option(min=0, max=20, help="Answers to show in the cold and in the warm pass.")] = 2,
 ) -> int:
-    """Starts the service with the bundled model and asks it [bold]customer-support questions[/bold]: with drafting
-    off, with the trie strategy from empty memory, and warm, after other questions have been answered. Beside each
-    drafted answer the same question is answered with drafting off and by transformers.
+    """Start the service with the bundled model and send it [bold]customer-support questions[/bold]: with drafting off,
+    with the trie strategy and an empty memory, and with a memory that has learned from other answers. Transformers
+    answers the same questions.
 
     Ends with status 1 if any output differs from plain decoding in a single token.
     """
@@ -125,18 +126,9 @@ def run(
     return 0 if identical else 1
 
 
-def read_questions() -> tuple[list[str], list[str]]:
-    """The measured questions and those to warm up with."""
-    rows = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
-    splits: dict[str, list[str]] = {"measured": [], "warmup": []}
-    for row in rows:
-        splits[row["split"]].append(row["text"])
-    return splits["measured"], splits["warmup"]
-
-
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A drafted pass, with drafting off and transformers beside it, question by question."""
+    """A pass with drafts, and the passes with drafting off and by transformers that were measured beside it."""
 
     drafted: Pass
     plain: Pass = field(default_factory=lambda: Pass("plain"))
@@ -144,7 +136,7 @@ class Beside:
 
 
 def _measure(console: Console, target: str, measured: list[str], others: list[str], show: int) -> tuple[Beside, Beside]:
-    """From empty memory, and warm."""
+    """(cold, warm): with an empty memory, and with one that has learned from `others`."""
     cold, warm = Beside(Pass("cold")), Beside(Pass("warm"))
     with Client(target) as client:
         console.print(f"The service listens on {target}: {client.model_info().model}.")
@@ -158,7 +150,7 @@ def _measure(console: Console, target: str, measured: list[str], others: list[st
                 _baselines(client, generate, text, beside)
                 _ask(client, text, beside.drafted, tenant=tenant, strategy="trie")
 
-        _baselines(client, generate, (others or measured)[0], Beside(Pass("first")))  # no mode pays for the first run
+        _baselines(client, generate, (others or measured)[0], Beside(Pass("first")))  # the first run is slower
         compare(measured, cold, "demo-cold", "trie from empty memory")
         for text in _progress(console, others, "other questions, to warm up"):
             _ask(client, text, Pass("warm-up"), tenant="demo-warm", strategy="trie")
@@ -180,7 +172,7 @@ def _ask(client: Client, text: str, into: Pass, **options: Any) -> None:
 
 
 def _show(console: Console, client: Client, text: str, into: Pass, title: str, *, tenant: str) -> None:
-    """Asks and streams to the terminal; tokens that a draft had guessed are green."""
+    """Streams the answer to the terminal; tokens accepted from a draft are green."""
     console.print(Text.assemble((f"\n[{title}] ", "dim"), (text, "bold")))
     started = time.perf_counter()
     prompt = [ChatMessage("user", text)]
@@ -203,7 +195,7 @@ def _add(into: Pass, completion: Completion, seconds: float) -> None:
 
 
 def _transformers_generate() -> Callable[[str], tuple[int, ...]]:
-    """Transformers' own greedy `generate` on the bundled model, as its users call it."""
+    """Greedy `generate` of transformers on the bundled model, as its users call it."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -251,8 +243,8 @@ def _table(reference: Pass, rows: list[dict[str, Any]], questions: int, warmup: 
             "yes" if row["identical"] else "NO",
         )
     table.caption = (
-        "x off, x HF: tokens/s against drafting off and transformers' generate, each measured beside it, question by"
-        " question; length: acceptance length, tokens a step; nodes: draft nodes verified a step; draft, own: share of"
-        " the time spent drafting, and outside the model altogether; same: identical token for token"
+        "x off, x HF: speed relative to drafting off and to transformers' generate, which answer each question beside"
+        " it; length: acceptance length, tokens per step; nodes: draft tokens verified per step; draft, own: share of"
+        " the time spent drafting, and outside of the model; same: identical token for token"
     )
     return table

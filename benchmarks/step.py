@@ -1,7 +1,7 @@
-"""`draftwood bench step`: what one forward pass costs by its number of tokens, and so what a draft may cost.
+"""`draftwood bench step`: the time of one forward pass by its number of tokens, which is the price of draft tokens.
 
-The critical decoding length is where a step first takes more than 1.2 times as long as one of a single token: up to
-there, drafts are nearly free on this machine.
+The critical decoding length is the number of tokens at which a step first takes more than 1.2 times as long as a step
+of one token. Below it draft tokens are nearly free on this machine.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from benchmarks.models import ModelOptions, chosen_model, describe, synchronize
-from benchmarks.report import OutputOptions, console, progress
+from benchmarks.shared.models import ModelOptions, chosen_model, describe, synchronize
+from benchmarks.shared.report import OutputOptions, console, progress
 from draftwood_client.cli.options import command
 from model_runner.drafting.step_time import StepTimeCurve
 
@@ -26,27 +26,31 @@ if TYPE_CHECKING:
     from model_runner.loading.model import LoadedModel
 
 CRITICAL_RATIO = 1.2
+"""A convention, not tuned: it defines the figure that is reported."""
 _CURVE_ROUNDS = 10
+"""The curve takes the fastest of these rounds at each size, so that a burst of other load does not bend it."""
 _BATCH_PROMPT_TOKENS = 64
 _BATCH_STEPS = 12
+"""Engine steps per round; the median counts."""
 _BATCH_ROUNDS = 6
+"""Rounds of the batched step; the fastest counts."""
 
 
 @command
 def step(
     model: ModelOptions,
     output: OutputOptions,
-    largest: Annotated[int, typer.Option(min=2, help="The largest number of tokens.")] = 256,
-    context: Annotated[int, typer.Option(min=1, help="Tokens that the step attends to besides.")] = 128,
+    largest: Annotated[int, typer.Option(min=2, help="Largest number of tokens in the step.")] = 256,
+    context: Annotated[int, typer.Option(min=1, help="Tokens in the KV cache that the step attends to.")] = 128,
     seconds: Annotated[
-        float, typer.Option(min=0.1, help="Time for the curve; the fastest run of each size counts.")
+        float, typer.Option(min=0.1, help="Time to measure the curve; the fastest run of each size counts.")
     ] = 10.0,
     batch: Annotated[
-        int, typer.Option(min=0, help="Also measure a step of so many sequences with drafting off; 0 does not.")
+        int, typer.Option(min=0, help="Also measure a step of this many sequences with drafting off; 0 leaves it out.")
     ] = 8,
 ) -> None:
-    """The step-time curve: one forward pass over n tokens, against one over a single token; with the critical
-    decoding length, where it first takes 1.2 times as long.
+    """The step-time curve: one forward pass over n tokens compared with one over a single token, and the critical
+    decoding length, at which it first takes more than 1.2 times as long.
     """
     out = console()
     output.check()
@@ -77,18 +81,24 @@ def step(
 
 def _measure(model: LoadedModel, context: int, largest: int, seconds: float, out: Console) -> StepTimeCurve:
     """The engine's own measurement, repeated, so that a burst of other load bends nothing."""
-    from model_runner.step_measuring import measure_curve
+    import torch
 
+    from model_runner.drafting.step_measuring import measure_curve
+
+    threads = torch.get_num_threads()
+    runner = model.runner(kv_tokens=context + 2 * largest, threads=threads)
     best: dict[int, float] = {}
     for _ in progress(range(_CURVE_ROUNDS), "steps of one sequence", out):
-        curve = measure_curve(model, largest, seconds / _CURVE_ROUNDS, context)
+        curve = measure_curve(
+            runner, model.max_context, largest, limit=seconds / _CURVE_ROUNDS, threads=threads, context=context
+        )
         for size, one in zip(curve.sizes.tolist(), curve.seconds.tolist(), strict=True):
             best[int(size)] = min(one, best.get(int(size), one))
     return StepTimeCurve(best)
 
 
 def rows_of(curve: StepTimeCurve) -> list[dict[str, float]]:
-    """The curve at its measured sizes, in milliseconds and against a single token."""
+    """The curve at its measured sizes: tokens, milliseconds, ratio to a single token."""
     one = float(curve(1))
     return [
         {"tokens": int(size), "ms": round(1000 * seconds, 4), "ratio": round(seconds / one, 4)}
@@ -97,14 +107,14 @@ def rows_of(curve: StepTimeCurve) -> list[dict[str, float]]:
 
 
 def critical_length(curve: StepTimeCurve) -> int | None:
-    """The least number of tokens that takes more than `CRITICAL_RATIO` of one; None where no measured size does."""
+    """The least number of tokens with T(n) > `CRITICAL_RATIO` T(1); None if no measured size reaches it."""
     sizes = np.arange(1, int(curve.sizes[-1]) + 1)
     beyond = np.flatnonzero(curve(sizes) > CRITICAL_RATIO * curve(1))
     return int(sizes[beyond[0]]) if beyond.size else None
 
 
 def batch_cost(engine: Engine, batch: int, out: Console) -> dict[str, float]:
-    """A whole engine step of `batch` decoding sequences and of one, drafting off; measured in turn."""
+    """Milliseconds of an engine step of `batch` decoding sequences and of one, drafting off, measured alternately."""
     many: list[float] = []
     one: list[float] = []
     for round_ in progress(range(_BATCH_ROUNDS), "steps of several sequences", out):
@@ -120,12 +130,15 @@ def batch_cost(engine: Engine, batch: int, out: Console) -> dict[str, float]:
 
 def _step_seconds(engine: Engine, count: int, seed: int) -> float:
     """The median step of `count` sequences that are past their prompts."""
-    from benchmarks.prompts import random_prompts
-    from model_runner.sequence import Sequence, StopParams
+    from benchmarks.shared.prompts import random_prompts
+    from model_runner.request import Request, StopParams
+    from model_runner.sequence import Sequence
 
     prompts = random_prompts(count, _BATCH_PROMPT_TOKENS, engine.model.vocab_size)
     stop = StopParams(max_tokens=_BATCH_STEPS + count + 2, ignore_eos=True)
-    sequences = [Sequence(f"{seed}-{i}", prompt, stop) for i, prompt in enumerate(prompts)]
+    sequences = [
+        Sequence(Request(request_id=f"{seed}-{i}", prompt=prompt, stop=stop)) for i, prompt in enumerate(prompts)
+    ]
     for sequence in sequences:
         engine.add(sequence)
     while not all(sequence.output for sequence in sequences):
@@ -144,7 +157,7 @@ def _step_seconds(engine: Engine, count: int, seed: int) -> float:
 
 def _table(rows: list[dict[str, float]], title: str) -> Table:
     table = Table(title=f"One forward pass\n{title}", title_justify="left")
-    for heading in ("tokens", "ms", "x one token", "ms a token"):
+    for heading in ("tokens", "ms", "x one token", "ms per token"):
         table.add_column(heading, justify="right")
     for row in rows:
         ms, tokens = row["ms"], row["tokens"]

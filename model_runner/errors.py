@@ -2,10 +2,12 @@
 
 DraftwoodError
 ├── InvalidValueError        a field of a request or a setting has a value that is not allowed
+│   └── InvalidInputError    it is wrong in another way than a value outside its range
 ├── ModelNotFoundError       there is no model under the path or name given
 ├── UnsupportedModelError    a model that trees cannot be verified on
-├── DeadlineError            a sequence's deadline passed, or could not be met any more
+├── DeadlineError            the deadline of a sequence passed or could not be met any more
 ├── ModelError               the model failed in a step; the sequences of that step end
+├── KVAllocationError        the device has no memory for keys and values
 └── EngineStoppedError       the engine is closed, or died
 """
 
@@ -38,16 +40,33 @@ class InvalidValueError(DraftwoodError, ValueError):
         return type(self), (self.field, self.value, self.allowed)
 
 
+class InvalidInputError(InvalidValueError):
+    """An input that is wrong in another way than a value outside its range. The text is "FIELD VALUE: PROBLEM".
+
+    Attributes:
+        value: None leaves it out of the text.
+        allowed: the problem, in words.
+    """
+
+    def __init__(self, field: str, value: object, problem: str) -> None:
+        text = "" if value is None else str(value)[:200]
+        shown = text if text.isprintable() else repr(text)
+        ValueError.__init__(self, f"{field}{' ' if shown else ''}{shown}: {problem}")
+        self.field = field
+        self.value = value
+        self.allowed = problem
+
+
 class ModelNotFoundError(DraftwoodError):
     """No model could be loaded from the path or hub id given."""
 
 
 class UnsupportedModelError(DraftwoodError):
-    """The model cannot be served losslessly; the message says why."""
+    """The model cannot be served losslessly; the message gives the reason."""
 
 
 class DeadlineError(DraftwoodError):
-    """A sequence's deadline passed before it ended, or left too little time for its prompt.
+    """The deadline of a sequence passed before it ended, or left too little time for its prompt.
 
     Attributes:
         late: seconds since the deadline; negative where it could not be met any more.
@@ -67,6 +86,23 @@ class DeadlineError(DraftwoodError):
 
 class ModelError(DraftwoodError):
     """The model's forward pass raised; `__cause__` is what it raised."""
+
+
+class KVAllocationError(DraftwoodError):
+    """The device has no memory for a KV region.
+
+    Attributes:
+        tokens: the size of the region.
+        nbytes: the same in bytes.
+    """
+
+    def __init__(self, tokens: int, nbytes: int) -> None:
+        super().__init__(f"no memory for keys and values of {tokens} tokens ({nbytes / 1e6:.0f} MB)")
+        self.tokens = tokens
+        self.nbytes = nbytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.tokens, self.nbytes)
 
 
 class EngineStoppedError(DraftwoodError):

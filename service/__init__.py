@@ -1,1 +1,1 @@
-"""The gRPC service around the engine: requests in, streams of events out. No torch, no drafting."""
+"""The gRPC service around the engine: requests in, streams of events out. No torch and no drafting in here."""

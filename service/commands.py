@@ -1,4 +1,4 @@
-"""`draftwood serve`: settings to a running server, and every way in which that can fail to one line."""
+"""`draftwood serve`: from settings to a running server. Every failure is reported as one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import uvloop
 
 from model_runner.errors import DraftwoodError
 from service.config import SettingsError, read_settings
-from service.logs import configure_logging
+from service.logging_config import configure_logging
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def serve(args: list[str]) -> int | None:
     """Serves until SIGTERM or SIGINT, which drain; a second SIGINT exits at once.
 
     Returns:
-        The exit status: 0 after a drain, 2 for a bad setting, 1 for anything else that keeps it from serving.
+        The exit status: 0 after a drain, 2 for a bad setting, 1 for any other reason not to serve.
     """
     try:
         settings = read_settings(args, os.environ)
@@ -53,7 +53,7 @@ async def _serve(settings: Settings) -> int:
     from service.rpc.server import BoundServer, RunningServer
 
     bound = BoundServer(settings)
-    # Until there is something to drain, signals end the process as they end any other.
+    # There is nothing to drain yet: signals end the process.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     bridge, model = await _start_engine(settings)
     server = RunningServer(bound, model, bridge)
@@ -68,10 +68,10 @@ async def _serve(settings: Settings) -> int:
 
 
 async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
-    """The engine in its process, and what requests need of its model; the tokenizer is loaded meanwhile.
+    """Starts the engine's process, and loads the tokenizer meanwhile.
 
     Raises:
-        DraftwoodError: there is no such model, or it cannot be served.
+        DraftwoodError: the model does not exist, or cannot be served.
     """
     from model_runner.loading.tokenizer import load_tokenizer
     from service.engine.bridge import EngineBridge
@@ -82,17 +82,17 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
     bridge = EngineBridge(runner, max_running=settings.max_running, max_waiting=settings.max_waiting)
     loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, settings.model_path))
     try:
-        facts = await bridge.start()
+        info = await bridge.start()
         tokenizer = await loading
     except BaseException:
         loading.cancel()
         await bridge.close()
         raise
-    return bridge, RemoteModel(**vars(facts), tokenizer=tokenizer, grammars=tokenizer.grammars(facts.vocab_size))
+    return bridge, RemoteModel(**vars(info), tokenizer=tokenizer, grammars=tokenizer.grammars(info.vocab_size))
 
 
 def _stop_signals() -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set; SIGINT after that ends the process."""
+    """An event that is set by SIGTERM and SIGINT; a second SIGINT ends the process."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -107,7 +107,7 @@ def _stop_signals() -> asyncio.Event:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Writes a file that is never seen half-written."""
+    """Writes a file in one step for readers: under another name first, then renamed."""
     part = path.with_name(path.name + ".part")
     part.write_text(text, encoding="utf-8")
     part.replace(path)

@@ -1,6 +1,6 @@
-"""Where settings come from: flags, environment and YAML file, merged, with the source of each value remembered.
+"""Reads settings from flags, environment and a YAML file, and keeps the source of each value for error messages.
 
-Knows the names of `Settings`' fields and nothing of what they mean.
+Uses the names of `Settings`' fields, not their meaning.
 """
 
 from __future__ import annotations
@@ -14,35 +14,39 @@ from typing import Any, NoReturn
 import yaml
 from pydantic import ValidationError
 
-from model_runner.errors import InvalidValueError
+from model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
 from service.settings import Settings, default_shown
 
 ENV_PREFIX = "DRAFTWOOD_"
 CLIENT_VARIABLES = frozenset({"DRAFTWOOD_TARGET", "DRAFTWOOD_TENANT", "DRAFTWOOD_TOKEN"})
-"""Variables of the client's commands, which may stand in the same environment."""
+"""Variables of the client's commands, which may be set in the same environment."""
+_RANGE_ERRORS = frozenset(
+    {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "literal_error", "value_error"}
+)
+"""pydantic's types of errors for values outside a range or set; the others are values that cannot be parsed."""
 
 
-class SettingsError(InvalidValueError):
-    """A setting is unknown or has a value that is not allowed; the text is one line.
+class SettingsError(DraftwoodError):
+    """A setting is unknown or wrong; the text is one line.
 
     Attributes:
-        source: what it came from: a flag, an environment variable or a file.
+        field, allowed: of `error`.
+        source: of the value: a flag, an environment variable or a file; "" for a default.
     """
 
-    def __init__(self, key: str, value: object, allowed: str, source: str) -> None:
-        super().__init__(key, value, allowed)
+    def __init__(self, error: InvalidValueError, source: str) -> None:
+        super().__init__(f"{error} (from {source})" if source else str(error))
+        self.field = error.field
+        self.allowed = error.allowed
         self.source = source
-
-    def __str__(self) -> str:
-        return f"{super().__str__()} (from {self.source})" if self.source else super().__str__()
 
 
 def read_settings(args: list[str], environ: Mapping[str, str], prog: str = "draftwood serve") -> Settings:
-    """The settings of command-line arguments, environment and the YAML file that one of both names.
+    """The settings of command-line arguments, environment, and the YAML file that --config or DRAFTWOOD_CONFIG names.
 
     Raises:
-        SettingsError: a key is unknown or a value is not allowed, wherever it comes from.
-        SystemExit: the arguments ask for help, which has been printed.
+        SettingsError: a setting is unknown or wrong.
+        SystemExit: --help was given; help has been printed.
     """
     flags = _flags(args, prog)
     env = {key[len(ENV_PREFIX) :].lower(): text for key, text in _own(environ).items() if text != ""}
@@ -71,11 +75,11 @@ def flag(key: str) -> str:
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
-    """A parser for all fields; every value is a string, for `Settings` alone knows what is allowed."""
+    """A parser for all fields. Values stay strings, which `Settings` parses and validates."""
     result = _Parser(
         prog=prog,
-        description="Serves a model through gRPC.",
-        epilog="A flag wins over its environment variable, and that over the YAML file.",
+        description="Serve a model over gRPC.",
+        epilog="A flag takes precedence over its environment variable, and that over the YAML file.",
         allow_abbrev=False,
     )
     result.add_argument("--config", metavar="FILE", help="YAML file of settings (env DRAFTWOOD_CONFIG)")
@@ -89,10 +93,11 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises what argparse would print and exit with."""
+    """Raises the errors that argparse would print before exiting."""
 
     def error(self, message: str) -> NoReturn:
-        raise SettingsError("arguments", message, f"see {self.prog} --help", "the command line")
+        error = InvalidInputError("arguments", None, f"{message}; see {self.prog} --help")
+        raise SettingsError(error, "the command line")
 
 
 def _flags(args: list[str], prog: str) -> dict[str, str]:
@@ -100,7 +105,7 @@ def _flags(args: list[str], prog: str) -> dict[str, str]:
     if unknown:
         names = [flag(key) for key in [*Settings.model_fields, "config"]]
         name = unknown[0].split("=", 1)[0]
-        raise SettingsError(name, unknown[0], _unknown(name, names, "flag"), "the command line")
+        raise SettingsError(_unknown(name, names, "flag"), "the command line")
     return {key: value for key, value in vars(parsed).items() if value is not None}
 
 
@@ -112,36 +117,38 @@ def _yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        allowed = f"it must be a file that can be read: {error.strerror}"
-        raise SettingsError("config", str(path), allowed, "") from None
+        raise SettingsError(InvalidInputError("config", path, str(error.strerror).lower()), "") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        allowed = f"it must be YAML: {' '.join(str(error).split())}"
-        raise SettingsError("config", str(path), allowed, "") from None
+        problem = f"not valid YAML: {' '.join(str(error).split())}"
+        raise SettingsError(InvalidInputError("config", path, problem), "") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise SettingsError("config", str(path), "it must hold one mapping of settings", "")
+        raise SettingsError(InvalidInputError("config", path, "must contain one mapping of settings"), "")
     _refuse_unknown(content, str, str(path), list(Settings.model_fields))
     return content
 
 
 def _refuse_unknown(values: Mapping[Any, Any], shown: Any, source: str, known: list[str]) -> None:
-    for key, value in values.items():
+    for key in values:
         if key not in known:
-            names = [shown(name) for name in known]
-            raise SettingsError(shown(key), value, _unknown(shown(key), names, "setting"), source)
+            raise SettingsError(_unknown(shown(key), [shown(name) for name in known], "setting"), source)
 
 
-def _unknown(name: str, known: Iterable[str], what: str) -> str:
+def _unknown(name: str, known: Iterable[str], what: str) -> InvalidInputError:
     close = difflib.get_close_matches(name, known, n=1)
-    return f"there is no such {what}" + (f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}")
+    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+    return InvalidInputError(name, None, f"no such {what}; {hint}")
 
 
 def _first_error(error: ValidationError, sources: Mapping[str, str]) -> SettingsError:
     details = error.errors(include_url=False)[0]
     cause = details.get("ctx", {}).get("error")
     if isinstance(cause, InvalidValueError):
-        return SettingsError(cause.field, cause.value, cause.allowed, sources.get(cause.field, ""))
-    key = str(details["loc"][0])
-    allowed = str(cause) if cause else details["msg"].replace("Input should be", "it must be", 1)
-    return SettingsError(key, details["input"], allowed, sources.get(key, ""))
+        return SettingsError(cause, sources.get(cause.field.partition("[")[0], ""))
+    key, value = str(details["loc"][0]), details["input"]
+    if details["type"] in _RANGE_ERRORS:
+        allowed = str(cause) if cause else details["msg"].replace("Input should be", "it must be", 1)
+        return SettingsError(InvalidValueError(key, value, allowed), sources.get(key, ""))
+    problem = details["msg"].replace("Input should be", "must be", 1).partition(",")[0]
+    return SettingsError(InvalidInputError(key, value, problem), sources.get(key, ""))

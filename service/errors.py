@@ -1,13 +1,11 @@
-"""What the service itself can refuse, and the one table from exception to gRPC status.
+"""The service's own errors, and the one table from exception to gRPC status.
 
 DraftwoodError
-├── QueueFullError          as many requests are live as the service takes
+├── QueueFullError          the limit of live requests is reached
 ├── ShuttingDownError       the service is stopping
-├── DeadlineExceededError   the request's time is up
+├── DeadlineExceededError   the request's deadline has passed
 ├── ReaderStalledError      the client stopped reading its answer
-└── ClientGoneError         the client ended the call; there is nobody to tell
-
-Knows exceptions and statuses only; nothing of engines or requests.
+└── ClientGoneError         the client ended the call
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
 
 class QueueFullError(DraftwoodError):
-    """As many requests are live as the service takes.
+    """The limit of live requests is reached.
 
     Attributes:
-        limit: how many that is.
-        retry_seconds: when a place is likely to be free.
+        limit: of running and waiting requests.
+        retry_seconds: estimate of when a slot is free.
     """
 
     def __init__(self, limit: int, retry_seconds: float) -> None:
@@ -43,17 +41,17 @@ class QueueFullError(DraftwoodError):
 
 
 class ShuttingDownError(DraftwoodError):
-    """The service is stopping; another replica may answer."""
+    """The service is stopping; another replica may serve the request."""
 
     def __init__(self) -> None:
         super().__init__("the server is shutting down")
 
 
 class DeadlineExceededError(DraftwoodError):
-    """The request's time is up.
+    """The request's deadline has passed.
 
     Attributes:
-        seconds: how long it had.
+        seconds: from its start to the deadline.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -65,7 +63,7 @@ class ReaderStalledError(DraftwoodError):
     """The client stopped reading its answer.
 
     Attributes:
-        seconds: how long a message waited for it.
+        seconds: that a message waited to be read.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -74,7 +72,7 @@ class ReaderStalledError(DraftwoodError):
 
 
 class ClientGoneError(DraftwoodError):
-    """The client ended the call, or its connection broke; there is nobody to tell."""
+    """The client ended the call, or its connection broke. No status is sent."""
 
     def __init__(self) -> None:
         super().__init__("the client ended the call")
@@ -82,12 +80,12 @@ class ClientGoneError(DraftwoodError):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How an exception type leaves the service.
+    """How an exception type is reported to clients.
 
     Attributes:
         reason: ErrorInfo.reason, for programs.
-        message: what the client reads; None shows the exception's own text.
-        retry_seconds: RetryInfo's delay; None tells nothing about retrying.
+        message: for people; None sends the exception's own text.
+        retry_seconds: RetryInfo's delay; None sends no RetryInfo.
     """
 
     code: grpc.StatusCode
@@ -96,7 +94,7 @@ class Rule:
     retry_seconds: float | None = None
 
 
-INTERNAL = Rule(grpc.StatusCode.INTERNAL, "INTERNAL", "an internal error; the server's log has it by the request id")
+INTERNAL = Rule(grpc.StatusCode.INTERNAL, "INTERNAL", "internal error; the server logged it under the request id")
 
 RULES: dict[type[BaseException], Rule] = {
     InvalidValueError: Rule(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_VALUE"),
@@ -118,7 +116,7 @@ RULES: dict[type[BaseException], Rule] = {
 
 
 def rule_for(error: BaseException) -> Rule:
-    """The rule of the error's type or of its nearest base that has one; `INTERNAL` for all others."""
+    """The rule of the error's type, or of its nearest base class with one; `INTERNAL` for all others."""
     return next((RULES[kind] for kind in type(error).__mro__ if kind in RULES), INTERNAL)
 
 

@@ -1,4 +1,4 @@
-"""What is served, as the service sees it: the model's facts, its tokenizer, and the limits that requests meet."""
+"""The served model as the service needs it: its properties, its tokenizer, and the limits of requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from model_runner.sequence import Grammar, GrammarKind
+from model_runner.request import GrammarKind
+from model_runner.sequence import Grammar
 from strategies.draft import Int32Array
 
 
@@ -56,8 +57,8 @@ class ServedModel(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFacts:
-    """What the engine's process says of its model; the rest of a `ServedModel` the service has itself."""
+class ModelInfo:
+    """The properties of a model, sent from the engine's process. The service adds tokenizer and grammars."""
 
     name: str
     architecture: str
@@ -71,14 +72,14 @@ class ModelFacts:
     eos_token_ids: frozenset[int]
 
     @classmethod
-    def of(cls, model: Any) -> ModelFacts:
-        """Of a `ServedModel`."""
-        return cls(**{one.name: getattr(model, one.name) for one in fields(ModelFacts)})
+    def of(cls, model: Any) -> ModelInfo:
+        """The properties of a `ServedModel`."""
+        return cls(**{one.name: getattr(model, one.name) for one in fields(ModelInfo)})
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteModel(ModelFacts):
-    """A `ServedModel` whose weights are in the engine's process."""
+class RemoteModel(ModelInfo):
+    """A `ServedModel` with its weights in the engine's process."""
 
     tokenizer: TextTokenizer
     grammars: Grammars
@@ -86,11 +87,11 @@ class RemoteModel(ModelFacts):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What a request is read against.
+    """Model and limits that requests are checked against.
 
     Attributes:
-        default_strategy: drafts for requests that name none.
-        max_draft_nodes: cap on draft nodes a step, whatever a request asks for.
+        default_strategy: the drafting strategy of requests that name none.
+        max_draft_nodes: limit of draft nodes a step and sequence.
     """
 
     model: ServedModel

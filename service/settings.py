@@ -1,119 +1,147 @@
-"""All settings of the service, each written down once: flags, environment, YAML keys and help come from the fields.
+"""All settings of the service, each defined once: flags, environment, YAML keys and help are made from the fields.
 
 A value is taken from the first of: command-line flag, environment variable, YAML file, default.
 """
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from model_runner.errors import InvalidValueError
+from model_runner.engine_config import EngineConfig
+from model_runner.errors import InvalidInputError, InvalidValueError
 from model_runner.loading.checkpoint import BUNDLED_MODEL
 
 _MIB = 1024 * 1024
 
 
 class Settings(BaseModel):
-    """One consistent, frozen set of settings. Durations are in seconds, sizes in bytes."""
+    """One consistent, frozen set of settings. Durations are in seconds, sizes in bytes.
+
+    Bounds of the engine's own values are checked by `EngineConfig`, all others here. Defaults that were measured, with
+    the measurement in docs/decisions.md: prefill_chunk and shared_prefill_chunk ("Prompts beside decoding requests"),
+    stream_interval ("Threads that spin"), memory_tokens (`draftwood bench memory` and `share`). The others are not
+    tuned: values near them work as well.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    model: str | None = Field(default=None, description="Folder or hub id of the model; unset serves the bundled one")
+    model: str | None = Field(default=None, description="Folder or hub id of the model; unset: the bundled model")
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="What the model computes in"
+        default="auto", description="Data type of the model's computation"
     )
     max_context: int | None = Field(
-        default=None, ge=2, description="Tokens of prompt and answer; unset takes the model's own"
+        default=None,
+        ge=2,
+        description="Maximum number of prompt and output tokens of a request; unset: the model's maximum",
     )
     exact: bool | None = Field(
         default=None,
-        description="Rounding must not depend on drafts and batch, on CPUs; unset does so in less than float32",
+        description="Make logits on CPUs independent of drafts and batch, bit by bit; unset: only below float32",
     )
-    threads: int | None = Field(default=None, ge=1, description="CPU threads of a step at most; unset takes all cores")
+    threads: int | None = Field(default=None, description="Maximum number of CPU threads of a step; unset: all cores")
 
-    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all")
-    port: int = Field(default=50051, ge=0, le=65535, description="Port to listen on; 0 takes any free one")
-    ready_file: Path | None = Field(default=None, description="Write HOST:PORT to this file once requests are served")
-    tls_cert: Path | None = Field(default=None, description="PEM certificate chain; set it to serve TLS")
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all interfaces")
+    port: int = Field(default=50051, ge=0, le=65535, description="Port to listen on; 0 for any free port")
+    ready_file: Path | None = Field(default=None, description="File to write HOST:PORT to once requests are served")
+    tls_cert: Path | None = Field(default=None, description="PEM certificate chain; enables TLS")
     tls_key: Path | None = Field(default=None, description="PEM private key of the certificate")
     tls_client_ca: Path | None = Field(
-        default=None, description="PEM authorities; set it to demand client certificates"
+        default=None, description="PEM certificate authorities of clients; makes client certificates mandatory"
     )
 
-    max_running: int = Field(default=8, ge=1, le=4096, description="Requests that decode together")
-    max_waiting: int = Field(default=64, ge=0, le=1_000_000, description="Requests that wait for their turn")
+    max_running: int = Field(default=8, le=4096, description="Maximum number of requests that run in one batch")
+    max_waiting: int = Field(default=64, ge=0, le=1_000_000, description="Maximum number of waiting requests")
     kv_cache_tokens: int | None = Field(
-        default=None, ge=1, description="Tokens whose keys and values fit in memory; unset takes half of what is free"
+        default=None,
+        description="Capacity of the KV cache in tokens; unset: max_running full contexts, limited by free memory",
     )
-    prefix_cache: bool = Field(
-        default=True, description="Keep what a tenant's requests began with for its later ones that begin so"
-    )
-    prefill_chunk: int = Field(default=512, ge=1, description="Prompt tokens a step while nothing decodes")
-    shared_prefill_chunk: int = Field(default=128, ge=1, description="Prompt tokens a step beside decoding requests")
+    prefix_cache: bool = Field(default=True, description="Reuse the KV cache of common prompt prefixes within a tenant")
+    prefill_chunk: int = Field(default=512, description="Prompt tokens of a step in which no request decodes")
+    shared_prefill_chunk: int = Field(default=128, description="Prompt tokens of a step in which requests decode")
     tenant_weights: dict[str, float] = Field(
-        default={}, description="Tenants' shares of the engine, as in acme=2,beta=0.5; 1 for all others"
+        default={}, description="Scheduling weights of tenants, such as acme=2,beta=0.5; 1 for all others"
     )
-    strategy: str = Field(
-        default="hybrid", description="Who drafts for requests that name no strategy; none for nobody"
-    )
-    max_draft_nodes: int = Field(default=48, ge=0, le=1024, description="Draft nodes a step and request")
-    max_tenants: int = Field(default=1000, ge=1, description="Tenants whose memory is ready for use")
+    strategy: str = Field(default="hybrid", description="Default drafting strategy; `none` disables drafting")
+    max_draft_nodes: int = Field(default=48, le=1024, description="Maximum number of draft tokens a step and request")
+    max_tenants: int = Field(default=1000, ge=1, description="Maximum number of tenants with their memory in RAM")
 
     store: str = Field(
         default="memory",
-        description="Where memories rest: memory (this process alone), embedded (a server of our own on a folder), or"
-        " redis://, rediss://, redis+sentinel://, redis+cluster://",
+        description="Storage backend of learned memories: memory (this process only), embedded (a Valkey server that"
+        " the service runs), or the URL of a Redis or Valkey server: redis://, rediss://, redis+sentinel://,"
+        " redis+cluster://, unix://",
     )
     store_folder: Path | None = Field(
-        default=None, description="The embedded store's data; unset takes ~/.local/share/draftwood/store"
+        default=None, description="Data folder of the embedded store; unset: ~/.local/share/draftwood/store"
     )
-    store_bytes: int = Field(default=1024 * _MIB, ge=8 * _MIB, description="Memory of the embedded store at most")
-    store_timeout: float = Field(default=2.0, gt=0, description="Seconds that the store may take to answer")
-    store_tls_ca: Path | None = Field(default=None, description="PEM authorities of a store with TLS")
-    store_tls_cert: Path | None = Field(default=None, description="PEM certificate to show to the store")
+    store_bytes: int = Field(default=1024 * _MIB, ge=8 * _MIB, description="Maximum memory of the embedded store")
+    store_timeout: float = Field(default=2.0, gt=0, description="Timeout of a call to the store in seconds")
+    store_tls_ca: Path | None = Field(default=None, description="PEM certificate authorities of a store with TLS")
+    store_tls_cert: Path | None = Field(default=None, description="PEM client certificate for the store")
     store_tls_key: Path | None = Field(default=None, description="PEM private key of that certificate")
     store_keys: str | None = Field(
-        default=None, repr=False, description="Keys that encrypt the store's values; better in the environment"
+        default=None, repr=False, description="Keys that encrypt stored values; safer in the environment than in a flag"
     )
-    store_key_file: Path | None = Field(default=None, description="File of such keys")
-    memory_tokens: int = Field(default=1_000_000, ge=1024, description="Tokens of a tenant's memory")
-    memory_bytes: int = Field(default=16 * _MIB, ge=65536, description="Bytes of a tenant's memory in the store")
+    store_key_file: Path | None = Field(default=None, description="File with keys that encrypt stored values")
+    memory_tokens: int = Field(default=1_000_000, ge=1024, description="Maximum number of tokens of a tenant's memory")
+    memory_bytes: int = Field(
+        default=16 * _MIB, ge=65536, description="Maximum size of a tenant's memory in the store in bytes"
+    )
     memory_ttl: float = Field(
-        default=0.0, ge=0, description="Seconds after which a tenant that learns nothing is forgotten; 0 for never"
+        default=0.0, ge=0, description="Seconds without learning until a tenant's memory expires; 0 for never"
     )
-    memory_idle: float = Field(default=900.0, gt=0, description="Seconds until an idle tenant's memory leaves RAM")
-    memory_preload: int = Field(default=16, ge=0, description="Memories, the latest, that a new process fetches")
+    memory_idle: float = Field(
+        default=900.0, gt=0, description="Seconds without requests until a tenant's memory is evicted from RAM"
+    )
+    memory_preload: int = Field(
+        default=16, ge=0, description="Number of memories, the latest written, that are loaded at the start"
+    )
 
-    max_message_bytes: int = Field(default=16 * _MIB, ge=1024, le=2**31 - 1, description="Largest request in bytes")
-    default_timeout: float = Field(default=600.0, gt=0, description="Seconds for a request that brings no deadline")
-    max_timeout: float = Field(default=3600.0, gt=0, description="Seconds for any request")
+    max_message_bytes: int = Field(
+        default=16 * _MIB, ge=1024, le=2**31 - 1, description="Maximum size of a request in bytes"
+    )
+    default_timeout: float = Field(default=600.0, gt=0, description="Seconds for a request without a deadline")
+    max_timeout: float = Field(default=3600.0, gt=0, description="Maximum number of seconds for any request")
     stream_interval: float = Field(
         default=0.03,
         ge=0,
         le=60,
-        description="Seconds between two messages of a stream at least, the first and the last excepted",
+        description="Minimum number of seconds between two messages of a stream, except the first and the last",
     )
-    stall_timeout: float = Field(default=30.0, gt=0, description="Seconds that a message waits for its reader")
-    drain_grace: float = Field(default=20.0, ge=0, description="Seconds that live requests get at shutdown")
-    keepalive: float = Field(default=45.0, ge=1, description="Seconds between pings to a quiet client")
+    stall_timeout: float = Field(
+        default=30.0, gt=0, description="Seconds until a request ends when its client does not read"
+    )
+    drain_grace: float = Field(default=20.0, ge=0, description="Seconds for live requests to finish at shutdown")
+    keepalive: float = Field(default=45.0, ge=1, description="Seconds between pings to an idle client")
     max_connection_age: float = Field(
         default=1800.0, ge=0, description="Seconds until a client must reconnect; 0 for never"
     )
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least level that is logged"
-    )
-    log_format: Literal["console", "json"] = Field(default="console", description="How log lines look")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Minimum log level")
+    log_format: Literal["console", "json"] = Field(default="console", description="Format of log lines")
 
     @property
     def model_path(self) -> str:
         """Folder or hub id of the model."""
         return BUNDLED_MODEL if self.model is None else self.model
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """The engine's part. Raises InvalidValueError for a value outside its range."""
+        return EngineConfig(
+            max_running=self.max_running,
+            max_draft_nodes=self.max_draft_nodes,
+            prefill_chunk=self.prefill_chunk,
+            shared_prefill_chunk=self.shared_prefill_chunk,
+            kv_cache_tokens=self.kv_cache_tokens,
+            prefix_cache=self.prefix_cache,
+            tenant_weights=self.tenant_weights,
+            threads=self.threads,
+        )
 
     @field_validator("tenant_weights", mode="before")
     @classmethod
@@ -123,24 +151,15 @@ class Settings(BaseModel):
             return given
         pairs = [part.rpartition("=") for part in given.split(",") if part.strip()]
         if not all(name.strip() and weight.strip() for name, _, weight in pairs):
-            raise ValueError("it must look like acme=2,beta=0.5")
+            raise InvalidInputError("tenant_weights", given, "must look like acme=2,beta=0.5")
         return {name.strip(): weight for name, _, weight in pairs}
-
-    @field_validator("tenant_weights")
-    @classmethod
-    def _positive(cls, weights: dict[str, float]) -> dict[str, float]:
-        for tenant, weight in weights.items():
-            if not 0 < weight < math.inf:
-                raise ValueError(f"{tenant}'s weight must be above 0")
-        return weights
 
     @field_validator("store")
     @classmethod
     def _known_store(cls, given: str) -> str:
         if given not in ("memory", "embedded"):
-            from service.memory.store.redis_client import (
-                RedisClient,  # the library takes a while, which --help need not pay
-            )
+            # Imported here: the Redis library takes a while to import, which --help need not wait for.
+            from service.memory.store.redis_client import RedisClient
 
             RedisClient(given)
         return given
@@ -148,35 +167,42 @@ class Settings(BaseModel):
     @field_validator("strategy")
     @classmethod
     def _known_strategy(cls, name: str) -> str:
-        from strategies import names  # numba takes most of a second, which --help need not pay
+        # Imported here: numba takes most of a second to import, which --help need not wait for.
+        from strategies import strategy_names
 
-        if name not in names():
-            raise ValueError(f"it must be one of {', '.join(names())}")
+        if name not in strategy_names():
+            raise ValueError(f"it must be one of {', '.join(strategy_names())}")
         return name
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
-        if (self.tls_cert is None) != (self.tls_key is None):
-            missing, present = ("tls_key", "tls_cert") if self.tls_key is None else ("tls_cert", "tls_key")
-            raise InvalidValueError(missing, None, f"it must be set, since {present} is")
+        _ = self.engine_config
+        _require_both(self, "tls_cert", "tls_key")
+        _require_both(self, "store_tls_cert", "store_tls_key")
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise InvalidValueError("tls_cert", None, "it must be set, since tls_client_ca is")
+            raise InvalidInputError("tls_cert", None, "must be set, since tls_client_ca is set")
+        if self.store_keys is not None and self.store_key_file is not None:
+            raise InvalidInputError("store_key_file", None, "cannot be combined with store_keys")
         if self.default_timeout > self.max_timeout:
             allowed = f"it must be at most max_timeout = {self.max_timeout:g}"
             raise InvalidValueError("default_timeout", self.default_timeout, allowed)
-        if (self.store_tls_cert is None) != (self.store_tls_key is None):
-            missing = "store_tls_key" if self.store_tls_key is None else "store_tls_cert"
-            raise InvalidValueError(missing, None, "it must be set, since the other of the two is")
         files = ("store_tls_ca", "store_tls_cert", "store_tls_key", "store_key_file")
         for key in ("tls_cert", "tls_key", "tls_client_ca", *files):
             path: Path | None = getattr(self, key)
             if path is not None and not path.is_file():
-                raise InvalidValueError(key, str(path), "it must be a file that exists")
+                raise InvalidInputError(key, path, "no such file")
         return self
 
 
+def _require_both(settings: Settings, *keys: str) -> None:
+    """Raises InvalidInputError if one of two settings is set and the other is not."""
+    for missing, present in (keys, reversed(keys)):
+        if getattr(settings, missing) is None and getattr(settings, present) is not None:
+            raise InvalidInputError(missing, None, f"must be set, since {present} is set")
+
+
 def default_shown(key: str) -> str:
-    """The default of a field as a user writes it; "unset" where there is none."""
+    """The default of a field as a user writes it; "unset" if there is none."""
     default: Any = Settings.model_fields[key].default
     if default is None or default == {}:
         return "unset"

@@ -6,7 +6,7 @@ from strategies.jacobi.strategy import JacobiStrategy
 from strategies.mixing.hybrid import HybridStrategy
 from strategies.mixing.recycling import RecyclingStrategy
 from strategies.none import NoDrafts
-from strategies.registry import UnknownStrategyError, create, names, register
+from strategies.registry import UnknownStrategyError, create, register, strategy_names
 from strategies.trie.strategy import TrieStrategy
 
 __all__ = [
@@ -23,6 +23,6 @@ __all__ = [
     "TrieStrategy",
     "UnknownStrategyError",
     "create",
-    "names",
     "register",
+    "strategy_names",
 ]

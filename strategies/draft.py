@@ -1,4 +1,4 @@
-"""The draft tree: which tokens are guessed to come next, and how sure the guess is.
+"""The draft tree: tokens that may come next, and the probability that each is accepted.
 
 Knows token ids and numbers only; nothing of text, models or requests.
 """
@@ -8,21 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
-Int32Array: TypeAlias = npt.NDArray[np.int32]
-Float32Array: TypeAlias = npt.NDArray[np.float32]
-
-ROOT = -1
-"""The parent of a node that hangs from the last committed token."""
+from strategies.native import Float32Array as Float32Array
+from strategies.native import Int32Array as Int32Array
+from strategies.native import compiled, flattened
+from strategies.tree_index import NO_NODE, TreeIndex, find_child, insert, link, unlinked
 
 
 class MalformedTreeError(ValueError):
-    """A draft tree breaks one of its laws; the message names the law, the node and the value."""
+    """A draft tree violates an invariant; the message names the invariant, the node and the value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +29,10 @@ class DraftTree:
 
     Attributes:
         tokens: int32[n], the token at each node.
-        parents: int32[n], each node's parent, always before the node itself; `ROOT` (-1) for the first level.
+        parents: int32[n], each node's parent, always before the node itself; `NO_NODE` (-1) for the first level.
         scores: float32[n], estimated probability that the whole path down to the node is accepted.
 
-    Laws (`check` raises `MalformedTreeError`): `-1 <= parents[i] < i`; tokens are not negative; scores lie in
+    Invariants (`check` raises `MalformedTreeError`): `-1 <= parents[i] < i`; tokens are not negative; scores lie in
     [0, 1] and never grow along a path, so that the k best nodes are always a tree themselves; siblings carry
     different tokens.
     """
@@ -50,7 +48,7 @@ class DraftTree:
         """A checked tree of anything array-like. Without `parents` the tokens are one chain; without `scores`, all 1.
 
         Raises:
-            MalformedTreeError: a law is broken.
+            MalformedTreeError: an invariant is violated.
         """
         token_array = np.asarray(tokens, np.int32)
         tree = cls(
@@ -74,7 +72,7 @@ class DraftTree:
         return f"DraftTree({len(self)} nodes: {nodes}{', ...' if len(self) > 6 else ''})"
 
     def check(self, vocab_size: int | None = None) -> None:
-        """Raises `MalformedTreeError` when a law is broken, or a token is not below `vocab_size`."""
+        """Raises `MalformedTreeError` when an invariant is violated, or a token is not below `vocab_size`."""
         for name, array, dtype in (
             ("tokens", self.tokens, np.int32),
             ("parents", self.parents, np.int32),
@@ -86,19 +84,21 @@ class DraftTree:
         if not len(self.tokens) == len(self.parents) == len(self.scores):
             lengths = (len(self.tokens), len(self.parents), len(self.scores))
             raise MalformedTreeError(f"tokens, parents and scores must be of one length, not {lengths}")
-        law, node = _first_broken_law(
-            self.tokens, self.parents, self.scores, 2**31 if vocab_size is None else vocab_size
+        violated, node = _first_violation(
+            unlinked(self.tokens), self.parents, self.scores, 2**31 if vocab_size is None else vocab_size
         )
-        if law:
+        if violated:
             raise MalformedTreeError(
-                f"{_LAWS[law]}, but node {node} has token {self.tokens[node]}, parent {self.parents[node]},"
+                f"{_INVARIANTS[violated]}, but node {node} has token {self.tokens[node]}, parent {self.parents[node]},"
                 f" score {self.scores[node]}"
             )
 
     @cached_property
     def depths(self) -> Int32Array:
-        """int32[n]: 0 for the nodes under the root."""
-        return _depths(self.parents)
+        """int32[n]: 0 for the first level."""
+        depths = np.empty(len(self), np.int32)
+        _set_depths(self.parents, depths)
+        return depths
 
     def pruned(self, budget: int) -> DraftTree:
         """The `budget` best-scored nodes, in their order; a node's parent is always kept with it."""
@@ -107,7 +107,7 @@ class DraftTree:
         if budget <= 0:
             return EMPTY_TREE
         kept = np.sort(np.argsort(-self.scores, kind="stable")[:budget])
-        new_index = np.full(len(self) + 1, ROOT, np.int32)
+        new_index = np.full(len(self) + 1, NO_NODE, np.int32)
         new_index[kept] = np.arange(kept.size, dtype=np.int32)
         return DraftTree(self.tokens[kept], new_index[self.parents[kept]], self.scores[kept])
 
@@ -115,37 +115,53 @@ class DraftTree:
 EMPTY_TREE = DraftTree(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
 
 
+class TreeBuilder:
+    """A draft tree made by laying trees over one another by shared prefix; a node of several keeps its best score.
+
+    Args:
+        capacity: how many nodes it takes; further ones are left out, with what hangs from them.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._nodes = DraftTree(
+            np.empty(capacity, np.int32), np.empty(capacity, np.int32), np.empty(capacity, np.float32)
+        )
+        self._index = unlinked(self._nodes.tokens)
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, tokens: Int32Array, parents: Int32Array, scores: Float32Array) -> None:
+        """Adds a tree, laid out as in `DraftTree`; its siblings may be equal."""
+        located = np.empty(tokens.shape[0], np.int32)
+        self._size = _merge(
+            self._index, self._nodes.parents, self._nodes.scores, self._size, tokens, parents, scores, located
+        )
+
+    def tree(self) -> DraftTree:
+        """What was added so far."""
+        made, n = self._nodes, self._size
+        return DraftTree(made.tokens[:n], made.parents[:n], made.scores[:n])
+
+
 def merged(trees: SequenceOf[DraftTree]) -> DraftTree:
     """The trees laid over one another by shared prefix; a node that several have keeps its best score."""
-    index: dict[tuple[int, int], int] = {}
-    tokens: list[int] = []
-    parents: list[int] = []
-    scores: list[float] = []
+    builder = TreeBuilder(sum(len(tree) for tree in trees))
     for tree in trees:
-        place = {ROOT: ROOT}
-        for node, (token, parent, score) in enumerate(
-            zip(tree.tokens.tolist(), tree.parents.tolist(), tree.scores.tolist(), strict=True)
-        ):
-            key = (place[parent], token)
-            if key not in index:
-                index[key] = len(tokens)
-                tokens.append(token)
-                parents.append(key[0])
-                scores.append(score)
-            place[node] = index[key]
-            scores[place[node]] = max(scores[place[node]], score)
-    return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.array(scores, np.float32))
+        builder.add(tree.tokens, tree.parents, tree.scores)
+    return builder.tree()
 
 
 def checked(proposed: Any, budget: int, vocab_size: int | None) -> DraftTree:
-    """What a strategy proposes, of whatever class, as a lawful tree of arrays that compiled code takes.
+    """What a strategy proposes, of whatever class, as a checked tree of arrays that compiled code takes.
 
     Raises:
-        MalformedTreeError: it has more than `budget` nodes, or breaks a law.
+        MalformedTreeError: it has more than `budget` nodes, or violates an invariant.
         AttributeError: it lacks `tokens`, `parents` or `scores`.
     """
     arrays = proposed.tokens, proposed.parents, proposed.scores
-    if len(arrays[0]) > budget:  # before the laws, whose check takes longer for larger trees
+    if len(arrays[0]) > budget:  # first, since `check` takes longer for larger trees
         raise MalformedTreeError(f"a draft has at most {budget} nodes, not {len(arrays[0])}")
     plain = type(proposed) is DraftTree and all(type(a) is np.ndarray and a.flags.carray for a in arrays)
     tree = proposed if plain else DraftTree(*(_plain(array) for array in arrays))
@@ -158,7 +174,7 @@ def _plain(array: Any) -> Any:
     return np.array(array, order="C") if isinstance(array, np.ndarray) else array
 
 
-_LAWS = (
+_INVARIANTS = (
     "",
     "a parent comes before its child and is at least -1",
     "a token is not negative and below the vocabulary size",
@@ -168,17 +184,14 @@ _LAWS = (
 )
 
 
-@numba.njit(cache=True, nogil=True)
-def _first_broken_law(
-    tokens: Int32Array, parents: Int32Array, scores: Float32Array, vocab_size: int
-) -> tuple[int, int]:
-    """Index into `_LAWS` and the node, or (0, 0)."""
-    n = tokens.shape[0]
-    first_child = np.full(n + 1, -1, np.int32)
-    next_sibling = np.full(n, -1, np.int32)
-    for i in range(n):
+@flattened
+@compiled
+def _first_violation(index: TreeIndex, parents: Int32Array, scores: Float32Array, vocab_size: int) -> tuple[int, int]:
+    """Index into `_INVARIANTS` and the node, or (0, 0). Links the nodes of the tree as it goes."""
+    tokens = index.tokens
+    for i in range(tokens.shape[0]):
         p = parents[i]
-        if p < -1 or p >= i:
+        if p < NO_NODE or p >= i:
             return 1, i
         if tokens[i] < 0 or tokens[i] >= vocab_size:
             return 2, i
@@ -186,20 +199,37 @@ def _first_broken_law(
             return 3, i
         if p >= 0 and scores[i] > scores[p]:
             return 4, i
-        sibling = first_child[p]
-        while sibling >= 0:
-            if tokens[sibling] == tokens[i]:
-                return 5, i
-            sibling = next_sibling[sibling]
-        next_sibling[i] = first_child[p]
-        first_child[p] = i
+        if find_child(index, p, tokens[i]) >= 0:
+            return 5, i
+        link(index, i, p)
     return 0, 0
 
 
-@numba.njit(cache=True, nogil=True)
-def _depths(parents: Int32Array) -> Int32Array:
-    depths = np.zeros(parents.shape[0], np.int32)
+@flattened
+@compiled
+def _merge(
+    index: TreeIndex,
+    index_parents: Int32Array,
+    index_scores: Float32Array,
+    size: int,
+    tokens: Int32Array,
+    parents: Int32Array,
+    scores: Float32Array,
+    located: Int32Array,
+) -> int:
+    """Inserts a tree and sets parents and scores of the index's nodes; returns the new size."""
+    end = insert(index, size, tokens, parents, located)
+    for node in range(size, end):
+        index_scores[node] = 0.0
+    for i in range(tokens.shape[0]):
+        node = located[i]
+        if node >= 0:
+            index_parents[node] = located[parents[i]] if parents[i] >= 0 else NO_NODE
+            index_scores[node] = max(index_scores[node], scores[i])
+    return end
+
+
+@compiled
+def _set_depths(parents: Int32Array, depths: Int32Array) -> None:
     for i in range(parents.shape[0]):
-        if parents[i] >= 0:
-            depths[i] = depths[parents[i]] + 1
-    return depths
+        depths[i] = depths[parents[i]] + 1 if parents[i] >= 0 else 0

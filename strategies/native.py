@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Iterator
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, TypeAlias, TypeVar, cast, get_type_hints
 
 import numba
 import numpy as np
@@ -12,18 +14,85 @@ import numpy.typing as npt
 Integer: TypeAlias = int | np.integer[Any]
 """A whole number: an int in Python, any width of it in compiled code."""
 Real: TypeAlias = float | np.floating[Any]
+Int32Array: TypeAlias = npt.NDArray[np.int32]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
+Float32Array: TypeAlias = npt.NDArray[np.float32]
+Float64Array: TypeAlias = npt.NDArray[np.float64]
 
 _njit: Any = numba.njit
 
 Function = TypeVar("Function", bound=Callable[..., object])
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 def compiled(function: Function) -> Function:
     """Decorator: `function` as machine code, cached on disk, run without the interpreter's lock.
 
     It borrows its arrays: without numba's reference counts (two atomic operations for each array of each inner call)
-    a draft takes a third of the time. So it must not create arrays; callers lend it room. Called from Python it takes
-    arrays and numbers, for a tuple of arrays takes longer to unpack than to use; inside, tuples cost nothing.
+    a draft takes a third of the time. So it must not create arrays; callers lend it a workspace. From other compiled
+    functions it takes named tuples at no cost; Python hands them over through `flattened`.
     """
     return cast(Function, _njit(cache=True, nogil=True, _nrt=False)(function))
+
+
+def flattened(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """A `compiled` function for callers in Python, which pass its named tuples as they are.
+
+    numba recognizes arrays in C code, but named tuples in Python code: of a trie's draft with nothing to draft, 30
+    arrays, 1.9 us where they are passed one by one, 5.6 us in their tuples, 2.4 us through this. It makes two functions
+    out of the annotations of `function`: one in Python that takes the named tuples apart, nested ones too, and a
+    compiled one that puts them together again, which costs nothing there. The latter is cached beside the module of
+    `function`, like any compiled function.
+    """
+    python = cast(Any, function).py_func
+    kinds = get_type_hints(python)
+    parameters = [*signature(python).parameters]
+    namespace: dict[str, Any] = {"__name__": python.__module__, "function": function}
+    name = f"{python.__name__}_flattened"
+    leaves = ", ".join(leaf for name in parameters for leaf in _leaves(name, kinds[name]))
+    rebuilt = ", ".join(_rebuilt(name, kinds[name], namespace) for name in parameters)
+    apart = ", ".join(_taken_apart(name, kinds[name]) for name in parameters)
+    _define(f"def {name}({leaves}):\n    return function({rebuilt})\n", python, namespace)
+    namespace[name].__qualname__ = name
+    namespace[name] = compiled(namespace[name])
+    _define(f"def call({', '.join(parameters)}):\n    return {name}({apart})\n", python, namespace)
+    return cast(Callable[Parameters, Result], wraps(python)(namespace["call"]))
+
+
+def _define(source: str, python: Any, namespace: dict[str, Any]) -> None:
+    """Runs a definition as if it stood in the file of `python`, where numba looks for the cache."""
+    exec(compile(source, python.__code__.co_filename, "exec"), namespace)
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    """The fields of a class of named tuples and their types; none of any other type."""
+    is_named_tuple = isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
+    return get_type_hints(kind) if is_named_tuple else {}
+
+
+def _leaves(name: str, kind: Any) -> Iterator[str]:
+    """Names for the arrays and numbers in a value: "own_log", "own_links", ..."""
+    if not _fields(kind):
+        yield name
+    for field, inner in _fields(kind).items():
+        yield from _leaves(f"{name}_{field}", inner)
+
+
+def _rebuilt(name: str, kind: Any, namespace: dict[str, Any]) -> str:
+    """The expression that makes a value of its leaves; puts the classes that it needs into the namespace."""
+    if not _fields(kind):
+        return name
+    namespace[f"{kind.__name__}_of_{name}"] = kind
+    fields = ", ".join(_rebuilt(f"{name}_{field}", inner, namespace) for field, inner in _fields(kind).items())
+    return f"{kind.__name__}_of_{name}({fields})"
+
+
+def _taken_apart(expression: str, kind: Any) -> str:
+    """The expression that passes the leaves of a value: "*own", or "*trees[0], trees[1]"."""
+    fields = _fields(kind)
+    if not fields:
+        return expression
+    if not any(map(_fields, fields.values())):
+        return f"*{expression}"
+    return ", ".join(_taken_apart(f"{expression}[{at}]", inner) for at, inner in enumerate(fields.values()))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from strategies.base import Feedback
-from strategies.draft import EMPTY_TREE, DraftTree, Int32Array
+from strategies.draft import EMPTY_TREE, DraftTree
+from strategies.native import Int32Array
 from strategies.registry import register
 
 
 @register("none")
 class NoDrafts:
-    """Strategy and drafter in one, for it keeps nothing."""
+    """Strategy and drafter in one, since there is no state."""
 
     top_k = 0
 

@@ -30,8 +30,8 @@ class UnknownStrategyError(LookupError):
     """No strategy has this name.
 
     Attributes:
-        name: the name asked for.
-        known: the names there are.
+        name: the unknown name.
+        known: the registered names.
     """
 
     def __init__(self, name: str, known: list[str]) -> None:
@@ -60,11 +60,12 @@ def create(name: str, **options: object) -> Strategy:
 
     Raises:
         UnknownStrategyError: nothing is registered under `name`.
-        TypeError, ValueError: the strategy does not know an option, or not its value.
+        TypeError: the strategy has no such option.
+        ValueError: an option's value is not allowed.
     """
     _load_entry_points()
     if name not in _factories:
-        raise UnknownStrategyError(name, names())
+        raise UnknownStrategyError(name, strategy_names())
     return _factories[name](**options)
 
 
@@ -76,13 +77,13 @@ def options_of(name: str) -> frozenset[str]:
     """
     _load_entry_points()
     if name not in _factories:
-        raise UnknownStrategyError(name, names())
+        raise UnknownStrategyError(name, strategy_names())
     parameters = signature(_factories[name]).parameters.values()
     return frozenset(one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD))
 
 
 def warm_up(name: str) -> None:
-    """Runs a throw-away instance once, so that what it compiles at its first call is ready before real requests."""
+    """Runs an instance once and drops it, so that functions that are compiled at the first call are ready."""
     drafter = create(name).start(np.zeros(4, np.int32))
     for _ in range(2):
         drafter.propose(8)
@@ -90,14 +91,14 @@ def warm_up(name: str) -> None:
     drafter.close()
 
 
-def names() -> list[str]:
+def strategy_names() -> list[str]:
     """All registered names, sorted."""
     _load_entry_points()
     return sorted(_factories)
 
 
 def _load_entry_points() -> None:
-    """Registers what other packages brought; one that cannot be imported is logged and left out."""
+    """Registers the strategies of other packages; one that cannot be imported is logged and left out."""
     global _entry_points_loaded
     if _entry_points_loaded:
         return

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.demo import demo, read_questions
-from benchmarks.server_process import ServerError, running_server
+from benchmarks.demo import demo
+from benchmarks.shared.prompts import read_questions
+from benchmarks.shared.server_process import ServerError, running_server
 from draftwood_client import (
     AsyncClient,
     ChatMessage,
@@ -32,7 +33,7 @@ from model_runner.drafting import draft_account
 from model_runner.engine import Engine, EngineConfig
 from service.rpc.server import RunningServer
 from service.settings import Settings
-from strategies import DraftTree, Feedback, names, registry
+from strategies import DraftTree, Feedback, registry, strategy_names
 from strategies.draft import Int32Array
 from tests.model_runner.families import greedy, served
 from tests.service.fakes import started_server, until
@@ -41,7 +42,7 @@ QUESTIONS = read_questions()[0][:4]
 
 
 class Serving:
-    """A server in this process, its engine at hand."""
+    """A server in this process, with access to its engine."""
 
     def __init__(self, server: RunningServer, engines: list[Engine]) -> None:
         self.server = server
@@ -52,7 +53,7 @@ class Serving:
         return self._engines[0]
 
     async def settled(self) -> None:
-        """Nothing is live, and nothing is held for anything that was."""
+        """No request is live, and no resources are held for past ones."""
         assert await self.server.bridge.wait_idle(10.0)
         await until(lambda: not self.engine.has_work)
         self.engine.check()
@@ -87,9 +88,9 @@ def expected(question: str, tokens: int) -> tuple[int, ...]:
     return tuple(greedy("bundled", tuple(prompt.tolist()), tokens))
 
 
-@pytest.mark.parametrize("strategy", names())
+@pytest.mark.parametrize("strategy", strategy_names())
 async def test_answers_are_those_of_transformers_generate(strategy: str) -> None:
-    """Twice, so that the second time most of it is drafted; all questions at once."""
+    """All questions at once, twice: the second time most tokens are drafted."""
     async with serving() as (server, client):
         for _ in range(2):
             answers = await asyncio.gather(
@@ -108,7 +109,7 @@ async def test_answers_are_those_of_transformers_generate(strategy: str) -> None
 @pytest.mark.parametrize(
     ("strategy", "sources"), [("trie", {"trie"}), ("recycling", {"recycling"}), ("hybrid", {"trie", "recycling"})]
 )
-async def test_what_came_of_each_source_is_told(strategy: str, sources: set[str]) -> None:
+async def test_drafts_and_acceptance_are_reported_for_each_source(strategy: str, sources: set[str]) -> None:
     async with serving() as (_, client):
         for _ in range(2):
             answers = [
@@ -122,7 +123,7 @@ async def test_what_came_of_each_source_is_told(strategy: str, sources: set[str]
         assert {name for answer in answers for name in answer.drafting.by_source} == sources
 
 
-async def test_samples_of_a_hybrid_add_up_their_sources_and_a_format_is_a_source() -> None:
+async def test_counts_by_source_add_up_over_samples_and_a_format_is_a_source() -> None:
     async with serving() as (_, client):
         options: dict[str, Any] = {"strategy": "hybrid", "max_tokens": 40}
         several = (await client.generate(ask(QUESTIONS[0]), n=2, temperature=0.7, **options)).drafting
@@ -133,7 +134,9 @@ async def test_samples_of_a_hybrid_add_up_their_sources_and_a_format_is_a_source
 
 
 async def test_one_tenants_answers_do_not_draft_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))  # how often drafts are tried depends on what they cost
+    monkeypatch.setattr(
+        draft_account, "LONGEST_PAUSES", (0, 0)
+    )  # else measured times decide how often drafts are tried
     async with serving() as (_, client):
         options: dict[str, Any] = {"max_tokens": 60, "strategy": "trie"}
         first = await client.generate(ask(QUESTIONS[0]), tenant="a", **options)
@@ -143,7 +146,7 @@ async def test_one_tenants_answers_do_not_draft_for_another(monkeypatch: pytest.
         assert other.drafting.accepted_by_depth == first.drafting.accepted_by_depth
 
 
-async def test_samples_are_what_requests_with_their_seeds_write() -> None:
+async def test_samples_equal_the_answers_to_requests_with_their_seeds() -> None:
     async with serving() as (server, client):
         options: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "max_tokens": 30}
         several = await client.generate(ask(QUESTIONS[0]), n=3, seed=2**64 - 2, **options)
@@ -194,7 +197,7 @@ async def test_drafting_off_verifies_no_drafts() -> None:
                 assert answer.token_ids == expected(QUESTIONS[0], 20)
 
 
-async def test_leaving_a_stream_frees_its_slot_and_deadlines_end_it() -> None:
+async def test_a_cancelled_stream_and_a_missed_deadline_free_their_slots() -> None:
     async with serving() as (server, client):
         async with client.stream(ask(QUESTIONS[0])) as stream:
             await anext(stream)
@@ -217,7 +220,7 @@ async def test_a_broken_model_ends_requests_and_not_the_service(monkeypatch: pyt
         assert (await client.generate(ask(QUESTIONS[0]), max_tokens=20)).token_ids == expected(QUESTIONS[0], 20)
 
 
-async def test_a_strategy_that_raises_costs_its_request_nothing_but_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_strategy_that_raises_slows_its_request_down_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         top_k = 0
 
@@ -239,7 +242,7 @@ async def test_a_strategy_that_raises_costs_its_request_nothing_but_speed(monkey
         await server.settled()
 
 
-async def test_shutdown_ends_what_is_live_with_one_status() -> None:
+async def test_shutdown_ends_live_requests_with_one_status() -> None:
     async with serving() as (server, client):
         streams = [client.stream("and", ignore_eos=True) for _ in range(6)]
         await anext(streams[0])
@@ -286,7 +289,7 @@ def test_the_command_line_from_serve_to_sigterm(tmp_path: Path) -> None:
         server.communicate()
 
 
-def test_a_server_that_cannot_start_says_why() -> None:
+def test_a_server_that_cannot_start_reports_the_reason() -> None:
     with pytest.raises(ServerError, match="no such folder"), running_server("--model", "/no/such/folder"):
         pass
 

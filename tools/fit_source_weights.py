@@ -1,4 +1,4 @@
-"""Fits the weights that a hybrid starts from: what `strategies/mixing/calibration.py` calls the prior.
+"""Fits the weights that a hybrid starts from, the prior in `strategies/mixing/weights.py`.
 
     python tools/fit_source_weights.py gsm8k.jsonl --limit 60
 
@@ -16,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from benchmarks.demo import read_questions
-from benchmarks.prompts import encode, read_prompts
+from benchmarks.shared.prompts import encode, read_prompts, read_questions
 from model_runner.engine import Engine, EngineConfig
 from model_runner.loading.model import BUNDLED_MODEL, load_model
-from model_runner.sequence import Sequence, StopParams
+from model_runner.request import Request, StopParams
+from model_runner.sequence import Sequence
 from strategies import HybridStrategy
-from strategies.draft import Int32Array
-from strategies.mixing.calibration import CHANCE_BINS, LEVELS, SOURCES, Weights
 from strategies.mixing.successors import ORDERS, STEADY_BINS, WIDTH
+from strategies.mixing.weights import CHANCE_BINS, LEVELS, SOURCES, Weights
+from strategies.native import Int32Array
 
 BUDGETS = (16, 32, 64)
 STEP = 0.05
@@ -34,7 +34,7 @@ Table = npt.NDArray[np.float64]
 
 
 def blank_weights() -> Weights:
-    """Weights that know nothing: all ranks alike, each source believed by half."""
+    """Weights without a prior: all ranks alike, every source's logarithm counted by half."""
     return Weights(
         ranks=np.zeros((LEVELS, ORDERS + 1, ORDERS, STEADY_BINS, WIDTH), np.float32),
         escapes=np.ones((LEVELS, ORDERS + 1), np.float32),
@@ -58,7 +58,10 @@ def learn(engine: Engine, sessions: list[list[Int32Array]], max_tokens: int) -> 
         for prompt in prompts:
             stop = StopParams(max_tokens)
             budget = BUDGETS[number % len(BUDGETS)]
-            engine.add(Sequence("fit", prompt, stop, strategy_name="hybrid", strategy=strategy, max_draft_nodes=budget))
+            request = Request(
+                request_id="fit", prompt=prompt, stop=stop, strategy_name="hybrid", max_draft_nodes=budget
+            )
+            engine.add(Sequence(request, strategy))
             while engine.has_work:
                 engine.step()
         for table, old, way, sum_ in zip(weights, before, moved, total, strict=True):
@@ -116,7 +119,7 @@ def fit(
     session: Annotated[int, typer.Option(min=1, help="Answers until the memories are emptied.")] = 20,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 200,
 ) -> None:
-    """Print the constants of the prior in strategies/mixing/calibration.py."""
+    """Print the constants of the prior in strategies/mixing/weights.py."""
     model = load_model(BUNDLED_MODEL, device="cpu", dtype="float32")
     most = max(BUDGETS)
     engine = Engine(model, EngineConfig(max_draft_nodes=most, adaptive_budget=False, prefix_cache=False))
@@ -126,9 +129,9 @@ def fit(
         prompts = [encode(model.tokenizer, text) for text in kind]
         prompts = [prompt for prompt in prompts if prompt.size + max_tokens <= model.max_context]
         sessions.append([prompts[at : at + session] for at in range(0, len(prompts), session)])
-    # Sessions of all kinds in turn, the rarer ones spread out.
-    places = [((n + 0.5) / len(kind), prompts) for kind in sessions for n, prompts in enumerate(kind)]
-    ordered = [prompts for _, prompts in sorted(places, key=lambda pair: pair[0])]
+    # Sessions of all kinds are interleaved, the rarer ones spread out.
+    placed = [((n + 0.5) / len(kind), prompts) for kind in sessions for n, prompts in enumerate(kind)]
+    ordered = [prompts for _, prompts in sorted(placed, key=lambda pair: pair[0])]
     for name, value in constants(*learn(engine, ordered, max_tokens)).items():
         typer.echo(f"{name} = {value}")
 

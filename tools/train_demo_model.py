@@ -1,9 +1,9 @@
-"""Trains a small chat model on questions and answers: tokenizer, Llama weights and chat template, ready to be served.
+"""Trains a small chat model on questions and answers: tokenizer, Llama weights and chat template.
 
     python tools/train_demo_model.py train support.jsonl --heldout heldout.jsonl --out model
     python tools/train_demo_model.py evaluate model heldout.jsonl
 
-The command line alone: data are prepared in `tools.demo_model.corpus`, models trained in `tools.demo_model.training`.
+The command line only: `tools.demo_model.corpus` prepares the data, `tools.demo_model.training` trains the model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from model_runner.errors import InvalidValueError
+from model_runner.errors import InvalidInputError, InvalidValueError
 from tools.demo_model.corpus import Exchange, encoded, read_exchanges, split, trained_tokenizer
 from tools.demo_model.training import (
     CHECKPOINT,
@@ -38,9 +38,10 @@ from tools.demo_model.training import (
 )
 
 CHECKPOINT_EVERY = 200
+"""Steps between checkpoints, about five minutes of training on one core; not tuned."""
 
 app = typer.Typer(
-    help="Train and measure the kind of model that model_runner/loading/demo holds.",
+    help="Train and evaluate models like the one in model_runner/loading/demo.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
@@ -51,22 +52,20 @@ console = Console(soft_wrap=True)
 @app.command()
 def train(
     data: Annotated[Path, typer.Argument(help="JSONL with 'instruction' and 'response' in each line.")],
-    out: Annotated[Path, typer.Option(help="Folder to write: the model, and the checkpoint while it is unfinished.")],
+    out: Annotated[Path, typer.Option(help="Folder for the model, and for the checkpoint of an unfinished run.")],
     heldout: Annotated[
-        Path | None, typer.Option(help="JSONL of exchanges to measure on; they are left out of the training data.")
+        Path | None, typer.Option(help="JSONL of exchanges to evaluate on; they are left out of the training data.")
     ] = None,
-    heldout_fraction: Annotated[
-        float, typer.Option(help="Share of the data to hold out when there is no file.")
-    ] = 0.02,
+    heldout_fraction: Annotated[float, typer.Option(help="Share of the data to hold out without --heldout.")] = 0.02,
     minutes: Annotated[
-        float | None, typer.Option(help="Stop after so long, with a checkpoint to --resume from.")
+        float | None, typer.Option(help="Stop after this many minutes, with a checkpoint for --resume.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the unfinished run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the unfinished run in --out.")] = False,
     steps: Annotated[
-        int, typer.Option(help="Steps of the whole run; the learning rate falls over them.")
+        int, typer.Option(help="Steps of the whole run; the learning rate decays over them.")
     ] = Recipe.steps,
-    batch: Annotated[int, typer.Option(help="Rows in a step.")] = Recipe.batch,
-    context: Annotated[int, typer.Option(help="Tokens in a row; documents are packed into it.")] = Recipe.context,
+    batch: Annotated[int, typer.Option(help="Rows per step.")] = Recipe.batch,
+    context: Annotated[int, typer.Option(help="Tokens per row; documents are packed into rows.")] = Recipe.context,
     peak_rate: Annotated[float, typer.Option(help="Learning rate after the warm-up.")] = Recipe.peak_rate,
     warmup: Annotated[int, typer.Option(help="Steps of the warm-up.")] = Recipe.warmup,
     vocab_size: Annotated[int, typer.Option(help="Tokens of the vocabulary.")] = Recipe.vocab_size,
@@ -74,15 +73,15 @@ def train(
     hidden: Annotated[int, typer.Option(help="Hidden width.")] = Recipe.hidden,
     head_dim: Annotated[int, typer.Option(help="Width of an attention head.")] = Recipe.head_dim,
     mlp: Annotated[int, typer.Option(help="Width of the feed-forward layers.")] = Recipe.mlp,
-    seed: Annotated[int, typer.Option(help="Decides weights, order and split.")] = Recipe.seed,
+    seed: Annotated[int, typer.Option(help="Seed of weights, order and split.")] = Recipe.seed,
 ) -> None:
-    """Train a model, from nothing or from where an unfinished run stopped.
+    """Train a model from scratch, or continue an unfinished run.
 
-    However often a run is stopped and resumed, it computes the same model.
+    Interruptions do not change the model that a run computes.
     """
     with _errors_on_one_line():
         if minutes is not None and not minutes > 0:
-            raise InvalidValueError("minutes", minutes, "a number above 0")
+            raise InvalidValueError("minutes", minutes, "it must be above 0")
         recipe = Recipe(vocab_size, layers, hidden, head_dim, mlp, context, batch, steps, warmup, peak_rate, seed)
         measured = None if heldout is None else read_exchanges(heldout, "heldout")
         training, measured = split(read_exchanges(data, "data"), measured, heldout_fraction, seed)
@@ -100,7 +99,9 @@ def train(
         _train_with_progress(run, out, None if minutes is None else time.monotonic() + 60 * minutes)
         save_model(run, out)
         if run.step < steps:
-            console.print(f"stopped at step {run.step} of {steps}; go on with --resume and otherwise the same options")
+            console.print(
+                f"stopped at step {run.step} of {steps}; continue with --resume and otherwise the same options"
+            )
         else:
             (out / CHECKPOINT).unlink(missing_ok=True)
         console.print(f"{out}: {evaluate_folder(out, measured)}")
@@ -111,26 +112,26 @@ def evaluate(
     model: Annotated[Path, typer.Argument(help="Folder of a model that `train` wrote.")],
     data: Annotated[Path, typer.Argument(help="JSONL of exchanges that the model was not trained on.")],
 ) -> None:
-    """Measure how well a model foresees the answers, given the questions, in fp32."""
+    """Evaluate how well a model predicts the answers, given the questions, in fp32."""
     with _errors_on_one_line():
         if not (model / "config.json").is_file():
-            raise InvalidValueError("model", str(model), "a folder with a config.json, as `train` writes it")
+            raise InvalidInputError("model", model, "no config.json in this folder; `train` writes one")
         console.print(str(evaluate_folder(model, read_exchanges(data, "data"))))
 
 
 def evaluate_folder(model: Path, heldout: list[Exchange]) -> Evaluation:
-    """What is in the folder, as others will load it, in fp32."""
+    """Evaluates the model in the folder, loaded by transformers in fp32."""
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     return evaluate_on(loaded, AutoTokenizer.from_pretrained(model), heldout)
 
 
 def _claim(out: Path, resume: bool) -> None:
-    """Makes the folder of a new run, or checks that there is a run to resume."""
+    """Creates the folder of a new run, or checks that there is a run to resume."""
     if resume and not (out / CHECKPOINT).is_file():
-        raise InvalidValueError("out", str(out), f"with --resume, the folder of an unfinished run ({CHECKPOINT} in it)")
+        raise InvalidInputError("out", out, f"no unfinished run to resume ({CHECKPOINT} is missing)")
     if not resume:
         if out.is_file() or (out.is_dir() and any(out.iterdir())):
-            raise InvalidValueError("out", str(out), "a new or empty folder; --resume goes on with an unfinished run")
+            raise InvalidInputError("out", out, "not a new or empty folder; --resume continues an unfinished run")
         out.mkdir(parents=True, exist_ok=True)
 
 
@@ -160,7 +161,7 @@ def _train_with_progress(run: Run, out: Path, deadline: float | None) -> None:
 
 @contextmanager
 def _errors_on_one_line() -> Iterator[None]:
-    """What the user can put right ends the command with status 2 and its message, not with a traceback."""
+    """An invalid value ends the command with its message and status 2, without a traceback."""
     transformers_logging.disable_progress_bar()
     try:
         yield

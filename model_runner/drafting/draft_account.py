@@ -1,37 +1,52 @@
-"""Whether a sequence's drafting pays: what it took, against what its accepted tokens saved. No torch."""
+"""Whether drafting pays for a sequence: the time it took, against the time that accepted tokens saved. No torch.
+
+An accepted token saves one step for one sequence. In a step that several sequences share, that is worth its share of
+the step only: the others would have taken it anyway.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from model_runner.sequence import SequenceStats
-
 LONGEST_CALL = 1.0
-"""Seconds that one call may take: all sequences wait for it."""
+"""Seconds that one call of a drafter may take: all sequences wait for it."""
 TOLERATED_SHARE = 0.25
-"""Drafting may take this share of the model's time and save nothing, in text that nobody can foresee."""
+"""Share of the model's time that drafting may take and save nothing, in text that no strategy can predict."""
 LEAST_CREDIT, CREDIT_STEPS = 0.25, 32
-"""What drafting may owe besides: these seconds, or what so many steps take if that is more. A sequence's first drafts
-seldom pay, and a busy machine stops any thread now and then."""
+"""Debt that drafting may have besides: these seconds over all sequences that share a step, or the time of so many
+steps if that is more. The first drafts of a sequence rarely pay, and a busy machine stops any thread now and then.
+In a step of n sequences each has the credit of `CREDIT_STEPS` / sqrt(n) steps, so that together they may owe sqrt(n)
+times what one may, and not n times."""
+_LARGEST_CHARGE = 0.5
+"""Share of the credit that one call is charged at most: a single stall of the machine must not end drafting."""
 
 LONGEST_PAUSES = 15, 63
-"""Steps without a draft, at most, where drafts do not pay: one in 16 still tries, or one in 64 where this tenant's
-latest have not paid either."""
+"""Steps without a draft, at most, while drafts do not pay: one in 16 still tries, or one in 64 if the latest drafts of
+this tenant did not pay either."""
 _RECENT, _RECENT_OF_TENANT = 8, 64
-"""Drafts that a sequence's, and a tenant's, means are about."""
+"""Drafts that the means of a sequence, and of a tenant, cover."""
 
 _called: set[tuple[type, str]] = set()
-"""Calls that a class has had its first of. That one may compile and is not counted."""
+"""Methods that a class had its first call of. That one may compile and is not counted."""
+
+
+def is_first_call(owner: object, method: str) -> bool:
+    """Whether the class of `owner` has this method called for the first time; notes the call."""
+    key = type(owner), method
+    first = key not in _called
+    _called.add(key)
+    return first
 
 
 @dataclass(slots=True)
 class Payoff:
-    """What a draft brings and takes, the mean over the latest ones.
+    """Gain and cost of a draft, the mean over the latest ones.
 
     Attributes:
         accepted: its accepted tokens.
-        seconds: what drafting took.
-        drafts: how many the mean is about; the first value, a hope, counts as one.
+        seconds: time in the drafter.
+        drafts: how many the mean is over; the initial value, an optimistic guess, counts as one.
     """
 
     accepted: float = 1.0
@@ -39,32 +54,30 @@ class Payoff:
     drafts: int = 1
 
     def add(self, accepted: float, seconds: float, most: int) -> None:
-        """One more draft; `most` is how many the mean is about from now on."""
+        """Adds a draft; the mean is over at most `most` from now on."""
         self.drafts = min(self.drafts + 1, most)
         self.accepted += (accepted - self.accepted) / self.drafts
         self.seconds += (seconds - self.seconds) / self.drafts
 
     def pays(self, step: float) -> bool:
-        """Whether it saves more than it takes, where a step takes so many seconds."""
+        """Whether it saves more time than it takes, if a step is worth so many seconds."""
         return self.accepted * step >= self.seconds
 
 
 class DraftAccount:
-    """One sequence's account, on which each call of its drafter is charged.
-
-    An accepted token saves what a step takes, as measured on this sequence's own steps.
+    """The account of one sequence, which each call of its drafter is charged to.
 
     Args:
-        stats: the sequence's.
-        tenant: what this tenant's drafts by the same strategy bring. The sequence expects as much of its own, and
-            adds what came of them.
+        tenant: what drafts of this tenant by the same strategy gain and cost. The sequence expects the same of its
+            own, and adds its results.
     """
 
-    def __init__(self, stats: SequenceStats, tenant: Payoff) -> None:
-        self._stats = stats
+    def __init__(self, tenant: Payoff) -> None:
         self._tenant = tenant
         self._own = Payoff(tenant.accepted, tenant.seconds, _RECENT)
         self._pause = 0
+        self._first_step: float | None = None
+        self._sharing = 1
         self.clear()
 
     @property
@@ -73,47 +86,57 @@ class DraftAccount:
         return self._own.accepted
 
     def clear(self) -> None:
-        """Begins anew: what was spent so far is forgiven."""
-        stats = self._stats
-        self._spent = self._longest = 0.0
-        self._steps, self._accepted = stats.decode_steps, stats.accepted_tokens
-        self._model_seconds = stats.model_seconds
+        """Begins anew: costs so far are forgiven."""
+        self._spent = self._charged = self._longest = 0.0
+        self._steps, self._accepted, self._step_total = 0, 0, 0.0
         self._paused_at = self._spent, self._accepted
 
-    def charge(self, drafter: object, call: str, seconds: float) -> None:
-        key = type(drafter), call
-        if key not in _called:
-            _called.add(key)
-            return
+    def step(self, seconds: float, accepted: int, sharing: int = 1) -> None:
+        """A step in which the sequence wrote tokens.
+
+        Args:
+            seconds: of the model.
+            accepted: draft tokens that were accepted.
+            sharing: how many sequences shared the step.
+        """
+        self._sharing = sharing
+        self._accepted += accepted
+        share = seconds / sharing
+        if self._first_step is None:
+            self._first_step = share  # includes the prompt, so it is no measure of later steps
+        else:
+            self._steps += 1
+            self._step_total += share
+
+    def charge(self, seconds: float) -> None:
+        """Time that a call of the drafter took."""
         self._spent += seconds
+        self._charged += min(seconds, _LARGEST_CHARGE * self._credit())
         self._longest = max(self._longest, seconds)
 
     def verdict(self) -> str:
         """Why drafting must end; "" while it may go on."""
         if self._longest > LONGEST_CALL:
             return f"it is too slow: one call took {self._longest:.3g} s"
-        stats = self._stats
-        if stats.decode_steps <= 1:  # what the prompt took is no measure of a step
-            self._steps, self._model_seconds = stats.decode_steps, stats.model_seconds
-        step, steps = self._step_seconds(), stats.decode_steps - self._steps
+        step = self._step_seconds()
         if step == 0.0:
             return ""
-        accepted = stats.accepted_tokens - self._accepted
-        saved, credit = step * accepted, max(LEAST_CREDIT, CREDIT_STEPS * step)
-        if self._spent > saved + TOLERATED_SHARE * step * steps + credit:
+        saved = step * self._accepted
+        if self._charged > saved + TOLERATED_SHARE * self._step_total + self._credit():
             return (
-                f"it is too slow: it took {self._spent:.3g} s, and its {accepted} accepted tokens saved {saved:.3g} s"
+                f"it is too slow: it took {self._spent:.3g} s, and its {self._accepted} accepted tokens saved"
+                f" {saved:.3g} s"
             )
         return ""
 
     def pause(self) -> int:
-        """Steps to go without a draft, after one that was drafted for: 0 while what is accepted saves more time than
-        drafting takes, else twice as many as the last time. What is not even cheap ends by `verdict`, not by halves."""
+        """Steps to go without a draft, after one with: 0 while accepted tokens save more time than drafting takes, else
+        twice as many as the last time. Drafting that is not even cheap is ended by `verdict` instead."""
         spent, accepted = self._paused_at
-        self._paused_at = self._spent, self._stats.accepted_tokens
+        self._paused_at = self._spent, self._accepted
         step = self._step_seconds()
         # More than a step is a stall of the machine, or a strategy that `verdict` ends.
-        latest = self._stats.accepted_tokens - accepted, min(self._spent - spent, step)
+        latest = self._accepted - accepted, min(self._spent - spent, step)
         self._own.add(*latest, _RECENT)
         self._tenant.add(*latest, _RECENT_OF_TENANT)
         hopeless = self._tenant.drafts == _RECENT_OF_TENANT and not self._tenant.pays(step)
@@ -122,10 +145,9 @@ class DraftAccount:
         self._pause = min(2 * self._pause + 1, longest) if idle else 0
         return self._pause
 
+    def _credit(self) -> float:
+        return max(LEAST_CREDIT / self._sharing, CREDIT_STEPS * self._step_seconds() / math.sqrt(self._sharing))
+
     def _step_seconds(self) -> float:
-        """What a step takes the model; before two were measured, the mean of all that it did; 0 before that."""
-        stats = self._stats
-        steps = stats.decode_steps - self._steps
-        if steps <= 1:
-            return stats.model_seconds / max(stats.decode_steps, 1)
-        return (stats.model_seconds - self._model_seconds) / steps
+        """The share of this sequence in a step of the model; before a second one, that of the first; 0 before that."""
+        return self._step_total / self._steps if self._steps else self._first_step or 0.0

@@ -1,47 +1,67 @@
-"""A drafter that cannot do harm: whatever a strategy does wrong, its sequence goes on at plain speed. No torch."""
+"""A drafter that cannot do harm: whatever a strategy does wrong, its sequence continues at plain speed. No torch."""
 
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from model_runner.drafting.draft_account import DraftAccount, Payoff
+from model_runner.drafting.draft_account import DraftAccount, Payoff, is_first_call
+from model_runner.drafting.watchdog import Watchdog
 from model_runner.sequence import Sequence
 from strategies import EMPTY_TREE, Drafter, DraftTree, Feedback, Strategy
 from strategies.base import Composite
-from strategies.draft import checked, merged
+from strategies.draft import checked
+
+CALL_LIMIT, FIRST_CALL_LIMIT = 5.0, 120.0
+"""Seconds after which a call into a strategy is interrupted; the first one of a class may compile."""
 
 _log = logging.getLogger(__name__)
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
 
 class GuardedDrafter:
-    """One sequence's drafter: times it, checks its trees, and switches it off when it fails or does not pay.
+    """The drafter of one sequence: timed, its trees checked, switched off when it fails or does not pay.
 
-    The strategy starts it when it is first asked for a draft: while prompts wait nobody drafts, and starting one would
-    hold them up.
+    The strategy starts it when the first draft is needed: nothing is drafted while prompts wait, and starting a drafter
+    would delay them.
 
     Args:
-        sequence: drafts are for it; its statistics take the time spent, what came of each source, and the reason why
-            drafting was switched off.
-        vocab_size: a draft token is below it.
-        failures: counts the sequences that each strategy, by name, was switched off for.
-        payoff: what this tenant's drafts by the same strategy bring; it is kept up to date.
+        sequence: the sequence to draft for; its statistics take the time spent, the counts by source, and the reason
+            why drafting was switched off.
+        vocab_size: draft tokens are below it.
+        failures: counts, by the name of the strategy, the sequences that it was switched off for.
+        payoff: what drafts of this tenant by the same strategy gain and cost; it is kept up to date.
+        watchdog: interrupts calls that do not return; None for no limit.
+
+    Attributes:
+        account: what its calls cost and gained.
     """
 
-    def __init__(self, sequence: Sequence, vocab_size: int, failures: Counter[str], payoff: Payoff) -> None:
+    def __init__(
+        self,
+        sequence: Sequence,
+        vocab_size: int,
+        failures: Counter[str],
+        payoff: Payoff,
+        watchdog: Watchdog | None = None,
+    ) -> None:
+        self.account = DraftAccount(payoff)
         self._sequence = sequence
         self._vocab_size = vocab_size
         self._failures = failures
-        self._account = DraftAccount(sequence.stats, payoff)
+        self._watchdog = watchdog
         self._unstarted = sequence.strategy
         self._drafter: Drafter | None = None
         self._top_k = 0
         self._pause = 0
-        self._silent = self._asked = False
+        self._paused = self._asked = False
         self._unseen: list[int] = []
 
     @property
@@ -52,19 +72,19 @@ class GuardedDrafter:
     @property
     def expected(self) -> float:
         """How many tokens of the next draft will be accepted, as far as is known."""
-        if not self.active or self._pause > 0 or self._sequence.max_draft_nodes == 0:
+        if not self.active or self._pause > 0 or self._sequence.request.max_draft_nodes == 0:
             return 0.0
-        return self._account.expected
+        return self.account.expected
 
     @property
     def top_k(self) -> int:
-        """How many of the model's most probable tokens the next `observe` wants to see at each node."""
-        return 0 if self._silent else self._top_k
+        """How many of the most probable tokens at each node the next `observe` needs."""
+        return 0 if self._paused else self._top_k
 
     def propose(self, budget: int) -> DraftTree:
-        """A lawful tree of at most `budget` nodes, empty where there is no draft, or drafts have not paid lately."""
-        self._silent = self._pause > 0
-        if self._silent:
+        """A valid tree of at most `budget` nodes; empty if there is no draft, or while drafts do not pay."""
+        self._paused = self._pause > 0
+        if self._paused:
             self._pause -= 1
             return EMPTY_TREE
         self._catch_up()
@@ -72,24 +92,24 @@ class GuardedDrafter:
         if drafter is None or budget <= 0:
             return EMPTY_TREE
         self._asked = True
-        started = time.perf_counter()
         tree = EMPTY_TREE
         try:
-            tree = checked(drafter.propose(budget), budget, self._vocab_size)
+            tree = checked(self._timed(drafter, "propose", drafter.propose, budget), budget, self._vocab_size)
         except Exception as error:
             self._switch_off(_raised("propose", error), error)
-        self._charge(drafter, "propose", started)
+        self._sequence.stats.proposed_tokens += len(tree)
+        self._judge()
         return tree
 
     def observe(self, accepted: list[int], feedback: Feedback) -> None:
-        """Tells the drafter what was accepted; where it was not to draft, later."""
-        if self._silent or self._unstarted is not None:
+        """Passes on what was accepted; in a pause it is kept until the next draft."""
+        if self._paused or self._unstarted is not None:
             self._unseen += accepted
         elif self._drafter is not None:
             self._observe(accepted, feedback)
             if self._asked:
                 self._asked = False
-                self._pause = self._account.pause()
+                self._pause = self.account.pause()
 
     def close(self) -> None:
         """Closes the drafter; further calls do nothing."""
@@ -103,13 +123,13 @@ class GuardedDrafter:
                 if isinstance(drafter, Composite):
                     self._sequence.stats.by_source = dict(drafter.by_source)
             finally:
-                drafter.close()
+                self._limited(False, drafter.close)
         except Exception as error:
             if not self._sequence.stats.drafting_disabled_reason:
                 self._switch_off(_raised("close", error), error)
 
     def _catch_up(self) -> None:
-        """Starts the drafter where that was not done, and tells it what was written while it was not asked."""
+        """Starts the drafter if that was not done, and passes on what was written while it was not asked."""
         if self._unstarted is not None:
             strategy, self._unstarted = self._unstarted, None
             self._start(strategy)
@@ -120,106 +140,78 @@ class GuardedDrafter:
     def _observe(self, accepted: list[int], feedback: Feedback | None) -> None:
         drafter = self._drafter
         if drafter is not None:
-            started = time.perf_counter()
             try:
-                drafter.observe(np.array(accepted, np.int32), feedback)
+                self._timed(drafter, "observe", drafter.observe, np.array(accepted, np.int32), feedback)
             except Exception as error:
                 self._switch_off(_raised("observe", error), error)
-            self._charge(drafter, "observe", started)
+            self._judge()
 
     def _start(self, strategy: Strategy) -> None:
-        started = time.perf_counter()
         try:
             top_k = int(strategy.top_k)
             if not 0 <= top_k <= self._vocab_size:
                 raise ValueError(f"top_k: {top_k} is not allowed; it must lie in [0, {self._vocab_size}]")
-            self._drafter = strategy.start(self._sequence.prompt.copy())
+            self._drafter = self._timed(strategy, "start", strategy.start, self._sequence.request.prompt.copy())
             self._top_k = top_k
             if isinstance(self._drafter, Composite):
                 self._drafter.limit_tokens(self._vocab_size)
         except Exception as error:
             self._switch_off(_raised("start", error), error)
-        seconds = time.perf_counter() - started
-        self._sequence.stats.draft_seconds += seconds
-        self._account.charge(strategy, "start", seconds)
 
-    def _charge(self, drafter: Drafter, call: str, started: float) -> None:
-        """What a call since `started` took; too much of it, and drafting ends."""
-        seconds = time.perf_counter() - started
-        self._sequence.stats.draft_seconds += seconds
-        self._account.charge(drafter, call, seconds)
-        if reason := self._account.verdict():
-            self._slow(drafter, reason)
+    def _timed(
+        self,
+        owner: object,
+        method: str,
+        function: Callable[Arguments, Result],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Result:
+        """What `function`, the method of that name, returns; its time is charged, whether it returns or raises."""
+        first = is_first_call(owner, method)
+        started = time.perf_counter()
+        try:
+            return self._limited(first, function, *args, **kwargs)
+        finally:
+            seconds = time.perf_counter() - started
+            self._sequence.stats.draft_seconds += seconds
+            if not first:
+                self.account.charge(seconds)
 
-    def _slow(self, drafter: Drafter, reason: str) -> None:
-        """Parts with the part that costs most, or with the whole drafter."""
-        if self._drafter is None:
+    def _limited(
+        self, first: bool, function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        if self._watchdog is None:
+            return function(*args, **kwargs)
+        return self._watchdog.call(FIRST_CALL_LIMIT if first else CALL_LIMIT, function, *args, **kwargs)
+
+    def _judge(self) -> None:
+        """If drafting takes too long, drops the part that costs most, or the whole drafter."""
+        reason = self.account.verdict()
+        if not reason or self._drafter is None:
             return
         try:
-            spared = drafter.drop_slowest() if isinstance(drafter, Composite) else ""
+            dropped = self._drafter.drop_slowest() if isinstance(self._drafter, Composite) else ""
         except Exception as error:
             self._switch_off(_raised("drop_slowest", error), error)
             return
-        if spared:
-            self._account.clear()
+        if dropped:
+            self.account.clear()
         else:
             self._switch_off(reason)
 
     def _switch_off(self, reason: str, error: Exception | None = None) -> None:
+        request = self._sequence.request
         _log.error(
             "strategy %r is switched off for request %r: %s",
-            self._sequence.strategy_name,
-            self._sequence.request_id,
+            request.strategy_name,
+            request.request_id,
             reason,
             exc_info=error,
         )
-        self._failures[self._sequence.strategy_name] += 1
+        self._failures[request.strategy_name] += 1
         self._sequence.stats.drafting_disabled_reason = reason
         self.close()
 
 
 def _raised(call: str, error: Exception) -> str:
     return f"{call} raised {type(error).__name__}: {error}"
-
-
-def draft_for(
-    sequence: Sequence, drafter: GuardedDrafter, deepest: int = sys.maxsize, most: int = sys.maxsize
-) -> DraftTree:
-    """What to verify after a sequence, as deep and as large as allowed, and no deeper than what is left to write, less
-    the model's own token.
-
-    The first token waits for no drafter. Where a grammar allows one token only, that is a draft that costs nothing to
-    make.
-    """
-    left, nodes = sequence.stop.max_tokens - len(sequence.output), sequence.max_draft_nodes
-    if left <= 1 or nodes == 0:
-        return EMPTY_TREE
-    tree = drafter.propose(nodes) if sequence.output else EMPTY_TREE
-    forced = forced_tokens(sequence)[:nodes]
-    if forced:
-        tree = merged([DraftTree.of(forced), tree])
-    return within_depth(tree.pruned(min(nodes, most)), min(left - 1, deepest))
-
-
-def forced_tokens(sequence: Sequence) -> list[int]:
-    """The tokens that the sequence's grammar forces next; none where it fails: they would only have been a draft."""
-    if sequence.grammar is None:
-        return []
-    try:
-        return sequence.grammar.forced()
-    except Exception:
-        _log.exception("the grammar of request %r cannot tell what it forces", sequence.request_id)
-        return []
-
-
-def within_depth(tree: DraftTree, depth: int) -> DraftTree:
-    """The tree's nodes that lie fewer than `depth` levels deep."""
-    if depth <= 0:
-        return EMPTY_TREE
-    if len(tree) <= depth or tree.depths.max() < depth:
-        return tree
-    kept = tree.depths < depth
-    index = np.cumsum(kept, dtype=np.int32) - 1
-    parents = tree.parents[kept]
-    parents = np.where(parents < 0, parents, index[parents]).astype(np.int32)
-    return DraftTree(tree.tokens[kept], parents, tree.scores[kept])

@@ -1,37 +1,44 @@
-"""What a step costs: measured at start, kept true by every step that is timed. No torch.
+"""The step-time model: what a step costs, measured at start and corrected by every step. No torch.
 
-Tokens cost by a measured curve, on each number of CPU threads that a step may run on; every further sequence adds its
-own attention calls. A small model's narrow step is faster on one thread, a wide one on all cores: where the curves
-cross, and how far another process's load moves that, only measuring tells. So does what steps cost that are wider than
-any that was measured at start: many sequences' drafts together.
+A step costs what a measured curve gives for its number of tokens, on each number of CPU threads that it may run on;
+every further sequence adds its own attention calls, and every position of context beyond the measured one adds to
+those. Which number of threads is faster, and how far the load of another process moves that, only measuring shows; so
+does the cost of steps that are wider than any measured at start: the drafts of many sequences together.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+MEASURED_CONTEXT = 128
+"""Committed tokens that a step attends to when curves are measured, in the tokens of each sequence."""
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Sizes that are timed, in tokens."""
 _ROUNDS = 8
 _WIDEST = 8192
 """Tokens of a step up to which its cost is learned."""
 _SMOOTHING, _SMOOTHING_EVERYWHERE = 0.05, 0.025
+"""Share of a surprise that corrects the curve near its size and everywhere. Found with `bench load` beside a busy
+process; half or twice as much made no measurable difference."""
 _TABLE = 256
 """Tokens of a step up to which its cost is looked up, and not computed: most are narrower."""
 _LEAST_SHARE = 0.1
-"""Of a surprise, what further sequences are blamed for at least; else what once seemed free would stay so."""
+"""Share of a surprise that is attributed to further sequences at least; else a cost once measured as 0 would stay 0."""
 _TRIAL_WEIGHT = 4.0
-"""A trial comes seldom, so it counts more."""
+"""Weight of a trial step relative to others: trials are rare."""
 _TRIAL_EVERY, _TRIAL_STEPS = 128, 4
-"""A trial is of a few steps in a row: the first pays for threads that slept and caches that hold nothing yet."""
+"""Steps from one trial to the next, and steps of a trial: the first pays for sleeping threads and cold caches."""
 _TRIAL_COST = 1.5
 """What is expected to take this much longer is not tried."""
 _WORTH_MORE_THREADS = 1.08
-"""More threads must save this much: they are taken from whatever else the machine does."""
+"""More threads must save this factor: they are taken from everything else on the machine."""
 
 Seconds = npt.NDArray[np.float64]
 
@@ -39,7 +46,7 @@ Seconds = npt.NDArray[np.float64]
 class StepTimeCurve:
     """Seconds that one forward pass takes over n tokens: linear between measured sizes.
 
-    Two laws that noise must not break: more tokens never take less time, and never more time a token.
+    Two invariants that noise must not violate: more tokens never take less time, and never more time a token.
 
     Args:
         seconds: size -> measured seconds; at least one size.
@@ -55,7 +62,7 @@ class StepTimeCurve:
     def widened(self, widest: int = _WIDEST) -> StepTimeCurve:
         """The same curve with sizes up to `widest`, each twice the one before, to be corrected.
 
-        There it goes on as steeply as it rises anywhere at the end: a step's cost does not flatten out.
+        It goes on there as steeply as the steepest line to its end: the cost of a step does not flatten out.
         """
         seconds = dict(zip(self.sizes.astype(int).tolist(), self.seconds.tolist(), strict=True))
         largest = last = int(self.sizes[-1])
@@ -82,8 +89,9 @@ class StepTimeCurve:
         return float(self._table[tokens] if tokens < self._table.size else self(tokens))
 
     def correct(self, tokens: int, surprise: float) -> None:
-        """Draws the curve towards a step that took 1 + `surprise` times what was expected: a little everywhere, and
-        more where it was. Sizes that no step has follow where a law wants it."""
+        """Moves the curve towards a step that took 1 + `surprise` times what was expected: a little everywhere, and
+        more near its size. Sizes that no step had follow as far as the
+        invariants require."""
         nearest = int(np.argmin(np.abs(self.sizes - tokens)))
         here = self.seconds[nearest] * (1.0 + _SMOOTHING * surprise)
         ratios = self.sizes / self.sizes[nearest]
@@ -92,39 +100,65 @@ class StepTimeCurve:
         self._tabulate()
 
     def _tabulate(self) -> None:
-        """It is read for every step."""
+        """Interpolated times of narrow steps, which are read in every step."""
         self._table = np.interp(np.arange(min(self.sizes[-1], _TABLE) + 1), self.sizes, self.seconds)
+
+
+class ContextCost(NamedTuple):
+    """Seconds for each position of context beyond the `MEASURED_CONTEXT` that a curve was measured with.
+
+    Attributes:
+        per_sequence: for each sequence of the step, which reads the keys and values of its context.
+        per_token: for each token of the step, which attends to them.
+    """
+
+    per_sequence: float = 0.0
+    per_token: float = 0.0
 
 
 class StepTimes:
     """What a step costs, and how many CPU threads it should run on.
 
     Args:
-        curves: number of threads -> the curve of one sequence's step on them; at least one.
+        curves: number of threads -> the curve of a step of one sequence on them; at least one.
         per_sequence: number of threads -> seconds that every further sequence adds.
+        per_context: number of threads -> what longer contexts add; nothing for those that are missing.
     """
 
-    def __init__(self, curves: dict[int, StepTimeCurve], per_sequence: dict[int, float]) -> None:
+    def __init__(
+        self,
+        curves: dict[int, StepTimeCurve],
+        per_sequence: dict[int, float],
+        per_context: Mapping[int, ContextCost] = MappingProxyType({}),
+    ) -> None:
         self._curves = {threads: curve.widened() for threads, curve in sorted(curves.items())}
         self._per_sequence = dict(per_sequence)
-        self._settle()
+        self._per_context = {threads: per_context.get(threads, ContextCost()) for threads in curves}
+        self._tabulate_single()
         self._steps = 0
         self._tried = self._trial_left = 0
 
-    def between(self, fewest: int, most: int, sequences: int) -> Seconds:
-        """Seconds for `fewest` tokens, one more, and so on to `most`, over all of `sequences` sequences, on the best
-        number of threads."""
-        more = sequences - 1
-        if more == 0 and most < self._alone.size:
-            return self._alone[fewest : most + 1]
-        curves = [curve.between(fewest, most) + more * self._per_sequence[n] for n, curve in self._curves.items()]
-        return np.asarray(reduce(np.minimum, curves))
+    def between(self, fewest: int, most: int, sequences: int, context: int = MEASURED_CONTEXT) -> Seconds:
+        """Seconds for `fewest` tokens, one more, and so on to `most`, on the best number of threads.
+
+        Args:
+            sequences: how many share the step.
+            context: committed tokens that each token attends to, on average.
+        """
+        if sequences == 1 and context <= MEASURED_CONTEXT and most < self._single.size:
+            return self._single[fewest : most + 1]
+        tokens = np.arange(fewest, most + 1)
+        costs = [
+            curve.between(fewest, most) + self._extra(threads, tokens, sequences, context)
+            for threads, curve in self._curves.items()
+        ]
+        return np.asarray(reduce(np.minimum, costs))
 
     def choose_threads(self, tokens: int, sequences: int, urgent: bool = False) -> int:
         """The number of threads for the next step: the fewest of those that are about as fast as any.
 
-        Now and then another one for a few steps, lest it be judged for ever by one bad moment; an urgent step ends
-        such a trial.
+        Now and then another number is tried for a few steps, because one bad measurement must not decide for ever. An
+        urgent step ends such a trial.
         """
         more, extra = sequences - 1, self._per_sequence
         costs = {threads: curve.at(tokens) + more * extra[threads] for threads, curve in self._curves.items()}
@@ -140,32 +174,47 @@ class StepTimes:
             self._trial_left = 0
         return self._tried if self._trial_left else best
 
-    def observe(self, tokens: int, sequences: int, threads: int, seconds: float) -> None:
-        """Takes note of a step that `choose_threads` chose the threads of, unless a trial began with it."""
+    def observe(
+        self, tokens: int, sequences: int, threads: int, seconds: float, context: int = MEASURED_CONTEXT
+    ) -> None:
+        """Corrects the model by a step that ran on the threads of `choose_threads`, except by the first of a trial."""
         if self._trial_left == _TRIAL_STEPS:
             return
         curve, extra = self._curves[threads], (sequences - 1) * self._per_sequence[threads]
-        expected = curve.at(tokens) + extra
-        # A step far from what was expected met another process, not another curve.
+        of_context = float(self._extra(threads, np.array(tokens), sequences, context)) - extra
+        expected = curve.at(tokens) + extra + of_context
+        # A step far from what was expected met the load of another process, not another curve.
         surprise = min(max(seconds / expected, 0.5), 2.0) - 1.0
         if self._trial_left:
             surprise *= _TRIAL_WEIGHT
-        curve.correct(tokens, surprise)
+        share = of_context / expected
+        curve.correct(tokens, surprise * (1.0 - share))
+        if share:
+            per_sequence, per_token = self._per_context[threads]
+            factor = 1.0 + _SMOOTHING * surprise * share
+            self._per_context[threads] = ContextCost(per_sequence * factor, per_token * factor)
         if sequences > 1:
             blamed = max(extra, _LEAST_SHARE * expected)
             self._per_sequence[threads] = max(0.0, extra + _SMOOTHING * surprise * blamed) / (sequences - 1)
-        self._settle()
+        self._tabulate_single()
 
-    def _settle(self) -> None:
-        """A table of what one sequence's step costs."""
-        self._alone = reduce(np.minimum, [curve.between(0, _TABLE) for curve in self._curves.values()])
+    def _extra(self, threads: int, tokens: npt.NDArray[np.int64], sequences: int, context: int) -> Seconds:
+        """Seconds on top of the curve, for further sequences and for their contexts."""
+        per_sequence, per_token = self._per_context[threads]
+        beyond = max(context - MEASURED_CONTEXT, 0)
+        further = (sequences - 1) * self._per_sequence[threads]
+        return np.asarray(further + beyond * (sequences * per_sequence + tokens * per_token))
+
+    def _tabulate_single(self) -> None:
+        """The table of what a step of one sequence costs."""
+        self._single = reduce(np.minimum, [curve.between(0, _TABLE) for curve in self._curves.values()])
 
 
 def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTimeCurve:
     """The curve of `step(n)`, which runs n tokens and returns the seconds that it took.
 
     Sizes are timed in turn, round after round, and the fastest run of each counts, so that a burst of other load does
-    not bend the curve.
+    not distort the curve.
 
     Args:
         largest: the largest size of interest.

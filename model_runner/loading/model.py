@@ -14,9 +14,11 @@ from model_runner.errors import InvalidValueError
 from model_runner.loading.checkpoint import BUNDLED_MODEL, cannot_be_loaded, name_of, require_folder
 from model_runner.loading.fingerprint import fingerprint
 from model_runner.loading.tokenizer import Tokenizer, load_tokenizer
+from model_runner.runners.base import Runner
 from model_runner.runners.torch import attention
-from model_runner.runners.torch.kv_cache import KVLayout
+from model_runner.runners.torch.kv_cache import KVLayout, default_capacity
 from model_runner.runners.torch.probe import probe
+from model_runner.runners.torch.runner import TorchRunner
 from model_runner.sampling.grammar import GrammarCompiler
 
 __all__ = ["BUNDLED_MODEL", "LoadedModel", "adopt", "load_model"]
@@ -43,6 +45,28 @@ class LoadedModel:
     vocab_size: int
     max_context: int
     eos_token_ids: frozenset[int]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of the keys and values of one token."""
+        return self.layout.bytes_per_token
+
+    def default_kv_tokens(self, context: int, sequences: int) -> int:
+        """KV capacity for `sequences` contexts of so many tokens, or for as many as the free memory allows.
+
+        Raises:
+            InvalidValueError: not even one fits.
+        """
+        return default_capacity(self.layout, context, sequences)
+
+    def runner(self, kv_tokens: int, threads: int | None = None) -> Runner:
+        """What computes steps of the model.
+
+        Args:
+            kv_tokens: capacity of its KV memory.
+            threads: CPU threads of a step at most; None for the default of torch.
+        """
+        return TorchRunner(self.module, self.layout, kv_tokens, threads)
 
     @property
     def architecture(self) -> str:
@@ -87,7 +111,7 @@ def load_model(
     Raises:
         InvalidValueError: device, dtype or max_context is not allowed.
         ModelNotFoundError: there is no such model.
-        UnsupportedModelError: trees cannot be verified on it; says why.
+        UnsupportedModelError: draft trees cannot be verified on it; gives the reason.
     """
     chosen_device = _device(device)
     if dtype != "auto" and dtype not in _DTYPES:
@@ -113,7 +137,7 @@ def adopt(
 
     Raises:
         InvalidValueError: max_context is not allowed.
-        UnsupportedModelError: trees cannot be verified on the model; says why.
+        UnsupportedModelError: draft trees cannot be verified on the model; gives the reason.
     """
     attention.register()
     parameters = sum(p.numel() for p in module.parameters())

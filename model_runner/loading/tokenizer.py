@@ -12,7 +12,6 @@ from tokenizers.decoders import DecodeStream
 from model_runner.errors import InvalidValueError, UnsupportedModelError
 from model_runner.loading.checkpoint import cannot_be_loaded, require_folder
 from model_runner.sampling.grammar import GrammarCompiler
-from model_runner.sequence import Finish, FinishReason, StopParams
 from strategies.draft import Int32Array
 
 _PROMPT_TAIL = 5
@@ -51,7 +50,9 @@ class Tokenizer:
                 messages, tokenize=True, add_generation_prompt=True, return_dict=False
             )
         except TemplateError as error:
-            raise InvalidValueError("chat.messages", messages, f"the model's chat template says: {error}") from error
+            raise InvalidValueError(
+                "chat.messages", messages, f"the chat template of the model refused it: {error}"
+            ) from error
         return np.array(ids, np.int32)
 
     def decode(self, ids: SequenceOf[int] | Int32Array, include_special_tokens: bool = False) -> str:
@@ -101,45 +102,3 @@ class TokenDecoder:
     def push(self, token: int) -> str:
         """The characters that `token` completed; "" while one is not whole."""
         return self._stream.step(self._backend, token) or ""
-
-
-class OutputText:
-    """A sequence's output as text: decides token by token what may be sent, and when the sequence ends.
-
-    Text that may turn out to begin a stop string is held back until it can't.
-    """
-
-    def __init__(self, decoder: TokenDecoder, stop: StopParams, eos_token_ids: frozenset[int]) -> None:
-        self._decoder = decoder
-        self._stop = stop
-        self._ends = stop.token_ids if stop.ignore_eos else stop.token_ids | eos_token_ids
-        self._count = 0
-        self._held = ""
-
-    def push(self, token: int) -> tuple[str, Finish | None]:
-        """The text that may be sent now, and how the sequence ends if this token ends it."""
-        self._count += 1
-        if token in self._ends and self._count > self._stop.min_tokens:
-            return self._flush(self._decoder.push(token)), Finish(FinishReason.STOP, stop_token_id=token)
-        text = self._held + self._decoder.push(token)
-        if self._stop.strings and self._count > self._stop.min_tokens:
-            found = [(at, s) for s in self._stop.strings if (at := text.find(s)) >= 0]
-            if found:
-                at, matched = min(found)
-                self._held = ""
-                return text[:at], Finish(FinishReason.STOP, stop_string=matched)
-        if self._count >= self._stop.max_tokens:
-            self._held = ""
-            return text, Finish(FinishReason.LENGTH)
-        keep = max((_overlap(text, s) for s in self._stop.strings), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep], None
-
-    def _flush(self, text: str) -> str:
-        text, self._held = self._held + text, ""
-        return text
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)

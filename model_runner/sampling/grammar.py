@@ -1,7 +1,7 @@
 """Structured output: which tokens a JSON schema, a regular expression or a Lark grammar allows next.
 
-llguidance does the work: it compiles in microseconds, needs no per-grammar table over the vocabulary, says which tokens
-are forced, and is one small wheel (MIT). xgrammar brings triton and a tensor-compiler runtime along.
+llguidance does the work: it compiles in microseconds, needs no table over the vocabulary for each grammar, computes
+forced tokens, and is one small wheel (MIT). xgrammar needs triton and the runtime of a tensor compiler.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from model_runner.errors import InvalidValueError
-from model_runner.sequence import GrammarKind
+from model_runner.request import GrammarKind
 
 _JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """One line, as `json.dumps` writes it: free to, a small model fills pages with blanks, and blanks cannot be foretold.
@@ -46,7 +46,7 @@ class GrammarCompiler:
         """A grammar at its beginning.
 
         Raises:
-            InvalidValueError: the text is not a grammar of that kind, or too large a one; says why.
+            InvalidValueError: the text is not a grammar of that kind, or too large a one; gives the reason.
         """
         with self._lock:
             tokenizer = self._tokenizer

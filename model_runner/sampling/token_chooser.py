@@ -1,4 +1,4 @@
-"""Which token the model writes next: the logits processed as asked, and noise that depends on seed and position alone.
+"""Chooses the next token: logits processed as the request asks, and noise that depends on seed and position alone.
 
 The target token at absolute position t is argmax(processed logits + Gumbel noise keyed by (seed, t)), which is a sample
 from the softmax of the processed logits (the Gumbel-max trick). As the noise depends on nothing else, a seed writes the
@@ -15,28 +15,31 @@ import numpy.typing as npt
 import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from model_runner.sequence import SamplingParams, Sequence, TokenLogprobs
+from model_runner.output import TokenLogprobs
+from model_runner.request import SamplingParams
+from model_runner.sequence import Sequence
 
 _Warper = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
 class TokenChooser:
-    """Chooses one sequence's tokens, one after the other; remembers what it chose.
+    """Chooses the tokens of one sequence, one after the other; remembers what it chose.
 
     Logits are processed in the order of transformers' `generate`: repetition penalty, then presence and frequency
     penalties and logit bias, tokens that min_tokens or a grammar forbid, temperature, top-k, top-p, min-p.
 
     Args:
-        sequence: whose tokens; nothing of it has been written yet.
+        sequence: the sequence to write; its output is empty.
         eos_token_ids: the model's end-of-sequence tokens.
         vocab_size: columns of the logits.
     """
 
     def __init__(self, sequence: Sequence, eos_token_ids: frozenset[int], vocab_size: int) -> None:
-        params, stop = sequence.sampling, sequence.stop
+        request = sequence.request
+        params, stop = request.sampling, request.stop
         self.grammar = sequence.grammar
         self._params = params
-        self._position = int(sequence.prompt.size)
+        self._position = int(request.prompt.size)
         self._unlocked_at = self._position + stop.min_tokens
         self._ends = sorted(stop.token_ids if stop.ignore_eos else stop.token_ids | eos_token_ids)
         self._warpers = _warpers(params)
@@ -44,7 +47,7 @@ class TokenChooser:
         self._counts: torch.Tensor | None = None
         if params.repetition_penalty != 1.0:
             self._seen = torch.zeros(vocab_size, dtype=torch.bool)
-            self._seen[torch.from_numpy(sequence.prompt.astype(np.int64))] = True
+            self._seen[torch.from_numpy(request.prompt.astype(np.int64))] = True
         if params.presence_penalty or params.frequency_penalty:
             self._counts = torch.zeros(vocab_size)
         self._plain = (
@@ -70,6 +73,7 @@ class TokenChooser:
         self._remember(token)
         return token
 
+    @torch.inference_mode()
     def logprobs(self, logits: torch.Tensor, token: int) -> TokenLogprobs:
         """Log-probabilities by the model's own logits [vocab], before any processing."""
         scores = torch.log_softmax(logits.float(), -1)
@@ -77,6 +81,7 @@ class TokenChooser:
         top = scores.topk(count)
         return TokenLogprobs(float(scores[token]), top.indices.tolist(), top.values.tolist())
 
+    @torch.inference_mode()
     def _process(self, logits: torch.Tensor, locked: bool) -> int:
         params = self._params
         scores = logits.detach().to(device="cpu", dtype=torch.float32, copy=True)

@@ -1,32 +1,41 @@
-"""Verification: which nodes of a draft tree the model itself would have written. No torch."""
+"""Verification: finds the path of a draft tree that the model itself writes. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
 from strategies.draft import Int32Array
+from strategies.native import flattened
+from strategies.tree_index import find_child, link_all, unlinked
 
-ROOT = 0
+_find_child = flattened(find_child)
+_link_all = flattened(link_all)
+
+ROOT_NODE = 0
 """The node of the last committed token; the nodes of the draft follow."""
 
 
 def walk(tokens: Int32Array, parents: Int32Array, choose: Callable[[int], int]) -> Iterator[tuple[int, int]]:
     """Walks from the root along the tokens that the model chooses, and yields each with the node that carries it.
 
-    The choice is the model's at every step, so what is yielded is what plain decoding writes, whatever the tree.
+    The model chooses every token, so what is yielded is the output of plain decoding, whatever the tree.
 
     Args:
         tokens, parents: int32[n], the tree with its root, which is node 0.
         choose: the model's token after a node.
 
     Yields:
-        (token, node). The last one's node is `ROOT`: no draft carries it, it is the model's own.
+        (token, node). The node of the last one is `ROOT_NODE`: it was not drafted.
     """
-    children = {key: node for node, key in enumerate(zip(parents.tolist(), tokens.tolist(), strict=True))}
-    node = ROOT
+    if tokens.shape[0] == 1:  # nothing was drafted
+        yield choose(ROOT_NODE), ROOT_NODE
+        return
+    index = unlinked(tokens)
+    _link_all(index, parents)
+    node = ROOT_NODE
     while True:
         token = choose(node)
-        node = children.get((node, token), ROOT)
+        node = max(_find_child(index, node, token), ROOT_NODE)
         yield token, node
-        if node == ROOT:
+        if node == ROOT_NODE:
             return

@@ -1,8 +1,8 @@
-"""Who of the waiting is next: tenants by what they were served, each tenant's own sequences by rank. Holds no torch.
+"""The queue of waiting sequences: tenants by the service they received, sequences of a tenant by rank. No torch.
 
 Between tenants this is the Virtual Token Counter (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024):
-each tenant's service is counted in tokens over its weight, the least served is next, and one that comes back from
-idleness starts level with the least served of the others, so that nobody saves up a claim.
+the service of each tenant is counted in tokens over its weight, the least served is next, and a tenant that was idle
+starts level with the least served of the others, so that idle time gives no claim.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Rank = tuple[float, int]
 
 
 class FairQueue:
-    """Waiting sequences, and what the tenants of all live sequences were served.
+    """Waiting sequences, and the service that the tenants of all live sequences received.
 
     Args:
-        rank: a live sequence's rank.
-        weights: a tenant's share next to the others'; 1 for those not named. Read at each use.
+        rank: the rank of a live sequence.
+        weights: the share of a tenant relative to others; 1 for those not named. Read at each use.
     """
 
     def __init__(self, rank: Callable[[Sequence], Rank], weights: Mapping[str, float]) -> None:
@@ -44,8 +44,8 @@ class FairQueue:
         return self._weights.get(tenant, 1.0)
 
     def enter(self, sequence: Sequence) -> None:
-        """A new sequence waits."""
-        tenant = sequence.tenant
+        """Adds a new sequence."""
+        tenant = sequence.request.tenant
         self._live[tenant] += 1
         if tenant not in self._served:
             self._served[tenant] = min(self._served.values(), default=0.0)
@@ -53,30 +53,30 @@ class FairQueue:
         self._count += 1
 
     def heads(self) -> list[Sequence]:
-        """Each tenant's first waiting sequence, the least served tenant's first."""
+        """The first sequence of each tenant, that of the least served tenant first."""
         tenants = sorted(self._waiting, key=self._served.__getitem__)
         return [self._waiting[tenant][0] for tenant in tenants]
 
     def remove(self, sequence: Sequence) -> None:
-        """The sequence waits no longer; it stays live."""
-        waiting = self._waiting[sequence.tenant]
+        """Takes out a sequence, which stays live."""
+        waiting = self._waiting[sequence.request.tenant]
         waiting.remove(sequence)
         if not waiting:
-            del self._waiting[sequence.tenant]
+            del self._waiting[sequence.request.tenant]
         self._count -= 1
 
     def charge(self, tenant: str, tokens: int) -> None:
-        """The tenant was served."""
+        """Counts service to a tenant."""
         self._served[tenant] += tokens / self.weight(tenant)
 
     def leave(self, tenant: str) -> None:
-        """One of the tenant's sequences, which waits no longer, has ended."""
+        """A sequence of the tenant, which is not in the queue any more, has ended."""
         self._live[tenant] -= 1
         if not self._live[tenant]:
             del self._live[tenant], self._served[tenant]
 
     def split(self, tokens: int, wanted: Mapping[str, int]) -> dict[str, int]:
-        """Shares out tokens by weight; what a tenant does not want goes to the others (max-min fairness)."""
+        """Divides tokens by weight; what a tenant does not need goes to the others (max-min fairness)."""
         shares: dict[str, int] = {}
         weights = sum(map(self.weight, wanted))
         for tenant in sorted(wanted, key=lambda tenant: wanted[tenant] / self.weight(tenant)):
@@ -90,10 +90,10 @@ class FairQueue:
 
     def check(self, live: list[Sequence]) -> None:
         """Asserts that the counts are those of the live sequences, and each tenant's waiting ones are in order."""
-        assert self._live == Counter(sequence.tenant for sequence in live)
+        assert self._live == Counter(sequence.request.tenant for sequence in live)
         assert self._served.keys() == self._live.keys()
         assert self._count == sum(map(len, self._waiting.values()))
         for tenant, waiting in self._waiting.items():
             assert waiting
             assert waiting == sorted(waiting, key=self._rank)
-            assert all(sequence.tenant == tenant for sequence in waiting)
+            assert all(sequence.request.tenant == tenant for sequence in waiting)

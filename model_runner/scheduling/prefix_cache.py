@@ -1,77 +1,68 @@
-"""Which regions of KV memory hold the keys and values of a prefix, tenant by tenant. Holds no torch.
+"""Prefix cache: which KV regions hold the keys and values of a prefix, tenant by tenant. Holds no torch.
 
-A block of `BLOCK` tokens is known by a hash of every token up to its end, as in vLLM's automatic prefix caching, so
-that one look-up a block tells how far a prompt is known. Regions stay contiguous: what is shared is copied.
+A block of `PREFIX_BLOCK` tokens is identified by a hash of all tokens up to its end, as in vLLM's automatic prefix
+caching, so that one look-up a block finds the longest cached prefix. Regions stay contiguous: shared rows are copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
 from strategies.draft import Int32Array
 
-BLOCK = 16
-"""Tokens of a block; a shorter common prefix is not found."""
-
-
-class KVSlab(Protocol):
-    """Memory for the keys and values of `capacity` tokens; `kv_cache.Slab`."""
-
-    @property
-    def capacity(self) -> int: ...
-    def copy_rows(self, source: Self, rows: int) -> None: ...
-
-
-S = TypeVar("S", bound=KVSlab)
+PREFIX_BLOCK = 16
+"""Tokens of a block, vLLM's default; a shorter common prefix is not found. Not tuned: copying few rows gains little."""
 
 
 @dataclass(eq=False, slots=True)
-class Region(Generic[S]):
-    """One slab, and what is known to be in it.
+class CachedRegion:
+    """A KV region, and which tokens are known to be in it.
 
     Attributes:
-        tenant: whose tokens they are.
+        tenant: owner of the tokens.
+        number: of the region in the `KVStore`.
+        capacity: tokens that it can hold.
         tokens: int32[n]; the first n rows hold their keys and values.
         hashes: one for each whole block of `tokens`.
     """
 
     tenant: str
-    slab: S
+    number: int
+    capacity: int
     tokens: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     hashes: list[int] = field(default_factory=list)
 
 
-class PrefixCache(Generic[S]):
+class PrefixCache:
     """Finds prefixes in the regions of live sequences, and in those retained after their sequence ended.
 
-    A tenant's table is its own, so no look-up ever sees another tenant's region. Hashes only name candidates; how much
-    is shared is decided by comparing tokens.
+    Each tenant has its own table, so no look-up ever sees a region of another tenant. Hashes only select candidates;
+    the shared length is found by comparing tokens.
     """
 
     def __init__(self) -> None:
-        self._tables: dict[str, dict[int, dict[Region[S], None]]] = {}
-        self._retained: dict[Region[S], None] = {}
+        self._tables: dict[str, dict[int, dict[CachedRegion, None]]] = {}
+        self._retained: dict[CachedRegion, None] = {}
 
     @property
-    def retained(self) -> list[Region[S]]:
+    def retained(self) -> list[CachedRegion]:
         """Regions that no live sequence holds, the least recently used first."""
         return list(self._retained)
 
-    def is_retained(self, region: Region[S]) -> bool:
+    def is_retained(self, region: CachedRegion) -> bool:
         return region in self._retained
 
-    def oldest(self) -> Region[S]:
+    def oldest(self) -> CachedRegion:
         """The least recently used of the retained regions, of which there must be one."""
         return next(iter(self._retained))
 
-    def find(self, tenant: str, tokens: Int32Array) -> tuple[Region[S] | None, int]:
+    def find(self, tenant: str, tokens: Int32Array) -> tuple[CachedRegion | None, int]:
         """The region that holds most of the beginning of `tokens`, int32[n], and how many tokens of it."""
         table = self._tables.get(tenant, {})
-        holders: dict[Region[S], None] = {}
+        holders: dict[CachedRegion, None] = {}
         for value in block_hashes(tokens):
             if value not in table:
                 break
@@ -82,16 +73,16 @@ class PrefixCache(Generic[S]):
         shared = common_prefix(region.tokens, tokens)
         return (region, shared) if shared else (None, 0)
 
-    def touch(self, region: Region[S]) -> None:
+    def touch(self, region: CachedRegion) -> None:
         """Makes a retained region the most recently used."""
         if region in self._retained:
             self._retained[region] = self._retained.pop(region)
 
-    def record(self, region: Region[S], tokens: Int32Array) -> list[Region[S]]:
-        """Notes that the region now holds `tokens`, which begin with what it held before.
+    def record(self, region: CachedRegion, tokens: Int32Array) -> list[CachedRegion]:
+        """Records that the region now holds `tokens`, which begin with what it held before.
 
         Returns:
-            Retained regions that have become redundant: all their blocks are in this one.
+            Retained regions that became redundant: this one has all their blocks.
         """
         region.tokens = tokens
         table = self._tables.setdefault(region.tenant, {})
@@ -103,16 +94,16 @@ class PrefixCache(Generic[S]):
             holders[region] = None
         return redundant
 
-    def worth_retaining(self, region: Region[S]) -> bool:
+    def worth_retaining(self, region: CachedRegion) -> bool:
         """Whether the region has a block that no other region has."""
         return bool(region.hashes) and len(self._tables[region.tenant][region.hashes[-1]]) == 1
 
-    def retain(self, region: Region[S]) -> None:
-        """Its sequence has ended; the region can be found until it is forgotten."""
+    def retain(self, region: CachedRegion) -> None:
+        """Keeps the region of a sequence that ended findable, until `forget`."""
         self._retained[region] = None
 
-    def forget(self, region: Region[S]) -> None:
-        """What the region holds counts as unknown; it can be found no longer."""
+    def forget(self, region: CachedRegion) -> None:
+        """Drops what is known of the region; it can no longer be found."""
         self._retained.pop(region, None)
         table = self._tables.get(region.tenant, {})
         for value in region.hashes:
@@ -123,12 +114,12 @@ class PrefixCache(Generic[S]):
             self._tables.pop(region.tenant, None)
         region.tokens, region.hashes = region.tokens[:0], []
 
-    def check(self, live: list[Region[S]]) -> None:
+    def check(self, live: list[CachedRegion]) -> None:
         """Asserts that the tables hold the blocks of live and retained regions, and nothing else."""
-        expected: dict[str, dict[int, set[Region[S]]]] = {}
+        expected: dict[str, dict[int, set[CachedRegion]]] = {}
         for region in [*live, *self._retained]:
             assert region.hashes == list(block_hashes(region.tokens))
-            assert region.tokens.size <= region.slab.capacity
+            assert region.tokens.size <= region.capacity
             for value in region.hashes:
                 expected.setdefault(region.tenant, {}).setdefault(value, set()).add(region)
         tables = {tenant: table for tenant, table in self._tables.items() if table}
@@ -143,8 +134,8 @@ def block_hashes(tokens: Int32Array, known: list[int] | None = None) -> Iterator
         known: those of the first blocks, which are left out.
     """
     previous, start = (known[-1], len(known)) if known else (0, 0)
-    data, size = tokens.tobytes(), BLOCK * tokens.itemsize
-    for block in range(start, len(tokens) // BLOCK):
+    data, size = tokens.tobytes(), PREFIX_BLOCK * tokens.itemsize
+    for block in range(start, len(tokens) // PREFIX_BLOCK):
         previous = hash((previous, data[block * size : (block + 1) * size]))
         yield previous
 

@@ -1,4 +1,4 @@
-"""Who runs in the next step, and how many tokens of each. Holds no torch; owns every sequence's state."""
+"""The scheduler: which sequences run in the next step, and how many tokens of each. Owns their state. No torch."""
 
 from __future__ import annotations
 
@@ -8,61 +8,58 @@ from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from model_runner.scheduling.fair_queue import FairQueue, Rank
 from model_runner.scheduling.kv_pool import KVPool
-from model_runner.scheduling.prefix_cache import BLOCK, common_prefix
+from model_runner.scheduling.prefix_cache import PREFIX_BLOCK, common_prefix
 from model_runner.sequence import Sequence, SequenceState
 
 PRIORITY_SECONDS = 60.0
-"""One level of priority counts like having arrived this much earlier, so that nobody waits for ever."""
+"""One level of priority counts like having arrived this much earlier, so that no request waits for ever. Not tuned."""
 
 _STEP_PRICE = 2
-"""What a decoding step counts in a tenant's service, in prompt tokens: the ratio that the VTC paper takes."""
+"""Price of a decoding step in prompt tokens, for fairness between tenants: the ratio of the VTC paper."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A sequence's share of a step: its next `tokens` tokens that are not in the KV cache yet.
-
-    Where they reach the end of what is known, the step also drafts and writes new tokens.
-    """
+    """The part of a sequence in a step: its next `tokens` tokens that are not in the KV cache yet."""
 
     sequence: Sequence
     tokens: int
 
     @property
     def reaches_end(self) -> bool:
+        """They are the last known tokens of the sequence, so the step drafts and writes new ones."""
         return self.sequence.committed + self.tokens == self.sequence.length
 
 
 class Scheduler:
     """Continuous batching: sequences join and leave at every step, within the number of slots and the KV memory.
 
-    Sequences have a rank, which is their time of arrival put forward by their priority. A tenant's sequences are
-    admitted by rank; tenants take turns by weighted service. Admission asks for the memory that a sequence needs at
-    first. When a running one needs more and there is none, the last by rank gives up its keys and values and waits,
-    ahead of all that never ran, to compute them again. The first by rank is never the victim of another, so something
-    always gets done, and as ranks do not change, everybody is the first some day.
+    The rank of a sequence is its arrival time, earlier by its priority. The sequences of one tenant are admitted by
+    rank; between tenants, weighted service decides. Admission needs KV memory for the tokens so far and a little
+    growth. When a running sequence needs more and there is none, the last by rank is preempted: it loses its keys and
+    values and waits, ahead of all that never ran, to recompute them. The first by rank is never preempted for another
+    one, so there is always progress, and as ranks do not change, every sequence is the first at some time.
 
-    A sequence that decodes runs in every step. Those in prefill share a chunk of tokens, a smaller one where other
-    sequences decode in the same step, so that a long prompt does not hold up their next tokens.
+    A decoding sequence runs in every step. Sequences in prefill share a chunk of tokens, a smaller one if others decode
+    in the same step, so that a long prompt does not delay their next tokens.
 
     Args:
         pool: the KV memory.
-        max_running: sequences that run at once.
-        prefill_chunk: prompt tokens a step, over all sequences, where none decodes.
-        shared_chunk: the same, where any decodes.
-        weights: a tenant's share of admissions and of prefill next to the others'; 1 for those not named.
+        max_running: most sequences that run at once.
+        prefill_chunk: prompt tokens of a step, over all sequences, if none decodes.
+        shared_chunk: the same, if any decodes.
+        weights: the share of a tenant in admissions and prefill, relative to others; 1 for those not named.
 
     Attributes:
-        step_seconds: the least time that a step takes, as far as it is known; tells which deadlines can't be met.
+        step_seconds: estimate of the shortest step; tells which deadlines cannot be met.
     """
 
     def __init__(
         self,
-        pool: KVPool[Any],
+        pool: KVPool,
         max_running: int,
         prefill_chunk: int,
         shared_chunk: int,
@@ -77,6 +74,7 @@ class Scheduler:
         self._queue = FairQueue(self._ranks.__getitem__, weights)
         self._next_deadline = math.inf
         self.step_seconds = 0.0
+        self._unallocatable: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preempted: list[Sequence] = []
 
@@ -89,14 +87,14 @@ class Scheduler:
         return list(self._ranks)
 
     def add(self, sequence: Sequence) -> None:
-        """A new sequence waits."""
-        rank = sequence.stats.arrived_at - PRIORITY_SECONDS * sequence.priority
+        """Queues a new sequence."""
+        rank = sequence.request.arrived_at - PRIORITY_SECONDS * sequence.request.priority
         self._ranks[sequence] = (rank, next(self._serial))
         self._queue.enter(sequence)
         self._next_deadline = min(self._next_deadline, self._limit(sequence))
 
     def overdue(self, now: float) -> list[Sequence]:
-        """Sequences whose deadline has passed or can't be met any more; the caller finishes them."""
+        """Sequences that missed their deadline or cannot meet it any more; the caller finishes them."""
         if now < self._next_deadline:
             return []
         limits = [(self._limit(sequence), sequence) for sequence in self._ranks]
@@ -104,7 +102,7 @@ class Scheduler:
         return [sequence for limit, sequence in limits if limit <= now]
 
     def schedule(self) -> list[Work]:
-        """The next step's work: finds memory for those who run, admits who fits, shares out the prefill chunk."""
+        """The work of the next step: finds memory for running sequences, admits waiting ones, splits the chunk."""
         for sequence in self.running:
             self._pool.record(sequence)
         for sequence in sorted(filter(self._pool.is_short, self.running), key=self._rank):
@@ -113,11 +111,16 @@ class Scheduler:
         self._admit()
         return self._work()
 
+    def unallocatable(self) -> list[Sequence]:
+        """Sequences that the device has no KV memory for although none runs; the caller finishes them."""
+        found, self._unallocatable = self._unallocatable, []
+        return found
+
     def finish(self, sequence: Sequence, keep: bool = True) -> None:
-        """Takes a sequence out, wherever it is; once finished, does nothing.
+        """Removes a sequence in whatever state; does nothing for a finished one.
 
         Args:
-            keep: its keys and values are sound and may serve as a prefix for its tenant's next sequences.
+            keep: its keys and values are valid and may serve as a prefix for later sequences of the tenant.
         """
         if sequence.state is SequenceState.FINISHED:
             return
@@ -130,7 +133,7 @@ class Scheduler:
             self._queue.remove(sequence)
         sequence.state = SequenceState.FINISHED
         del self._ranks[sequence]
-        self._queue.leave(sequence.tenant)
+        self._queue.leave(sequence.request.tenant)
 
     def check(self) -> None:
         """Asserts that slots, memory, queues and states agree."""
@@ -149,23 +152,22 @@ class Scheduler:
         return self._ranks[sequence]
 
     def _limit(self, sequence: Sequence) -> float:
-        """When the sequence must have run, or, while it waits, must start: its prefill takes some steps at least."""
-        if sequence.deadline is None:
+        """The latest time for a running sequence to end, and for a waiting one to start its prefill."""
+        if sequence.request.deadline is None:
             return math.inf
         if sequence.state is SequenceState.RUNNING:
-            return sequence.deadline
-        return sequence.deadline - self.step_seconds * math.ceil(sequence.length / self._prefill_chunk)
+            return sequence.request.deadline
+        return sequence.request.deadline - self.step_seconds * math.ceil(sequence.length / self._prefill_chunk)
 
     def _find_memory(self, sequence: Sequence) -> None:
-        """Grows a running sequence's slab, at the cost of those behind it by rank, or else preempts it itself."""
-        victims = self._victims(sequence)
-        for victim in victims:
+        """Grows the region of a running sequence; preempts those after it by rank if need be, or else itself."""
+        for victim in self._victims(sequence):
             self._preempt(victim)
-        if sequence not in victims:
-            self._pool.grow(sequence)
+        while sequence.state is SequenceState.RUNNING and not self._pool.grow(sequence):
+            self._preempt(max(self.running, key=self._rank))  # the device itself has no memory
 
     def _victims(self, sequence: Sequence) -> list[Sequence]:
-        """Who gives up memory so that a sequence can grow: the last by rank, or itself where that is not enough."""
+        """The sequences to preempt so that this one can grow: the last by rank, or itself if that is not enough."""
         missing, victims = self._pool.shortfall(sequence), []
         if missing <= 0:
             return []
@@ -179,7 +181,7 @@ class Scheduler:
         raise AssertionError("the sequence is not running")
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Its keys and values stay as long as nobody needs the memory."""
+        """Its keys and values stay cached while the memory is not needed."""
         self.running.remove(sequence)
         self._pool.close(sequence)
         sequence.state = SequenceState.WAITING
@@ -188,16 +190,20 @@ class Scheduler:
         insort(self.preempted, sequence, key=self._rank)
 
     def _admit(self) -> None:
-        """Fills free slots. Who is next and does not fit holds up the others, or large ones would wait for ever."""
+        """Fills free slots. A sequence that is next and does not fit holds up the others, or it would wait for ever."""
         while len(self.running) < self._max_running:
             sequence = self._next()
-            if sequence is None or not self._pool.open(sequence):
+            if sequence is None:
+                return
+            if not self._pool.open(sequence):
+                if not self.running:  # all memory is free, and the device has none
+                    self._unallocatable.append(sequence)
                 return
             if self.preempted:
                 self.preempted.remove(sequence)
             else:
                 self._queue.remove(sequence)
-                self._queue.charge(sequence.tenant, sequence.length - sequence.committed)
+                self._queue.charge(sequence.request.tenant, sequence.length - sequence.committed)
                 sequence.stats.cached_prompt_tokens = sequence.committed
             sequence.state = SequenceState.RUNNING
             self.running.append(sequence)
@@ -208,28 +214,28 @@ class Scheduler:
         return next((head for head in self._queue.heads() if not self._gains_by_waiting(head)), None)
 
     def _gains_by_waiting(self, sequence: Sequence) -> bool:
-        """Whether a running sequence is about to compute a part of this one's prompt, which it can take over then.
+        """Whether a running sequence is about to compute a prefix of this prompt, which can be shared then.
 
-        It waits no longer than that part would take itself. So samples of one prompt share its prefill.
+        The wait is no longer than computing that prefix would take. So samples of one prompt share its prefill.
         """
         if not self._pool.prefix_cache:
             return False
         shared = [
-            common_prefix(other.prompt, sequence.prompt)
+            common_prefix(other.request.prompt, sequence.request.prompt)
             for other in self.running
-            if other.tenant == sequence.tenant and other.committed < other.prompt.size
+            if other.request.tenant == sequence.request.tenant and other.committed < other.request.prompt.size
         ]
-        return max(shared, default=0) >= BLOCK and max(shared) >= self._pool.cached(sequence) + BLOCK
+        return max(shared, default=0) >= PREFIX_BLOCK and max(shared) >= self._pool.cached(sequence) + PREFIX_BLOCK
 
     def _work(self) -> list[Work]:
-        """One token for each that decodes, and for each tenant in prefill a share of the chunk, spent by rank."""
+        """One token for each decoding sequence, and for each tenant in prefill a share of the chunk, spent by rank."""
         pending = {sequence: sequence.length - sequence.committed for sequence in self.running}
         prefill: dict[str, list[Sequence]] = {}
         for sequence, tokens in pending.items():
             if tokens > 1:
-                prefill.setdefault(sequence.tenant, []).append(sequence)
+                prefill.setdefault(sequence.request.tenant, []).append(sequence)
             else:
-                self._queue.charge(sequence.tenant, _STEP_PRICE)
+                self._queue.charge(sequence.request.tenant, _STEP_PRICE)
         if prefill:
             decodes = any(tokens == 1 for tokens in pending.values())
             wanted = {tenant: sum(map(pending.__getitem__, sequences)) for tenant, sequences in prefill.items()}

@@ -1,9 +1,8 @@
-"""The way between the service's requests and their engine.
+"""Between the service's requests and their engine.
 
-Sequences and cancellations go out through the link as they come; what steps write comes back, a message for one or
-several of them, into each stream's own mailbox. The engine never waits for a reader, and no reader waits for an engine
-that is gone.
-Knows sequences and step outputs; nothing of gRPC or of where the engine runs.
+Requests and cancellations are sent through the link at once; step outputs come back, one or several steps a message,
+and are queued in each request's stream. The engine never waits for a reader, and no reader waits for an engine that has
+ended. Contains nothing of gRPC, or of where the engine runs.
 """
 
 from __future__ import annotations
@@ -13,27 +12,44 @@ import socket
 import time
 from collections.abc import Callable
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import structlog
 
 from model_runner.errors import EngineStoppedError
-from model_runner.sequence import Sequence, SequenceState, StepOutput
-from service.engine.link import Add, Answer, Ask, Cancel, Died, Link, Ready, Stepped, Written
-from service.engine.stream import Stream
+from service.engine.link import (
+    Add,
+    Cancel,
+    Died,
+    Link,
+    MemoryRequest,
+    MemoryResponse,
+    Ready,
+    SequenceOutput,
+    Stepped,
+)
+from service.engine.stream import Sample, Stream
 from service.errors import QueueFullError, ShuttingDownError
+from service.memory.operations import MemoryOperation
 
 _log = structlog.get_logger(__name__)
 
+_MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 10.0
+_SMOOTHING = 0.1
+"""The delay that a refused client is advised is the mean duration of requests, an exponential average with this weight,
+over the number that run together, within these bounds. Not tuned: it is an estimate."""
+
+Result = TypeVar("Result")
+
 
 class EngineRunner(Protocol):
-    """Where the engine runs: `engine_process.EngineProcess`, or `engine_host.EngineThread`."""
+    """Where the engine runs: `process.EngineProcess`, or `thread.EngineThread`."""
 
     def start(self, connection: socket.socket) -> None:
-        """Starts the engine at the other end of `connection`, which it takes over; returns at once."""
+        """Starts the engine at the other end of `connection` and takes over the socket; returns at once."""
 
     def join(self, seconds: float) -> bool:
-        """Waits for the engine's end after the link was closed, and brings it about where it can. Blocks.
+        """Waits until the engine has ended after the link was closed, and kills it if that is possible. Blocks.
 
         Returns:
             Whether it ended by itself within `seconds`.
@@ -41,19 +57,19 @@ class EngineRunner(Protocol):
 
     @property
     def end(self) -> str:
-        """How it ended, for a message."""
+        """How it ended, for an error message."""
 
 
 class EngineBridge:
-    """Admits requests to an engine and brings its answers back. All methods are for the event loop that started it.
+    """Admits requests to an engine and delivers its outputs. All methods are for the event loop that started it.
 
     Args:
         runner: where the engine runs.
-        max_running: how many sequences the engine decodes together; estimates when a place gets free.
-        max_waiting: how many more may wait.
+        max_running: sequences that the engine decodes together.
+        max_waiting: further sequences that are admitted.
 
     Attributes:
-        on_stopped: called when the engine died.
+        on_stopped: called when the engine has died.
     """
 
     def __init__(self, runner: EngineRunner, *, max_running: int, max_waiting: int) -> None:
@@ -62,9 +78,9 @@ class EngineBridge:
         self._max_running = max_running
         self._max_live = max_running + max_waiting
         self._live: set[Stream] = set()
-        self._names = count()
-        self._by_name: dict[int, tuple[Stream, Sequence]] = {}
-        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._ids = count()
+        self._by_id: dict[int, tuple[Stream, Sample]] = {}
+        self._memory_calls: dict[int, asyncio.Future[Any]] = {}
         self._stopped = False
         self._draining = False
         self._idle = asyncio.Event()
@@ -74,19 +90,19 @@ class EngineBridge:
 
     @property
     def live(self) -> int:
-        """Places of requests that were admitted and have not ended."""
-        return sum(stream.places for stream in self._live)
+        """Slots of requests that were admitted and have not ended."""
+        return sum(stream.slots for stream in self._live)
 
     @property
     def stopped(self) -> bool:
-        """The engine is closed, or died."""
+        """The engine was closed, or has died."""
         return self._stopped
 
     async def start(self) -> Any:
-        """Starts the engine, and returns what it says of itself when it stands.
+        """Starts the engine, and returns its `Ready.info` once it is loaded.
 
         Raises:
-            Exception: whatever making the engine raised.
+            Exception: the error that kept the engine from being loaded.
         """
         loop = asyncio.get_running_loop()
         self._started: asyncio.Future[Any] = loop.create_future()
@@ -95,47 +111,49 @@ class EngineBridge:
         _, self._link = await loop.create_connection(lambda: Link(self._receive, self._lost), sock=ours)
         return await self._started
 
-    def admit(self, places: int = 1) -> Stream:
-        """Places for one more request, one for each of its samples, held until the stream is closed.
+    def admit(self, slots: int = 1) -> Stream:
+        """Reserves slots for one more request, one for each of its samples, until the stream is closed.
 
         Raises:
-            EngineStoppedError, ShuttingDownError: there will be no more places here.
-            QueueFullError: there are not as many places free.
+            EngineStoppedError, ShuttingDownError: no request is admitted any more.
+            QueueFullError: fewer slots are free.
         """
         if self._stopped:
             raise EngineStoppedError("the engine has stopped")
         if self._draining:
             raise ShuttingDownError()
-        if self.live + places > self._max_live:
-            raise QueueFullError(self._max_live, min(max(self._request_seconds / self._max_running, 0.1), 10.0))
-        stream = Stream(self._submit, self._release, places)
+        if self.live + slots > self._max_live:
+            estimate = self._request_seconds / self._max_running
+            raise QueueFullError(self._max_live, min(max(estimate, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS))
+        stream = Stream(self._submit, self._release, slots)
         self._live.add(stream)
         self._idle.clear()
         return stream
 
-    async def ask(self, method: str, *arguments: Any) -> Any:
-        """Asks the memory desk beside the engine.
+    async def run_operation(self, operation: MemoryOperation[Result]) -> Result:
+        """Runs an operation on the memories in the engine's process. Cancelling the call does not stop the operation.
 
         Raises:
-            EngineStoppedError: there is nobody to answer.
-            Exception: whatever the desk's method raised.
+            EngineStoppedError: the engine has stopped.
+            Exception: the operation's error.
         """
         if self._stopped or self._link is None:
             raise EngineStoppedError("the engine has stopped")
-        number = next(self._names)
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        self._link.send(Ask(number, method, arguments))
+        call_id = next(self._ids)
+        call: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._memory_calls[call_id] = call
+        self._link.send(MemoryRequest(call_id, operation))
         try:
-            return await answer
+            return await call
         finally:
-            del self._answers[number]
+            del self._memory_calls[call_id]
 
     def drain(self) -> None:
-        """Admits nobody any more; live requests go on."""
+        """Admits no further request; live ones continue."""
         self._draining = True
 
     async def wait_idle(self, seconds: float) -> bool:
-        """Whether all requests ended within that time."""
+        """Waits until no request is live; returns whether that happened within `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
@@ -144,15 +162,15 @@ class EngineBridge:
         return True
 
     def fail_live(self, make_error: Callable[[], Exception]) -> None:
-        """Ends every live stream and every question with an error of its own."""
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(make_error())
+        """Ends every live stream and every call of `run_operation` with an error of its own."""
+        for call in self._memory_calls.values():
+            if not call.done():
+                call.set_exception(make_error())
         for stream in tuple(self._live):
             stream.fail(make_error())
 
     async def close(self, seconds: float = 10.0) -> bool:
-        """Ends what is live, closes the link and waits for the engine's end; idempotent.
+        """Ends what is live, closes the link and waits until the engine has ended; idempotent.
 
         Returns:
             Whether the engine ended by itself within `seconds`.
@@ -166,53 +184,44 @@ class EngineBridge:
             _log.error("engine does not stop", waited_seconds=seconds)
         return ended
 
-    def _submit(self, stream: Stream, sequences: tuple[Sequence, ...]) -> None:
+    def _submit(self, stream: Stream, samples: tuple[Sample, ...]) -> None:
         if self._stopped or self._link is None:
             raise EngineStoppedError("the engine has stopped")
-        named = {next(self._names): sequence for sequence in sequences}
-        stream.names = list(named)
-        self._by_name |= {name: (stream, sequence) for name, sequence in named.items()}
-        self._link.send(Add(named))
+        by_id = {next(self._ids): sample for sample in samples}
+        stream.ids = list(by_id)
+        self._by_id |= {sequence_id: (stream, sample) for sequence_id, sample in by_id.items()}
+        self._link.send(Add({sequence_id: sample.request for sequence_id, sample in by_id.items()}))
 
     def _release(self, stream: Stream) -> None:
         self._live.discard(stream)
-        for name in stream.names:
-            del self._by_name[name]
-        if stream.names:
+        for sequence_id in stream.ids:
+            del self._by_id[sequence_id]
+        if stream.ids:
             if not stream.finished and self._link is not None:
-                self._link.send(Cancel(stream.names))
-            self._request_seconds += 0.1 * (time.perf_counter() - stream.admitted_at - self._request_seconds)
+                self._link.send(Cancel(stream.ids))
+            self._request_seconds += _SMOOTHING * (time.perf_counter() - stream.admitted_at - self._request_seconds)
         if not self._live:
             self._idle.set()
 
-    def _receive(self, message: Ready | Stepped | Answer | Died) -> None:
+    def _receive(self, message: Ready | Stepped | MemoryResponse | Died) -> None:
         match message:
             case Stepped(outputs):
                 for output in outputs:
                     self._deliver(output)
-            case Answer(number, value, error):
-                answer = self._answers.get(number)
-                if answer is not None and not answer.done():
-                    answer.set_result(value) if error is None else answer.set_exception(error)
-            case Ready(facts):
+            case MemoryResponse(call_id, result, error):
+                call = self._memory_calls.get(call_id)
+                if call is not None and not call.done():
+                    call.set_result(result) if error is None else call.set_exception(error)
+            case Ready(info):
                 if not self._started.done():
-                    self._started.set_result(facts)
+                    self._started.set_result(info)
             case Died(error):
                 self._died(error)
 
-    def _deliver(self, written: Written) -> None:
-        stream, sequence = self._by_name.get(written.name, (None, None))
-        if stream is None or sequence is None:
-            return
-        sequence.output += written.token_ids
-        if written.stats is not None:
-            sequence.stats = written.stats
-        else:
-            sequence.stats.decode_steps += 1
-        if written.finish is not None:
-            sequence.state = SequenceState.FINISHED
-        parts = written.token_ids, written.texts, written.drafted
-        stream.put(StepOutput(sequence, *parts, written.finish, written.logprobs))
+    def _deliver(self, output: SequenceOutput) -> None:
+        stream, sample = self._by_id.get(output.id, (None, None))
+        if stream is not None and sample is not None:
+            stream.put(sample, output)
 
     def _lost(self) -> None:
         if not self._stopped:

@@ -1,8 +1,8 @@
-"""The link between the service and its engine: one stream socket, whole objects both ways, pickled.
+"""The link between the service and its engine: one stream socket with pickled messages both ways.
 
-The engine runs in a process of its own, so that gRPC's threads and the engine's never wait for one interpreter lock.
-`Link` is the event loop's end, `EngineEnd` the engine's. Both ends are ours: nothing is unpickled that came from
-outside.
+The engine runs in a process of its own, so that gRPC's threads and the engine's never wait for the same interpreter
+lock. `Link` is the event loop's end, `EngineEnd` the engine's. Both ends are this program: nothing from outside is
+unpickled.
 """
 
 from __future__ import annotations
@@ -18,50 +18,53 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
-from model_runner.sequence import Finish, Sequence, SequenceStats, TokenLogprobs
+from model_runner.output import Finish, TokenLogprobs
+from model_runner.request import Request
+from model_runner.statistics import SequenceStats
+from service.memory.operations import MemoryOperation
 
 _HEADER = struct.Struct("!I")
 _CHUNK = 1 << 18
+"""Bytes per read; an ordinary message has a few hundred. Not tuned."""
 
 
 class Add(NamedTuple):
-    """To the engine: a request's samples, with the names that both ends have for them; without strategy and grammar."""
+    """To the engine: the samples of one request by their ids on the link."""
 
-    sequences: dict[int, Sequence]
+    requests: dict[int, Request]
 
 
 class Cancel(NamedTuple):
     """To the engine: ends sequences without further output."""
 
-    names: list[int]
+    ids: list[int]
 
 
-class Ask(NamedTuple):
-    """To the engine's process: a question about memories, which one `Answer` follows."""
+class MemoryRequest(NamedTuple):
+    """To the engine's process: an operation on memories, which one `MemoryResponse` with the same id follows."""
 
-    number: int
-    method: str
-    arguments: tuple[Any, ...]
+    id: int
+    operation: MemoryOperation[Any]
 
 
-class Answer(NamedTuple):
-    """From the engine's process: what `method` returned, or raised."""
+class MemoryResponse(NamedTuple):
+    """From the engine's process: the operation's result, or its error."""
 
-    number: int
-    value: Any
+    id: int
+    result: Any
     error: BaseException | None
 
 
 class Ready(NamedTuple):
-    """From the engine: it stands; `facts` is what its maker tells the service."""
+    """From the engine: it is loaded; `info` is its `ModelInfo`."""
 
-    facts: Any
+    info: Any
 
 
-class Written(NamedTuple):
-    """What one step wrote for one sequence, as in `StepOutput`; `stats` come with the first output and the last."""
+class SequenceOutput(NamedTuple):
+    """One sequence's part of a step, as in `StepOutput`; `stats` come with the first output and the last."""
 
-    name: int
+    id: int
     token_ids: list[int]
     texts: list[str]
     drafted: list[bool]
@@ -71,13 +74,13 @@ class Written(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """From the engine: what one or several steps wrote, in order."""
+    """From the engine: the outputs of one or several steps, in order."""
 
-    outputs: list[Written]
+    outputs: list[SequenceOutput]
 
 
 class Died(NamedTuple):
-    """From the engine: its last word."""
+    """From the engine: its last message, with the error that ended it."""
 
     error: BaseException
 
@@ -86,8 +89,8 @@ class Link(asyncio.Protocol):
     """The event loop's end.
 
     Args:
-        on_message: gets each message of the engine.
-        on_lost: called once when the engine's end is gone.
+        on_message: called with each message of the engine.
+        on_lost: called once, when the engine's end is closed.
     """
 
     def __init__(self, on_message: Callable[[Any], None], on_lost: Callable[[], None]) -> None:
@@ -115,36 +118,36 @@ class Link(asyncio.Protocol):
         self._transport = None
         self._on_lost()
 
-    def send(self, message: Add | Cancel | Ask) -> None:
-        """Sends without waiting; into the void once the engine's end is gone."""
+    def send(self, message: Add | Cancel | MemoryRequest) -> None:
+        """Sends without waiting; does nothing once the engine's end is closed."""
         if self._transport is not None:
             self._transport.write(framed(message))
 
     def close(self) -> None:
-        """Tells the engine's end to end."""
+        """Closes the connection, which ends the engine."""
         if self._transport is not None:
             self._transport.close()
 
 
 class EngineEnd:
-    """The engine's end. It blocks: while it sends, and where it waits for a message.
+    """The engine's end. It blocks while it sends, and while it waits for a message.
 
     Raises:
-        EOFError: from every method, once the service's end is gone.
+        EOFError: from every method, once the service's end is closed.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(True)
         self._connection = connection
-        self._alarm, self._ring = os.pipe()
-        os.set_blocking(self._ring, False)
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
         self._arrivals = select.poll()
         self._arrivals.register(connection, select.POLLIN)
-        self._arrivals.register(self._alarm, select.POLLIN)
+        self._arrivals.register(self._wake_read, select.POLLIN)
         self._sending = threading.Lock()
         self._buffer = bytearray()
 
-    def send(self, message: Ready | Stepped | Died | Answer) -> None:
+    def send(self, message: Ready | Stepped | Died | MemoryResponse) -> None:
         """From any thread."""
         data = framed(message)
         try:
@@ -153,25 +156,25 @@ class EngineEnd:
         except OSError as error:
             raise EOFError from error
 
-    def receive(self, wait: bool) -> Add | Cancel | Ask | None:
-        """The next message; None where there is none and `wait` is false, or `interrupt` was called."""
+    def receive(self, wait: bool) -> Add | Cancel | MemoryRequest | None:
+        """The next message; None if there is none and `wait` is false, or after `interrupt`."""
         if not self._buffer:
             arrived = self._arrivals.poll(None if wait else 0)
             if not arrived:
                 return None
             ready = {fd for fd, _ in arrived}
-            if self._alarm in ready:
-                os.read(self._alarm, _CHUNK)
+            if self._wake_read in ready:
+                os.read(self._wake_read, _CHUNK)
             if self._connection.fileno() not in ready:
                 return None
         (size,) = _HEADER.unpack(self._read(_HEADER.size))
-        message: Add | Cancel | Ask = pickle.loads(self._read(size))
+        message: Add | Cancel | MemoryRequest = pickle.loads(self._read(size))
         return message
 
     def interrupt(self) -> None:
-        """Lets a `receive` that waits return. From any thread."""
-        with suppress(BlockingIOError):  # it rings already
-            os.write(self._ring, b"!")
+        """Makes a waiting `receive` return. From any thread."""
+        with suppress(BlockingIOError):  # the pipe is full, so `receive` will return anyway
+            os.write(self._wake_write, b"!")
 
     def close(self) -> None:
         with self._sending:
@@ -192,13 +195,13 @@ class EngineEnd:
 
 
 def framed(message: object) -> bytes:
-    """A message as it travels."""
+    """A message with its length in front."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return _HEADER.pack(len(data)) + data
 
 
 def portable(error: BaseException) -> BaseException:
-    """The error itself where it survives the way, else one that says the same."""
+    """The error itself if it can be pickled, else a RuntimeError with the same text."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

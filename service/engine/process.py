@@ -1,6 +1,6 @@
-"""The engine in a process of its own: `EngineProcess` starts it, `python -m service.engine.process FD` is it.
+"""The engine in a process of its own: `EngineProcess` starts `python -m service.engine.process FD`.
 
-Knows settings, models and engines; nothing of requests.
+Contains nothing of requests.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from contextlib import contextmanager
 
 import structlog
 
-from service.engine.host import EngineHost, Hosted
+from service.engine.host import EngineHost
 from service.engine.link import EngineEnd
-from service.logs import configure_logging
+from service.engine.loaded import LoadedEngine
+from service.logging_config import configure_logging
 from service.memory.opening import opened_memory
-from service.serving import ModelFacts
+from service.serving import ModelInfo
 from service.settings import Settings
 
 _log = structlog.get_logger("draftwood")
@@ -42,10 +43,10 @@ class EngineProcess:
             with self._process.stdin as stdin:
                 pickle.dump(self._settings, stdin)
         except BrokenPipeError:
-            pass  # it has ended; the link says so
+            pass  # it has ended, which the closed link reports
 
     def join(self, seconds: float) -> bool:
-        """Kills the process where it has not ended by itself within that time."""
+        """Kills the process if it has not ended by itself within that time."""
         if self._process is None:
             return True
         try:
@@ -59,27 +60,28 @@ class EngineProcess:
     @property
     def end(self) -> str:
         if self._process is None:
-            return "the engine's process was not started"
+            return "the engine process was not started"
         try:
             status: int | None = self._process.wait(1.0)
         except subprocess.TimeoutExpired:
             status = None
-        return f"the engine's process ended with status {status}"
+        return f"the engine process ended with status {status}"
 
 
 def main() -> None:
-    """The process: it ends with the other end of its link, which is whose it is to answer signals."""
+    """Runs the engine until the service's end of the link is closed. Signals are for the service to handle."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     settings: Settings = pickle.load(sys.stdin.buffer)
     configure_logging(settings.log_level, settings.log_format)
     end = EngineEnd(socket.socket(fileno=int(sys.argv[1])))
-    EngineHost(end, lambda: _hosted(settings), settings.stream_interval).run()
+    EngineHost(end, lambda: _loaded(settings), settings.stream_interval).run()
 
 
 @contextmanager
-def _hosted(settings: Settings) -> Iterator[Hosted]:
-    from model_runner.engine import Engine, EngineConfig
+def _loaded(settings: Settings) -> Iterator[LoadedEngine]:
+    from model_runner.drafting.watchdog import Watchdog
+    from model_runner.engine import Engine
     from model_runner.loading.model import load_model
 
     _warm_up_strategies()
@@ -90,34 +92,23 @@ def _hosted(settings: Settings) -> Iterator[Hosted]:
         max_context=settings.max_context,
         exact=settings.exact,
     )
-    config = EngineConfig(
-        max_running=settings.max_running,
-        max_draft_nodes=settings.max_draft_nodes,
-        prefill_chunk=settings.prefill_chunk,
-        shared_prefill_chunk=settings.shared_prefill_chunk,
-        kv_cache_tokens=settings.kv_cache_tokens,
-        prefix_cache=settings.prefix_cache,
-        tenant_weights=settings.tenant_weights,
-        threads=settings.threads,
-    )
-    facts = ModelFacts.of(model)
-    with opened_memory(settings, facts.fingerprint) as memory:
-        preload = settings.memory_preload, settings.strategy
-        engine = Engine(model, config)
+    info = ModelInfo.of(model)
+    with opened_memory(settings, info.fingerprint) as memory:
+        engine = Engine(model, settings.engine_config, Watchdog())
         gc.collect()
-        gc.freeze()  # what stands now stays: a collection that looks through it stops all requests for 0.3 s
-        yield Hosted(engine, memory, model.grammars, facts, *preload)
+        gc.freeze()  # a collection that scans the loaded model's objects would stop all requests for 0.3 s
+        yield LoadedEngine(engine, memory, model.grammars, info, settings.memory_preload, settings.strategy)
 
 
 def _warm_up_strategies() -> None:
-    """Compiles what strategies compile; one that fails will be switched off request by request, and say why."""
-    from strategies.registry import names, warm_up
+    """Runs each strategy's just-in-time compilation. One that fails is disabled request by request, with the reason."""
+    from strategies.registry import strategy_names, warm_up
 
-    for name in names():
+    for name in strategy_names():
         try:
             warm_up(name)
         except Exception:
-            _log.exception("strategy fails", strategy=name)
+            _log.exception("strategy cannot be compiled", strategy=name)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""One request's mailbox: what the engine wrote and the reader has not taken yet, merged by sample. For the event loop
-only."""
+"""One request's output stream: outputs that the reader has not taken yet, merged by sample. For the event loop only."""
 
 from __future__ import annotations
 
@@ -8,15 +7,44 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from model_runner.sequence import Finish, Sequence, StepOutput, TokenLogprobs
+from model_runner.output import Finish, TokenLogprobs
+from model_runner.request import Request
+from model_runner.statistics import SequenceStats
+from service.engine.link import SequenceOutput
 
 MAX_PART_TOKENS = 1024
-"""Tokens in one message, however slow its reader: clients refuse messages of several megabytes."""
+"""Tokens in one message, however slow the reader is. gRPC clients refuse messages above 4 MiB by default; with 20
+log-probabilities a token, 1024 tokens take about 300 KiB. Not tuned."""
+
+
+@dataclass(eq=False, slots=True)
+class Sample:
+    """One sample of a request, as the service sees it.
+
+    Attributes:
+        completion_tokens: written so far.
+        stats: as of the first output or the last; until the last, `decode_steps` counts the outputs since.
+    """
+
+    request: Request
+    completion_tokens: int = 0
+    stats: SequenceStats = field(default_factory=SequenceStats)
+
+    def __post_init__(self) -> None:
+        self.stats.arrived_at = self.request.arrived_at
+
+    def record(self, output: SequenceOutput) -> None:
+        """Takes note of an output."""
+        self.completion_tokens += len(output.token_ids)
+        if output.stats is not None:
+            self.stats = output.stats
+        else:
+            self.stats.decode_steps += 1
 
 
 @dataclass(slots=True)
 class Pending:
-    """Outputs of one or several steps, as in `StepOutput`, of the request's sequence number `sample`."""
+    """Outputs of one or several steps, as in `StepOutput`, of the request's sample number `sample`."""
 
     token_ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -26,7 +54,7 @@ class Pending:
     sample: int = 0
 
     def parts(self) -> Iterator[Pending]:
-        """The tokens in runs of at most `MAX_PART_TOKENS`; the finish is on none of them."""
+        """The tokens in pieces of at most `MAX_PART_TOKENS`, without the finish."""
         for start in range(0, len(self.token_ids), MAX_PART_TOKENS):
             part = slice(start, start + MAX_PART_TOKENS)
             yield Pending(
@@ -39,13 +67,13 @@ class Pending:
 
 
 class Stream:
-    """An admitted request. A reader that is slower than the engine finds larger `Pending`s, not more of them.
+    """An admitted request. A reader that is slower than the engine gets larger `Pending`s, not more of them.
 
     Attributes:
-        sequences: what it submitted, a sequence for each sample; empty before that.
-        finished: the engine is through with all sequences.
-        names: what the engine's link calls the sequences.
-        places: how many of the engine's places it holds, one for each sample.
+        samples: the submitted ones; empty before that.
+        finished: all samples have finished.
+        ids: of the samples, on the engine's link.
+        slots: number of slots that it holds, one for each sample.
         admitted_at: on the clock of `time.perf_counter`.
     """
 
@@ -58,16 +86,16 @@ class Stream:
         "_submit",
         "_waiter",
         "admitted_at",
-        "names",
-        "places",
-        "sequences",
+        "ids",
+        "samples",
+        "slots",
     )
 
     def __init__(
         self,
-        submit: Callable[[Stream, tuple[Sequence, ...]], None],
+        submit: Callable[[Stream, tuple[Sample, ...]], None],
         release: Callable[[Stream], None],
-        places: int = 1,
+        slots: int = 1,
     ) -> None:
         self._submit = submit
         self._release = release
@@ -75,36 +103,37 @@ class Stream:
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
-        self._running = places
-        self.places = places
-        self.sequences: tuple[Sequence, ...] = ()
-        self.names: list[int] = []
+        self._running = slots
+        self.slots = slots
+        self.samples: tuple[Sample, ...] = ()
+        self.ids: list[int] = []
         self.admitted_at = time.perf_counter()
 
     @property
     def finished(self) -> bool:
         return self._running == 0
 
-    def submit(self, *sequences: Sequence) -> None:
-        """Hands the sequences to the engine, as many as there are places; once.
+    def submit(self, *samples: Sample) -> None:
+        """Sends the samples to the engine, as many as there are slots; once.
 
         Raises:
-            EngineStoppedError: the engine stopped since the admission.
-            Exception: what `fail` was called with meanwhile.
+            EngineStoppedError: the engine has stopped since the admission.
+            Exception: the error of `fail`.
         """
-        assert not self.sequences
-        assert len(sequences) == self.places
+        assert not self.samples
+        assert len(samples) == self.slots
         assert not self._closed
         if self._error is not None:
             raise self._error
-        self._submit(self, sequences)
-        self.sequences = sequences
+        self._submit(self, samples)
+        self.samples = samples
 
-    def put(self, output: StepOutput) -> None:
-        """Adds what a step wrote."""
-        sample = self.sequences.index(output.sequence)
-        if (pending := self._pending.get(sample)) is None:
-            pending = self._pending[sample] = Pending(sample=sample)
+    def put(self, sample: Sample, output: SequenceOutput) -> None:
+        """Adds an output of one of the samples."""
+        sample.record(output)
+        number = self.samples.index(sample)
+        if (pending := self._pending.get(number)) is None:
+            pending = self._pending[number] = Pending(sample=number)
         pending.token_ids += output.token_ids
         pending.texts += output.texts
         pending.drafted += output.drafted
@@ -115,16 +144,16 @@ class Stream:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """Ends the stream: `take` raises `error`. The first error stays; after the engine's own end it is too late."""
+        """Ends the stream: `take` raises `error`. Only the first error counts, and none once all samples finished."""
         if self._error is None and not self.finished:
             self._error = error
             self._wake()
 
     async def take(self) -> Iterable[Pending]:
-        """All that came since the last call, sample by sample, waiting for something to come. For one reader.
+        """The outputs since the last call, one `Pending` for each sample; waits until there is one. For one reader.
 
         Raises:
-            Exception: what `fail` was called with.
+            Exception: the error of `fail`.
         """
         if not self._pending and self._error is None:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -135,7 +164,7 @@ class Stream:
         return pending.values()
 
     def close(self) -> None:
-        """Gives the places back and cancels the sequences that have not finished; idempotent."""
+        """Releases the slots and cancels the sequences that have not finished; idempotent."""
         if not self._closed:
             self._closed = True
             self._release(self)

@@ -1,8 +1,12 @@
-"""What tenants taught: strategy instances by tenant, which a tenant shares with nobody, and the store behind them."""
+"""Tenants' memories: what each tenant's requests generated, learned by its own drafting strategies, kept in a store.
+
+A memory belongs to one tenant and one model. Nothing is shared between tenants.
+"""
 
 from __future__ import annotations
 
-from service.memory.names import MemoryName
-from service.memory.tenants import TenantMemory
+from service.memory.config import MemoryConfig
+from service.memory.manager import MemoryManager
+from service.memory.naming import MemoryName
 
-__all__ = ["MemoryName", "TenantMemory"]
+__all__ = ["MemoryConfig", "MemoryManager", "MemoryName"]

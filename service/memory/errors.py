@@ -1,15 +1,15 @@
-"""What a memory store can refuse or fail with.
+"""Errors of a memory store.
 
 DraftwoodError
 └── MemoryStoreError
-    ├── StoreUnavailableError   it does not answer, or answers that it cannot serve now
-    ├── StoreFullError          it has no room
+    ├── StoreUnavailableError   no answer, or the answer that it cannot serve now
+    ├── StoreFullError          out of memory
     ├── MemoryPurgedError       the memory was purged while it was being filled
-    ├── StoreRefusedError       it refuses for good: a password, a right, a command that it lacks
-    └── CorruptValueError       what it holds cannot be read
-        ├── NewerFormatError    a newer version wrote it
-        ├── ForeignValueError   it belongs to another model
-        └── UnknownKeyError     it is encrypted, and the key is not here
+    ├── StoreRefusedError       permanently refused: password, permission, missing command
+    └── CorruptValueError       a stored value cannot be read
+        ├── NewerFormatError    written by a newer version
+        ├── ForeignValueError   belongs to another model
+        └── UnknownKeyError     encrypted with a key that this server does not have
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from model_runner.errors import DraftwoodError
 
 
 class MemoryStoreError(DraftwoodError):
-    """The memory's store failed; generation goes on without it."""
+    """The memory store failed; generation goes on without it."""
 
 
 class StoreUnavailableError(MemoryStoreError):
-    """It does not answer, or answers that it cannot serve now; later it may."""
+    """The store does not answer, or answers that it cannot serve now; a later call may succeed."""
 
 
 class StoreFullError(MemoryStoreError):
-    """It has no room."""
+    """The store is out of memory, or a memory's log has reached its quota."""
 
 
 class MemoryPurgedError(MemoryStoreError):
@@ -34,20 +34,20 @@ class MemoryPurgedError(MemoryStoreError):
 
 
 class StoreRefusedError(MemoryStoreError):
-    """It refuses for good: a password, a right, a command that it lacks."""
+    """The store refuses permanently: a password, a permission, a command that it lacks."""
 
 
 class CorruptValueError(MemoryStoreError):
-    """What it holds cannot be read."""
+    """A stored value cannot be read."""
 
 
 class NewerFormatError(CorruptValueError):
-    """A newer version of this program wrote it."""
+    """A newer version of this program wrote the value."""
 
 
 class ForeignValueError(CorruptValueError):
-    """It was written for another model or tokenizer."""
+    """The value was written for another model or tokenizer."""
 
 
 class UnknownKeyError(CorruptValueError):
-    """It is encrypted, and the key is not among those given."""
+    """The value is encrypted, and this server does not have the key."""

@@ -1,7 +1,4 @@
-"""Between gRPC and the servicer: parses requests, gives each call its id, and turns every exception into one status.
-
-Knows grpc.aio and the error table; nothing of what the methods do.
-"""
+"""Between gRPC and the servicers: parses requests, gives each call its id, and maps every exception to one status."""
 
 from __future__ import annotations
 
@@ -18,13 +15,13 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from service.errors import INTERNAL, ClientGoneError, rule_for, to_status
+from service.rpc.identifiers import check_identifier
 from service.rpc.malformed import Deserializer, Malformed
-from service.rpc.requests import checked_name
 
 _log = structlog.get_logger(__name__)
 
 _ABORT_SECONDS = 2.0
-"""How long an abort waits for the client: the status follows the messages that it has not read."""
+"""How long an abort waits for the client to read the messages before the status. Not tuned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +29,7 @@ class Call:
     """One RPC.
 
     Attributes:
-        request_id: the caller's name for it, or one made up here.
+        request_id: given by the caller, or generated.
         arrived_at: on the clock of `time.perf_counter`.
     """
 
@@ -42,11 +39,11 @@ class Call:
 
 
 Method: TypeAlias = Callable[[Any, Call], Awaitable[Any]]
-"""Gets a parsed request, or an iterator of them; answers with the response, or None where it streamed them itself."""
+"""Takes a parsed request, or an iterator of them; returns the response, or None if it has streamed its responses."""
 
 
 def handlers(service: ServiceDescriptor, methods: Mapping[str, Method]) -> grpc.GenericRpcHandler:
-    """gRPC handlers of all methods of a service; who takes a stream of requests answers with one as well.
+    """gRPC handlers of all methods of a service. A method with a stream of requests has a stream of responses.
 
     Raises:
         KeyError: a method of the service is missing in `methods`.
@@ -74,7 +71,7 @@ def _endpoint(name: str, method: Method) -> Any:
             if isinstance(request, AsyncIterator):
                 request = _well_formed(request)
             given = getattr(request, "request_id", "")
-            request_id = checked_name("request_id", given) if given else request_id
+            request_id = check_identifier("request_id", given) if given else request_id
             return await method(request, Call(context, request_id, arrived_at))
         except Exception as error:
             await _abort(context, error, name, request_id)
@@ -90,7 +87,7 @@ async def _well_formed(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, method: str, request_id: str) -> None:
-    """Ends the call with the error's status, unless it has ended already."""
+    """Ends the call with the error's status, unless it has ended."""
     if rule_for(error).code is INTERNAL.code:
         _log.error("internal error", method=method, request_id=request_id, exc_info=error)
     if isinstance(error, ClientGoneError) or context.cancelled() or context.done():
@@ -100,7 +97,7 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, 
         async with asyncio.timeout(_ABORT_SECONDS):
             await context.abort(code, text, trailing)
     except grpc.aio.InternalError:
-        return  # the call ended in this very moment
+        return  # the call has just ended
     except TimeoutError:
-        # The status is on its way; a client that reads again gets it.
+        # The status is queued; a client that reads again receives it.
         _log.info("client does not read its status", method=method, request_id=request_id, code=code.name)

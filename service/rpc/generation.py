@@ -1,6 +1,6 @@
 """GenerationService: Generate, Tokenize, Detokenize, GetModelInfo.
 
-Knows messages, streams and timing; threads are the bridge's, statuses are the error table's.
+Works with messages, streams and time limits. Threads are in `engine`, statuses in `errors`.
 """
 
 from __future__ import annotations
@@ -14,24 +14,20 @@ from typing import Any
 import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
-from model_runner.sequence import Finish, FinishReason, Sequence, SequenceStats
+from model_runner.output import Finish, FinishReason
+from model_runner.request import Request
+from model_runner.statistics import SequenceStats
 from service.engine.bridge import EngineBridge
-from service.engine.stream import Pending, Stream
+from service.engine.stream import Pending, Sample, Stream
 from service.errors import DeadlineExceededError
 from service.rpc.calls import Call, Method
+from service.rpc.identifiers import resolve_tenant
 from service.rpc.request_log import RequestLog
-from service.rpc.requests import (
-    DEFAULT_TENANT,
-    checked_name,
-    read_prompt,
-    read_samples,
-    read_sequences,
-    require_in_vocabulary,
-)
+from service.rpc.requests import read_prompt, read_requests, read_samples, require_in_vocabulary
 from service.rpc.writer import Writer
 from service.serving import Serving
 from service.settings import Settings
-from strategies import names
+from strategies import strategy_names
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"]
 
@@ -40,15 +36,17 @@ _REASONS = {
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
 }
 _CLIENT_FIRST = 0.25
-"""Seconds that we leave gRPC to end a call at the client's deadline, lest two statuses race."""
+"""Seconds after the client's deadline until the server ends a call: gRPC ends it first, so that two statuses do not
+race. Not tuned."""
 _AT_DEADLINE = 0.05
-"""Seconds that a client's cancellation may come before the deadline, by our clock, and still be due to it."""
+"""A cancellation at most so many seconds before the deadline, by the server's clock, is logged as the deadline. Not
+tuned."""
 _FEW_TOKENS = 2048
-"""Tokens that are turned into text at once; more go to a worker thread."""
+"""Tokens that are converted to text on the event loop; more go to a worker thread. Not tuned."""
 
 
 class GenerationServicer:
-    """The methods of GenerationService, for `rpc.handlers`."""
+    """The methods of GenerationService, for `calls.handlers`."""
 
     def __init__(self, serving: Serving, bridge: EngineBridge, settings: Settings) -> None:
         self._serving = serving
@@ -66,14 +64,14 @@ class GenerationServicer:
         }
 
     async def generate(self, request: pb.GenerateRequest, call: Call) -> None:
-        """Streams one Started, Deltas and one Finished, or raises what ends the call with one status."""
-        tenant = checked_name("tenant", request.tenant) if request.tenant else DEFAULT_TENANT
-        with RequestLog(call.request_id, tenant, call.arrived_at) as log:
+        """Streams one Started, Deltas and one Finished, or raises the error that ends the call with one status."""
+        tenant = resolve_tenant(request.tenant)
+        with RequestLog(call.request_id, tenant, call.arrived_at) as record:
             stream = self._bridge.admit(read_samples(request.sampling, self._settings.max_running))
             seconds = self._seconds(call)
             timer = asyncio.get_running_loop().call_later(seconds, stream.fail, DeadlineExceededError(seconds))
             try:
-                log.sequences = sequences = await read_sequences(
+                requests = await read_requests(
                     request,
                     self._serving,
                     request_id=call.request_id,
@@ -81,17 +79,18 @@ class GenerationServicer:
                     arrived_at=call.arrived_at,
                     deadline=time.perf_counter() + seconds,
                 )
-                stream.submit(*sequences)
+                record.samples = [Sample(one) for one in requests]
+                stream.submit(*record.samples)
                 async with Writer(call.context, self._settings.stall_timeout) as writer:
-                    await writer.write(self._started(sequences[0], tenant))
-                    with_details = request.output.token_details or sequences[0].sampling.logprobs is not None
+                    await writer.write(self._started(requests[0]))
+                    with_details = request.output.token_details or requests[0].sampling.logprobs is not None
                     finishes = await relay(stream, writer, with_details)
-                    await writer.write(finished(sequences, finishes))
-                log.outcome = finishes[0].reason.value
+                    await writer.write(finished(record.samples, finishes))
+                record.outcome = finishes[0].reason.value
             except asyncio.CancelledError:
                 own = remaining(call)
                 if own is not None and own < _AT_DEADLINE:
-                    log.outcome = "deadline_exceeded"
+                    record.outcome = "deadline_exceeded"
                 raise
             finally:
                 timer.cancel()
@@ -118,35 +117,35 @@ class GenerationServicer:
     async def get_model_info(self, request: pb.GetModelInfoRequest, call: Call) -> pb.GetModelInfoResponse:
         return self._info
 
-    def _started(self, sequence: Sequence, tenant: str) -> pb.GenerateResponse:
+    def _started(self, request: Request) -> pb.GenerateResponse:
         return pb.GenerateResponse(
             started=pb.Started(
-                request_id=sequence.request_id,
+                request_id=request.request_id,
                 model=self._serving.model.name,
-                tenant=tenant,
-                strategy=sequence.strategy_name,
-                prompt_tokens=sequence.prompt.size,
-                max_tokens=sequence.stop.max_tokens,
-                seed=sequence.sampling.seed,
+                tenant=request.tenant,
+                strategy=request.strategy_name,
+                prompt_tokens=request.prompt.size,
+                max_tokens=request.stop.max_tokens,
+                seed=request.sampling.seed,
             )
         )
 
     def _seconds(self, call: Call) -> float:
-        """When we end the call: after the default or the maximum; gRPC itself ends it at the client's deadline."""
+        """Seconds until the server ends the call; gRPC itself ends it at the client's deadline."""
         own = remaining(call)
         return min(self._settings.default_timeout if own is None else own + _CLIENT_FIRST, self._settings.max_timeout)
 
 
 def remaining(call: Call) -> float | None:
-    """Seconds until the client's deadline; None where it set none."""
+    """Seconds until the client's deadline; None if it set none."""
     seconds: float | None = call.context.time_remaining()
     return seconds
 
 
 async def relay(stream: Stream, writer: Writer, with_details: bool) -> list[Finish]:
-    """Sends what the engine writes until all samples end; raises the first error that one ends with."""
+    """Sends the engine's outputs until all samples have finished; raises the first error of one."""
     finishes: dict[int, Finish] = {}
-    while len(finishes) < stream.places:
+    while len(finishes) < stream.slots:
         for pending in await stream.take():
             for part in pending.parts():
                 await writer.write(delta(part, with_details))
@@ -154,11 +153,11 @@ async def relay(stream: Stream, writer: Writer, with_details: bool) -> list[Fini
                 if pending.finish.error is not None:
                     raise pending.finish.error
                 finishes[pending.sample] = pending.finish
-    return [finishes[sample] for sample in range(stream.places)]
+    return [finishes[sample] for sample in range(stream.slots)]
 
 
 def delta(pending: Pending, with_details: bool) -> pb.GenerateResponse:
-    """The message of one or several steps' tokens."""
+    """The message with the tokens of one or several steps."""
     response = pb.GenerateResponse()
     message = response.delta
     message.text = "".join(pending.texts)
@@ -174,22 +173,22 @@ def delta(pending: Pending, with_details: bool) -> pb.GenerateResponse:
     return response
 
 
-def finished(sequences: SequenceOf[Sequence], finishes: SequenceOf[Finish]) -> pb.GenerateResponse:
-    """The last message of an answer: of its one sample, or of all of them."""
-    first, stats = sequences[0], SequenceStats.over([sequence.stats for sequence in sequences])
-    written = [len(sequence.output) for sequence in sequences]
+def finished(samples: SequenceOf[Sample], finishes: SequenceOf[Finish]) -> pb.GenerateResponse:
+    """The last message of an answer, for all of its samples."""
+    request, stats = samples[0].request, SequenceStats.over([sample.stats for sample in samples])
+    written = sum(sample.completion_tokens for sample in samples)
     message = pb.Finished(
         reason=_REASONS[finishes[0].reason],
         stop_string=finishes[0].stop_string,
         stop_token_id=finishes[0].stop_token_id,
         usage=pb.Usage(
-            prompt_tokens=first.prompt.size,
-            completion_tokens=sum(written),
-            cached_prompt_tokens=first.stats.cached_prompt_tokens,
+            prompt_tokens=request.prompt.size,
+            completion_tokens=written,
+            cached_prompt_tokens=samples[0].stats.cached_prompt_tokens,
         ),
         drafting=pb.DraftStatistics(
-            strategy=first.strategy_name,
-            mean_acceptance_length=sum(written) / max(stats.decode_steps, 1),
+            strategy=request.strategy_name,
+            mean_acceptance_length=written / max(stats.decode_steps, 1),
             steps=stats.decode_steps,
             draft_tokens=stats.draft_tokens,
             accepted_tokens=stats.accepted_tokens,
@@ -197,16 +196,16 @@ def finished(sequences: SequenceOf[Sequence], finishes: SequenceOf[Finish]) -> p
             disabled_reason=stats.drafting_disabled_reason,
         ),
     )
-    if len(sequences) > 1:
-        for sequence, finish, tokens in zip(sequences, finishes, written, strict=True):
+    if len(samples) > 1:
+        for sample, finish in zip(samples, finishes, strict=True):
             message.samples.add(
                 reason=_REASONS[finish.reason],
                 stop_string=finish.stop_string,
                 stop_token_id=finish.stop_token_id,
-                completion_tokens=tokens,
-                seed=sequence.sampling.seed,
+                completion_tokens=sample.completion_tokens,
+                seed=sample.request.sampling.seed,
             )
-    for name, counts in stats.sources(first.strategy_name).items():
+    for name, counts in stats.sources(request.strategy_name).items():
         source = message.drafting.by_source[name]
         source.draft_tokens, source.accepted_tokens = counts.verified, counts.accepted
     _set_seconds(message.timings.queue, stats.first_scheduled_at - stats.arrived_at)
@@ -219,7 +218,7 @@ def finished(sequences: SequenceOf[Sequence], finishes: SequenceOf[Finish]) -> p
 
 
 def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
-    """What a client may want to know before it asks."""
+    """The model's properties and the limits of requests."""
     model = serving.model
     return pb.GetModelInfoResponse(
         model=model.name,
@@ -233,7 +232,7 @@ def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
         max_waiting_requests=settings.max_waiting,
         max_draft_nodes=serving.max_draft_nodes,
         has_chat_template=model.tokenizer.has_chat_template,
-        strategies=names(),
+        strategies=strategy_names(),
         default_strategy=serving.default_strategy,
         eos_token_ids=sorted(model.eos_token_ids),
         server_version=version("draftwood"),

@@ -1,4 +1,4 @@
-"""Requests that protobuf refuses to parse: which field is it? gRPC itself would answer INTERNAL and name nothing."""
+"""Names the field that keeps a request from being parsed. gRPC itself would answer INTERNAL without details."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from model_runner.errors import InvalidValueError
+from model_runner.errors import InvalidInputError
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -19,11 +19,11 @@ _LENGTH_DELIMITED = 2
 
 
 class Malformed:
-    """Stands for a request that could not be parsed, until a handler can answer with `error`."""
+    """Takes the place of a request that could not be parsed, until a handler can answer with `error`."""
 
     __slots__ = ("error",)
 
-    def __init__(self, error: InvalidValueError) -> None:
+    def __init__(self, error: InvalidInputError) -> None:
         self.error = error
 
 
@@ -41,20 +41,20 @@ class Deserializer(Generic[MessageT]):
             return Malformed(explain(self._descriptor, data))
 
 
-def explain(descriptor: Descriptor, data: bytes) -> InvalidValueError:
-    """Names the first field of serialized `data` that keeps it from being a message of type `descriptor`."""
-    return _fault(descriptor, data, "") or InvalidValueError(
-        "request", f"{len(data)} bytes", f"it must be a serialized {descriptor.full_name}"
+def explain(descriptor: Descriptor, data: bytes) -> InvalidInputError:
+    """The error for the first field of serialized `data` that keeps it from being a message of type `descriptor`."""
+    return _fault(descriptor, data, "") or InvalidInputError(
+        "request", None, f"{len(data)} bytes are not a serialized {descriptor.full_name}"
     )
 
 
-def _fault(descriptor: Descriptor, data: bytes, path: str) -> InvalidValueError | None:
+def _fault(descriptor: Descriptor, data: bytes, path: str) -> InvalidInputError | None:
     try:
-        # As unknown fields of a message without fields, everything can be read but broken wire format.
+        # Parsed as a message without fields, everything is an unknown field; only a broken wire format fails.
         fields = UnknownFieldSet(Empty.FromString(data))
     except DecodeError:
-        allowed = f"it must be a serialized {descriptor.full_name}"
-        return InvalidValueError(path or "request", f"{len(data)} bytes", allowed)
+        problem = f"{len(data)} bytes are not a serialized {descriptor.full_name}"
+        return InvalidInputError(path or "request", None, problem)
     seen: Counter[int] = Counter()
     for unknown in (fields[index] for index in range(len(fields))):
         field = descriptor.fields_by_number.get(unknown.field_number)
@@ -70,13 +70,12 @@ def _fault(descriptor: Descriptor, data: bytes, path: str) -> InvalidValueError 
     return None
 
 
-def _field_fault(field: FieldDescriptor, data: Any, path: str) -> InvalidValueError | None:
+def _field_fault(field: FieldDescriptor, data: Any, path: str) -> InvalidInputError | None:
     if field.type == FieldDescriptor.TYPE_MESSAGE and field.message_type is not None:
         return _fault(field.message_type, data, path)
     if field.type == FieldDescriptor.TYPE_STRING:
         try:
             bytes(data).decode()
         except UnicodeDecodeError as error:
-            allowed = f"it must be valid UTF-8; byte {error.start} is not"
-            return InvalidValueError(path, bytes(data[:60]), allowed)
+            return InvalidInputError(path, None, f"not valid UTF-8 at byte {error.start}")
     return None

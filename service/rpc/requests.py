@@ -1,27 +1,25 @@
-"""From a request's message to the engine's Sequence: every field is checked here, and named when it is wrong.
+"""From a request's message to the `Request`s of its samples. Errors name the field that is wrong.
 
-Knows messages, the tokenizer and limits; nothing of streams, threads or statuses.
+A rule that the engine's own types check (`SamplingParams`, `StopParams`, `Request`) is not repeated here, except for
+stop strings, so that the error names the one that is wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import unicodedata
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
-from model_runner.errors import InvalidValueError
-from model_runner.sequence import Format, GrammarKind, SamplingParams, Sequence, SequenceStats, StopParams
+from model_runner.errors import InvalidInputError, InvalidValueError
+from model_runner.request import Format, GrammarKind, Request, SamplingParams, StopParams
 from service.serving import ServedModel, Serving, TextTokenizer
-from strategies import names
+from strategies import strategy_names
 from strategies.draft import Int32Array
 
-DEFAULT_TENANT = "default"
-MAX_NAME_BYTES = 256
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 256
@@ -30,36 +28,37 @@ MAX_GRAMMAR_CHARACTERS = 64 * 1024
 NO_DRAFTS = "none"
 
 _SHORT_TEXT = 8 * 1024
-"""Characters that are tokenized at once; longer texts go to a worker thread, so that other streams go on."""
+"""Characters that are tokenized on the event loop; longer texts go to a worker thread, so that other streams continue.
+Not tuned; any value near works."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt's tokens, and the request's field that holds it."""
+    """A prompt's tokens, int32[n], and the request's field that it came from."""
 
     field: str
     ids: Int32Array
 
 
-def read_samples(options: pb.SamplingOptions, most: int) -> int:
-    """How many samples the request asks for.
+def read_samples(options: pb.SamplingOptions, limit: int) -> int:
+    """The number of samples.
 
     Args:
-        most: as many as are written together.
+        limit: upper bound.
 
     Raises:
-        InvalidValueError: it is out of range, or greedy decoding would write the same answer several times.
+        InvalidValueError: it is out of range, or above 1 with greedy decoding, which would repeat one answer.
     """
     if not options.HasField("n"):
         return 1
-    if not 1 <= options.n <= most:
-        raise InvalidValueError("sampling.n", options.n, f"it must lie in [1, {most}]")
+    if not 1 <= options.n <= limit:
+        raise InvalidValueError("sampling.n", options.n, f"it must lie in [1, {limit}]")
     if options.n > 1 and not options.temperature:
-        raise InvalidValueError("sampling.n", options.n, "samples differ only with a temperature above 0")
+        raise InvalidInputError("sampling.n", options.n, "several samples need a temperature above 0")
     return options.n
 
 
-async def read_sequences(
+async def read_requests(
     request: pb.GenerateRequest,
     serving: Serving,
     *,
@@ -67,15 +66,15 @@ async def read_sequences(
     tenant: str,
     arrived_at: float,
     deadline: float,
-) -> list[Sequence]:
-    """The sequences that a request asks for, one for each sample.
+) -> list[Request]:
+    """What the message asks for, one for each sample.
 
     Args:
-        arrived_at, deadline: when the request came, and when it is of no use any more, on the clock of
-            `time.perf_counter`.
+        tenant: resolved (see `identifiers.resolve_tenant`).
+        arrived_at, deadline: of the request, on the clock of `time.perf_counter`.
 
     Raises:
-        InvalidValueError: a field's value is not allowed; names the field, the value and what is.
+        InvalidValueError: a field is wrong.
     """
     sampling = read_sampling(request, serving.model.vocab_size)
     strategy_name, max_nodes = _drafting(request.drafting, serving)
@@ -84,10 +83,11 @@ async def read_sequences(
     if request.format.WhichOneof("format"):
         for name, value in (("ignore_eos", stop.ignore_eos), ("min_tokens", stop.min_tokens)):
             if value:
-                raise InvalidValueError(f"stop.{name}", value, "an answer in a format ends where the format does")
+                problem = "cannot be combined with format, which determines the end of the answer"
+                raise InvalidInputError(f"stop.{name}", None, problem)
     output_format = await read_format(request.format, serving.model)
     return [
-        Sequence(
+        Request(
             request_id=request_id,
             prompt=prompt.ids,
             stop=stop,
@@ -99,32 +99,19 @@ async def read_sequences(
             tenant=tenant,
             priority=request.priority,
             deadline=deadline,
-            stats=SequenceStats(arrived_at=arrived_at),
+            arrived_at=arrived_at,
         )
         for sample in range(max(request.sampling.n, 1))
     ]
 
 
-def checked_name(field: str, name: str) -> str:
-    """`name`, fit for logs, traces and keys.
-
-    Raises:
-        InvalidValueError: it has more than `MAX_NAME_BYTES` bytes of UTF-8, or control characters.
-    """
-    if len(name.encode()) > MAX_NAME_BYTES:
-        raise InvalidValueError(field, name, f"it must have at most {MAX_NAME_BYTES} bytes of UTF-8")
-    if any(unicodedata.category(character) == "Cc" for character in name):
-        raise InvalidValueError(field, name, "it must not contain control characters")
-    return name
-
-
 def read_sampling(request: pb.GenerateRequest, vocab_size: int) -> SamplingParams:
-    """The options that are set, over the defaults; a seed is drawn where one is needed and none is given.
+    """The options that are set, with defaults for the others; a seed is drawn if one is needed and none is given.
 
     Raises:
         InvalidValueError: an option is outside its range.
     """
-    # A 32-bit float is read as the shortest decimal that means it: 0.7 and not 0.699999988.
+    # A 32-bit float is read as the shortest decimal that represents it: 0.7 and not 0.699999988.
     values: dict[str, Any] = {
         field.name: float(str(np.float32(value))) if isinstance(value, float) else value
         for field, value in request.sampling.ListFields()
@@ -132,7 +119,8 @@ def read_sampling(request: pb.GenerateRequest, vocab_size: int) -> SamplingParam
     }
     bias = sorted(request.sampling.logit_bias.items())
     if len(bias) > MAX_LOGIT_BIASES:
-        raise InvalidValueError("sampling.logit_bias", len(bias), f"at most {MAX_LOGIT_BIASES} may be given")
+        problem = f"has {len(bias)} items; at most {MAX_LOGIT_BIASES} are allowed"
+        raise InvalidInputError("sampling.logit_bias", None, problem)
     require_in_vocabulary("sampling.logit_bias", np.array([token for token, _ in bias], np.int32), vocab_size)
     if values.get("temperature") and not request.sampling.HasField("seed"):
         values["seed"] = secrets.randbits(64)
@@ -141,31 +129,32 @@ def read_sampling(request: pb.GenerateRequest, vocab_size: int) -> SamplingParam
 
 
 async def read_format(options: pb.OutputFormat, model: ServedModel) -> Format | None:
-    """What the answer must follow; tried in a worker thread, for a large grammar takes its time.
+    """The format that the answer must follow; compiled in a worker thread, since a large grammar takes long.
 
     Raises:
-        InvalidValueError: it is not a valid grammar.
+        InvalidValueError: it cannot be compiled.
     """
     kind = options.WhichOneof("format")
     if kind is None:
         return None
     text: str = getattr(options, kind)
     if not 1 <= len(text) <= MAX_GRAMMAR_CHARACTERS:
-        raise InvalidValueError(f"format.{kind}", text, f"it must have 1 to {MAX_GRAMMAR_CHARACTERS} characters")
+        problem = f"must have 1 to {MAX_GRAMMAR_CHARACTERS} characters; it has {len(text)}"
+        raise InvalidInputError(f"format.{kind}", None, problem)
     checked = Format(GrammarKind(kind), text)
     await asyncio.to_thread(model.grammars.compile, checked.kind, checked.text)
     return checked
 
 
 async def read_prompt(request: pb.GenerateRequest | pb.TokenizeRequest, model: ServedModel) -> Prompt:
-    """The prompt in whichever form it came.
+    """The prompt: text, chat messages or token ids.
 
     Raises:
-        InvalidValueError: there is none, it is empty, or a token id or a message is not allowed.
+        InvalidValueError: it is missing, empty or too long, or a token id or a message is wrong.
     """
     if request.HasField("text"):
         if not request.text:
-            raise InvalidValueError("text", "", "it must not be empty")
+            raise InvalidInputError("text", None, "must not be empty")
         return _not_empty(Prompt("text", await encode(model.tokenizer, request.text)))
     if request.HasField("chat"):
         return _not_empty(Prompt("chat.messages", await _encode_chat(model.tokenizer, request.chat)))
@@ -177,31 +166,34 @@ async def read_prompt(request: pb.GenerateRequest | pb.TokenizeRequest, model: S
         require_in_vocabulary("token_ids.ids", ids, model.vocab_size)
         return _not_empty(Prompt("token_ids.ids", ids))
     if isinstance(request, pb.GenerateRequest):
-        raise InvalidValueError("prompt", None, "one of text, token_ids and chat must be set")
-    raise InvalidValueError("input", None, "one of text and chat must be set")
+        raise InvalidInputError("prompt", None, "one of text, token_ids and chat must be set")
+    raise InvalidInputError("input", None, "one of text and chat must be set")
 
 
 def read_stop(options: pb.StopOptions, model: ServedModel, prompt: Prompt) -> StopParams:
-    """When the answer ends; without max_tokens, where the context does.
+    """When the answer ends; without max_tokens, at the end of the context.
 
     Raises:
-        InvalidValueError: a value is not allowed, or prompt and answer do not fit the context.
+        InvalidValueError: a value is wrong, or prompt and answer do not fit the context.
     """
-    room = model.max_context - prompt.ids.size
-    if room < 1:
+    available = model.max_context - prompt.ids.size
+    if available < 1:
         raise _too_long(prompt.field, prompt.ids.size, model)
-    max_tokens = options.max_tokens if options.HasField("max_tokens") else room
-    if max_tokens > room:
-        allowed = f"the prompt has {prompt.ids.size} of the context's {model.max_context} tokens; room is for {room}"
+    max_tokens = options.max_tokens if options.HasField("max_tokens") else available
+    if max_tokens > available:
+        prompt_part = f"the prompt has {prompt.ids.size} of the context's {model.max_context} tokens"
+        allowed = f"it must be at most {available}, since {prompt_part}"
         raise InvalidValueError("stop.max_tokens", max_tokens, allowed)
     if len(options.strings) > MAX_STOP_STRINGS:
-        raise InvalidValueError("stop.strings", len(options.strings), f"there must be at most {MAX_STOP_STRINGS}")
+        problem = f"has {len(options.strings)} items; at most {MAX_STOP_STRINGS} are allowed"
+        raise InvalidInputError("stop.strings", None, problem)
     for index, text in enumerate(options.strings):
         if not 1 <= len(text) <= MAX_STOP_STRING_CHARACTERS:
-            allowed = f"it must have 1 to {MAX_STOP_STRING_CHARACTERS} characters"
-            raise InvalidValueError(f"stop.strings[{index}]", text, allowed)
+            problem = f"must have 1 to {MAX_STOP_STRING_CHARACTERS} characters; it has {len(text)}"
+            raise InvalidInputError(f"stop.strings[{index}]", None, problem)
     if len(options.token_ids) > MAX_STOP_TOKEN_IDS:
-        raise InvalidValueError("stop.token_ids", len(options.token_ids), f"at most {MAX_STOP_TOKEN_IDS} may be given")
+        problem = f"has {len(options.token_ids)} items; at most {MAX_STOP_TOKEN_IDS} are allowed"
+        raise InvalidInputError("stop.token_ids", None, problem)
     require_in_vocabulary("stop.token_ids", np.array(options.token_ids, np.int32), model.vocab_size)
     return StopParams(
         max_tokens=max_tokens,
@@ -213,7 +205,7 @@ def read_stop(options: pb.StopOptions, model: ServedModel, prompt: Prompt) -> St
 
 
 def require_in_vocabulary(field: str, ids: Int32Array, vocab_size: int) -> None:
-    """Raises InvalidValueError for the first token id, int32[n], that the model does not know."""
+    """Raises InvalidValueError for the first token id, int32[n], outside of the model's vocabulary."""
     outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if outside.size:
         index = int(outside[0])
@@ -228,12 +220,12 @@ async def encode(tokenizer: TextTokenizer, text: str) -> Int32Array:
 
 async def _encode_chat(tokenizer: TextTokenizer, chat: pb.Chat) -> Int32Array:
     if not chat.messages:
-        raise InvalidValueError("chat.messages", [], "it must not be empty")
+        raise InvalidInputError("chat.messages", None, "must not be empty")
     for index, message in enumerate(chat.messages):
         if not message.role:
-            raise InvalidValueError(f"chat.messages[{index}].role", "", "it must not be empty")
+            raise InvalidInputError(f"chat.messages[{index}].role", None, "must not be empty")
     if not tokenizer.has_chat_template:
-        raise InvalidValueError("chat", f"{len(chat.messages)} messages", "the model has no chat template; send text")
+        raise InvalidInputError("chat", None, "the model has no chat template; send text")
     messages = [{"role": message.role, "content": message.content} for message in chat.messages]
     if sum(len(message.content) for message in chat.messages) <= _SHORT_TEXT:
         return tokenizer.encode_chat(messages)
@@ -241,10 +233,10 @@ async def _encode_chat(tokenizer: TextTokenizer, chat: pb.Chat) -> Int32Array:
 
 
 def _drafting(options: pb.DraftOptions, serving: Serving) -> tuple[str, int]:
-    """The strategy's name and the cap on draft nodes a step."""
+    """The strategy's name and the limit of draft nodes a step."""
     name = options.strategy if options.HasField("strategy") else serving.default_strategy
-    if name not in names():
-        raise InvalidValueError("drafting.strategy", name, f"it must be one of {', '.join(names())}")
+    if options.HasField("strategy") and name not in strategy_names():
+        raise InvalidValueError("drafting.strategy", name, f"it must be one of {', '.join(strategy_names())}")
     max_nodes = options.max_nodes if options.HasField("max_nodes") else serving.max_draft_nodes
     if max_nodes < 0:
         raise InvalidValueError("drafting.max_nodes", max_nodes, "it must be at least 0")
@@ -255,10 +247,10 @@ def _drafting(options: pb.DraftOptions, serving: Serving) -> tuple[str, int]:
 
 def _not_empty(prompt: Prompt) -> Prompt:
     if prompt.ids.size == 0:
-        raise InvalidValueError(prompt.field, "no tokens", "it must not be empty")
+        raise InvalidInputError(prompt.field, None, "must not be empty")
     return prompt
 
 
 def _too_long(field: str, tokens: int, model: ServedModel) -> InvalidValueError:
-    allowed = f"a prompt may have at most {model.max_context - 1}, one less than the context"
-    return InvalidValueError(field, f"{tokens} tokens", allowed)
+    problem = f"the prompt has {tokens} tokens; at most {model.max_context - 1} fit, one less than the context"
+    return InvalidInputError(field, None, problem)

@@ -1,7 +1,4 @@
-"""The server's life: bound, started, serving, draining, stopped.
-
-Knows gRPC's server, health and the engine's bridge; nothing of messages.
-"""
+"""The server: bound, started, serving, draining, stopped."""
 
 from __future__ import annotations
 
@@ -15,9 +12,8 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from model_runner.errors import InvalidValueError
+from model_runner.errors import InvalidInputError
 from service.engine.bridge import EngineBridge
-from service.engine.memory_desk import RemoteMemory
 from service.errors import ShuttingDownError
 from service.rpc.calls import handlers
 from service.rpc.generation import SERVICE, GenerationServicer
@@ -30,16 +26,16 @@ from service.settings import Settings
 _log = structlog.get_logger(__name__)
 
 _STATUS_SECONDS = 1.0
-"""How long streams that are cut off get to send their status."""
+"""For cut-off streams to send their status. Not tuned."""
 _STOP_SECONDS = 0.5
-"""How long calls without an end of their own, such as health watches, get at the stop."""
+"""For calls that do not end by themselves, such as health watches, at the stop. Not tuned."""
 
 
 class BoundServer:
-    """A port of our own, taken before the model is loaded, so that a taken one is known at once.
+    """A bound port. It is bound before the model is loaded, so that an address in use is reported at once.
 
     Raises:
-        InvalidValueError: the address cannot be listened on; says why.
+        InvalidInputError: the server cannot listen on the address, with the reason.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -54,7 +50,7 @@ class BoundServer:
             else:
                 self.port = self.grpc_server.add_secure_port(f"{host}:{settings.port}", credentials)
         except RuntimeError as error:
-            raise InvalidValueError("port", settings.port, f"{host}:{settings.port} cannot be listened on") from error
+            raise InvalidInputError("port", settings.port, f"cannot listen on {host}:{settings.port}") from error
         self.address = f"{host}:{self.port}"
 
 
@@ -62,7 +58,7 @@ class RunningServer:
     """Serves a model until it is stopped.
 
     Args:
-        bridge: to the engine of this model, started; closed with the server.
+        bridge: to the engine of this model, started. The server closes it.
     """
 
     def __init__(self, bound: BoundServer, model: ServedModel, bridge: EngineBridge) -> None:
@@ -78,7 +74,7 @@ class RunningServer:
         bridge.on_stopped = self._engine_stopped
         serving = Serving(model, settings.strategy, settings.max_draft_nodes)
         servicer = GenerationServicer(serving, self.bridge, settings)
-        memory_servicer = MemoryServicer(RemoteMemory(bridge.ask), model, settings)
+        memory_servicer = MemoryServicer(bridge, model, settings)
         self._server.add_generic_rpc_handlers(
             (handlers(SERVICE, servicer.methods), handlers(MEMORY_SERVICE, memory_servicer.methods))
         )
@@ -88,16 +84,16 @@ class RunningServer:
         )
 
     async def start(self) -> None:
-        """Serves."""
+        """Starts serving."""
         await self._server.start()
         if not self.bridge.stopped:
             await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, grace: float | None = None) -> None:
-        """Drains and stops; every call of it waits for the one stop.
+        """Drains and stops; further calls wait for the same stop.
 
-        Health turns NOT_SERVING, no request is admitted any more, live ones get `grace` seconds (unset: the
-        settings' own), the rest ends with UNAVAILABLE, and the engine is closed.
+        Health becomes NOT_SERVING, no request is admitted any more, live ones get `grace` seconds (None: the settings'
+        `drain_grace`), the others end with UNAVAILABLE, and the engine is closed.
         """
         if self._stopping is None:
             seconds = self._settings.drain_grace if grace is None else grace
@@ -145,14 +141,14 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
 
 
 def _require_free(settings: Settings) -> None:
-    """Raises InvalidValueError, with the reason, where the address cannot be listened on: gRPC tells none."""
-    address = f"{settings.host}:{settings.port}"
+    """Raises InvalidInputError, with the reason, if the server cannot listen on the address: gRPC reports no reason."""
     try:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        socket.getaddrinfo(settings.host, settings.port, family)  # `create_server` hides why a name is not resolved
         socket.create_server((settings.host, settings.port), family=family).close()
     except socket.gaierror as error:
-        raise InvalidValueError("host", settings.host, f"{address} cannot be listened on: {error.strerror}") from None
+        raise InvalidInputError("host", settings.host, str(error.strerror).lower()) from None
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
+        reason = (os.strerror(error.errno) if error.errno else str(error)).lower()
         field, value = ("host", settings.host) if error.errno == errno.EADDRNOTAVAIL else ("port", settings.port)
-        raise InvalidValueError(field, value, f"{address} cannot be listened on: {why}") from None
+        raise InvalidInputError(field, value, reason) from None

@@ -1,4 +1,4 @@
-"""TLS credentials that follow their files: a renewed certificate is served without a restart."""
+"""TLS credentials that are read again when their files change, so that a renewed certificate needs no restart."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from pathlib import Path
 
 import grpc
 
-from model_runner.errors import InvalidValueError
+from model_runner.errors import InvalidInputError
 from service.settings import Settings
 
 
 def server_credentials(settings: Settings) -> grpc.ServerCredentials | None:
-    """Credentials of the settings' certificate; None where it has none.
+    """The credentials of the settings' certificate; None without one.
 
     With `tls_client_ca` only clients with a certificate of one of these authorities are served.
 
     Raises:
-        InvalidValueError: a file cannot be read.
+        InvalidInputError: a file cannot be read.
     """
     if settings.tls_cert is None or settings.tls_key is None:
         return None
@@ -41,14 +41,14 @@ class _Files:
         )
 
     def current(self) -> grpc.ServerCertificateConfiguration:
-        """Called by gRPC at each handshake, on a thread of its own."""
+        """Called by gRPC at each handshake, on one of its threads."""
         try:
             stamps = self._stamps()
             if stamps != self._stamps_served:
                 self._served = self.configuration()
                 self._stamps_served = stamps
-        except (OSError, InvalidValueError):
-            pass  # a renewal is half done; the next handshake finds it whole
+        except (OSError, InvalidInputError):
+            pass  # only some of the files are renewed yet; a later handshake reads them all
         return self._served
 
     def _stamps(self) -> tuple[int, ...]:
@@ -60,4 +60,4 @@ def _read(key: str, path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InvalidValueError(key, str(path), f"it must be a file that can be read: {error.strerror}") from None
+        raise InvalidInputError(key, path, f"cannot be read: {error.strerror}") from None

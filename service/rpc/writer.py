@@ -1,4 +1,4 @@
-"""Writes a call's messages, and notices when nobody reads them."""
+"""Writes a call's messages, and detects a client that does not read them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from service.errors import ClientGoneError, ReaderStalledError
 
 
 class Writer:
-    """Async context manager around a call's answer. A message that waits `stall_seconds` for its reader ends it.
+    """Async context manager around a call's answer. A message that is not read within `stall_seconds` ends it.
 
-    One timer serves all messages: a timeout for each would cost more than all else that is done for a message.
+    One timer serves all messages: a timeout for each message would cost more than sending it.
 
     Raises:
-        ReaderStalledError: on leaving, where a message waited too long.
+        ReaderStalledError: on exit, if a message waited too long.
     """
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any], stall_seconds: float) -> None:
@@ -28,10 +28,10 @@ class Writer:
         self._timeout = asyncio.timeout(None)
 
     async def write(self, message: Message) -> None:
-        """Returns when the message is on its way.
+        """Returns when gRPC has accepted the message.
 
         Raises:
-            ClientGoneError: there is nobody to send it to.
+            ClientGoneError: the call has ended.
         """
         self._writing_since = self._loop.time()
         try:

@@ -1,8 +1,8 @@
 """The hybrid strategy: several strategies under one budget, as one tree.
 
 Each part drafts on its own; their trees, and the successor table of `recycling`, are mixed node by node with learned
-weights (see `calibration`). So a part's nodes are drafted as far as they come true, a part that brings nothing is not
-asked any more, but for a probe now and then, and a part that fails is left out for the rest of its sequence.
+weights (see `candidates`). A part without a gain drafts in a probe now and then only, and a part that fails is left
+out for the rest of its sequence.
 """
 
 from __future__ import annotations
@@ -13,57 +13,57 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
-from strategies.base import Drafter, Feedback, SourceCounts, Strategy
-from strategies.draft import DraftTree, Int32Array, checked
-from strategies.mixing.calibration import SOURCES, TABLE
+from strategies.base import Drafter, Feedback, SourceCounts, Strategy, Successors, SuccessorSource
+from strategies.draft import DraftTree, checked
 from strategies.mixing.mixer import Mixer, SequenceMixer
-from strategies.mixing.recycling import RecyclingStrategy
+from strategies.mixing.successors import COLUMNS, WIDTH, has_layout
+from strategies.mixing.weights import SOURCES, TABLE
+from strategies.native import Int32Array
 from strategies.registry import create, options_of, register
 
 _LEAST_GAIN = 0.005
+"""The probability that a source must add to the token that is written. Not tuned; jacobi, which gains 0.005 a node,
+costs 100 us (docs/decisions.md)."""
 _PROBE_EVERY, _PROBE_FOR = 256, 8
+"""All sources take part in 8 of 256 drafts, the probe. Not tuned."""
 
 _log = logging.getLogger(__name__)
 
 
 @register("hybrid")
 class HybridStrategy:
-    """One tenant's instances of the parts, and what their words proved to be worth.
+    """One tenant's instances of the parts, and the learned weights of their mixture.
 
     Args:
-        sources: names of registered strategies, separated by commas; at most four besides "recycling".
-        options: the parts' own options, each given to every part that knows it.
+        sources: names of registered strategies, separated by commas; at most four besides the one with a successor
+            table.
+        options: the parts' own options, each given to every part that has it.
 
     Attributes:
         parts: the parts that draft trees, by name; their order is their numbers as sources.
-        recycling: the part whose successor table is mixed in at every node; None where it is no source.
         failures: how many sequences each part was dropped for.
 
     Raises:
         UnknownStrategyError: a source is not registered.
-        TypeError: no part knows an option.
-        ValueError: the sources, or an option's value, are not allowed.
+        TypeError: no part has an option.
+        ValueError: the sources cannot be mixed, or an option's value is not allowed.
     """
 
     def __init__(self, *, sources: str = "trie,recycling", **options: object) -> None:
-        names = [name.strip() for name in sources.split(",")]
-        if len(set(names)) < len(names) or "hybrid" in names or len({*names} - {"recycling"}) > SOURCES:
-            raise ValueError(
-                f"sources: {sources!r} is not allowed; it must be names of strategies other than hybrid, each once, at"
-                f" most {SOURCES} besides recycling"
-            )
-        known = {name: options_of(name) for name in names}
-        unknown = set(options).difference(*known.values())
-        if unknown:
-            raise TypeError(f"none of the sources {', '.join(names)} has an option {min(unknown)!r}")
-        made = {name: create(name, **{k: v for k, v in options.items() if k in known[name]}) for name in names}
-        self.parts = {name: part for name, part in made.items() if not isinstance(part, RecyclingStrategy)}
-        self.recycling = next((part for part in made.values() if isinstance(part, RecyclingStrategy)), None)
-        self.mixer = Mixer(self.recycling.table if self.recycling else None)
+        made = _parts_of(sources, options)
+        tables = {name: part for name, part in made.items() if isinstance(part, SuccessorSource)}
+        self.parts = {name: part for name, part in made.items() if name not in tables}
+        if len(tables) > 1:
+            raise ValueError(f"sources: {' and '.join(tables)} have a successor table each; one can be mixed")
+        if len(self.parts) > SOURCES:
+            raise ValueError(f"sources: {sources!r} names more than {SOURCES} strategies that draft trees")
+        self.table_name = next(iter(tables), "")
+        self.mixer = Mixer(_checked_table(self.table_name, tables[self.table_name]) if tables else None)
         self.top_k = max(int(part.top_k) for part in made.values())
         self.failures: Counter[str] = Counter()
-        self._turn = 0
+        self._drafts = 0
 
     @property
     def tokens(self) -> int:
@@ -76,7 +76,7 @@ class HybridStrategy:
         return self.mixer.nbytes + sum(int(getattr(part, "nbytes", 0)) for part in self.parts.values())
 
     def sequences(self) -> Iterator[Int32Array]:
-        """What the parts' memories hold, sequence by sequence, int32[n], the oldest first; `learn` takes them again."""
+        """The sequences in the parts' memories, int32[n] each, the oldest first; `learn` takes them again."""
         for part in self.parts.values():
             if hasattr(part, "sequences"):
                 yield from part.sequences()
@@ -90,18 +90,46 @@ class HybridStrategy:
     def start(self, prompt: Int32Array) -> HybridDrafter:
         return HybridDrafter(self, prompt)
 
-    def awake(self) -> list[bool]:
-        """For each part whether it takes part in this draft, last whether the table does. Asked once for each draft.
+    def sources_to_ask(self) -> list[bool]:
+        """Whether each part takes part in the next draft, and last whether the table does. Called once a draft.
 
-        The one that gains most always does: of two that say the same, neither gains anything over the other.
+        A source takes part if its gain is worth its time, and all of them do in a probe. How many nodes are drafted,
+        and in which steps, is decided in `model_runner.drafting`. The source with the highest gain always takes part:
+        of two that predict the same, neither gains anything over the other.
         """
-        self._turn += 1
+        self._drafts += 1
         gains: list[float] = self.mixer.weights.gains.tolist()
-        gains = [*gains[: len(self.parts)], gains[TABLE] if self.recycling else -math.inf]
-        if self._turn % _PROBE_EVERY < _PROBE_FOR:
-            return [*[True] * len(self.parts), self.recycling is not None]
+        gains = [*gains[: len(self.parts)], gains[TABLE] if self.table_name else -math.inf]
+        if self._drafts % _PROBE_EVERY < _PROBE_FOR:
+            return [*[True] * len(self.parts), bool(self.table_name)]
         least = min(_LEAST_GAIN, max(gains))
         return [gain >= least and gain > -math.inf for gain in gains]
+
+
+def _parts_of(sources: str, options: dict[str, object]) -> dict[str, Strategy]:
+    """The strategies that `sources` names, each made with the options that it has."""
+    names = [name.strip() for name in sources.split(",")]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"sources: {sources!r} names a strategy twice")
+    if "hybrid" in names:
+        raise ValueError(f"sources: {sources!r} names hybrid, which cannot be a source of itself")
+    known = {name: options_of(name) for name in names}
+    unknown = set(options).difference(*known.values())
+    if unknown:
+        raise TypeError(f"none of the sources {', '.join(names)} has an option {min(unknown)!r}")
+    return {name: create(name, **{k: v for k, v in options.items() if k in known[name]}) for name in names}
+
+
+def _checked_table(name: str, part: Strategy) -> Successors:
+    """The successor table of a part; compiled code relies on its layout."""
+    if part.top_k < WIDTH:
+        raise ValueError(f"sources: {name!r} has a successor table, so its top_k must be at least {WIDTH}")
+    table = cast(SuccessorSource, part).successors
+    if not has_layout(table.rows):
+        found = f"{table.rows.dtype}{list(table.rows.shape)}"
+        raise ValueError(f"sources: the rows of {name!r} must be int32[2^k, {COLUMNS}], k at least 2, not {found}")
+    return table
 
 
 class HybridDrafter:
@@ -122,9 +150,9 @@ class HybridDrafter:
 
     @property
     def by_source(self) -> dict[str, SourceCounts]:
-        """By the name of the part that spoke most for the node; parts without nodes are left out."""
+        """By the name of each node's dominant source; parts without nodes are left out."""
         columns = self._sequence.counts.T.tolist()
-        numbers = [*enumerate(self._names), (TABLE, "recycling")]
+        numbers = [*enumerate(self._names), (TABLE, self._strategy.table_name)]
         return {name: SourceCounts(*columns[number]) for number, name in numbers if columns[number][0]}
 
     def limit_tokens(self, vocab_size: int) -> None:
@@ -140,16 +168,16 @@ class HybridDrafter:
         return name
 
     def propose(self, budget: int) -> DraftTree:
-        awake = self._strategy.awake()
-        trees = [self._tree(name, budget) if asked else None for name, asked in zip(self._names, awake, strict=False)]
-        return self._sequence.draft(trees, awake[-1], budget)
+        *takes_part, with_table = self._strategy.sources_to_ask()
+        trees = [self._tree(n, budget) if part else None for n, part in zip(self._names, takes_part, strict=True)]
+        return self._sequence.draft(trees, with_table, budget)
 
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
         self._sequence.observe(accepted, feedback)
         for name, drafter in [*self._drafters.items()]:
             started = time.perf_counter()
             try:
-                drafter.observe(accepted, _seen_by(self._strategy.parts[name], feedback))
+                drafter.observe(accepted, _feedback_for(self._strategy.parts[name], feedback))
             except Exception as error:
                 self._drop(name, "observe", error)
             self._seconds[name] += time.perf_counter() - started
@@ -159,7 +187,7 @@ class HybridDrafter:
             self._close(name)
 
     def _tree(self, name: str, budget: int) -> DraftTree | None:
-        """What a part proposes; None from one that was dropped."""
+        """A part's checked tree; None from a part that was dropped."""
         if name not in self._drafters:
             return None
         started = time.perf_counter()
@@ -186,8 +214,8 @@ class HybridDrafter:
                 self._drop(name, "close", error)
 
 
-def _seen_by(part: Strategy, feedback: Feedback | None) -> Feedback | None:
-    """The feedback with as many of the model's most probable tokens as the part asks for."""
+def _feedback_for(part: Strategy, feedback: Feedback | None) -> Feedback | None:
+    """The feedback with `part.top_k` of the model's most probable tokens."""
     if feedback is None or feedback.top_tokens is None or feedback.top_tokens.shape[1] == part.top_k:
         return feedback
     return replace(feedback, top_tokens=feedback.top_tokens[:, : part.top_k] if part.top_k else None)

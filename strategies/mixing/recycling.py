@@ -1,22 +1,23 @@
-"""The recycling strategy: drafts what the model itself held probable after the same tokens.
+"""The recycling strategy: drafts the tokens that the model held most probable after the same context before.
 
-Token Recycling (arXiv 2408.08696) with contexts of up to four tokens instead of one, with learned weights for ranks
+Token Recycling (arXiv 2408.08696) with contexts of up to four tokens instead of one, and with learned weights for ranks
 and contexts instead of a fixed template: the tree takes the shape that the budget and the recent hits of each rank
-give it. It knows something about text that nobody wrote before, for it also learns from guesses that failed.
+give it. It can draft text that was never written, for it also learns at rejected nodes.
 """
 
 from __future__ import annotations
 
 from strategies.base import Feedback
-from strategies.draft import DraftTree, Int32Array
+from strategies.draft import DraftTree
 from strategies.mixing.mixer import Mixer, SequenceMixer
 from strategies.mixing.successors import WIDTH, SuccessorTable
+from strategies.native import Int32Array
 from strategies.registry import register
 
 
 @register("recycling")
 class RecyclingStrategy:
-    """One tenant's table of successors.
+    """One tenant's successor table; a `SuccessorSource`.
 
     Args:
         capacity_contexts: how many contexts the table holds at most, 44 bytes each; those written longest ago leave
@@ -33,8 +34,8 @@ class RecyclingStrategy:
             raise ValueError(
                 f"capacity_contexts: {capacity_contexts} is not allowed; it must be at least {SuccessorTable.LEAST}"
             )
-        self.table = SuccessorTable(capacity_contexts)
-        self._mixer = Mixer(self.table)
+        self.successors = SuccessorTable(capacity_contexts)
+        self._mixer = Mixer(self.successors)
 
     @property
     def nbytes(self) -> int:
@@ -46,7 +47,7 @@ class RecyclingStrategy:
 
 
 class RecyclingDrafter:
-    """Drafts for one sequence, and writes what the model says into the tenant's table."""
+    """Drafts for one sequence, and writes the model's predictions into the tenant's table."""
 
     def __init__(self, mixer: Mixer, prompt: Int32Array) -> None:
         self._sequence = SequenceMixer(mixer, prompt)
@@ -58,4 +59,4 @@ class RecyclingDrafter:
         self._sequence.observe(accepted, feedback)
 
     def close(self) -> None:
-        """What was learned stays in the table."""
+        """The tenant's table keeps what was learned."""

@@ -1,4 +1,4 @@
-"""The model's own next tokens, by context: what it held most probable when it last saw the same few tokens.
+"""The model's most probable next tokens by context, as of the last time that it saw the same few tokens.
 
 The adjacency matrix of Token Recycling (arXiv 2408.08696) keeps the k most probable tokens after each single token, as
 seen at any node of a verified tree, rejected ones too. Here the contexts of one to `ORDERS` tokens have a row each,
@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from strategies.draft import Int32Array
-from strategies.native import Integer, compiled
+from strategies.native import Int32Array, Integer, compiled
 
 ORDERS = 4
-"""The longest context, in tokens."""
+"""The longest context, in tokens. Acceptance length, cold, 64 nodes, by this: 2.71, 3.14, 3.32 and 3.46 for one to four
+tokens, no more for six (docs/decisions.md, "Recycling keys the model's predictions by up to four tokens")."""
 
 WIDTH = 8
-"""How many successors a row holds."""
+"""How many successors a row holds. The paper's value; not tuned."""
 
 STEADY_BINS = 4
+"""Bins of how often the best successor came again. Not tuned."""
+
 NOWHERE = -1
 """A token before the sequence's first one."""
 
@@ -29,8 +31,23 @@ TAG, WRITTEN, STEADY = WIDTH, WIDTH + 1, WIDTH + 2
 how many times running the best successor was the same, less one, up to `STEADY_BINS` - 1."""
 
 COLUMNS = WIDTH + 3
+
 _BUCKET = 4
+"""Rows of a bucket. Not tuned."""
 _ALWAYS_KEPT = 2
+"""Contexts of up to so many tokens always get a row, longer ones once the shorter one has one: half the rows at the
+same acceptance length (docs/decisions.md, as above)."""
+
+
+def has_layout(rows: Int32Array) -> bool:
+    """Whether `find` can read these rows: int32[r, COLUMNS], r a power of two and a bucket or more."""
+    return (
+        rows.dtype == np.int32
+        and rows.ndim == 2
+        and rows.shape[1] == COLUMNS
+        and rows.shape[0] >= _BUCKET
+        and rows.shape[0] & (rows.shape[0] - 1) == 0
+    )
 
 
 class SuccessorTable:
@@ -54,7 +71,7 @@ class SuccessorTable:
         return int(self.rows.nbytes)
 
     def note(self, tail: Int32Array, tokens: Int32Array, parents: Int32Array, top_tokens: Int32Array) -> None:
-        """Writes down what the model said at every node of a verified tree.
+        """Learns the model's predictions at every node of a verified tree.
 
         Args:
             tail: int32[ORDERS], the last tokens of the sequence, the newest last; `NOWHERE` before its first one.
@@ -162,13 +179,13 @@ def _oldest(rows: Int32Array, context_hash: Integer) -> int:
 
 @compiled
 def _move(rows: Int32Array, larger: Int32Array) -> int:
-    """Copies all rows into an empty table; returns how many found room."""
+    """Copies all rows into an empty table; returns how many it took."""
     moved = 0
     for row in range(rows.shape[0]):
         if rows[row, WRITTEN] == 0:
             continue
-        place = _oldest(larger, np.int64(rows[row, TAG]) + 0x80000000)
-        moved += 1 if larger[place, WRITTEN] == 0 else 0
+        target = _oldest(larger, np.int64(rows[row, TAG]) + 0x80000000)
+        moved += 1 if larger[target, WRITTEN] == 0 else 0
         for column in range(COLUMNS):
-            larger[place, column] = rows[row, column]
+            larger[target, column] = rows[row, column]
     return moved

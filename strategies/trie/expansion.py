@@ -1,164 +1,78 @@
-"""One draft of the trie strategy: retrieve, vote, take the most probable nodes first.
+"""One draft of the trie strategy: retrieve candidates, let them vote, take the most probable nodes first.
 
-At every node each candidate that agrees with the path so far votes for the token that follows there; where a node's
-token occurs elsewhere, after something else, those places join. Knows nothing of tenants and strategies.
+At every node each candidate that agrees with the path so far votes for the token that follows there; other occurrences
+of the node's token join as further candidates. Knows nothing of tenants and strategies.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from strategies.draft import Float32Array, Int32Array
-from strategies.native import Int64Array, Integer, Real, compiled
-from strategies.trie.phrase_index import NOWHERE, View, following
-from strategies.trie.retrieval import (
-    AT,
-    COLUMNS,
-    CONTEXT,
+from strategies.native import Int64Array, Integer, Real, compiled, flattened
+from strategies.trie.candidates import (
     LENGTH,
     NEAR,
-    SEEN,
+    POSITION,
     SHORTER,
     complete,
     copy_candidate,
     in_memory,
     log2_bin,
-    mark_start,
     near_bin,
-    read_context,
     recent_bin,
-    resume,
-    search,
-    search_token,
 )
-from strategies.trie.weights import (
-    COUNT_BINS,
-    Float32Table,
-    Weights,
-    calibrated,
-    length_at,
-    trust_of,
-    weight_of,
+from strategies.trie.frontier import pop, push
+from strategies.trie.phrase_index import NOWHERE, IndexArrays, following
+from strategies.trie.retrieval import CONTEXT, mark_start, read_context, resume, search, search_token
+from strategies.trie.weights import COUNT_BINS, Weights, calibrated, length_at, trust_of, weight_of
+from strategies.trie.workspace import (
+    MOST_ROOTS,
+    WIDEN_BY,
+    WIDEN_SCORE,
+    WIDEN_TIMES,
+    TrieDraft,
+    Workspace,
 )
-
-DEEPEST = 256
-"""The greatest branch length."""
 
 _MOST_OWN, _MOST_MEMORY, _MOST_SUBSTITUTED = 48, 96, 16
-_WIDEN_BY, _WIDEN_SCORE, _WIDEN_TIMES = 8, 0.005, 6
-_ROOTS = 768
+"""Candidates of a search in the own index, in the memory, and with the last token replaced. Half of them change
+acceptance lengths by -0.3%, twice by +0.2% (docs/decisions.md, "The trie's constants are flat")."""
 
 AT_END, OWNER_NUMBER, PROMPT_END, WRITTEN = range(4)
-"""Where a sequence stands: its last position in its own index, its owner number in the memory, the position in its
-own index where its output begins, and how many of its last tokens are what the memory learns of it."""
+"""The state of a sequence, int64[4]: its last position in its own index, its owner number in the memory, the position
+in its own index where its output begins, and how many of its last tokens the memory learns."""
 
 _TOKEN, _PARENT, _FIRST, _DEPTH, _LONGEST, _RECENT = range(6)
 """Columns of a node: its token, its parent in the draft, its first candidate, its depth, the longest match among the
 candidates of its parent, and the bin of how recently the sequence had its token."""
 
 
-class Room(NamedTuple):
-    """Room to draft in. Holds nothing between two drafts.
-
-    Attributes:
-        candidates: int32[m, COLUMNS].
-        trust: float32[m], each candidate's vote but for match length and token.
-        chain: int32[m], the next candidate of the same node.
-        nodes: int32[k, 6], the frontier and the draft.
-        scores: float32[k, 2], each node's score and its share of the votes.
-        heap: int32[k], the frontier's nodes, the best first.
-        table: int32[t], t a power of two above m: nodes hashed by token.
-        seen: int32[SEEN], places found in one search.
-        path: int32[CONTEXT + DEEPEST], the end of the sequence, and the path to a node after it.
-        marked: int32[CONTEXT], the end of the sequence as the memory knows it.
-        roots: int32[r, COLUMNS], set to the candidates at the root.
-    """
-
-    candidates: Int32Array
-    trust: Float32Array
-    chain: Int32Array
-    nodes: Int32Array
-    scores: Float32Table
-    heap: Int32Array
-    table: Int32Array
-    seen: Int32Array
-    path: Int32Array
-    marked: Int32Array
-    roots: Int32Array
-
-
-def room_for(budget: int) -> Room:
-    """Room for trees of at most `budget` nodes."""
-    candidates, nodes = _ROOTS + 2 * _WIDEN_BY * _WIDEN_TIMES, 1024 + 32 * budget
-    return Room(
-        candidates=np.empty((candidates, COLUMNS), np.int32),
-        trust=np.empty(candidates, np.float32),
-        chain=np.empty(candidates, np.int32),
-        nodes=np.empty((nodes, 6), np.int32),
-        scores=np.empty((nodes, 2), np.float32),
-        heap=np.empty(nodes, np.int32),
-        table=np.empty(1 << candidates.bit_length(), np.int32),
-        seen=np.empty(SEEN, np.int32),
-        path=np.empty(CONTEXT + DEEPEST, np.int32),
-        marked=np.empty(CONTEXT, np.int32),
-        roots=np.empty((_ROOTS, COLUMNS), np.int32),
-    )
-
-
+@flattened
 @compiled
-def draft(
-    own_log: Int32Array,
-    own_links: Int32Array,
-    own_heads: Int32Array,
-    own_blocks: Int32Array,
-    memory_log: Int32Array,
-    memory_links: Int32Array,
-    memory_heads: Int32Array,
-    memory_blocks: Int32Array,
-    features: Float32Table,
-    escapes: Float32Table,
-    calibration: Float32Table,
-    candidates: Int32Array,
-    trust: Float32Array,
-    chain: Int32Array,
-    nodes: Int32Array,
-    node_scores: Float32Table,
-    heap: Int32Array,
-    table: Int32Array,
-    seen: Int32Array,
-    path: Int32Array,
-    marked: Int32Array,
-    roots: Int32Array,
-    place: Int64Array,
+def expand(
+    own: IndexArrays,
+    memory: IndexArrays,
+    weights: Weights,
+    workspace: Workspace,
+    state: Int64Array,
     followed: Int64Array,
     branch_length: int,
-    tokens: Int32Array,
-    parents: Int32Array,
-    scores: Float32Array,
-    shares: Float32Array,
-    longest: Int32Array,
+    draft: TrieDraft,
 ) -> tuple[int, int]:
-    """Drafts at most `tokens.shape[0]` nodes.
+    """Writes the nodes of a draft, as many as there is space for.
 
     Args:
-        own_log to roots: two `View`s, `Weights` and `Room`, laid out flat.
-        place: int64[4], see `AT_END` and the others.
-        followed: int64[4], the places that the sequence follows, see `phrase_learning`.
-        tokens, parents, scores: [budget], set to the tree.
-        shares, longest: [budget], set to what each score was calibrated from.
+        own, memory: the indexes of the sequence and of its tenant.
+        state: int64[4], see `AT_END` and the others.
+        followed: int64[4], the positions that the sequence follows, see `learning.learn`.
 
     Returns:
         The number of nodes and the number of candidates at the root.
     """
-    own = View(own_log, own_links, own_heads, own_blocks)
-    memory = View(memory_log, memory_links, memory_heads, memory_blocks)
-    weights = Weights(features, escapes, calibration)
-    room = Room(candidates, trust, chain, nodes, node_scores, heap, table, seen, path, marked, roots)
-    root_count = _retrieve(own, memory, weights, room, place, followed)
-    for slot in range(table.shape[0]):
-        table[slot] = -1
+    nodes, node_scores, tokens = workspace.nodes, workspace.scores, draft.tokens
+    root_count = _retrieve(own, memory, weights, workspace, state, followed)
+    for slot in range(workspace.table.shape[0]):
+        workspace.table[slot] = -1
     count = root_count
     first: Integer = 0 if count else -1
     parent = -1
@@ -166,29 +80,29 @@ def draft(
     score: Real = np.float32(1.0)
     made, waiting, drafted, widened = 0, 0, 0, 0
     while True:
-        if 0 < depth < branch_length and score > _WIDEN_SCORE and widened < _WIDEN_TIMES:
+        if 0 < depth < branch_length and score > WIDEN_SCORE and widened < WIDEN_TIMES:
             widened += 1
             node: Integer = parent
             for back in range(depth):
-                path[CONTEXT + depth - 1 - back] = tokens[node]
-                node = parents[node]
-            first, count = _widen(own, memory, weights, room, place, followed, depth, first, count)
+                workspace.path[CONTEXT + depth - 1 - back] = tokens[node]
+                node = draft.parents[node]
+            first, count = _widen(own, memory, weights, workspace, state, followed, depth, first, count)
         if first >= 0 and depth < branch_length:
             before = made
-            made = _vote(own, memory, weights, room, place[AT_END], first, parent, depth, score, made)
+            made = _vote(own, memory, weights, workspace, state[AT_END], first, parent, depth, score, made)
             for new in range(before, made):
-                _push(heap, waiting, node_scores, new)
+                push(workspace.heap, waiting, node_scores, new)
                 waiting += 1
         if waiting == 0:
             return drafted, root_count
-        node = _pop(heap, waiting, node_scores)
+        node = pop(workspace.heap, waiting, node_scores)
         waiting -= 1
         score = node_scores[node, 0]
         tokens[drafted] = nodes[node, _TOKEN]
-        parents[drafted] = nodes[node, _PARENT]
-        scores[drafted] = score
-        shares[drafted] = node_scores[node, 1]
-        longest[drafted] = nodes[node, _LONGEST]
+        draft.parents[drafted] = nodes[node, _PARENT]
+        draft.scores[drafted] = score
+        draft.shares[drafted] = node_scores[node, 1]
+        draft.longest[drafted] = nodes[node, _LONGEST]
         parent, depth, first = drafted, nodes[node, _DEPTH], nodes[node, _FIRST]
         drafted += 1
         if drafted == tokens.shape[0]:
@@ -196,34 +110,41 @@ def draft(
 
 
 @compiled
-def _retrieve(own: View, memory: View, weights: Weights, room: Room, place: Int64Array, followed: Int64Array) -> int:
-    """Fills the room with the candidates at the root, chained; returns how many there are."""
-    read_context(own, place[AT_END], room.path)
-    mark_start(room.path, place[WRITTEN], room.marked)
-    mine, prompt, n = place[OWNER_NUMBER], place[PROMPT_END], CONTEXT
-    found = room.candidates
-    end = search(own, room.path, n, 0, NOWHERE, prompt, _MOST_OWN, room.seen, found, 0)
-    end = search(memory, room.marked, n, 0, mine, NOWHERE, _MOST_MEMORY, room.seen, found, end)
+def _retrieve(
+    own: IndexArrays,
+    memory: IndexArrays,
+    weights: Weights,
+    workspace: Workspace,
+    state: Int64Array,
+    followed: Int64Array,
+) -> int:
+    """Fills the workspace with the candidates at the root, chained; returns how many there are."""
+    context, marked, seen, found = workspace.path, workspace.marked, workspace.seen, workspace.candidates
+    read_context(own, state[AT_END], context)
+    mark_start(context, state[WRITTEN], marked)
+    mine, prompt, n = state[OWNER_NUMBER], state[PROMPT_END], CONTEXT
+    end = search(own, context, n, 0, NOWHERE, prompt, _MOST_OWN, seen, found, 0)
+    end = search(memory, marked, n, 0, mine, NOWHERE, _MOST_MEMORY, seen, found, end)
     for replaced in range(1, 3):
-        end = search(own, room.path, n, replaced, NOWHERE, prompt, _MOST_SUBSTITUTED, room.seen, found, end)
-        end = search(memory, room.marked, n, replaced, mine, NOWHERE, _MOST_SUBSTITUTED, room.seen, found, end)
-    end = resume(own, room.path, n, followed[0], prompt, found, end)
-    end = resume(memory, room.marked, n, followed[1], NOWHERE, found, end)
-    end = min(end, _ROOTS)
+        end = search(own, context, n, replaced, NOWHERE, prompt, _MOST_SUBSTITUTED, seen, found, end)
+        end = search(memory, marked, n, replaced, mine, NOWHERE, _MOST_SUBSTITUTED, seen, found, end)
+    end = resume(own, context, n, followed[0], prompt, found, end)
+    end = resume(memory, marked, n, followed[1], NOWHERE, found, end)
+    end = min(end, MOST_ROOTS)
     complete(found, end, followed)
     for j in range(end):
-        copy_candidate(found, j, room.roots, j)
-        room.trust[j] = trust_of(found, j, weights.features)
-        room.chain[j] = j + 1 if j + 1 < end else -1
+        copy_candidate(found, j, workspace.roots, j)
+        workspace.trust[j] = trust_of(found, j, weights.features)
+        workspace.chain[j] = j + 1 if j + 1 < end else -1
     return end
 
 
 @compiled
 def _vote(
-    own: View,
-    memory: View,
+    own: IndexArrays,
+    memory: IndexArrays,
     weights: Weights,
-    room: Room,
+    workspace: Workspace,
     own_at: Integer,
     first: Integer,
     parent: int,
@@ -235,26 +156,26 @@ def _vote(
 
     Returns how many nodes are made then; their chains are disjoint parts of the one from `first`.
     """
-    candidates, nodes, scores = room.candidates, room.nodes, room.scores
+    candidates, nodes, scores = workspace.candidates, workspace.nodes, workspace.scores
     begin = made
     total: Real = np.float32(0.0)
     longest: Integer = 0
     votes = 0
     j: Integer = first
     while j >= 0:
-        rest = room.chain[j]
+        rest = workspace.chain[j]
         index = memory if in_memory(candidates, j) else own
-        at = following(index, candidates[j, AT])
+        at = following(index, candidates[j, POSITION])
         if at >= 0 and index.log[at] >= 0:
-            candidates[j, AT] = at
-            node, made = _node_for(own, room, own_at, index.log[at], parent, depth, begin, made)
+            candidates[j, POSITION] = at
+            node, made = _node_for(own, workspace, own_at, index.log[at], parent, depth, begin, made)
             if node >= 0:
-                weight = weight_of(candidates, j, room.trust[j], depth, nodes[node, _RECENT], weights.features)
+                weight = weight_of(candidates, j, workspace.trust[j], depth, nodes[node, _RECENT], weights.features)
                 longest = max(longest, length_at(candidates, j, depth))
                 votes += 1
                 total += weight
                 scores[node, 1] += weight
-                room.chain[j] = nodes[node, _FIRST]
+                workspace.chain[j] = nodes[node, _FIRST]
                 nodes[node, _FIRST] = j
         j = rest
     total += weights.escapes[longest, log2_bin(votes, COUNT_BINS)]
@@ -268,13 +189,20 @@ def _vote(
 
 @compiled
 def _node_for(
-    own: View, room: Room, own_at: Integer, token: Integer, parent: int, depth: Integer, begin: int, made: int
+    own: IndexArrays,
+    workspace: Workspace,
+    own_at: Integer,
+    token: Integer,
+    parent: int,
+    depth: Integer,
+    begin: int,
+    made: int,
 ) -> tuple[Integer, int]:
-    """The node of `token` among those from `begin` on, made where there is none; -1 where there is no room for it.
+    """The node of `token` among those from `begin` on, made where there is none; -1 where the workspace is full.
 
-    The hash table holds nodes of other parents as well: they are below `begin`.
+    The hash table has nodes of other parents as well: they are below `begin`.
     """
-    nodes, table = room.nodes, room.table
+    nodes, table = workspace.nodes, workspace.table
     slot = (np.int64(token) * 0x9E3779B1 >> 8) & (table.shape[0] - 1)
     while table[slot] >= begin and nodes[table[slot], _TOKEN] != token:
         slot = (slot + 1) & (table.shape[0] - 1)
@@ -288,78 +216,45 @@ def _node_for(
     nodes[made, _FIRST] = -1
     nodes[made, _DEPTH] = depth + 1
     nodes[made, _RECENT] = recent_bin(own, own_at, token)
-    room.scores[made, 1] = 0.0
+    workspace.scores[made, 1] = 0.0
     return made, made + 1
 
 
 @compiled
 def _widen(
-    own: View,
-    memory: View,
+    own: IndexArrays,
+    memory: IndexArrays,
     weights: Weights,
-    room: Room,
-    place: Int64Array,
+    workspace: Workspace,
+    state: Int64Array,
     followed: Int64Array,
     depth: Integer,
     first: Integer,
     count: int,
 ) -> tuple[Integer, int]:
-    """Adds to a node's candidates the places where its token, the last of the path, comes after something else.
+    """Adds to a node's candidates the positions where its token, the last of the path, comes after something else.
 
     Returns the new first candidate and the new count of candidates.
     """
-    candidates, chain, n = room.candidates, room.chain, CONTEXT + depth
-    end = search_token(own, room.path, n, NOWHERE, place[PROMPT_END], _WIDEN_BY, candidates, count)
-    end = search_token(memory, room.path, n, place[OWNER_NUMBER], NOWHERE, _WIDEN_BY, candidates, end)
+    candidates, chain, n = workspace.candidates, workspace.chain, CONTEXT + depth
+    end = search_token(own, workspace.path, n, NOWHERE, state[PROMPT_END], WIDEN_BY, candidates, count)
+    end = search_token(memory, workspace.path, n, state[OWNER_NUMBER], NOWHERE, WIDEN_BY, candidates, end)
     kept = count
     for found in range(count, end):
         remembered = in_memory(candidates, found)
         known = False
         j = first
         while j >= 0 and not known:
-            known = candidates[j, AT] == candidates[found, AT] and in_memory(candidates, j) == remembered
+            known = candidates[j, POSITION] == candidates[found, POSITION] and in_memory(candidates, j) == remembered
             j = chain[j]
         if known:
             continue
         copy_candidate(candidates, found, candidates, kept)
         candidates[kept, LENGTH] -= depth
-        candidates[kept, NEAR] = near_bin(candidates[kept, AT] - depth, followed[1 if remembered else 0])
+        candidates[kept, NEAR] = near_bin(candidates[kept, POSITION] - depth, followed[1 if remembered else 0])
         candidates[kept, SHORTER] = 1
-        room.trust[kept] = trust_of(candidates, kept, weights.features)
+        workspace.trust[kept] = trust_of(candidates, kept, weights.features)
         chain[kept] = first
         first = kept
         kept += 1
     return first, kept
-
-
-@compiled
-def _push(heap: Int32Array, size: int, scores: Float32Table, node: Integer) -> None:
-    """Adds a node to the heap of `size` nodes."""
-    i = size
-    while i > 0:
-        above = (i - 1) >> 1
-        if scores[heap[above], 0] >= scores[node, 0]:
-            break
-        heap[i] = heap[above]
-        i = above
-    heap[i] = node
-
-
-@compiled
-def _pop(heap: Int32Array, size: int, scores: Float32Table) -> int:
-    """Takes the best node from the heap of `size` nodes."""
-    best = heap[0]
-    last = heap[size - 1]
-    i = 0
-    while True:
-        below = 2 * i + 1
-        if below >= size - 1:
-            break
-        if below + 1 < size - 1 and scores[heap[below + 1], 0] > scores[heap[below], 0]:
-            below += 1
-        if scores[heap[below], 0] <= scores[last, 0]:
-            break
-        heap[i] = heap[below]
-        i = below
-    heap[i] = last
-    return int(best)

@@ -1,8 +1,7 @@
-"""What is known of trust before a tenant has written anything: where online learning starts.
+"""The trie's weights before any traffic: where online learning starts.
 
-The logarithms of the weights, at a few points each, drawn as straight lines between them. They were learned online
-on the first halves of recorded outputs of seven kinds and rounded to one decimal; what a tenant writes soon matters
-more.
+The logarithms of the weights, at a few points each, linear between them. They were learned online on the first halves
+of recorded outputs of seven kinds and rounded to one decimal; there is no command for it.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from strategies.trie.retrieval import KINDS, LONGEST, PROMPT, SUBSTITUTED
+from strategies.trie.candidates import KINDS, LONGEST, PROMPT, SUBSTITUTED
 from strategies.trie.weights import (
     AGREEING_AT,
     COUNT_BINS,
@@ -54,7 +53,7 @@ _NEWER = (
     (0.1, -0.6, -0.6),
     (-0.5, -0.5, -0.5),
 )
-# No place is followed; it is this one; within 2, 8, 32, 128 tokens of it; further away.
+# No occurrence is followed; it is this one; within 2, 8, 32, 128 tokens of it; further away.
 _NEAR = (
     (-0.6, -0.6, -0.1, -0.8, -1.4, -1.4, -1.7),
     (-1.3, -1.0, -0.6, -0.8, -1.2, -1.2, -1.3),
@@ -86,7 +85,7 @@ Line = npt.NDArray[np.float64]
 
 
 def prior_weights(prompt_weight: float) -> Weights:
-    """Fresh weights; what the own prompt predicts is multiplied by `prompt_weight`."""
+    """New weights; votes of the own prompt are multiplied by `prompt_weight`."""
     features = np.zeros((KINDS, FEATURES))
     for kind in range(KINDS):
         row = features[kind]

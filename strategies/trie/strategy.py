@@ -1,7 +1,7 @@
 """The trie strategy: drafts what was written before in the same context, by the sequence itself or by its tenant.
 
-Each live sequence has a small phrase index of its prompt and output; the tenant's memory is one phrase index of what
-its sequences wrote, learned as they write. Both vote on every node of a draft. In the manner of Lookahead (Alipay,
+Each live sequence has a small phrase index of its prompt and output; the tenant's memory is one phrase index of all
+outputs, which grows while they are written. Candidates of both vote on every node of a draft. As in Lookahead (Alipay,
 arXiv 2312.12728), but with all context lengths mixed instead of two.
 """
 
@@ -9,53 +9,49 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from strategies.base import Feedback
-from strategies.draft import EMPTY_TREE, DraftTree, Float32Array, Int32Array
+from strategies.draft import DraftTree
+from strategies.native import Int32Array
 from strategies.registry import register
-from strategies.trie.expansion import AT_END, DEEPEST, WRITTEN, Room, draft, room_for
-from strategies.trie.learning import learn
+from strategies.trie.candidates import COLUMNS
+from strategies.trie.expansion import AT_END, WRITTEN, expand
+from strategies.trie.learning import Votes, WritableIndex, learn
 from strategies.trie.phrase_index import START, PhraseIndex
 from strategies.trie.prior import prior_weights
-from strategies.trie.retrieval import COLUMNS
 from strategies.trie.weights import Weights
+from strategies.trie.workspace import DEEPEST, Workspace, empty_draft, workspace_for
 
 _LEARNABLE = ("outputs", "prompts", "both")
 _OWN_CAPACITY = 1 << 20
+"""Tokens of a sequence's own index; more than any context."""
 _EVERYTHING = 1 << 40
 _START = np.array([START], np.int32)
 _NO_ROOTS = np.empty((0, COLUMNS), np.int32)
-_NOTHING: tuple[Int32Array, Int32Array, Float32Array, Int32Array] = (
-    EMPTY_TREE.tokens,
-    EMPTY_TREE.parents,
-    EMPTY_TREE.scores,
-    EMPTY_TREE.tokens,
-)
-"""Tokens, parents, shares and longest matches of a draft of no nodes."""
+_NO_DRAFT = empty_draft(0)
 _thread = threading.local()
 
 
-def _room(budget: int) -> Room:
-    """This thread's room for drafts of up to `budget` nodes."""
+def _workspace(budget: int) -> Workspace:
+    """This thread's workspace for drafts of up to `budget` nodes."""
     if getattr(_thread, "budget", 0) < budget:
         _thread.budget = max(budget, 64)
-        _thread.room = room_for(_thread.budget)
-    room: Room = _thread.room
-    return room
+        _thread.workspace = workspace_for(_thread.budget)
+    workspace: Workspace = _thread.workspace
+    return workspace
 
 
 @register("trie")
 class TrieStrategy:
-    """One tenant's memory of phrases.
+    """One tenant's memory of phrases and learned weights.
 
     Args:
         branch_length: the deepest draft, in tokens, 1 to 256.
-        learn: what the memory learns of each sequence, "outputs", "prompts" or "both".
-        prompt_weight: how much a phrase of the own prompt counts at first, against what is usual; online learning
-            goes on from there. Above 0.
+        learn: the part of each sequence that the memory learns, "outputs", "prompts" or "both".
+        prompt_weight: multiplies the votes of the own prompt at first; online learning goes on from there. In
+            (0, 1000).
         capacity_tokens: how many tokens the memory holds; the oldest leave first. At least 64.
 
     Raises:
@@ -75,7 +71,7 @@ class TrieStrategy:
         if not 1 <= branch_length <= DEEPEST:
             raise ValueError(f"branch_length: {branch_length} is not allowed; it must lie in [1, {DEEPEST}]")
         if learn not in _LEARNABLE:
-            raise ValueError(f"learn: {learn!r} is not allowed; it must be one of {', '.join(_LEARNABLE)}")
+            raise ValueError(f"learn: {learn!r} is unknown; the values are {', '.join(_LEARNABLE)}")
         if not 0.0 < prompt_weight < 1000.0:
             raise ValueError(f"prompt_weight: {prompt_weight} is not allowed; it must lie in (0, 1000)")
         self.branch_length = branch_length
@@ -94,7 +90,7 @@ class TrieStrategy:
         return self.memory.nbytes + sum(table.nbytes for table in self.weights)
 
     def sequences(self) -> Iterator[Int32Array]:
-        """What the memory holds, sequence by sequence, int32[n], the oldest first; `learn` takes them again."""
+        """The sequences in the memory, int32[n] each, the oldest first; `learn` takes them again."""
         return self.memory.sequences()
 
     def learn(self, tokens: Int32Array) -> None:
@@ -120,27 +116,28 @@ class TrieDrafter:
         if strategy.learns != "outputs":
             strategy.memory.append(self._writer, _START)
             strategy.memory.append(self._writer, prompt)
-        self._place = np.array([self._own_writer[0], self._writer[1], self._own_writer[0] + 1, learned], np.int64)
+        self._state = np.array([self._own_writer[0], self._writer[1], self._own_writer[0] + 1, learned], np.int64)
         self._followed = np.array([-1, -1, 0, 0], np.int64)
-        self._roots, self._drafted = _NO_ROOTS, _NOTHING
+        self._roots, self._draft = _NO_ROOTS, _NO_DRAFT
 
     def propose(self, budget: int) -> DraftTree:
-        strategy = self._strategy
-        room: tuple[Any, ...] = _room(budget)
-        tokens, parents, longest = np.empty((3, budget), np.int32)
-        scores, shares = np.empty((2, budget), np.float32)
-        arguments: tuple[Any, ...] = (
-            *self._own.view, *strategy.memory.view, *strategy.weights, *room, self._place, self._followed,
-            strategy.branch_length, tokens, parents, scores, shares, longest,
-        )  # fmt: skip
-        n, found = draft(*arguments)
-        tree = DraftTree(tokens[:n], parents[:n], scores[:n])
-        self._drafted = tree.tokens, tree.parents, shares[:n], longest[:n]
-        self._roots = room[-1][:found].copy()
-        return tree
+        strategy, workspace, draft = self._strategy, _workspace(budget), empty_draft(budget)
+        n, found = expand(
+            own=self._own.arrays,
+            memory=strategy.memory.arrays,
+            weights=strategy.weights,
+            workspace=workspace,
+            state=self._state,
+            followed=self._followed,
+            branch_length=strategy.branch_length,
+            draft=draft,
+        )
+        self._draft = draft.cut(n)
+        self._roots = workspace.roots[:found].copy()
+        return DraftTree(self._draft.tokens, self._draft.parents, self._draft.scores)
 
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
-        strategy, room = self._strategy, _room(1)
+        strategy, workspace = self._strategy, _workspace(1)
         memory, own, written = strategy.memory, self._own, accepted.shape[0]
         remember = strategy.learns != "prompts"
         own.reserve(written)
@@ -148,15 +145,21 @@ class TrieDrafter:
             if self._writer[0] < 0:
                 memory.append(self._writer, _START)
             memory.reserve(written)
-        arguments: tuple[Any, ...] = (
-            *own.view, own.ring, self._own_writer, *memory.view, memory.ring, self._writer, remember,
-            *strategy.weights, self._followed, self._roots, *self._drafted, accepted, strategy.branch_length,
-            room.trust, room.chain, room.heap,
-        )  # fmt: skip
-        learn(*arguments)
-        self._roots, self._drafted = _NO_ROOTS, _NOTHING
-        self._place[AT_END] = self._own_writer[0]
-        self._place[WRITTEN] += written
+        learn(
+            own=WritableIndex(own.arrays, own.ring, self._own_writer),
+            memory=WritableIndex(memory.arrays, memory.ring, self._writer),
+            remember=remember,
+            weights=strategy.weights,
+            followed=self._followed,
+            candidates=self._roots,
+            draft=self._draft,
+            accepted=accepted,
+            branch_length=strategy.branch_length,
+            votes=Votes(workspace.trust, workspace.chain, workspace.heap),
+        )
+        self._roots, self._draft = _NO_ROOTS, _NO_DRAFT
+        self._state[AT_END] = self._own_writer[0]
+        self._state[WRITTEN] += written
 
     def close(self) -> None:
-        """What was learned stays in the memory."""
+        """The memory keeps what was learned."""

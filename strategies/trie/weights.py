@@ -1,24 +1,19 @@
-"""How much a candidate's vote weighs, and how shares of votes become probabilities.
+"""The weight of a candidate's vote, and the probability that belongs to a share of the votes.
 
-A vote weighs what its features say: a weight for each (source, match length), (source, agreement behind), and so on,
-multiplied. The probability of a token is its share of all votes, of which one goes to "something else" (the escape
-of prediction by partial matching, PPM). A last table, linear between neighbouring shares, turns shares into
-acceptance rates (the adaptive probability maps of PAQ compressors), so that the scores of a tree add up to the tokens
-that it will bring.
+A vote's weight is a product: one factor for each (source, match length), (source, agreement behind), and so on. The
+probability of a token is its share of all votes, of which one goes to "something else" (the escape of prediction by
+partial matching, PPM). A last table, linear between neighbouring shares, turns shares into acceptance rates (the
+adaptive probability maps of PAQ compressors), so that the scores of a tree add up to its accepted tokens.
 
 Knows nothing of where candidates come from, nor of how weights are learned.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from strategies.draft import Int32Array
-from strategies.native import Integer, Real, compiled
-from strategies.trie.retrieval import (
+from strategies.native import Float32Array, Int32Array, Integer, Real, compiled
+from strategies.trie.candidates import (
     AGREEING,
     AGREEING_BINS,
     KIND,
@@ -33,20 +28,22 @@ from strategies.trie.retrieval import (
     SHORTER_BINS,
 )
 
-Float32Table: TypeAlias = npt.NDArray[np.float32]
-
 AGREEING_AT = LONGEST + 1
 NEWER_AT = AGREEING_AT + AGREEING_BINS
 NEAR_AT = NEWER_AT + NEWER_BINS
 SHORTER_AT = NEAR_AT + NEAR_BINS
 RECENT_AT = SHORTER_AT + SHORTER_BINS
 FEATURES = RECENT_AT + RECENT_BINS
+"""Columns of the features, after those of the match length; `FEATURES` is their number."""
+
 COUNT_BINS = 6
+"""Bins of the number of votes. Not tuned."""
 DEPTH_BINS, LENGTH_BINS, SHARE_BINS = 4, 9, 16
+"""Bins of depth, longest match and share in the calibration. Not tuned."""
 
 
 class Weights(NamedTuple):
-    """What a tenant's traffic taught about trust.
+    """The weights that were learned from a tenant's traffic.
 
     Attributes:
         features: float32[KINDS, FEATURES], the factors of a vote.
@@ -55,14 +52,14 @@ class Weights(NamedTuple):
         calibration: float32[DEPTH_BINS, LENGTH_BINS, SHARE_BINS], acceptance rate over share of votes.
     """
 
-    features: Float32Table
-    escapes: Float32Table
-    calibration: Float32Table
+    features: Float32Array
+    escapes: Float32Array
+    calibration: Float32Array
 
 
 @compiled
-def trust_of(candidates: Int32Array, j: Integer, features: Float32Table) -> Real:
-    """The part of candidate j's vote that stays the same along a path and for whatever token."""
+def trust_of(candidates: Int32Array, j: Integer, features: Float32Array) -> Real:
+    """The factors of candidate j's vote that are the same along a path and for every token."""
     kind = candidates[j, KIND]
     trust: Real = (
         features[kind, AGREEING_AT + candidates[j, AGREEING]]
@@ -75,9 +72,9 @@ def trust_of(candidates: Int32Array, j: Integer, features: Float32Table) -> Real
 
 @compiled
 def weight_of(
-    candidates: Int32Array, j: Integer, trust: Real, depth: Integer, recent: Integer, features: Float32Table
+    candidates: Int32Array, j: Integer, trust: Real, depth: Integer, recent: Integer, features: Float32Array
 ) -> Real:
-    """Candidate j's vote at `depth` for a token that was `recent`."""
+    """The weight of candidate j's vote at `depth` for a token in the bin `recent` of `recent_bin`."""
     kind = candidates[j, KIND]
     weight: Real = features[kind, length_at(candidates, j, depth)] * trust * features[kind, RECENT_AT + recent]
     return weight
@@ -93,14 +90,14 @@ def length_at(candidates: Int32Array, j: Integer, depth: Integer) -> Integer:
 @compiled
 def calibration_cell(depth: Integer, longest: Integer, share: Real) -> tuple[Integer, Integer, Integer, Real]:
     """Indices of the lower of two neighbouring cells, and the weight of the upper."""
-    place = share * SHARE_BINS - 0.5
-    lower = max(0, min(SHARE_BINS - 2, int(place)))
-    upper_weight = min(1.0, max(0.0, place - lower))
+    cell = share * SHARE_BINS - 0.5
+    lower = max(0, min(SHARE_BINS - 2, int(cell)))
+    upper_weight = min(1.0, max(0.0, cell - lower))
     return min(depth, DEPTH_BINS - 1), min(longest, LENGTH_BINS - 1), lower, upper_weight
 
 
 @compiled
-def calibrated(calibration: Float32Table, depth: Integer, longest: Integer, share: Real) -> Real:
+def calibrated(calibration: Float32Array, depth: Integer, longest: Integer, share: Real) -> Real:
     """The acceptance rate of a token with this share of the votes."""
     d, m, lower, w = calibration_cell(depth, longest, share)
     factor = calibration[d, m, lower] * (1.0 - w) + calibration[d, m, lower + 1] * w

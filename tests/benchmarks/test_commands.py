@@ -1,4 +1,4 @@
-"""`draftwood bench` and its subcommands as a user meets them."""
+"""`draftwood bench` and its subcommands on the command line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_subcommand_explains_itself(name: str, capsys: pytest.CaptureFixtu
         (["step", "--shape", "110m", "--model", "x"], 2, "leave --model out"),
         (["step", "--device", "abacus"], 2, "it must be auto, cpu, cuda or cuda:N"),
         (["step", "--model", "/no/such/model"], 1, "no such folder"),
-        (["step", "--json", "/no/such/folder/x.json"], 2, "its folder must exist"),
+        (["step", "--json", "/no/such/folder/x.json"], 2, "--json /no/such/folder/x.json: its folder does not exist"),
         (["speed", "--strategy", "magic"], 2, "strategy: 'magic' is not allowed; it must be one of"),
         (["speed", "--prompts", "/no/such/file"], 1, "/no/such/file"),
         (["speed", "--limit", "100", "--warm", "100"], 1, "but only 140 fit the model"),

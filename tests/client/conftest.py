@@ -13,7 +13,7 @@ from tests.certificates import make_certificate
 from tests.client.fake_server import FakeServer
 
 QUICK = RetryPolicy(max_attempts=3, initial_backoff=0.001, max_backoff=0.01)
-"""Retries that do not make tests wait."""
+"""Retries without noticeable waits."""
 
 
 class Ask(Protocol):
@@ -48,13 +48,13 @@ def ask(request: pytest.FixtureRequest) -> Ask:
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A self-signed certificate for 127.0.0.1 and its key, which serve as authority, server and client."""
+    """A self-signed certificate for 127.0.0.1 and its key, used as authority, server and client certificate."""
     return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
 def tls_server(certificate: tuple[Path, Path]) -> Iterator[FakeServer]:
-    """Takes only clients that show the certificate."""
+    """A server that requires the client certificate."""
     cert, key = (path.read_bytes() for path in certificate)
     credentials = grpc.ssl_server_credentials([(key, cert)], root_certificates=cert, require_client_auth=True)
     with FakeServer(credentials=credentials) as server:

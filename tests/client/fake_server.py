@@ -1,4 +1,4 @@
-"""A server that answers by script: what each attempt at `Generate` meets, told beforehand. Runs on port 0."""
+"""A scripted server: a list of behaviours, one for each attempt at `Generate`. Runs on port 0."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Behaviour = Callable[[pb.GenerateRequest, Any, "FakeServer"], Events]
 
 
 def answers(*texts: str, drafted: Sequence[bool] = (), stop_string: str = "", pause: float = 0.0) -> Behaviour:
-    """Started, one delta a text, Finished. `pause` seconds before each delta."""
+    """Started, one delta per text, Finished; `pause` seconds before each delta."""
 
     def behave(request: pb.GenerateRequest, context: Any, server: FakeServer) -> Events:
         yield started(request)
@@ -40,7 +40,7 @@ def fails(
     pushback: str | None = None,
     after: Sequence[str] = (),
 ) -> Behaviour:
-    """Ends with an error status; `after` are the texts that come before it, Started with them."""
+    """Ends with an error status, after Started and a delta per text of `after`, if there are any."""
 
     def behave(request: pb.GenerateRequest, context: Any, server: FakeServer) -> Events:
         if after:
@@ -53,7 +53,7 @@ def fails(
 
 
 def hangs(*texts: str) -> Behaviour:
-    """Started, the texts, and then nothing more until the client goes away."""
+    """Started and the texts, then nothing until the client disconnects."""
 
     def behave(request: pb.GenerateRequest, context: Any, server: FakeServer) -> Events:
         yield started(request)
@@ -65,13 +65,13 @@ def hangs(*texts: str) -> Behaviour:
 
 
 def silent(request: pb.GenerateRequest, context: Any, server: FakeServer) -> Events:
-    """Not even Started."""
+    """Nothing, not even Started."""
     server.cancelled.wait(30)
     yield from ()
 
 
 def unfinished(request: pb.GenerateRequest, context: Any, server: FakeServer) -> Events:
-    """Breaks the protocol: ends well, without Finished."""
+    """Violates the protocol: ends with OK, but without Finished."""
     yield started(request)
     yield delta(request, "half", drafted=False)
 
@@ -150,13 +150,13 @@ def finished(tokens: int, stop_string: str) -> pb.GenerateResponse:
 
 
 class FakeServer(GenerationServiceServicer):
-    """Attempt n meets `script[n]`, later ones the last behaviour of the script.
+    """Attempt n gets behaviour `script[n]`; attempts beyond the script get its last behaviour.
 
     Attributes:
         requests: what came, one for each attempt.
         metadata: the headers of each attempt at any method.
         arrived: set when a `Generate` has come.
-        cancelled: set when the client of a `Generate` that had not ended went away.
+        cancelled: set when a client disconnected from an unfinished `Generate`.
         unavailable_calls: so many unary calls are refused first.
     """
 

@@ -1,4 +1,4 @@
-"""What cannot be sent is refused before anything is, and the message names it."""
+"""Invalid arguments are refused before anything is sent, and the message names them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import draftwood_client
@@ -122,6 +122,7 @@ def unavailable(retry_after: float | None = None) -> StatusError:
     asked=st.none() | st.floats(0, 5),
     timeout=st.none() | st.floats(0.1, 50),
 )
+@example(attempts=6, initial=0.0, multiplier=1.0, longest=0.0, asked=0.02, timeout=0.1)  # 0.1 - 0.08 > 0.02
 def test_waits_stay_within_their_bounds(
     attempts: int, initial: float, multiplier: float, longest: float, asked: float | None, timeout: float | None
 ) -> None:
@@ -132,7 +133,7 @@ def test_waits_stay_within_their_bounds(
         try:
             wait = tries.wait_after(unavailable(asked))
         except UnavailableError:
-            worst = now + (asked or 0.0) + policy.longest_backoff(made)
+            worst = now + ((asked or 0.0) + policy.longest_backoff(made))
             assert made == attempts or (timeout is not None and worst >= timeout)
             return
         assert (asked or 0.0) <= wait <= (asked or 0.0) + min(longest, initial * multiplier ** (made - 1))

@@ -1,4 +1,4 @@
-"""What only the asyncio client has: tasks, loops, and cancellation that is told apart from theirs."""
+"""Behaviour of the asyncio client alone: tasks, event loops, cancellation of tasks and of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the blocking client has: streams in threads, channels, TLS."""
+"""Behaviour of the blocking client alone: streams in threads, channels, TLS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for the blocking and the asyncio client alike: answers, errors, retries, deadlines."""
+"""Behaviour of both clients, blocking and asyncio: answers, errors, retries, deadlines."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_stats_go_to_stderr(cli: Cli) -> None:
     result = cli("generate", "x", "--stats")
     assert result.stdout == "Hello, wörld!"
     assert result.stderr == (
-        "3 tokens in 4 steps, 1.50 a step; trie: 2 of 8 draft tokens accepted (25%);"
+        "3 tokens in 4 steps, 1.50 per step; trie: 2 of 8 draft tokens accepted (25%);"
         " first token after 0.750 s; then 1.6 tokens/s\n"
     )
 
@@ -122,7 +122,7 @@ def test_errors_are_one_line_and_status_1(cli: Cli, server: FakeServer) -> None:
         (["generate", "x", "--temperature", "nan"], None, "error: temperature: nan is not allowed"),
         (["generate", "a\udcff"], None, "error: prompt[0].content: character 1 is the unpaired surrogate"),
         (["generate"], b"\xff", "error: PROMPT: byte 0 of stdin is not UTF-8"),
-        (["generate", "x", "--raw", "--system", "y"], None, "error: --system: goes with --chat"),
+        (["generate", "x", "--raw", "--system", "y"], None, "error: --system: cannot be used with --raw"),
         (["generate", "x", "--tls-ca", "/no/such"], None, "error: tls.root_certificates: cannot read '/no/such'"),
         (["detokenize", "1", "x"], None, "error: IDS: 'x' is not a token id"),
         (["generate", "x", "--no-such-option"], None, "No such option"),
@@ -206,7 +206,7 @@ class Terminal:
         os.kill(self.process.pid, signal.SIGINT)
 
     def interrupt_until(self, text: str) -> None:
-        """Presses Ctrl-C until `text` is shown: readline sleeps on through one between its prompt and its wait."""
+        """Presses Ctrl-C until `text` is shown: readline ignores one that comes between its prompt and its wait."""
         end = time.monotonic() + 20
         ready: list[int] = []
         while not ready:
@@ -216,7 +216,7 @@ class Terminal:
         self.wait_for(text)
 
     def wait_for(self, text: str) -> None:
-        """Reads until `text` is shown after what was waited for before."""
+        """Reads until `text` is shown, after the text of the previous wait."""
         end = time.monotonic() + 20
         while text not in self.shown:
             ready, _, _ = select.select([self._fd], [], [], max(0.0, end - time.monotonic()))
@@ -245,7 +245,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(server: FakeServer) -> None:
         terminal.wait_for("> ")
         terminal.interrupt_until("> ")
         terminal.type("/nonsense\n")
-        terminal.wait_for("/nonsense is no command")
+        terminal.wait_for("/nonsense is not a command")
         terminal.type("second\n")
         terminal.wait_for("fine\r\n")
         terminal.wait_for("> ")
@@ -281,7 +281,7 @@ def plugin(name: str, value: str, distribution: str = "draftwood") -> EntryPoint
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[EntryPoint]:
-    """Entry points that `draftwood` finds, and a module for them to name."""
+    """Installs entry points for `draftwood`, with the module that they refer to."""
     (tmp_path / "some_commands.py").write_text(
         "import os\n"
         "from pathlib import Path\n"

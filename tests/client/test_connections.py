@@ -1,4 +1,4 @@
-"""A connection ends with its client, however its answers ended: not at some later garbage collection."""
+"""A connection is closed with its client, however its answers ended, without waiting for garbage collection."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from model_runner.drafting import draft_account
 
 @pytest.fixture(autouse=True)
 def _drafting_may_take_its_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine is no reason to switch drafting off, but where that is what a test is about."""
-    if not request.module.__name__.endswith("test_drafting"):
+    """A busy machine is no reason to switch drafting off, except in the tests of just that."""
+    if ".drafting." not in request.module.__name__:
         monkeypatch.setattr(draft_account, "LONGEST_CALL", math.inf)
         monkeypatch.setattr(draft_account, "LEAST_CREDIT", math.inf)
         monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))

@@ -1,4 +1,4 @@
-"""The engine's life: endings, errors, limits; every slot, slab and drafter is freed whatever happens."""
+"""The engine's life: endings, errors, limits; every slot, KV region and drafter is freed whatever happens."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ import torch
 import strategies
 from model_runner.drafting.draft_account import Payoff
 from model_runner.drafting.guarded_drafter import GuardedDrafter
+from model_runner.drafting.watchdog import Watchdog
 from model_runner.engine import Engine, EngineConfig
-from model_runner.errors import EngineStoppedError, InvalidValueError, ModelError
+from model_runner.errors import EngineStoppedError, InvalidValueError, KVAllocationError, ModelError
 from model_runner.loading.model import LoadedModel
-from model_runner.sequence import FinishReason, Sequence, SequenceState, StepOutput, StopParams
+from model_runner.output import FinishReason, StepOutput
+from model_runner.request import StopParams
+from model_runner.runners.torch.kv_cache import KVLayout, KVRegion
+from model_runner.sequence import Sequence, SequenceState
 from strategies import DraftTree, Feedback
 from strategies.draft import Int32Array
 from tests.model_runner.families import as_prompt, greedy, served
+from tests.model_runner.sequences import make_sequence
 
 PROMPT = (3, 1, 4, 1, 5)
 
@@ -42,7 +47,7 @@ def engine(model: LoadedModel) -> Iterator[Engine]:
 
 def sequence(prompt: tuple[int, ...] = PROMPT, **options: object) -> Sequence:
     fields = {"stop": StopParams(12), "max_draft_nodes": 8, "strategy_name": "test", **options}
-    return Sequence("r", as_prompt(prompt), **fields)  # type: ignore[arg-type]
+    return make_sequence("r", as_prompt(prompt), **fields)  # type: ignore[arg-type]
 
 
 def run(engine: Engine) -> list[StepOutput]:
@@ -199,7 +204,7 @@ def test_stop_tokens_and_strings_end_inside_an_accepted_run(model: LoadedModel) 
     strategy = strategies.create("trie")
 
     def answer(stop: StopParams) -> tuple[Sequence, str, StepOutput]:
-        s = Sequence("r", prompt, stop, strategy=strategy, max_draft_nodes=32)
+        s = make_sequence("r", prompt, stop, strategy=strategy, max_draft_nodes=32)
         engine.add(s)
         outputs = run(engine)
         return s, "".join("".join(o.texts) for o in outputs), outputs[-1]
@@ -252,7 +257,7 @@ class Right(Faulty):
 
 @pytest.mark.parametrize("pays", [False, True])
 def test_a_prompt_that_waits_for_steps_to_end_meets_no_drafts(model: LoadedModel, pays: bool) -> None:
-    """Whose drafts pay stands back for three steps and makes up for it in the fourth; who gains nothing writes on."""
+    """A sequence whose drafts pay skips three steps and makes up for it in the fourth; others go on writing."""
     engine = Engine(model, EngineConfig(shared_prefill_chunk=4, max_draft_nodes=16, adaptive_budget=False))
     answer = greedy("llama", PROMPT, 80)
     strategy = Right(answer) if pays else Faulty("nothing")
@@ -281,6 +286,54 @@ def test_a_kv_cache_too_small_for_the_context_is_refused(model: LoadedModel) -> 
         Engine(model, EngineConfig(kv_cache_tokens=100))
 
 
+def test_kv_memory_that_the_device_does_not_have_ends_one_request_and_not_the_engine(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short, long = sequence(), sequence((7,) * 200, stop=StopParams(40))
+    plain = KVRegion.empty
+
+    def empty(layout: KVLayout, tokens: int) -> KVRegion:
+        if tokens > 128:
+            raise MemoryError
+        return plain(layout, tokens)
+
+    monkeypatch.setattr(KVRegion, "empty", empty)
+    for s in (long, short):
+        engine.add(s)
+    outputs = run(engine)
+    [error] = [o.finish.error for o in outputs if o.finish and o.finish.error]
+    assert isinstance(error, KVAllocationError)
+    assert (long.output, short.output) == ([], greedy("llama", PROMPT, 12))
+
+
+def test_a_preempted_sequence_drafts_only_at_the_end_of_what_it_wrote(model: LoadedModel) -> None:
+    """It is recomputed in chunks of one token, each of which looks like a step that writes."""
+    config = EngineConfig(
+        max_running=2, prefill_chunk=2, shared_prefill_chunk=2, max_draft_nodes=16, adaptive_budget=False
+    )
+    engine = Engine(model, config)
+    answer = greedy("llama", PROMPT, 60)
+    preempted, prompt = sequence(strategy=Right(answer), stop=StopParams(60)), sequence((9,) * 30, tenant="b")
+    engine.add(preempted)
+    while len(preempted.output) < 20:
+        engine.step()
+    engine._scheduler._preempt(preempted)
+    engine._pool._evict(engine._pool._prefixes.oldest())
+    engine.add(prompt)
+    recomputed = 0
+    while preempted.length - preempted.committed > 1:
+        drafted, written = preempted.stats.draft_tokens, len(preempted.output)
+        engine.step()
+        if len(preempted.output) == written:
+            recomputed += 1
+            assert preempted.stats.draft_tokens == drafted
+            assert preempted.state is SequenceState.RUNNING
+    assert recomputed > 20
+    run(engine)
+    assert preempted.output == answer
+    engine.close()
+
+
 def test_waits_for_kv_memory_and_never_exceeds_it(model: LoadedModel) -> None:
     config = EngineConfig(max_running=4, max_draft_nodes=8, kv_cache_tokens=384, adaptive_budget=False)
     engine = Engine(model, config)
@@ -293,7 +346,7 @@ def test_waits_for_kv_memory_and_never_exceeds_it(model: LoadedModel) -> None:
         engine.check()
         seen = max(seen, engine.running)
     assert 1 < seen < 4
-    assert [s.output for s in sequences] == [greedy("llama", PROMPT, s.stop.max_tokens) for s in sequences]
+    assert [s.output for s in sequences] == [greedy("llama", PROMPT, s.request.stop.max_tokens) for s in sequences]
 
 
 def test_the_configuration_names_what_is_wrong() -> None:
@@ -319,9 +372,16 @@ def test_a_tenant_s_payoff_never_reaches_another_nor_another_strategy(
     shown: dict[str, list[tuple[int, float]]] = {}
     given = GuardedDrafter.__init__
 
-    def init(self: GuardedDrafter, one: Sequence, vocab: int, failures: Counter[str], payoff: Payoff) -> None:
-        shown.setdefault(f"{one.tenant} {one.strategy_name}", []).append((id(payoff), payoff.accepted))
-        given(self, one, vocab, failures, payoff)
+    def init(
+        self: GuardedDrafter,
+        one: Sequence,
+        vocab: int,
+        failures: Counter[str],
+        payoff: Payoff,
+        watchdog: Watchdog | None = None,
+    ) -> None:
+        shown.setdefault(f"{one.request.tenant} {one.request.strategy_name}", []).append((id(payoff), payoff.accepted))
+        given(self, one, vocab, failures, payoff, watchdog)
 
     monkeypatch.setattr(GuardedDrafter, "__init__", init)
     engine = Engine(model, EngineConfig(max_draft_nodes=16))

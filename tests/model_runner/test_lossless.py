@@ -10,18 +10,20 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import model_runner.engine as engine_module
 import strategies
+from model_runner.drafting import draft_policy
 from model_runner.drafting.draft_account import DraftAccount
 from model_runner.drafting.guarded_drafter import GuardedDrafter
 from model_runner.engine import Engine, EngineConfig
-from model_runner.sequence import Sequence, StopParams
+from model_runner.request import StopParams
+from model_runner.sequence import Sequence
 from strategies import Strategy
 from tests import phrase_book
 from tests.model_runner.families import FAMILIES, VOCAB, WINDOW, as_prompt, greedy, served
 from tests.model_runner.oracle import OracleStrategy
+from tests.model_runner.sequences import make_sequence
 
-NAMES = [*dict.fromkeys([*strategies.names(), phrase_book.NAME])]
+NAMES = [*dict.fromkeys([*strategies.strategy_names(), phrase_book.NAME])]
 """Every strategy, the example plugin among them."""
 NEW_TOKENS = 20
 BUDGETS = (0, 1, 7, 64)
@@ -42,7 +44,7 @@ def generate(
 ) -> list[Sequence]:
     """All of `batch` at once, to the end."""
     sequences = [
-        Sequence(str(i), as_prompt(prompt), stop, strategy=strategy, max_draft_nodes=nodes)
+        make_sequence(str(i), as_prompt(prompt), stop, strategy=strategy, max_draft_nodes=nodes)
         for i, prompt in enumerate(batch)
     ]
     for sequence in sequences:
@@ -135,8 +137,8 @@ def test_strategies_that_are_asked_now_and_then_only(name: str, monkeypatch: pyt
 
 @pytest.mark.parametrize("name", NAMES)
 def test_drafters_that_start_in_the_middle_of_an_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the long prompt is read in chunks nobody drafts; the short one's drafter starts after some tokens."""
-    monkeypatch.setattr(engine_module, "_WORTH_STANDING_BACK", math.inf)
+    """While the long prompt is prefilled in chunks nothing is drafted; the other drafter starts after some tokens."""
+    monkeypatch.setattr(draft_policy, "_WORTH_SKIPPING", math.inf)
     started: list[int] = []
     start = GuardedDrafter._start
 
@@ -154,7 +156,7 @@ def test_drafters_that_start_in_the_middle_of_an_answer(name: str, monkeypatch: 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_sequences_that_stand_back_for_a_prompt(name: str) -> None:
+def test_sequences_that_skip_steps_for_a_prompt(name: str) -> None:
     """While the long prompt is read, the others write in every fourth step only, and draft in it."""
     batch = [(4, 4, 4, 4), (1, 2, 1, 2, 1), tuple(i % 7 + 1 for i in range(50))]
     engine = fixed_engine("llama", prefill_chunk=6, shared_prefill_chunk=6)

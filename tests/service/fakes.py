@@ -16,11 +16,14 @@ import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
-from model_runner.errors import InvalidValueError
-from model_runner.sequence import Finish, FinishReason, Grammar, GrammarKind, Sequence, SequenceState, StepOutput
+from model_runner.errors import InvalidInputError
+from model_runner.output import Finish, FinishReason, StepOutput
+from model_runner.request import GrammarKind
+from model_runner.sequence import Grammar, Sequence, SequenceState
 from service.engine.bridge import EngineBridge
-from service.engine.host import EngineThread, Hosted, StepEngine
-from service.memory import TenantMemory
+from service.engine.loaded import LoadedEngine, StepEngine
+from service.engine.thread import EngineThread
+from service.memory import MemoryManager
 from service.memory.opening import opened_memory
 from service.rpc.server import BoundServer, RunningServer
 from service.serving import ServedModel
@@ -64,10 +67,10 @@ class FakeModel:
 
 
 class FakeGrammars:
-    """Knows no valid grammar."""
+    """Refuses every grammar."""
 
     def compile(self, kind: GrammarKind, text: str) -> Grammar:
-        raise InvalidValueError(f"format.{kind.value}", text, "it is not a valid one")
+        raise InvalidInputError(f"format.{kind.value}", None, "not a valid grammar")
 
 
 class FakeEngine:
@@ -122,7 +125,7 @@ class FakeEngine:
         if sequence.state is SequenceState.FINISHED:
             return
         if sequence.state is SequenceState.WAITING:
-            self._waiting.remove(sequence)  # raises where it was never added, as the engine does
+            self._waiting.remove(sequence)  # raises if it was never added, as the engine does
         self._free(sequence)
 
     def step(self) -> list[StepOutput]:
@@ -155,7 +158,7 @@ class FakeEngine:
         sequence.state = SequenceState.RUNNING
         sequence.stats.first_scheduled_at = time.perf_counter()
         strategy = sequence.strategy
-        self._drafters[sequence] = None if strategy is None else strategy.start(sequence.prompt)
+        self._drafters[sequence] = None if strategy is None else strategy.start(sequence.request.prompt)
 
     def _free(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.FINISHED
@@ -166,17 +169,18 @@ class FakeEngine:
     def _write(self, sequence: Sequence) -> StepOutput:
         if self.sequence_error is not None:
             self._free(sequence)
-            return StepOutput(sequence, [], [], [], Finish(FinishReason.ERROR, error=self.sequence_error))
+            return StepOutput.failed(sequence, self.sequence_error)
         stats, written = sequence.stats, len(sequence.output)
         stats.first_token_at = stats.first_token_at or time.perf_counter()
-        count = min(self.tokens_per_step, sequence.stop.max_tokens - written)
+        count = min(self.tokens_per_step, sequence.request.stop.max_tokens - written)
         tokens = [97 + (written + i) % 26 for i in range(count)]
         sequence.output += tokens
         stats.decode_steps += 1
+        stats.proposed_tokens += 2 * (count - 1)
         stats.draft_tokens += 2 * (count - 1)
         stats.accepted_tokens += count - 1
         finish = None
-        if len(sequence.output) == sequence.stop.max_tokens:
+        if len(sequence.output) == sequence.request.stop.max_tokens:
             finish = Finish(FinishReason.LENGTH)
             stats.finished_at = time.perf_counter()
             self._free(sequence)
@@ -185,12 +189,12 @@ class FakeEngine:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Waits for something that another thread or process brings about; 5 s at most."""
+    """Waits until another thread or process makes a condition true; 5 s at most."""
     for _ in range(2500):
         if condition():
             return
         await asyncio.sleep(0.002)
-    raise AssertionError("it did not come about within 5 s")
+    raise AssertionError("the condition was not met within 5 s")
 
 
 @dataclass
@@ -200,7 +204,7 @@ class Served:
     server: RunningServer
     engine: FakeEngine
     model: FakeModel
-    memory: TenantMemory
+    memory: MemoryManager
     channel: grpc.aio.Channel
     stub: pb_grpc.GenerationServiceAsyncStub
 
@@ -216,7 +220,7 @@ async def started_server(
     settings: Settings,
     model: ServedModel,
     make_engine: Callable[[], StepEngine],
-    on_memory: Callable[[TenantMemory], None] | None = None,
+    on_memory: Callable[[MemoryManager], None] | None = None,
 ) -> RunningServer:
     """A server on a free port, its engine on a thread of this process."""
     bound = BoundServer(settings)
@@ -229,28 +233,32 @@ async def started_bridge(
     settings: Settings,
     model: ServedModel,
     make_engine: Callable[[], StepEngine],
-    on_memory: Callable[[TenantMemory], None] | None = None,
+    on_memory: Callable[[MemoryManager], None] | None = None,
 ) -> EngineBridge:
     """A bridge to an engine on a thread of this process."""
-    runner = EngineThread(lambda: hosted(settings, model, make_engine, on_memory))
+    runner = EngineThread(lambda: loaded_engine(settings, model, make_engine, on_memory))
     bridge = EngineBridge(runner, max_running=settings.max_running, max_waiting=settings.max_waiting)
-    await bridge.start()
+    try:
+        await bridge.start()
+    except BaseException:
+        await bridge.close()
+        raise
     return bridge
 
 
 @contextmanager
-def hosted(
+def loaded_engine(
     settings: Settings,
     model: ServedModel,
     make_engine: Callable[[], StepEngine],
-    on_memory: Callable[[TenantMemory], None] | None = None,
-) -> Iterator[Hosted]:
-    """An engine with its tenants' memory, which `on_memory` gets to see."""
+    on_memory: Callable[[MemoryManager], None] | None = None,
+) -> Iterator[LoadedEngine]:
+    """An engine with its memory manager, which `on_memory` is called with."""
     engine = make_engine()
     with opened_memory(settings, model.fingerprint) as memory:
         if on_memory is not None:
             on_memory(memory)
-        yield Hosted(engine, memory, model.grammars, "facts", settings.memory_preload, settings.strategy)
+        yield LoadedEngine(engine, memory, model.grammars, "info", settings.memory_preload, settings.strategy)
 
 
 @asynccontextmanager
@@ -260,11 +268,11 @@ async def serving(
     make_engine: Callable[[], FakeEngine] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Served]:
-    """Serves on a free port until left, then asserts that the engine was closed with nothing held."""
+    """Serves on a free port; on exit, asserts that the engine was closed and nothing is held."""
     engine = FakeEngine() if engine is None else engine
     model = FakeModel() if model is None else model
     values: dict[str, object] = {"port": 0, "max_running": 4, "drain_grace": 0.05, **settings}
-    memories: list[TenantMemory] = []
+    memories: list[MemoryManager] = []
     make_engine = make_engine or (lambda: engine)
     server = await started_server(Settings.model_validate(values), model, make_engine, memories.append)
     try:
@@ -279,7 +287,7 @@ async def serving(
 
 @dataclass
 class Answer:
-    """All that a call brought: its events, and its status where that is not OK."""
+    """A call's result: its events, and its status if it is not OK."""
 
     events: list[pb.GenerateResponse] = field(default_factory=list)
     error: grpc.aio.AioRpcError | None = None

@@ -1,4 +1,4 @@
-"""What the service costs a streamed message: `python -m tests.service.stream_cost [--streams N] [--step-ms MS]`.
+"""CPU cost of a streamed message in the service: `python -m tests.service.stream_cost [--streams N] [--step-ms MS]`.
 
 A fake engine writes a step every few milliseconds; a client in another process reads. Prints the CPU time of the
 serving process a message, less what the fake engine's own thread took.
@@ -18,12 +18,12 @@ import uvloop
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
-from model_runner.sequence import StepOutput
+from model_runner.output import StepOutput
 from tests.service.fakes import FakeEngine, FakeModel, serving
 
 
 class MeteredEngine(FakeEngine):
-    """Keeps account of its own CPU time."""
+    """Measures its own CPU time."""
 
     def __init__(self, max_running: int, step_seconds: float) -> None:
         super().__init__(max_running)

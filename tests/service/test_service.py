@@ -1,4 +1,4 @@
-"""The unary methods, health, reflection, TLS and the server's life."""
+"""The unary methods, health, reflection, TLS, start and stop of the server."""
 
 from __future__ import annotations
 
@@ -107,14 +107,20 @@ async def test_reflection_lists_the_services() -> None:
 
 async def test_two_servers_never_share_a_port() -> None:
     async with serving() as served:
-        with pytest.raises(InvalidValueError, match=r"cannot be listened on: .*in use") as error:
+        with pytest.raises(InvalidValueError, match=r"^port \d+: address already in use$") as error:
             BoundServer(Settings(port=served.server.port))
         assert (error.value.field, error.value.value) == ("port", served.server.port)
 
 
 async def test_host_that_is_not_ours() -> None:
-    with pytest.raises(InvalidValueError, match="cannot be listened on"):
+    with pytest.raises(InvalidValueError, match=r"^host 203\.0\.113\.1: cannot assign requested address$"):
         BoundServer(Settings(host="203.0.113.1", port=0))
+
+
+async def test_host_that_does_not_resolve() -> None:
+    with pytest.raises(InvalidValueError, match=r"^host no\.such\.host\.invalid: .*name") as error:
+        BoundServer(Settings(host="no.such.host.invalid", port=0))
+    assert error.value.field == "host"
 
 
 async def test_engine_that_cannot_be_made() -> None:

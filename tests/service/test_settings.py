@@ -1,4 +1,4 @@
-"""Settings from flags, environment and YAML: which wins, and what one line says when one is wrong."""
+"""Settings from flags, environment and YAML: their precedence, and the one line of text when one is wrong."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def test_variables_of_the_client_are_left_alone() -> None:
 
 
 BAD: dict[str, tuple[list[str], dict[str, str], str, str, str]] = {
-    # flags, environment; then what the error has: field, allowed, source
+    # flags, environment; then the error's field, allowed and source
     "flag": (["--port", "70000"], {}, "port", "less than or equal to 65535", "--port"),
     "flag with an equals sign": (["--port=many"], {}, "port", "valid integer", "--port"),
-    "environment": ([], {"DRAFTWOOD_MAX_RUNNING": "0"}, "max_running", "greater than or equal to 1", "MAX_RUNNING"),
+    "environment": ([], {"DRAFTWOOD_MAX_RUNNING": "0"}, "max_running", "at least 1", "MAX_RUNNING"),
     "choice": (["--dtype", "int8"], {}, "dtype", "'auto', 'float32', 'bfloat16' or 'float16'", "--dtype"),
     "strategy": (["--strategy", "tri"], {}, "strategy", "none, recycling, trie", "--strategy"),
     "nan": (["--stall-timeout", "nan"], {}, "stall_timeout", "greater than 0", "--stall-timeout"),
@@ -73,11 +73,18 @@ BAD: dict[str, tuple[list[str], dict[str, str], str, str, str]] = {
     "unknown variable": ([], {"DRAFTWOOD_PROT": "1"}, "DRAFTWOOD_PROT", "did you mean DRAFTWOOD_PORT?", "environment"),
     "timeouts": (["--max-timeout", "5"], {}, "default_timeout", "at most max_timeout = 5", ""),
     "key without certificate": (["--tls-key", "k.pem"], {}, "tls_cert", "since tls_key is", ""),
-    "missing certificate": (["--tls-cert", "/no", "--tls-key", "/no"], {}, "tls_cert", "exists", "--tls-cert"),
+    "missing certificate": (["--tls-cert", "/no", "--tls-key", "/no"], {}, "tls_cert", "no such file", "--tls-cert"),
+    "both kinds of keys": (
+        ["--store-keys", "a", "--store-key-file", "b"],
+        {},
+        "store_key_file",
+        "store_keys",
+        "--store",
+    ),
     "weights": (["--tenant-weights", "acme"], {}, "tenant_weights", "acme=2,beta=0.5", "--tenant-weights"),
     "weight": (["--tenant-weights", "acme=x"], {}, "tenant_weights", "valid number", "--tenant-weights"),
-    "no weight": (["--tenant-weights", "acme=0"], {}, "tenant_weights", "above 0", "--tenant-weights"),
-    "missing file": (["--config", "/no/such.yaml"], {}, "config", "No such file", ""),
+    "no weight": (["--tenant-weights", "acme=0"], {}, "tenant_weights['acme']", "above 0", "--tenant-weights"),
+    "missing file": (["--config", "/no/such.yaml"], {}, "config", "no such file", ""),
 }
 
 
@@ -96,7 +103,7 @@ BAD_YAML = {
     "unknown key": ("max-running: 3\n", "max-running", "did you mean max_running?"),
     "key that is no string": ("1: 2\n", "1", "no such setting"),
     "not a mapping": ("- port\n", "config", "one mapping"),
-    "not YAML": ("port: [1\n", "config", "must be YAML"),
+    "not YAML": ("port: [1\n", "config", "not valid YAML"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The laws of draft trees."""
+"""Invariants of draft trees."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import EMPTY_TREE, DraftTree, MalformedTreeError
-from strategies.draft import merged
+from strategies.draft import TreeBuilder, merged
 
 
 @st.composite
 def trees(draw: st.DrawFn) -> DraftTree:
-    """Lawful trees of up to 24 nodes over few tokens, so that they often share prefixes."""
+    """Valid trees of up to 24 nodes over few tokens, so that they often share prefixes."""
     tokens: list[int] = []
     parents: list[int] = []
     scores: list[float] = []
@@ -59,6 +59,19 @@ def test_merging_is_the_union_of_paths_with_the_best_scores(parts: list[DraftTre
     assert paths(tree) == expected
 
 
+@given(st.lists(trees(), max_size=2), st.integers(0, 30))
+def test_a_full_builder_leaves_out_the_nodes_that_come_last(parts: list[DraftTree], capacity: int) -> None:
+    """The nodes are those that an unbounded one makes first; scores of nodes that are there already still count."""
+    builder, whole = TreeBuilder(capacity), merged(parts)
+    for part in parts:
+        builder.add(part.tokens, part.parents, part.scores)
+    tree = builder.tree()
+    tree.check()
+    assert len(builder) == len(tree) == min(capacity, len(whole))
+    for made, expected in ((tree.tokens, whole.tokens), (tree.parents, whole.parents), (tree.scores, whole.scores)):
+        assert made.tolist() == expected[: len(tree)].tolist()
+
+
 @given(trees())
 def test_depths_count_the_steps_from_the_root(tree: DraftTree) -> None:
     assert [len(path) - 1 for path in paths(tree)] == tree.depths.tolist()
@@ -74,7 +87,7 @@ def test_a_tree_of_tokens_alone_is_a_chain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "parents", "scores", "law"),
+    ("tokens", "parents", "scores", "invariant"),
     [
         ([1, 2], [-1, 1], [1, 1], "a parent comes before its child"),
         ([1, 2], [-2, 0], [1, 1], "at least -1"),
@@ -87,8 +100,10 @@ def test_a_tree_of_tokens_alone_is_a_chain() -> None:
         ([1, 2], [-1], [1, 1], "one length"),
     ],
 )
-def test_a_broken_law_is_named(tokens: list[int], parents: list[int], scores: list[float], law: str) -> None:
-    with pytest.raises(MalformedTreeError, match=law):
+def test_a_violated_invariant_is_named(
+    tokens: list[int], parents: list[int], scores: list[float], invariant: str
+) -> None:
+    with pytest.raises(MalformedTreeError, match=invariant):
         DraftTree.of(tokens, parents, scores)
 
 

@@ -8,7 +8,16 @@ from importlib.metadata import EntryPoint
 import numpy as np
 import pytest
 
-from strategies import NoDrafts, Strategy, TrieStrategy, UnknownStrategyError, create, names, register, registry
+from strategies import (
+    NoDrafts,
+    Strategy,
+    TrieStrategy,
+    UnknownStrategyError,
+    create,
+    register,
+    registry,
+    strategy_names,
+)
 from strategies.base import Drafter
 from strategies.draft import checked
 from tests import phrase_book
@@ -16,13 +25,13 @@ from tests import phrase_book
 
 @pytest.fixture
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is forgotten after it."""
+    """Undoes what a test registers."""
     monkeypatch.setattr(registry, "_factories", dict(registry._factories))
     monkeypatch.setattr(registry, "_entry_points_loaded", False)
 
 
 def test_built_in_strategies_are_found_by_name_and_fit_the_protocols() -> None:
-    assert {"none", "trie"} <= set(names())
+    assert {"none", "trie"} <= set(strategy_names())
     strategy = create("trie", branch_length=5)
     assert isinstance(strategy, TrieStrategy)
     assert strategy.branch_length == 5
@@ -63,7 +72,7 @@ def test_other_packages_bring_strategies_by_entry_point_and_a_broken_one_is_left
     ]
     monkeypatch.setattr(registry, "entry_points", lambda group: found if group == registry.ENTRY_POINT_GROUP else [])
     assert isinstance(create("theirs"), NoDrafts)
-    assert "broken" not in names()
+    assert "broken" not in strategy_names()
     assert "'broken'" in caplog.text
 
 
@@ -71,7 +80,7 @@ def test_the_example_plugin_is_found_by_what_its_package_declares_and_fits_the_p
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     phrase_book.install(monkeypatch)
-    assert phrase_book.NAME in names()
+    assert phrase_book.NAME in strategy_names()
     strategy = phrase_book.create(phrase_book.NAME, [[1, 2, 3, 4]])
     drafter = strategy.start(np.array([1, 2], np.int32))
     assert isinstance(strategy, Strategy)

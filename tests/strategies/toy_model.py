@@ -30,7 +30,7 @@ class ToyModel:
         return written
 
     def verify(self, text: list[int], tree: DraftTree, top_k: int = 8) -> tuple[list[int], Feedback]:
-        """The accepted tokens, and what the model says at the root and at every node."""
+        """The accepted tokens, and the model's predictions at the root and at every node."""
         paths: list[list[int]] = [[]]
         for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
             paths.append([*paths[parent + 1], token])
@@ -48,7 +48,7 @@ class ToyModel:
 
 
 def run(model: ToyModel, drafter: Drafter, prompt: list[int], count: int, budget: int, top_k: int = 8) -> list[int]:
-    """Writes `count` tokens or a few more; returns how many each step wrote. Every draft must be lawful."""
+    """Writes `count` tokens or a few more; returns how many each step wrote. Every draft must be valid."""
     text, steps = [*prompt], []
     while len(text) < len(prompt) + count:
         tree = drafter.propose(budget)

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-import model_runner
-from model_runner.errors import InvalidValueError
+from model_runner.errors import InvalidInputError
+from model_runner.loading.model import BUNDLED_MODEL
 from tools.demo_model.corpus import (
     ASSISTANT,
     CHAT_TEMPLATE,
@@ -78,7 +78,9 @@ def measured(folder: Path, exchanges: list[Exchange]) -> Evaluation:
     return evaluate_on(model, AutoTokenizer.from_pretrained(folder), exchanges)
 
 
-def test_a_trained_model_loads_and_foresees_answers_that_it_never_saw(support_file: Path, tmp_path: Path) -> None:
+def test_a_trained_model_loads_and_predicts_answers_that_it_was_not_trained_on(
+    support_file: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "model"
     status, output = invoke("train", support_file, "--out", out, *tiny_options())
     assert status == 0, output
@@ -111,7 +113,7 @@ def test_the_chat_template_renders_the_prompt_that_was_trained_on(support_file: 
 
 
 def test_the_chat_template_is_the_bundled_models() -> None:
-    assert (Path(model_runner.__path__[0]) / "demo" / "chat_template.jinja").read_text() == CHAT_TEMPLATE
+    assert (Path(BUNDLED_MODEL) / "chat_template.jinja").read_text() == CHAT_TEMPLATE
 
 
 def test_a_text_that_spells_a_special_token_cannot_end_an_answer(support_file: Path) -> None:
@@ -137,7 +139,7 @@ def test_a_run_that_is_stopped_and_resumed_makes_the_same_model(support_file: Pa
     assert sorted(p.name for p in whole.iterdir()) == sorted(p.name for p in parts.iterdir())
 
 
-def test_packed_documents_do_not_see_one_another() -> None:
+def test_packed_documents_do_not_attend_to_one_another() -> None:
     model: Any = new_run(TINY, []).model.eval()
     documents = [[USER, 10, 11, ASSISTANT, 12, END], [USER, 20, ASSISTANT, 21, 22, 23, END]]
     with torch.inference_mode():
@@ -191,10 +193,10 @@ def test_the_learning_rate_rises_and_falls_to_a_tenth() -> None:
     ("changed", "message"),
     [
         ({"steps": 0}, "steps: 0 is not allowed"),
-        ({"vocab_size": 100}, "vocab_size: 100 is not allowed; a whole number from 260"),
-        ({"hidden": 40}, "hidden: 40 is not allowed; a multiple of head_dim, which is 16"),
+        ({"vocab_size": 100}, "vocab_size: 100 is not allowed; it must be at least 260"),
+        ({"hidden": 40}, "hidden: 40 is not allowed; it must be a multiple of head_dim, which is 16"),
         ({"peak_rate": 2.0}, "peak_rate: 2.0 is not allowed"),
-        ({"context": 4096}, "context: 4096 is not allowed; at most 2048"),
+        ({"context": 4096}, "context: 4096 is not allowed; it must be at most 2048"),
         ({"minutes": 0}, "minutes: 0.0 is not allowed"),
         ({"heldout_fraction": 1.0}, "heldout_fraction: 1.0 is not allowed"),
         ({"heldout_fraction": "nan"}, "heldout_fraction: nan is not allowed"),
@@ -219,7 +221,7 @@ def test_a_bad_value_is_named(changed: dict[str, object], message: str, support_
 def test_a_bad_line_is_named(content: str, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text(content)
-    with pytest.raises(InvalidValueError, match=problem) as caught:
+    with pytest.raises(InvalidInputError, match=problem) as caught:
         read_exchanges(path, "heldout")
     assert caught.value.field == "heldout"
     assert caught.value.value == f"{path}:2"
@@ -228,7 +230,7 @@ def test_a_bad_line_is_named(content: str, problem: str, tmp_path: Path) -> None
 def test_a_file_without_exchanges_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n")
     for name in ("empty.jsonl", "missing.jsonl"):
-        with pytest.raises(InvalidValueError, match=f"data: '.*{name}' is not allowed"):
+        with pytest.raises(InvalidInputError, match=f"data .*{name}: "):
             read_exchanges(tmp_path / name, "data")
 
 
@@ -238,11 +240,11 @@ def test_a_folder_in_use_and_a_run_of_another_recipe_are_refused(support_file: P
     invoke("train", support_file, "--out", out, *tiny_options(), "--minutes", 1e-9)
     status, output = invoke("train", support_file, "--out", out, *tiny_options())
     assert status == 2
-    assert "out: " in output
+    assert f"out {out}: " in output.replace("\n", "")
     assert "--resume" in output
     status, output = invoke("train", support_file, "--out", out, *tiny_options(steps=41), "--resume")
     assert status == 2
-    assert "steps: 41 is not allowed; to resume this run, 40" in output
+    assert "steps: 41 is not allowed; it must be 40 to resume this run" in output
     support_file.write_text(support_file.read_text().replace("call us", "ring us"))
     status, output = invoke("train", support_file, "--out", out, *tiny_options(), "--resume")
     assert status == 2
@@ -252,5 +254,5 @@ def test_a_folder_in_use_and_a_run_of_another_recipe_are_refused(support_file: P
 def test_evaluate_refuses_a_folder_without_a_model(support_file: Path, tmp_path: Path) -> None:
     status, output = invoke("evaluate", tmp_path, support_file)
     assert status == 2
-    assert "model: " in output
+    assert f"model {tmp_path}: " in output.replace("\n", "")
     assert "config.json" in output

@@ -1,6 +1,6 @@
-"""From a support file to rows of token ids: reading, holding out, the tokenizer with its chat template, packing.
+"""From a file of exchanges to rows of token ids: reading, held-out split, tokenizer with chat template, packing.
 
-Knows JSONL files and tokenizers; no torch, nothing of how a model is trained on the rows.
+No torch here: JSONL files, tokenizers and lists of token ids only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from model_runner.errors import InvalidValueError
+from model_runner.errors import InvalidInputError, InvalidValueError
 
 PAD, USER, ASSISTANT, END = range(4)
 SPECIAL_TOKENS = ("<|pad|>", "<|user|>", "<|assistant|>", "<|end|>")
@@ -32,9 +32,9 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 MAX_POSITIONS = 2048
-"""What the configuration of tokenizer and model admits; beyond the context trained at, a model is untrained."""
+"""Longest context in the configurations of tokenizer and model; beyond the training context, a model is untrained."""
 _PACKING_POOL = 64
-"""Documents that wait to be packed; of 16 to 1,024, 64 leave least padding without leaving a document behind."""
+"""Documents that wait to be packed. Of 16 to 1,024, 64 gave the least padding with no document left waiting."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ def read_exchanges(path: Path, field: str) -> list[Exchange]:
     """The exchanges of a JSONL file with `instruction` and `response` in each line; empty lines are skipped.
 
     Raises:
-        InvalidValueError: no such file, no line in it, or a line that is no such object; names `field` and the line.
+        InvalidInputError: the file cannot be read, is empty, or has an invalid line; names `field` and the line.
     """
-    allowed = "each line is a JSON object with the texts 'instruction' and 'response'"
+    required = "each line must be a JSON object with the texts 'instruction' and 'response'"
     exchanges = []
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValueError(field, str(path), f"a readable JSONL file in UTF-8 ({error})") from error
+        raise InvalidInputError(field, path, f"not a readable JSONL file in UTF-8 ({error})") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -64,35 +64,38 @@ def read_exchanges(path: Path, field: str) -> list[Exchange]:
             row = json.loads(line)
             texts = [row[key] for key in ("instruction", "response")]
         except (ValueError, KeyError, TypeError) as error:
-            raise InvalidValueError(field, f"{path}:{number}", f"{allowed} ({error!r})") from error
+            raise InvalidInputError(field, f"{path}:{number}", f"{required} ({error!r})") from error
         if not all(isinstance(text, str) and text.strip() for text in texts):
-            raise InvalidValueError(field, f"{path}:{number}", f"{allowed}, neither empty")
+            raise InvalidInputError(field, f"{path}:{number}", f"{required}, neither empty")
         exchanges.append(Exchange(*texts))
     if not exchanges:
-        raise InvalidValueError(field, str(path), "a file with at least one exchange")
+        raise InvalidInputError(field, path, "contains no exchange")
     return exchanges
 
 
 def split(
     exchanges: list[Exchange], heldout: list[Exchange] | None, fraction: float, seed: int
 ) -> tuple[list[Exchange], list[Exchange]]:
-    """(training, held-out): held out are the given exchanges, or else a random `fraction`.
+    """(training, held-out): the held-out exchanges are those given, or else a random `fraction`.
 
-    Training leaves out whatever has its question or its answer in common with a held-out exchange.
+    Exchanges that share their question or their answer with a held-out exchange are left out of training.
 
     Raises:
-        InvalidValueError: nothing is left to train on, or `fraction` holds nothing out.
+        InvalidInputError: no exchange is left to train on.
+        InvalidValueError: `fraction` holds out no exchange, or all.
     """
     if heldout is None:
         size = round(len(exchanges) * fraction) if 0 < fraction < 1 else 0
         if not 0 < size < len(exchanges):
-            raise InvalidValueError("heldout_fraction", fraction, f"some of the {len(exchanges)} exchanges, not all")
+            raise InvalidValueError(
+                "heldout_fraction", fraction, f"it must hold out some of {len(exchanges)} exchanges, not all"
+            )
         chosen = np.random.default_rng(seed).choice(len(exchanges), size, replace=False)
         heldout = [exchanges[i] for i in sorted(chosen)]
     questions, answers = {e.question for e in heldout}, {e.answer for e in heldout}
     training = [e for e in exchanges if e.question not in questions and e.answer not in answers]
     if not training:
-        raise InvalidValueError("data", f"{len(exchanges)} exchanges", "some that share no text with the held-out ones")
+        raise InvalidInputError("data", None, f"all {len(exchanges)} exchanges share a text with a held-out one")
     return training, heldout
 
 
@@ -121,7 +124,7 @@ def trained_tokenizer(exchanges: list[Exchange], vocab_size: int) -> PreTrainedT
 def encoded(tokenizer: Any, exchanges: list[Exchange]) -> Iterator[tuple[list[int], list[int]]]:
     """(prompt, answer) token ids of each exchange: `<|user|>question<|assistant|>` and `answer<|end|>`.
 
-    A text that spells a special token gets the tokens of its characters.
+    A special token spelled in a text is encoded as ordinary characters.
     """
     questions, answers = (
         tokenizer(texts, add_special_tokens=False, split_special_tokens=True).input_ids
@@ -134,9 +137,9 @@ def encoded(tokenizer: Any, exchanges: list[Exchange]) -> Iterator[tuple[list[in
 def packed_rows(documents: SequenceOf[list[int]], context: int, seed: int) -> Iterator[tuple[list[int], list[int]]]:
     """Endless (tokens, positions) rows of `context` tokens; every epoch has its own order.
 
-    Best-fit packing: a row takes the longest waiting document that fits until none does, and the rest is padding (5% of
-    the bundled model's data). So documents stay whole, apart from what is longer than a row. Positions start again at 0
-    with each document and are 0 on padding.
+    Best-fit packing: a row takes the longest waiting document that fits, until none does; the rest is padding (5% of
+    the bundled model's data). Documents stay whole, but are cut at the length of a row. Positions restart at 0 with
+    each document and are 0 on padding.
     """
     epochs = (np.random.default_rng((seed, epoch)).permutation(len(documents)) for epoch in count())
     stream = (documents[i][:context] for order in epochs for i in order)
@@ -144,8 +147,8 @@ def packed_rows(documents: SequenceOf[list[int]], context: int, seed: int) -> It
     while True:
         tokens: list[int] = []
         positions: list[int] = []
-        while (place := bisect_right(waiting, context - len(tokens), key=len)) > 0:
-            document = waiting.pop(place - 1)
+        while (fitting := bisect_right(waiting, context - len(tokens), key=len)) > 0:
+            document = waiting.pop(fitting - 1)
             tokens += document
             positions += range(len(document))
             insort(waiting, next(stream), key=len)

@@ -1,7 +1,4 @@
-"""A training run: its recipe, its steps, its checkpoints, and the measure of what it made.
-
-Knows torch and Llama models; rows of token ids come from `tools.demo_model.corpus`.
-"""
+"""A training run of a Llama model: recipe, steps, checkpoints, evaluation. `tools.demo_model.corpus` makes the rows."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from model_runner.errors import InvalidValueError
+from model_runner.errors import InvalidInputError, InvalidValueError
 from tools.demo_model.corpus import END, MAX_POSITIONS, PAD, SPECIAL_TOKENS, USER, Exchange, encoded, packed_rows
 
 CHECKPOINT = "checkpoint.pt"
@@ -27,17 +24,17 @@ CHECKPOINT = "checkpoint.pt"
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides what a training run computes, apart from its data. Defaults: the bundled model.
+    """Everything that determines the result of a training run besides its data. Defaults: the bundled model.
 
     Attributes:
         mlp: width of the feed-forward layers.
         context: tokens in a training row; a longer document is cut there.
-        batch: rows in a step.
-        peak_rate: learning rate at the end of the warm-up, from where it falls along a cosine to a tenth.
+        batch: rows per step.
+        peak_rate: learning rate at the end of the warm-up; it then decays along a cosine to a tenth.
         warmup: steps of the warm-up.
 
     Raises:
-        InvalidValueError: a value that cannot be trained with.
+        InvalidValueError: a value is out of range.
     """
 
     vocab_size: int = 4096
@@ -67,15 +64,17 @@ class Recipe:
             "seed",
         ):
             if getattr(self, name) < at_least.get(name, 1):
-                raise InvalidValueError(name, getattr(self, name), f"a whole number from {at_least.get(name, 1)}")
+                raise InvalidValueError(name, getattr(self, name), f"it must be at least {at_least.get(name, 1)}")
         if self.context > MAX_POSITIONS:
-            raise InvalidValueError("context", self.context, f"at most {MAX_POSITIONS} tokens")
+            raise InvalidValueError("context", self.context, f"it must be at most {MAX_POSITIONS} tokens")
         if self.head_dim % 2:
-            raise InvalidValueError("head_dim", self.head_dim, "an even number, which rotary positions need")
+            raise InvalidValueError("head_dim", self.head_dim, "it must be even, for rotary positions")
         if self.hidden % self.head_dim:
-            raise InvalidValueError("hidden", self.hidden, f"a multiple of head_dim, which is {self.head_dim}")
+            raise InvalidValueError(
+                "hidden", self.hidden, f"it must be a multiple of head_dim, which is {self.head_dim}"
+            )
         if not 0 < self.peak_rate < 1:
-            raise InvalidValueError("peak_rate", self.peak_rate, "a number between 0 and 1")
+            raise InvalidValueError("peak_rate", self.peak_rate, "it must be between 0 and 1")
 
     def learning_rate(self, step: int) -> float:
         """The rate of step 0, 1, ... `steps` - 1."""
@@ -87,25 +86,31 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a model foresees answers, given their questions: sums over all their tokens, `<|end|>` included."""
+    """How well a model predicts answers, given their questions: sums over all answer tokens, `<|end|>` included.
+
+    Attributes:
+        nats: negative log-likelihood.
+        predicted: tokens that are the argmax of the model's logits.
+    """
 
     answers: int
     tokens: int
     utf8_bytes: int
     nats: float
-    foreseen: int
+    predicted: int
 
     def __str__(self) -> str:
         return (
             f"{self.answers} held-out answers: perplexity {math.exp(self.nats / self.tokens):.3f},"
-            f" {self.nats / self.tokens:.4f} nats a token, {self.nats / math.log(2) / self.utf8_bytes:.4f} bits a byte,"
-            f" next token foreseen {self.foreseen / self.tokens:.1%}"
+            f" {self.nats / self.tokens:.4f} nats per token,"
+            f" {self.nats / math.log(2) / self.utf8_bytes:.4f} bits per byte,"
+            f" next token predicted {self.predicted / self.tokens:.1%}"
         )
 
 
 @dataclass
 class Run:
-    """A training run: what it computes, on what, and how far it is. The optimizer belongs to the model."""
+    """The state of a training run. The optimizer belongs to the model."""
 
     recipe: Recipe
     documents: list[list[int]]
@@ -115,7 +120,7 @@ class Run:
 
 
 def new_run(recipe: Recipe, documents: list[list[int]]) -> Run:
-    """A run at step 0. Weights depend on the recipe's seed alone; AdamW decays matrices, not norms."""
+    """A run at step 0. The weights depend on the recipe's seed only; AdamW decays matrices, not norms."""
     torch.manual_seed(recipe.seed)
     heads = recipe.hidden // recipe.head_dim
     config = LlamaConfig(
@@ -144,8 +149,8 @@ def new_run(recipe: Recipe, documents: list[list[int]]) -> Run:
 def train_until(run: Run, deadline: float, after_step: Callable[[float], None]) -> None:
     """Trains until the recipe's last step or `deadline` (`time.monotonic()`), whichever is first; at least one step.
 
-    `after_step(loss)` gets the mean nats a token over the step's batch. Where a run is interrupted changes nothing:
-    step i sees the same rows and the same rate in any case.
+    `after_step(loss)` gets the mean nats per token of the step's batch. Interruptions do not change the result: step i
+    has the same rows and the same learning rate in any case.
     """
     recipe = run.recipe
     rows = islice(packed_rows(run.documents, recipe.context, recipe.seed), run.step * recipe.batch, None)
@@ -153,7 +158,7 @@ def train_until(run: Run, deadline: float, after_step: Callable[[float], None]) 
     while run.step < recipe.steps:
         tokens, positions = (torch.tensor(part) for part in zip(*islice(rows, recipe.batch), strict=True))
         with torch.autocast("cpu", torch.bfloat16):
-            # Where positions do not go up by one, transformers keeps documents from seeing one another.
+            # Where positions do not increase by one, transformers masks attention between documents.
             logits = run.model(tokens, position_ids=positions, use_cache=False).logits
         targets = tokens.masked_fill(positions == 0, -100)[:, 1:]
         loss = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), targets.flatten())
@@ -170,7 +175,7 @@ def train_until(run: Run, deadline: float, after_step: Callable[[float], None]) 
 
 
 def save_checkpoint(run: Run, folder: Path) -> None:
-    """Writes all that `restore` needs, in one move: a crash leaves the checkpoint before or this one, whole."""
+    """Writes the state of the run atomically: after a crash there is either the previous checkpoint or this one."""
     state = {
         "recipe": asdict(run.recipe),
         "data": _digest(run.documents),
@@ -184,24 +189,25 @@ def save_checkpoint(run: Run, folder: Path) -> None:
 
 
 def restore(run: Run, folder: Path) -> None:
-    """Takes the run to where the checkpoint in `folder` left it.
+    """Sets the run to the state of the checkpoint in `folder`.
 
     Raises:
-        InvalidValueError: the checkpoint is of another recipe or of other data.
+        InvalidValueError: the checkpoint has another recipe.
+        InvalidInputError: the checkpoint has other data.
     """
     state = torch.load(folder / CHECKPOINT, weights_only=True)
     for field, value in asdict(run.recipe).items():
         if value != state["recipe"][field]:
-            raise InvalidValueError(field, value, f"to resume this run, {state['recipe'][field]!r}")
+            raise InvalidValueError(field, value, f"it must be {state['recipe'][field]!r} to resume this run")
     if state["data"] != _digest(run.documents):
-        raise InvalidValueError("data", f"{len(run.documents)} documents", "to resume a run, the data it began with")
+        raise InvalidInputError("data", None, "not the data that the run to resume began with")
     run.model.load_state_dict(state["model"])
     run.optimizer.load_state_dict(state["optimizer"])
     run.step = state["step"]
 
 
 def save_model(run: Run, folder: Path) -> None:
-    """Writes the model as it stands, rounded to bf16, for `AutoModelForCausalLM` to load."""
+    """Writes the current model, rounded to bf16, for `AutoModelForCausalLM`."""
     rounded = LlamaForCausalLM(run.model.config).bfloat16()
     rounded.load_state_dict(run.model.state_dict())
     rounded.save_pretrained(folder)
@@ -213,14 +219,14 @@ def _digest(documents: list[list[int]]) -> str:
 
 @torch.inference_mode()
 def evaluate_on(model: Any, tokenizer: Any, exchanges: list[Exchange]) -> Evaluation:
-    """Every answer under teacher forcing after its own question, uncut, one after another."""
+    """Teacher-forced evaluation of every answer after its question, one at a time, without truncation."""
     model.eval()
-    tokens, nats, foreseen = 0, 0.0, 0
+    tokens, nats, predicted = 0, 0.0, 0
     for prompt, answer in encoded(tokenizer, exchanges):
         ids = torch.tensor([prompt + answer])
         logits = model(ids, use_cache=False, logits_to_keep=len(answer) + 1).logits[0, :-1].float()
         targets = ids[0, len(prompt) :]
         nats += F.cross_entropy(logits, targets, reduction="sum").item()
-        foreseen += int((logits.argmax(-1) == targets).sum())
+        predicted += int((logits.argmax(-1) == targets).sum())
         tokens += len(answer)
-    return Evaluation(len(exchanges), tokens, sum(len(e.answer.encode()) for e in exchanges), nats, foreseen)
+    return Evaluation(len(exchanges), tokens, sum(len(e.answer.encode()) for e in exchanges), nats, predicted)

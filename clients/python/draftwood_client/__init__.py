@@ -6,7 +6,7 @@
         for delta in stream:
             print(delta.text, end="", flush=True)
 
-Needs grpcio and protobuf only; knows the protocol and nothing of the server's code.
+The library depends on grpcio, protobuf and googleapis-common-protos only, and on none of the server's code.
 """
 
 from draftwood_client.aio import AsyncClient, AsyncGenerationStream
@@ -34,7 +34,7 @@ from draftwood_client.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from draftwood_client.memory import MemoryClient, MemoryExport, MemoryRecord, MemoryStatistics, TenantMemory
+from draftwood_client.memory import MemoryClient, MemoryExport, MemoryRecord, MemoryStatistics, TenantMemoryStatistics
 from draftwood_client.request import ChatMessage, GenerateOptions, Messages, Prompt
 from draftwood_client.results import (
     Completion,
@@ -96,7 +96,7 @@ __all__ = [
     "SourceStatistics",
     "Started",
     "StatusError",
-    "TenantMemory",
+    "TenantMemoryStatistics",
     "Timings",
     "TlsConfig",
     "TokenDetail",

@@ -1,4 +1,4 @@
-"""From the server's messages to `results`, and the folding of a stream into one answer. Does no I/O."""
+"""Converts the server's messages to `results`, and joins a stream into one answer. Does no I/O."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _REASONS = {pb.FINISH_REASON_STOP: FinishReason.STOP, pb.FINISH_REASON_LENGTH: F
 
 
 class Answer:
-    """One answer as its events arrive: at most one Started, deltas, one Finished."""
+    """One answer, built from its events: at most one Started, deltas, one Finished."""
 
     def __init__(self) -> None:
         self.started: Started | None = None
@@ -35,7 +35,7 @@ class Answer:
         self._deltas: list[Delta] = []
 
     def take(self, event: pb.GenerateResponse) -> Delta | None:
-        """The event's delta, if it is one. Events of kinds that this client does not know are passed over."""
+        """Adds an event; returns its delta if it is one. Ignores events of unknown kinds."""
         match event.WhichOneof("event"):
             case "started":
                 self.started = _started(event.started)
@@ -52,13 +52,13 @@ class Answer:
         return self.started.request_id if self.started else ""
 
     def check_complete(self) -> None:
-        """Raises `InternalError` when the stream ended well without saying how the answer did."""
+        """Raises `InternalError` if the stream ended with OK but without Started or Finished."""
         if self.started is None or self.finished is None:
             missing = "Finished" if self.started else "Started"
             raise protocol_error(f"the server ended the stream without {missing}", self.request_id)
 
     def completion(self) -> Completion:
-        """The whole answer. Raises `InternalError` when it is not complete."""
+        """The whole answer. Raises `InternalError` if it is not complete."""
         self.check_complete()
         assert self.started is not None
         assert self.finished is not None

@@ -1,4 +1,4 @@
-"""From gRPC's errors, sync or async, to this client's. Decodes the google.rpc details that the server attached."""
+"""Converts gRPC's errors, blocking or asyncio, to this client's. Decodes the google.rpc details of the server."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def status_error(
 
     Args:
         error: as raised by a stub, sync or async.
-        target: where the request went; named in messages that gRPC itself wrote, which do not.
-        timeout: the deadline that the caller set, in seconds.
-        request_id: the request's, where it is known; the server's details come first.
+        target: address of the server; added to messages of gRPC itself, which lack it.
+        timeout: deadline set by the caller, in seconds.
+        request_id: used if the server's details contain none.
     """
     trailer: Trailer = tuple(error.trailing_metadata() or ())  # type: ignore[arg-type]  # typed as unnamed pairs
     found = _details(error.code(), error.details() or "", trailer)
@@ -40,17 +40,17 @@ def status_error(
 
 
 def protocol_error(message: str, request_id: str = "") -> StatusError:
-    """The server's answer makes no sense."""
+    """The response violates the protocol."""
     return error_for(ErrorDetails(grpc.StatusCode.INTERNAL, message, request_id=request_id))
 
 
 def cancelled_error(request_id: str = "") -> StatusError:
-    """Cancelled on this side while no RPC was under way."""
+    """The client cancelled the request while no RPC was under way."""
     return error_for(ErrorDetails(grpc.StatusCode.CANCELLED, "the request was cancelled", request_id=request_id))
 
 
 def not_ready_error(target: str, timeout: float | None, last: StatusError) -> StatusError:
-    """The server was not there, or not ready, in the `timeout` seconds that it was given; `last` is its last word."""
+    """The server was not reachable or not ready within `timeout` seconds; `last` is the error of the last attempt."""
     limit = "in time" if timeout is None else f"within {timeout:g} s"
     error = error_for(ErrorDetails(grpc.StatusCode.DEADLINE_EXCEEDED, f"{target} was not ready {limit}: {last}"))
     error.__cause__ = last
@@ -92,13 +92,13 @@ def _details(code: grpc.StatusCode, message: str, trailer: Trailer) -> ErrorDeta
     )
 
 
-def _unpack(encoded: str | bytes | None, *wanted: Message) -> None:
-    """Fills each of `wanted` from the detail of its type. Details that cannot be read are left out."""
+def _unpack(encoded: str | bytes | None, *messages: Message) -> None:
+    """Fills each of `messages` from the detail of its type. Details that cannot be decoded are ignored."""
     status = status_pb2.Status()
     try:
         status.ParseFromString(encoded if isinstance(encoded, bytes) else b"")
         for detail in status.details:
-            for message in wanted:
+            for message in messages:
                 detail.Unpack(message)
     except DecodeError:
         return

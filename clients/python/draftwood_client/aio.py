@@ -1,5 +1,5 @@
-"""The asyncio client. The same names, arguments and errors as the blocking one in `client`."""
-# ruff: noqa: ASYNC109  # gRPC keeps deadlines itself, and tells the server
+"""The asyncio client: names, arguments and errors of the blocking one in `client`."""
+# ruff: noqa: ASYNC109  # gRPC enforces deadlines itself and sends them to the server
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _Response = TypeVar("_Response", covariant=True)
 class AsyncClient:
     """A connection to a Draftwood server, for asyncio.
 
-    May be made anywhere; belongs to the event loop of its first request. Neither thread-safe nor fork-safe.
-    Cancelling a task that awaits an answer cancels the request.
+    May be created outside of an event loop; belongs to the loop of its first request. Neither thread-safe nor
+    fork-safe. Cancelling a task that awaits an answer cancels the request.
 
         async with AsyncClient("localhost:50051") as client:
             completion = await client.generate("Once upon a time", max_tokens=50)
@@ -78,7 +78,7 @@ class AsyncClient:
         return f"{type(self).__name__}({self._connection.target!r})"
 
     async def close(self) -> None:
-        """Cancels what is under way and closes the connection. May be called twice."""
+        """Cancels requests under way and closes the connection. May be called twice."""
         self._closed = True
         if self._opened is not None:
             await self._opened[0].close()
@@ -93,13 +93,13 @@ class AsyncClient:
     def stream(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncGenerationStream:
-        """The answer as it is written. Not a coroutine: it is entered or iterated over.
+        """The answer as it is generated. Not a coroutine: enter it or iterate over it.
 
         async with client.stream("Once upon a time", max_tokens=200) as stream:
             async for delta in stream:
                 print(delta.text, end="", flush=True)
 
-        Arguments are checked here; the request goes out with the `async with`, or the first delta asked for.
+        Arguments are checked here; the request is sent by the `async with` statement or the first `anext()`.
         """
         if self._connection.tenant is not None and options.get("tenant") is None:
             options["tenant"] = self._connection.tenant
@@ -107,7 +107,7 @@ class AsyncClient:
         return AsyncGenerationStream(self._stub, request, self._connection, self._connection.timeout_for(timeout))
 
     async def tokenize(self, source: str | Messages, *, timeout: float | None = None) -> Tokenization:
-        """The token ids that `generate` would read. Raises `ArgumentError`, `StatusError`."""
+        """The token ids of a prompt, as `generate` reads it. Raises `ArgumentError`, `StatusError`."""
         request = tokenize_request(source)
         return tokenization(await self._call(self._stub().Tokenize, request, timeout))
 
@@ -119,11 +119,11 @@ class AsyncClient:
         return (await self._call(self._stub().Detokenize, request, timeout)).text
 
     async def model_info(self, *, timeout: float | None = None) -> ModelInfo:
-        """What the server serves. Raises `StatusError`."""
+        """The served model and its limits. Raises `StatusError`."""
         return model_info(await self._call(self._stub().GetModelInfo, pb.GetModelInfoRequest(), timeout))
 
     async def wait_until_ready(self, timeout: float = 60.0) -> ModelInfo:
-        """Waits for a server that is starting, or still loading its model. See `Client.wait_until_ready`."""
+        """Waits for a server that is starting or loading its model. See `Client.wait_until_ready`."""
         limit = self._connection.timeout_for(timeout)
         attempts = Attempts(UNTIL_DEADLINE, limit)
         try:
@@ -134,7 +134,7 @@ class AsyncClient:
             raise not_ready_error(self._connection.target, limit, last) from last
 
     def _stub(self) -> GenerationServiceAsyncStub:
-        """Opens the channel where there is none yet: it belongs to the running event loop."""
+        """Opens the channel on first use, since it belongs to the running event loop."""
         if self._closed:
             raise ClientClosedError(repr(self))
         if self._opened is None:
@@ -163,14 +163,13 @@ class AsyncClient:
 
 
 class AsyncGenerationStream(AsyncIterator[Delta]):
-    """One answer as it is written. Made by `AsyncClient.stream`; entered, iterated over, or both.
+    """One answer as it is generated. Returned by `AsyncClient.stream`; a context manager and an iterator.
 
-    Leaving the `async with` cancels an answer that is not finished. Without one, that happens when the object is
-    collected.
+    Leaving the `async with` block cancels an unfinished answer. Without one, garbage collection of the object does.
 
     Attributes:
-        started: what the server said when it admitted the request; None before.
-        finished: how the answer ended; None before.
+        started: set when the server has admitted the request; None before.
+        finished: set when the answer is complete; None before.
     """
 
     def __init__(
@@ -239,13 +238,13 @@ class AsyncGenerationStream(AsyncIterator[Delta]):
         return self._answer.finished
 
     def cancel(self) -> None:
-        """Ends the request on both sides; does nothing to one that has ended. From the event loop's thread."""
+        """Cancels the request on client and server; no effect after its end. Call it from the event loop's thread."""
         self._cancelled.set()
         if self._call is not None:
             self._call.cancel()
 
     async def completion(self) -> Completion:
-        """The whole answer; reads what is left of it first. Raises `StatusError`."""
+        """The whole answer; reads the rest of the stream first. Raises `StatusError`."""
         async for _ in self:
             pass
         return self._answer.completion()
@@ -255,7 +254,7 @@ class AsyncGenerationStream(AsyncIterator[Delta]):
         return self._answer.request_id or self._request.request_id
 
     async def _start(self) -> grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]:
-        """Sends the request, if that was not done, and waits for the first event."""
+        """Sends the request, if it has not been sent, and waits for the first event."""
         if self._call is not None:
             return self._call
         attempts = Attempts(self._connection.retry, self._timeout)
@@ -286,9 +285,9 @@ class _Method(Protocol[_Request, _Response]):
 
 
 def _raise_if_task_cancelled() -> None:
-    """Inside `except CancelledError`: goes on with it where the task was meant.
+    """Inside `except CancelledError`: raises it again if the task was cancelled.
 
-    grpc.aio raises it also where only the RPC was cancelled, which must not look as if the task had been.
+    grpc.aio also raises it if only the RPC was cancelled, which is no cancellation of the task.
     """
     task = asyncio.current_task()
     if task is None or task.cancelling():

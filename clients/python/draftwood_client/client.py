@@ -34,18 +34,18 @@ class Client:
             print(client.generate([ChatMessage("user", "Where is my order?")]).text)
 
     Args:
-        target: "host:port", or any gRPC name; with "dns:///host:port" requests go round all of its addresses.
-        tenant: for requests that name none; None for the server's "default".
-        timeout: seconds that a request may take, retries included, unless it says otherwise; None for no limit.
-        retry: when to try again; `NO_RETRY` switches it off.
+        target: "host:port", or any gRPC name; "dns:///host:port" distributes requests over all of its addresses.
+        tenant: the default of requests; None for the server's "default".
+        timeout: the default deadline of requests in seconds, retries included; None for no deadline.
+        retry: when a request is sent again; `NO_RETRY` switches retries off.
         tls: True for public authorities, or a `TlsConfig`.
         token: sent as "authorization: Bearer ..."; a function is called for each request. Use it with `tls`:
-            without, it travels in clear text.
-        metadata: headers that go with each request; names are lower-cased.
-        channel_options: gRPC channel arguments by name, over the client's own.
+            without, it is sent in clear text.
+        metadata: headers of each request; names are lower-cased.
+        channel_options: gRPC channel arguments by name; they override the client's own.
 
     Raises:
-        ArgumentError: an argument makes no sense.
+        ArgumentError: an argument is invalid.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Client:
             metadata=metadata,
             channel_options=channel_options,
         )
-        self._channel = _open_channel(self._connection)
+        self._channel = self._connection.open_channel()
         self._open_stub: GenerationServiceStub | None = GenerationServiceStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -85,7 +85,7 @@ class Client:
         return f"{type(self).__name__}({self._connection.target!r})"
 
     def close(self) -> None:
-        """Cancels what is under way and closes the connection. May be called twice."""
+        """Cancels requests under way and closes the connection. May be called twice."""
         self._open_stub = None
         self._channel.close()
 
@@ -96,11 +96,11 @@ class Client:
 
         Args:
             prompt: text or token ids to continue, or a conversation to answer.
-            timeout: seconds for the whole answer; None for the client's, `math.inf` for no limit.
+            timeout: seconds for the whole answer; None for the client's, `math.inf` for no deadline.
             options: see `GenerateOptions`.
 
         Raises:
-            ArgumentError: something cannot be sent; nothing was.
+            ArgumentError: an argument is invalid; nothing was sent.
             StatusError: the request failed; see `errors` for the types.
         """
         with self.stream(prompt, timeout=timeout, **options) as stream:
@@ -109,14 +109,14 @@ class Client:
     def stream(
         self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
     ) -> GenerationStream:
-        """The answer as it is written: deltas to iterate over. Takes and raises what `generate` does.
+        """The answer as it is generated: deltas to iterate over. Arguments and errors as for `generate`.
 
         with client.stream("Once upon a time", max_tokens=200) as stream:
             for delta in stream:
                 print(delta.text, end="", flush=True)
         print(stream.completion().drafting)
 
-        Arguments are checked here; the request goes out with the `with`, or the first delta that is asked for.
+        Arguments are checked here; the request is sent by the `with` statement or the first `next()`.
         """
         if self._connection.tenant is not None and options.get("tenant") is None:
             options["tenant"] = self._connection.tenant
@@ -124,7 +124,7 @@ class Client:
         return GenerationStream(self._stub, request, self._connection, self._connection.timeout_for(timeout))
 
     def tokenize(self, source: str | Messages, *, timeout: float | None = None) -> Tokenization:
-        """The token ids that `generate` would read. Raises `ArgumentError`, `StatusError`."""
+        """The token ids of a prompt, as `generate` reads it. Raises `ArgumentError`, `StatusError`."""
         return tokenization(self._call(self._stub().Tokenize, tokenize_request(source), timeout))
 
     def detokenize(
@@ -135,15 +135,15 @@ class Client:
         return self._call(self._stub().Detokenize, request, timeout).text
 
     def model_info(self, *, timeout: float | None = None) -> ModelInfo:
-        """What the server serves. Raises `StatusError`."""
+        """The served model and its limits. Raises `StatusError`."""
         return model_info(self._call(self._stub().GetModelInfo, pb.GetModelInfoRequest(), timeout))
 
     def wait_until_ready(self, timeout: float = 60.0) -> ModelInfo:
-        """Waits for a server that is starting, or still loading its model.
+        """Waits for a server that is starting or loading its model.
 
         Raises:
-            DeadlineError: it was not ready within `timeout` seconds; the message says what was the matter.
-            StatusError: it answered, and something other than "unavailable".
+            DeadlineError: the server was not ready within `timeout` seconds; the message contains the last error.
+            StatusError: the server answered with an error other than UNAVAILABLE.
         """
         limit = self._connection.timeout_for(timeout)
         attempts = Attempts(UNTIL_DEADLINE, limit)
@@ -176,14 +176,14 @@ class Client:
 
 
 class GenerationStream(Iterator[Delta]):
-    """One answer as it is written. Made by `Client.stream`; used as a context manager, an iterator, or both.
+    """One answer as it is generated. Returned by `Client.stream`; a context manager and an iterator.
 
-    Leaving the `with` cancels an answer that is not finished. Without a `with`, that happens when the object is
-    collected. Iterate in one thread; `cancel` may come from any.
+    Leaving the `with` block cancels an unfinished answer. Without one, garbage collection of the object does.
+    Iterate in one thread; `cancel` may be called from any.
 
     Attributes:
-        started: what the server said when it admitted the request; None before.
-        finished: how the answer ended; None before.
+        started: set when the server has admitted the request; None before.
+        finished: set when the answer is complete; None before.
     """
 
     def __init__(
@@ -243,13 +243,13 @@ class GenerationStream(Iterator[Delta]):
         return self._answer.finished
 
     def cancel(self) -> None:
-        """Ends the request on both sides; does nothing to one that has ended. From any thread."""
+        """Cancels the request on client and server; no effect after its end. May be called from any thread."""
         self._cancelled.set()
         if self._call is not None:
             self._call.cancel()
 
     def completion(self) -> Completion:
-        """The whole answer; reads what is left of it first. Raises `StatusError`."""
+        """The whole answer; reads the rest of the stream first. Raises `StatusError`."""
         for _ in self:
             pass
         return self._answer.completion()
@@ -259,7 +259,7 @@ class GenerationStream(Iterator[Delta]):
         return self._answer.request_id or self._request.request_id
 
     def _start(self) -> _Events:
-        """Sends the request, if that was not done, and waits for the first event."""
+        """Sends the request, if it has not been sent, and waits for the first event."""
         if self._call is not None:
             return self._call
         attempts = Attempts(self._connection.retry, self._timeout)
@@ -280,7 +280,7 @@ class GenerationStream(Iterator[Delta]):
 
 
 class _Events(Protocol):
-    """What a stub returns for a stream of events."""
+    """A stub's return value for a stream of events."""
 
     def __iter__(self) -> Iterator[pb.GenerateResponse]: ...
 
@@ -295,9 +295,3 @@ class _Method(Protocol[_Request, _Response]):
     def __call__(
         self, request: _Request, *, timeout: float | None, metadata: tuple[tuple[str, str | bytes], ...]
     ) -> _Response: ...
-
-
-def _open_channel(connection: Connection) -> grpc.Channel:
-    if connection.tls is None:
-        return grpc.insecure_channel(connection.target, options=connection.options())
-    return grpc.secure_channel(connection.target, connection.tls.credentials(), options=connection.options())

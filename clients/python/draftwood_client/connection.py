@@ -1,4 +1,4 @@
-"""How both clients reach a server: target, TLS, token, deadline, channel options. Opens no channel by itself."""
+"""How all clients reach a server: target, TLS, token, deadline, channel options."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Token = str | Callable[[], str]
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """What TLS needs beyond the defaults. PEM bytes throughout.
+    """TLS settings; certificates and keys are PEM bytes.
 
     Attributes:
-        root_certificates: whom to trust; None for gRPC's own set of public authorities.
-        certificate_chain, private_key: this client's certificate, for servers that ask for one. Both or neither.
-        server_name: the name on the server's certificate, where it is not the target's.
+        root_certificates: trusted authorities; None for gRPC's own set of public authorities.
+        certificate_chain, private_key: the client certificate, for servers that require one. Both or neither.
+        server_name: the name on the server's certificate, if it differs from the host of the target.
 
     Raises:
-        ArgumentValueError: only one of `certificate_chain` and `private_key`.
+        ArgumentValueError: only one of `certificate_chain` and `private_key` is given.
     """
 
     root_certificates: bytes | None = None
@@ -55,7 +55,7 @@ class TlsConfig:
         """Reads PEM files.
 
         Raises:
-            ArgumentValueError: a file cannot be read, or the pair is not complete.
+            ArgumentValueError: a file cannot be read, or only one of certificate and key is given.
         """
         return cls(
             _pem("root_certificates", root_certificates),
@@ -70,7 +70,7 @@ class TlsConfig:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The constructor arguments of `Client` and `AsyncClient`, checked; see there."""
+    """The checked constructor arguments of `Client` and `AsyncClient`; see there."""
 
     target: str
     tenant: str | None
@@ -109,20 +109,26 @@ class Connection:
             channel_options=tuple((channel_options or {}).items()),
         )
 
+    def open_channel(self) -> grpc.Channel:
+        """A new blocking channel. It connects with its first request."""
+        if self.tls is None:
+            return grpc.insecure_channel(self.target, options=self.options())
+        return grpc.secure_channel(self.target, self.tls.credentials(), options=self.options())
+
     def options(self) -> list[tuple[str, Any]]:
-        """gRPC channel arguments; what the caller gave comes last and wins."""
+        """gRPC channel arguments; those of the caller come last and override the others."""
         named = [("grpc.ssl_target_name_override", self.tls.server_name)] if self.tls and self.tls.server_name else []
         return [*_CHANNEL_OPTIONS, ("grpc.primary_user_agent", _user_agent()), *named, *self.channel_options]
 
     def call_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """Sent with each attempt, so that a `token` that is a function can give a fresh one."""
+        """The metadata of one attempt; a `token` that is a function is called for each."""
         if self.token is None:
             return self.metadata
         token = self.token() if callable(self.token) else self.token
         return (*self.metadata, ("authorization", f"Bearer {token}"))
 
     def timeout_for(self, timeout: float | None) -> float | None:
-        """The deadline of one request in seconds: its own, or else the client's; infinity asks for none."""
+        """A request's deadline in seconds: `timeout`, or the client's if it is None; infinity means no deadline."""
         return self.timeout if timeout is None else seconds("timeout", timeout)
 
     def error(self, error: grpc.RpcError, timeout: float | None, request_id: str = "") -> StatusError:
@@ -131,19 +137,19 @@ class Connection:
 
 _CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # A connection that died silently is noticed within 40 s, if a request is under way.
+    # A silently broken connection is detected within 40 s while a request is under way.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # A server that comes back is found within about 2 s.
+    # The client reconnects to a restarted server within about 2 s.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # Spreads requests over all addresses that a name such as dns:///draftwood:50051 resolves to.
+    # Distributes requests over all addresses that a name such as dns:///draftwood:50051 resolves to.
     ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),
 )
 
 
 def package_version() -> str:
-    """The installed version; "unknown" for a copy that was not installed."""
+    """The installed version; "unknown" if the package is not installed."""
     try:
         return version("draftwood")
     except PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""What can go wrong, as types. Knows gRPC statuses; nothing of channels or retries.
+"""The errors of the client.
 
 DraftwoodError
-├── ArgumentError                  an argument that cannot be sent; raised before anything is
+├── ArgumentError                  an argument is invalid; nothing was sent
 │   ├── ArgumentValueError         also a ValueError
 │   └── ArgumentTypeError          also a TypeError
 ├── ClientClosedError              the client was closed before the request was made
@@ -11,13 +11,13 @@ DraftwoodError
     ├── PermissionDeniedError      PERMISSION_DENIED
     ├── NotFoundError              NOT_FOUND
     ├── AlreadyExistsError         ALREADY_EXISTS
-    ├── AbortedError               ABORTED: somebody else changed it meanwhile, or the reader was too slow
+    ├── AbortedError               ABORTED: the resource was changed meanwhile, or the client read too slowly
     ├── FailedPreconditionError    FAILED_PRECONDITION
     ├── ResourceExhaustedError     RESOURCE_EXHAUSTED: a quota, or a message that is too large
-    ├── UnavailableError           UNAVAILABLE: no server there, or one that is full; see `retry_after`
+    ├── UnavailableError           UNAVAILABLE: no server reached, or its queue is full; see `retry_after`
     ├── DeadlineError              DEADLINE_EXCEEDED
     ├── RequestCancelledError      CANCELLED
-    ├── UnimplementedError         UNIMPLEMENTED: the server is older than the client, or another service
+    ├── UnimplementedError         UNIMPLEMENTED: the server is older than the client, or not a Draftwood server
     └── InternalError              INTERNAL, UNKNOWN, DATA_LOSS
 """
 
@@ -30,14 +30,14 @@ import grpc
 
 
 class DraftwoodError(Exception):
-    """Any error that this client raises on purpose."""
+    """Base class of all errors of this client."""
 
 
 class ArgumentError(DraftwoodError):
-    """An argument that cannot be sent. The server checks ranges; the client checks what it could not even encode.
+    """An argument that cannot be encoded. Ranges are checked by the server.
 
     Attributes:
-        argument: its name, with the place inside it where that helps, such as "prompt[2].role".
+        argument: name of the argument, with the path inside it where there is one, such as "prompt[2].role".
     """
 
     def __init__(self, argument: str, problem: str) -> None:
@@ -49,15 +49,15 @@ class ArgumentError(DraftwoodError):
 
 
 class ArgumentValueError(ArgumentError, ValueError):
-    """The type is right and the value is not."""
+    """An argument with a wrong value."""
 
 
 class ArgumentTypeError(ArgumentError, TypeError):
-    """The type is wrong, or no argument has this name."""
+    """An argument with a wrong type, or an unknown argument."""
 
 
 class ClientClosedError(DraftwoodError):
-    """The client was closed; make a new one."""
+    """The client was closed; create a new one."""
 
     def __init__(self, client: str) -> None:
         super().__init__(client)
@@ -68,11 +68,11 @@ class ClientClosedError(DraftwoodError):
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
-    """One thing that is wrong with a request.
+    """One problem of a request.
 
     Attributes:
-        field: the field's path in the request, such as "sampling.temperature"; the subject where a quota is exceeded.
-        description: what is wrong with it.
+        field: path of the field in the request, such as "sampling.temperature"; for a quota, its subject.
+        description: the problem, in words.
     """
 
     field: str
@@ -81,17 +81,17 @@ class FieldViolation:
 
 @dataclass(frozen=True, slots=True)
 class ErrorDetails:
-    """All that is known of a request that failed; each is an attribute of `StatusError` too.
+    """A failed request; each field is an attribute of `StatusError` too.
 
     Attributes:
         code: the gRPC status.
         message: for people.
-        reason: for programs, such as "QUEUE_FULL"; empty where the server gave none, as when there is no server.
-        metadata: what belongs to the reason, by name.
-        violations: what is wrong with the request.
-        retry_after: seconds after which the server wants to see the request again, where it said so.
-        retryable: whether the same request may well succeed later.
-        request_id: as the server's logs have it; empty where neither side named the request.
+        reason: for programs, such as "QUEUE_FULL"; empty if the error is not from the server.
+        metadata: details of the reason, by name.
+        violations: problems of the request.
+        retry_after: delay before a retry that the server sent, in seconds; None without one.
+        retryable: whether the same request may succeed later.
+        request_id: as in the server's logs; empty if unknown.
     """
 
     code: grpc.StatusCode
@@ -128,27 +128,27 @@ class StatusError(DraftwoodError):
 
 
 class InvalidRequestError(StatusError):
-    """The server does not accept the request as it is; `violations` says which fields and why."""
+    """The request is invalid; `violations` contains the fields and the problems."""
 
 
 class UnauthenticatedError(StatusError):
-    """The token is missing, or not valid."""
+    """The token is missing or invalid."""
 
 
 class PermissionDeniedError(StatusError):
-    """The caller is known and may not do this."""
+    """The caller is known, but lacks the permission."""
 
 
 class NotFoundError(StatusError):
-    """What the request names does not exist."""
+    """The resource of the request does not exist."""
 
 
 class AlreadyExistsError(StatusError):
-    """What the request wants to create exists."""
+    """The resource to create exists already."""
 
 
 class AbortedError(StatusError):
-    """The server gave the request up: somebody else changed the resource, or this client read too slowly."""
+    """The server aborted the request: the resource was changed meanwhile, or this client read too slowly."""
 
 
 class FailedPreconditionError(StatusError):
@@ -156,15 +156,15 @@ class FailedPreconditionError(StatusError):
 
 
 class ResourceExhaustedError(StatusError):
-    """A quota is used up, or a message is too large."""
+    """A quota is exhausted, or a message is too large."""
 
 
 class UnavailableError(StatusError):
-    """No server could be reached, or it takes no more requests now; the retries are spent."""
+    """No server could be reached, or its queue is full, after all retries."""
 
 
 class DeadlineError(StatusError):
-    """The answer was not complete in time, or the server saw that it would not be."""
+    """The answer was not complete in time, or the server predicted that it would not be."""
 
 
 class RequestCancelledError(StatusError):

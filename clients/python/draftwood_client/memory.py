@@ -1,4 +1,4 @@
-"""Operators' client: what tenants taught, looked at, filled, exported and purged."""
+"""The operators' client: statistics, warm-up, export, import and purge of tenants' learned memories."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _Item = TypeVar("_Item")
 _Message = TypeVar("_Message")
 
 _MESSAGE_CHARACTERS = 32_768
-"""Characters, a token id counting as four, in one message: progress comes after each."""
+"""Characters per message, a token id counting as four. The server reports progress after each message; not tuned."""
 _KINDS = {pb.MEMORY_KIND_OUTPUT: "output", pb.MEMORY_KIND_CORPUS: "corpus"}
 _NUMBERS = {name: number for number, name in _KINDS.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRecord:
-    """A token sequence that a memory holds.
+    """A token sequence in a memory.
 
     Attributes:
-        kind: "output" for an answer, "corpus" for what the memory was warmed with.
-        text: "" where it was not asked for.
+        text: the text of the tokens; "" in an export without text.
+        kind: "output" for an answer, "corpus" for a text that the memory was warmed with.
     """
 
     token_ids: tuple[int, ...]
@@ -41,12 +41,12 @@ class MemoryRecord:
 
 @dataclass(frozen=True, slots=True)
 class MemoryExport:
-    """All that a memory holds.
+    """The content of a memory.
 
     Attributes:
-        fingerprint: of the model and tokenizer that the token ids are of.
-        model: what the server calls it.
-        records: the oldest first, as they come from the server; to be read once.
+        fingerprint: of the model and tokenizer of the token ids.
+        model: name of the model.
+        records: oldest first, read from the server during iteration; can be iterated over once.
     """
 
     fingerprint: str
@@ -55,8 +55,12 @@ class MemoryExport:
 
 
 @dataclass(frozen=True, slots=True)
-class TenantMemory:
-    """A tenant's memory. Sizes in bytes, ages in seconds; `snapshot_age` is None without a snapshot."""
+class TenantMemoryStatistics:
+    """Statistics of a tenant's memory; fields as in the protocol. Sizes in bytes, ages in seconds.
+
+    Attributes:
+        snapshot_age: None without a snapshot.
+    """
 
     tenant: str
     arm: str
@@ -71,20 +75,25 @@ class TenantMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStatistics:
-    """Of memories and store; `store` holds the store's counters by name."""
+    """Statistics of memories and of the store.
 
-    tenants: tuple[TenantMemory, ...]
+    Attributes:
+        store: the fields of the protocol's MemoryStoreStatistics, by name; `last_lag` in seconds.
+        fingerprint: of the served model and tokenizer.
+    """
+
+    tenants: tuple[TenantMemoryStatistics, ...]
     store: Mapping[str, Any]
     fingerprint: str
 
 
 class MemoryClient:
-    """A connection to a server's memory service. Constructor arguments as for `Client`; no call is tried again.
+    """A connection to a server's memory service. Constructor arguments as for `Client`; no call is retried.
 
         with MemoryClient("localhost:50051", tenant="acme") as memory:
             memory.warm(["a document", "another one"])
 
-    Every method raises `StatusError` where the request fails, and takes `tenant`, by default the client's.
+    Every method raises `StatusError` if the request fails; `tenant` defaults to that of the client.
     """
 
     def __init__(
@@ -108,12 +117,7 @@ class MemoryClient:
             metadata=metadata,
             channel_options=channel_options,
         )
-        options = self._connection.options()
-        self._channel = (
-            grpc.insecure_channel(target, options=options)
-            if self._connection.tls is None
-            else grpc.secure_channel(target, self._connection.tls.credentials(), options=options)
-        )
+        self._channel = self._connection.open_channel()
         self._stub = MemoryServiceStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -125,11 +129,11 @@ class MemoryClient:
         self.close()
 
     def close(self) -> None:
-        """Cancels what is under way and closes the connection. May be called twice."""
+        """Cancels requests under way and closes the connection. May be called twice."""
         self._channel.close()
 
     def statistics(self, tenant: str | None = None) -> MemoryStatistics:
-        """Of one tenant, by default the client's; of all where neither is set."""
+        """Statistics of one tenant, by default the client's; of all tenants if neither is set."""
         request = pb.GetMemoryStatisticsRequest(tenant=tenant or self._connection.tenant or "")
         response = self._asked(lambda: self._stub.GetMemoryStatistics(request, **self._call()))
         store = {field.name: getattr(response.store, field.name) for field in response.store.DESCRIPTOR.fields}
@@ -139,10 +143,10 @@ class MemoryClient:
     def warm(
         self, texts: Iterable[str], *, tenant: str | None = None, progress: Callable[[int, int], None] | None = None
     ) -> int:
-        """Teaches a tenant's memory whole documents; returns how many tokens those were.
+        """Adds whole documents to a tenant's memory; returns the number of their tokens.
 
         Args:
-            progress: called with the texts and tokens that are stored so far.
+            progress: called with the number of texts and tokens stored so far.
         """
         name = self._tenant(tenant)
         requests = _Messages(texts, len, lambda some: pb.WarmMemoryRequest(tenant=name, texts=some))
@@ -154,10 +158,10 @@ class MemoryClient:
         return tokens
 
     def export(self, *, tenant: str | None = None, arm: str = "", text: bool = True) -> MemoryExport:
-        """All that a tenant's memory holds.
+        """The content of a tenant's memory.
 
         Args:
-            text: with the tokens' text, which a server with another model can learn.
+            text: with the text of the tokens, which a server with another model can learn.
         """
         request = pb.ExportMemoryRequest(tenant=self._tenant(tenant), arm=arm, without_text=not text)
         responses = self._answers(lambda: self._stub.ExportMemory(request, **self._call()))
@@ -173,11 +177,11 @@ class MemoryClient:
         tenant: str | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> int:
-        """Adds exported records to a tenant's memory; returns how many tokens those were.
+        """Adds exported records to a tenant's memory; returns the number of their tokens.
 
         Args:
-            fingerprint: the export's. Where it is not the server's, the records' texts are learned.
-            progress: called with the records and tokens that are stored so far.
+            fingerprint: that of the export. If the server's differs, the texts of the records are learned.
+            progress: called with the number of records and tokens stored so far.
         """
         name = self._tenant(tenant)
         requests = _Messages(
@@ -193,7 +197,7 @@ class MemoryClient:
         return tokens
 
     def purge(self, tenant: str) -> int:
-        """Empties a tenant's memory on all servers, for good; returns how many tokens it held."""
+        """Deletes a tenant's memory on all servers; returns the number of tokens that it held."""
         return self._asked(lambda: self._stub.PurgeMemory(pb.PurgeMemoryRequest(tenant=tenant), **self._call())).tokens
 
     def _tenant(self, tenant: str | None) -> str:
@@ -220,10 +224,10 @@ class MemoryClient:
 
 
 class _Messages(Iterator[_Message], Generic[_Item, _Message]):
-    """Messages of so many items that their sizes add up to a message's, or of a single larger one. At least one.
+    """Groups items into messages of at most `_MESSAGE_CHARACTERS`, or of one larger item. Yields at least one message.
 
     Attributes:
-        error: what the items' own iterator raised; gRPC reads it on another thread, and tells nobody.
+        error: the exception of the items' iterator, which gRPC reads on another thread and drops.
     """
 
     def __init__(
@@ -266,9 +270,9 @@ def _record(message: pb.MemoryRecord) -> MemoryRecord:
     return MemoryRecord(tuple(message.tokens.ids), message.text, _KINDS.get(message.kind, "output"))
 
 
-def _tenant_memory(message: pb.TenantMemoryStatistics) -> TenantMemory:
+def _tenant_memory(message: pb.TenantMemoryStatistics) -> TenantMemoryStatistics:
     has_snapshot = message.HasField("snapshot_age")
-    return TenantMemory(
+    return TenantMemoryStatistics(
         tenant=message.tenant,
         arm=message.arm,
         tokens=message.tokens,

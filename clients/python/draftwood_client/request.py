@@ -1,6 +1,7 @@
-"""What a caller asks for, and its encoding. Checks what could not be encoded, and names it; ranges are the server's.
+"""Prompts and options of requests, and their encoding as protobuf messages.
 
-`GenerateOptions` is the one list of options: `Client`, `AsyncClient` and the command line all take these names.
+Checks here are those that encoding needs; the server checks ranges. `GenerateOptions` is the one list of options:
+`Client`, `AsyncClient` and the command line all use its names.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from draftwood_client.errors import ArgumentTypeError, ArgumentValueError
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One turn of a conversation. `role` is what the model's chat template knows: "system", "user", "assistant"."""
+    """One message of a conversation. `role` is one of the model's chat template: "system", "user", "assistant"."""
 
     role: str
     content: str
@@ -33,24 +34,24 @@ Prompt: TypeAlias = str | Sequence[int] | Messages
 
 
 class GenerateOptions(TypedDict, total=False):
-    """Keyword arguments of `generate` and `stream`. What is left out, or None, is the server's choice.
+    """Keyword arguments of `generate` and `stream`. An option that is missing or None has the server's default.
 
-    Where an answer goes: `tenant` whose memory drafts and learns ("default"), `request_id` for logs and traces,
-    `priority` among the tenant's requests, -10 to 10.
+    The request: `tenant`, the owner of the memory that drafts and learns ("default"); `request_id` for logs and traces;
+    `priority` among the tenant's requests, -10 to 10, higher first.
 
-    How it is written: `temperature` (0, the default, is greedy), `top_k`, `top_p`, `min_p`, `repetition_penalty`,
+    Sampling: `temperature` (0, the default, is greedy), `top_k`, `top_p`, `min_p`, `repetition_penalty`,
     `presence_penalty`, `frequency_penalty`, `logit_bias` (token id to a number that is added to its logit), `seed`
     (same seed, same answer), `n` samples (sample i is the answer to seed + i).
 
-    What it must look like, one of: `json_schema` (JSON, or a mapping of it), `regex`, `lark`.
+    Output format, one of: `json_schema` (JSON, or a mapping of it), `regex`, `lark`.
 
-    When it ends: after `max_tokens`, not before `min_tokens`, before one of the `stop` strings, at one of the
+    Stopping: after `max_tokens`, not before `min_tokens`, before one of the `stop` strings, at one of the
     `stop_token_ids`, at the model's own end-of-sequence tokens unless `ignore_eos`.
 
-    What is drafted, which never changes the answer: nothing with `drafting=False`; `strategy`, one of
-    `ModelInfo.strategies`; at most `max_draft_nodes` a step.
+    Drafting, which never changes the answer: `drafting=False` switches it off; `strategy`, one of
+    `ModelInfo.strategies`; `max_draft_nodes` per step.
 
-    What is sent: `token_details`, each token's text and whether it was drafted; `top_logprobs`, log-probabilities of
+    Output: `token_details`, the text of each token and whether it was drafted; `top_logprobs`, log-probabilities of
     the tokens and of as many alternatives; `include_special_tokens`.
     """
 
@@ -84,7 +85,7 @@ class GenerateOptions(TypedDict, total=False):
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateRequest:
-    """Raises `ArgumentTypeError` or `ArgumentValueError` for what cannot be sent."""
+    """Raises `ArgumentTypeError` or `ArgumentValueError` for what cannot be encoded."""
     request = pb.GenerateRequest()
     _set_prompt(request, prompt)
     for name, value in options.items():
@@ -104,7 +105,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
 
 
 def tokenize_request(source: str | Messages) -> pb.TokenizeRequest:
-    """Raises `ArgumentTypeError` or `ArgumentValueError` for what cannot be sent."""
+    """Raises `ArgumentTypeError` or `ArgumentValueError` for what cannot be encoded."""
     if isinstance(source, str):
         return pb.TokenizeRequest(text=text("input", source))
     return pb.TokenizeRequest(chat=chat("input", source))
@@ -128,23 +129,23 @@ def token_ids(name: str, values: object) -> list[int]:
 
 
 def chat(name: str, messages: object) -> pb.Chat:
-    turns = [
-        _turn(f"{name}[{i}]", message) for i, message in enumerate(_items(name, messages, "text or chat messages"))
+    encoded = [
+        _message(f"{name}[{i}]", message) for i, message in enumerate(_items(name, messages, "text or chat messages"))
     ]
-    if not turns:
+    if not encoded:
         raise ArgumentValueError(name, "must hold at least one chat message")
-    return pb.Chat(messages=turns)
+    return pb.Chat(messages=encoded)
 
 
 def seconds(name: str, value: object) -> float | None:
-    """A time limit; None for no limit, which infinity says too."""
+    """A time limit in seconds; None for no limit, which infinity means too."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ArgumentTypeError(name, f"must be a number of seconds, not {_kind(value)}")
     if not value > 0:
         raise ArgumentValueError(name, f"{value!r} is not allowed; it must be above 0 seconds")
-    # gRPC keeps deadlines as 64-bit nanoseconds; a century is as good as forever.
+    # gRPC stores deadlines as 64-bit nanoseconds; a century is as good as no limit.
     return None if value > 100 * 365 * 86400 else float(value)
 
 
@@ -167,7 +168,7 @@ def _items(name: str, value: object, expected: str) -> list[Any]:
     return list(value)
 
 
-def _turn(name: str, message: object) -> pb.ChatMessage:
+def _message(name: str, message: object) -> pb.ChatMessage:
     if isinstance(message, ChatMessage):
         role, content = message.role, message.content
     elif isinstance(message, Mapping):

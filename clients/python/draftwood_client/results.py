@@ -1,4 +1,4 @@
-"""What the server answers, as plain immutable values. No protobuf here."""
+"""The server's answers, as plain immutable values without protobuf."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """`max_tokens`, or the end of the context."""
     UNKNOWN = "unknown"
-    """One that this client is too old to know."""
+    """A reason of a newer server that this client does not know."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDetail:
-    """One token: the characters that it completed, and whether a draft had guessed it.
+    """One token.
 
     Attributes:
-        logprob: its log-probability by the model's own logits; None unless `top_logprobs` was asked for.
+        text: the characters that it completed.
+        drafted: whether it was accepted from a draft.
+        logprob: its log-probability by the model's own logits; None without the option `top_logprobs`.
         top_logprobs: the most probable tokens, best first, as (token id, log-probability).
     """
 
@@ -33,13 +35,13 @@ class TokenDetail:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """All tokens of one step, or of several where the reader is slower than the model.
+    """All tokens of one step, or of several steps if the client reads more slowly than the model writes.
 
     Attributes:
-        text: whole characters; what an unfinished one lacks comes with a later delta.
+        text: whole characters; the bytes of an unfinished one are in a later delta.
         token_ids: the tokens.
-        details: one for each token, where `token_details` was asked for.
-        sample: which of several samples they belong to, from 0.
+        details: one per token, with the option `token_details`.
+        sample: index of the sample, from 0.
     """
 
     text: str
@@ -53,9 +55,9 @@ class Started:
     """The server admitted the request.
 
     Attributes:
-        strategy: the one that drafts; "none" when drafting is off.
-        max_tokens: the most tokens that the answer can have.
-        seed: the one that was used; sending it again writes the same answer.
+        strategy: the drafting strategy; "none" if drafting is off.
+        max_tokens: the largest number of tokens that the answer can have.
+        seed: the seed of the answer; a request with the same seed gets the same answer.
     """
 
     request_id: str
@@ -69,7 +71,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of the prompt, of the answer, and how many of the prompt's were cached."""
+    """Tokens of the prompt, of the answer, and of the prompt's prefix that was in the prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -78,7 +80,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds: from arrival to the first step, from there to the first token, from there to the last token."""
+    """Seconds from arrival to the first step, from there to the first token, and from there to the last token."""
 
     queue: float
     prefill: float
@@ -91,7 +93,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class SourceStatistics:
-    """Draft tokens that one strategy proposed, and how many of them were accepted."""
+    """Draft tokens proposed by one strategy and verified, and how many of them were accepted."""
 
     draft_tokens: int
     accepted_tokens: int
@@ -99,20 +101,20 @@ class SourceStatistics:
 
 @dataclass(frozen=True, slots=True)
 class DraftStatistics:
-    """What drafting did for one answer.
+    """Drafting statistics of one answer.
 
     Attributes:
-        strategy: the one that drafted; "none" when drafting was off.
-        mean_acceptance_length: tokens a decoding step, the model's own included: 1.0 without drafts.
-        steps: decoding steps; prefill is not counted.
-        draft_tokens: draft nodes that were verified.
-        accepted_tokens: those of them that were accepted.
-        accepted_by_depth: at d, the steps that accepted at least d + 1 draft tokens.
-        by_source: by the strategy that proposed the node.
+        strategy: the drafting strategy; "none" if drafting was off.
+        mean_acceptance_length: tokens per decoding step, the model's own included: 1.0 without drafts.
+        steps: decoding steps, without prefill.
+        draft_tokens: verified draft tokens.
+        accepted_tokens: accepted draft tokens.
+        accepted_by_depth: at index d, the number of steps that accepted at least d + 1 draft tokens.
+        by_source: counts by the strategy that proposed the token.
         draft_time: seconds spent drafting for this answer, learning included.
-        step_time: seconds of the steps that this answer took part in.
-        model_time: seconds of the model's forward passes among them.
-        disabled_reason: why drafting was switched off in mid-stream; empty when it was not.
+        step_time: seconds of the steps that this answer was part of.
+        model_time: seconds of the model's forward passes in these steps.
+        disabled_reason: why drafting was switched off during the answer; empty if it was not.
     """
 
     strategy: str
@@ -129,13 +131,13 @@ class DraftStatistics:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted draft tokens over verified ones; 0.0 without drafts."""
+        """Share of the verified draft tokens that were accepted; 0.0 without drafts."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class SampleFinished:
-    """How one of several samples ended, and the seed that writes it again alone."""
+    """The end of one of several samples, and the seed that generates it alone."""
 
     reason: FinishReason
     matched_stop: str | int | None
@@ -144,12 +146,12 @@ class SampleFinished:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How an answer ended; over all samples, where there are several.
+    """The end of an answer. With several samples, usage, timings and drafting cover all of them.
 
     Attributes:
-        reason: why; the first sample's.
-        matched_stop: the stop string or the id of the stop token that ended it, if one did.
-        samples: how each ended, where there are several.
+        reason: finish reason, of the first sample.
+        matched_stop: the stop string or stop token id that ended the first sample; None without one.
+        samples: the ends of all samples, if there are several.
     """
 
     reason: FinishReason
@@ -174,10 +176,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Completion:
-    """A whole answer: all deltas joined, with what `Started` and `Finished` said.
+    """A whole answer: all deltas joined, with the fields of `Started` and `Finished`.
 
-    Where several samples were asked for, text, tokens, finish reason and details are the first one's; `samples` has
-    all of them, and usage, timings and drafting are over all.
+    With several samples, text, tokens, finish reason and details are those of the first one; `samples` contains all of
+    them, and usage, timings and drafting cover all of them.
     """
 
     text: str
@@ -207,7 +209,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Tokenization:
-    """Token ids with the text of each; a token that is part of a character has U+FFFD."""
+    """Token ids and the text of each; U+FFFD in the text of a token that is part of a character."""
 
     token_ids: tuple[int, ...]
     tokens: tuple[str, ...]
@@ -215,12 +217,12 @@ class Tokenization:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a server serves.
+    """The served model and its limits.
 
     Attributes:
         max_context_tokens: prompt and answer together.
-        max_draft_nodes: the server's own cap on draft nodes a step.
-        exact: answers are the same to the last bit with and without drafts, in any batch.
+        max_draft_nodes: the server's limit of draft nodes per step.
+        exact: logits are the same to the last bit with and without drafts, in any batch.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""When a request is sent again. Pure policy: sends nothing and sleeps nowhere."""
+"""When a request is sent again. Policy only: sends nothing and does not sleep."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from draftwood_client.errors import ArgumentValueError, StatusError
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how soon a request is sent again that the server did not take (UNAVAILABLE).
+    """How often and how soon a request that failed with UNAVAILABLE is sent again.
 
     The wait before attempt n + 1 is drawn from [0, min(max_backoff, initial_backoff * multiplier ** (n - 1))]
-    ("full jitter"), on top of what the server asked for. A stream is only retried before its first event, and
-    nothing is retried past the request's deadline.
+    ("full jitter", AWS Architecture Blog, "Exponential Backoff And Jitter"), plus the delay that the server sent. A
+    stream is only retried before its first event, and nothing past the request's deadline.
 
     Attributes:
-        max_attempts: the first one included; 0 and 1 both mean no retry.
+        max_attempts: attempts, the first one included; 0 and 1 both mean no retry.
         initial_backoff, max_backoff: seconds.
         multiplier: at least 1.
 
@@ -40,7 +40,7 @@ class RetryPolicy:
                 raise ArgumentValueError(f"retry.{name}", f"{value!r} is not allowed; it must be at least {lowest}")
 
     def longest_backoff(self, attempt: int) -> float:
-        """Seconds at most, after `attempt` attempts (>= 1), not counting what the server asked for."""
+        """The longest wait in seconds after `attempt` attempts (>= 1), without the delay that the server sent."""
         growth = self.multiplier ** min(attempt - 1, 100)
         return min(self.max_backoff, self.initial_backoff * growth)
 
@@ -55,12 +55,12 @@ class Attempts:
     """The attempts at one request, under one deadline.
 
     Args:
-        policy: when to try again.
+        policy: number and timing of the attempts.
         timeout: seconds for all attempts together; None for no deadline.
         clock: monotonic, in seconds.
 
     Attributes:
-        refusal: the latest error that another attempt may overcome; None where there was none.
+        refusal: the latest retryable error; None if there was none.
     """
 
     def __init__(self, policy: RetryPolicy, timeout: float | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -71,26 +71,25 @@ class Attempts:
         self.refusal: StatusError | None = None
 
     def remaining(self) -> float | None:
-        """Seconds that are left, at least 0; None where there is no deadline."""
+        """Seconds until the deadline, at least 0; None without a deadline."""
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
 
     def wait_after(self, error: StatusError) -> float:
         """Seconds to wait before the next attempt.
 
         Raises:
-            StatusError: `error` itself, when there is no next attempt.
+            StatusError: `error` itself, if there is no next attempt.
         """
         try:
             self._failed += 1
             if error.retryable:
                 self.refusal = error
             wait = (error.retry_after or 0.0) + random.uniform(0.0, self._policy.longest_backoff(self._failed))
-            remaining = self.remaining()
             last = not error.retryable or self._failed >= self._policy.max_attempts
-            if last or (remaining is not None and wait >= remaining):
+            if last or (self._deadline is not None and self._clock() + wait >= self._deadline):
                 raise error
             return wait
         finally:
-            # This frame is in the error's traceback: with the error in it, the call and its connection would outlive
-            # the client until the next garbage collection.
+            # The error's traceback references this frame. A reference back to the error would keep the call and its
+            # connection alive until the next garbage collection.
             del error

@@ -65,8 +65,8 @@ def read_book(path: Path) -> list[tuple[int, ...]]:
     phrases = []
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.lstrip().startswith("#"):
-            words = line.split()
-            if not all(word.isascii() and word.isdigit() and int(word) < 2**31 for word in words):
+            ids = line.split()
+            if not all(one.isascii() and one.isdigit() and int(one) < 2**31 for one in ids):
                 raise BookError(f"{path}, line {number}: it must hold token ids between blanks, not {line.strip()!r}")
-            phrases.append(tuple(int(word) for word in words))
+            phrases.append(tuple(map(int, ids)))
     return phrases

@@ -1,4 +1,4 @@
-"""The strategy and its drafters. Nothing of Draftwood is imported: what it calls here is found by name."""
+"""The strategy and its drafters. Nothing of Draftwood is imported: its methods are found by name."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import numpy.typing as npt
 from draftwood_phrase_book.book import PhraseBook, read_book
 
 BOOK_VARIABLE = "PHRASE_BOOK"
-"""Names the book's file where no option does."""
+"""The environment variable with the book's file, for a strategy without the option `book`."""
 
 LONGEST_TEXT = 64
 """How many tokens of the sequence are kept to compare with the book."""
 MOST_PHRASES = 8
 """How many phrases one draft may hold."""
 RATE = 0.05
+"""Weight of the latest draft in the running averages of `PhraseBookStrategy.rates`."""
 
 
 @dataclass(frozen=True)
@@ -38,23 +39,23 @@ class Tree:
 
 
 class PhraseBookStrategy:
-    """What a tenant's sequences share: the book, and how often it was right.
+    """One tenant's book and the acceptance rates of its phrases.
 
     Args:
-        book: a file of phrases, see `read_book`; unset, the one that the variable PHRASE_BOOK names; without either
-            the book is empty.
+        book: a file of phrases, see `read_book`; unset, the file in the variable PHRASE_BOOK; without either the book
+            is empty.
         least_match: how many tokens of a phrase must be there before the rest is drafted, 1 to 16.
         longest_draft: how many tokens of a phrase are drafted at most, 1 to 256.
 
     Attributes:
-        rates: by length of the match, up to 16, how often a phrase's next token was right.
+        rates: by length of the match, up to 16, the acceptance rate of a phrase's next token.
 
     Raises:
         ValueError: an option's value is not allowed, or the book cannot be read.
     """
 
     top_k = 0
-    """How many of the model's most probable tokens its drafters want to see at each node."""
+    """How many of the model's most probable tokens its drafters get at each node; 0 for none."""
 
     def __init__(self, *, book: str = "", least_match: int = 2, longest_draft: int = 32) -> None:
         for name, value, greatest in (("least_match", least_match, 16), ("longest_draft", longest_draft, 256)):
@@ -86,7 +87,7 @@ class PhraseBookDrafter:
         self._guesses: dict[int, int] = {}
 
     def propose(self, budget: int) -> Tree:
-        """A tree of at most `budget` nodes, budget >= 1; no nodes where the book has nothing to say."""
+        """A tree of at most `budget` nodes, budget >= 1; no nodes where no phrase of the book goes on."""
         nodes: dict[tuple[int, int], int] = {}
         tokens: list[int] = []
         parents: list[int] = []
@@ -111,7 +112,7 @@ class PhraseBookDrafter:
     def observe(self, accepted: npt.NDArray[np.int32], feedback: Any) -> None:
         """The sequence grew by `accepted`, int32[a], a >= 1: right draft tokens, and the model's own last one.
 
-        `feedback` says what the model held probable at each node of the verified tree; None after the prompt.
+        `feedback` has the model's predictions at each node of the verified tree; it may be None.
         """
         written = accepted.tolist()
         for token, match in self._guesses.items():

@@ -35,7 +35,7 @@ def paths(tree: Tree) -> list[list[int]]:
     return found
 
 
-def assert_lawful(tree: Tree, budget: int) -> None:
+def assert_valid(tree: Tree, budget: int) -> None:
     assert (tree.tokens.dtype, tree.parents.dtype, tree.scores.dtype) == (np.int32, np.int32, np.float32)
     assert len(tree.tokens) == len(tree.parents) == len(tree.scores) <= budget
     for node, parent in enumerate(tree.parents.tolist()):
@@ -49,7 +49,7 @@ def test_a_phrase_that_was_begun_is_drafted_to_its_end(strategy: PhraseBookStrat
     assert len(drafter.propose(8).tokens) == 0
     drafter.observe(ids(11, 12), None)
     tree = drafter.propose(8)
-    assert_lawful(tree, 8)
+    assert_valid(tree, 8)
     assert paths(tree) == [[13], [13, 14], [13, 14, 15], [13, 24], [13, 24, 25]]
     drafter.observe(ids(13, 24), None)
     assert paths(drafter.propose(8)) == [[25]]
@@ -59,14 +59,14 @@ def test_a_phrase_that_was_begun_is_drafted_to_its_end(strategy: PhraseBookStrat
 @pytest.mark.parametrize("budget", [1, 2, 4])
 def test_a_draft_keeps_to_its_budget(strategy: PhraseBookStrategy, budget: int) -> None:
     tree = strategy.start(ids(11, 12)).propose(budget)
-    assert_lawful(tree, budget)
+    assert_valid(tree, budget)
     assert len(tree.tokens) == budget
 
 
 def test_the_prompt_is_text_as_well_and_a_longer_match_comes_first(tmp_path: Path) -> None:
     book = write_book(tmp_path / "book.txt", [5, 6, 7, 1], [4, 5, 6, 7, 2])
     tree = PhraseBookStrategy(book=book).start(ids(4, 5, 6, 7)).propose(8)
-    assert_lawful(tree, 8)
+    assert_valid(tree, 8)
     assert paths(tree) == [[2], [1]]
     assert tree.scores[0] > tree.scores[1]
 

@@ -1,13 +1,12 @@
-"""The one attention function: every node of every sequence's tree attends to its context and its own ancestors.
+"""The attention function: every node of every draft tree attends to its context and its own ancestors.
 
-transformers calls `tree_attention` in place of a model's own attention. The step's `StepBatch` reaches it as the
-extra keyword argument `batch` of the model's forward, so that no modelling file is touched.
+transformers calls `tree_attention` in place of the attention of a model. The step's `TorchBatch` reaches it as the
+extra keyword argument `batch` of the model's forward, so no modelling file is touched.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import numba
@@ -16,93 +15,37 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from model_runner.runners.base import StepBatch
 from model_runner.runners.torch.exact_attention import attend_exactly, pieces
-from model_runner.runners.torch.kv_cache import KVLayout, Slab
+from model_runner.runners.torch.kv_cache import KVCache, KVRegion
 from model_runner.runners.torch.machine import kernel_width
-from strategies.draft import DraftTree, Float32Array, Int32Array
+from strategies.draft import Float32Array, Int32Array
 
 ATTENTION_NAME = "draftwood"
 
 
-@dataclass(eq=False, slots=True)
-class Segment:
-    """One sequence's share of a step: a run of tokens that form a tree under its committed context.
+class TorchBatch:
+    """A `StepBatch` on its way through the model: its KV regions, and the masks of its rows as layers need them."""
 
-    Prefill is a chain; decoding is a chain of one, the last token, with the draft tree under it.
-
-    Attributes:
-        slab: its keys and values; the step writes rows `context` to `context + size`.
-        context: how many tokens are committed.
-        tokens: int32[size].
-        parents: int32[size], in this numbering; -1 hangs from the end of the context.
-        depths: int32[size]; a token's absolute position is `context + depth`.
-        logit_rows: the tokens from here to the end of the segment need logits.
-    """
-
-    slab: Slab
-    context: int
-    tokens: Int32Array
-    parents: Int32Array
-    depths: Int32Array
-    logit_rows: int
-    _masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
-    _pieces: list[tuple[slice, int]] = field(default_factory=list)
-
-    @property
-    def size(self) -> int:
-        return int(self.tokens.shape[0])
-
-    @property
-    def pieces(self) -> list[tuple[slice, int]]:
-        """Runs of rows for `attend_exactly`, each with the position of its first."""
-        if not self._pieces:
-            positions = self.depths + self.context
-            self._pieces = [(rows, int(positions[rows.start])) for rows in pieces(positions)]
-        return self._pieces
-
-    def mask(self, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
-        """[size, context + size], 0 where a token attends and -inf where it must not; None where all attend to all.
-
-        `window`: a token attends to the last `window` positions, its own included; None to all.
-        """
-        if window is not None and window > self.context + self.size:
-            window = None  # wider than any position
-        if window not in self._masks:
-            self._masks[window] = self._build_mask(window, dtype, device)
-        return self._masks[window]
-
-    def _build_mask(self, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
-        if self.size == 1 and window is None:
-            return None
-        mask = np.empty((self.size, self.context + self.size), np.float32)
-        _fill_mask(self.parents, self.depths, self.context, 2**31 - 1 if window is None else window, mask)
-        return torch.from_numpy(mask).to(device=device, dtype=dtype)
-
-
-@dataclass(eq=False, slots=True)
-class StepBatch:
-    """The flat batch of one forward pass: the segments' tokens, one after the other."""
-
-    segments: list[Segment]
-    layout: KVLayout
+    def __init__(self, batch: StepBatch, kv: KVCache) -> None:
+        self.batch = batch
+        self.layout = kv.layout
+        self.begins: list[int] = batch.begins.tolist()
+        self.contexts: list[int] = batch.contexts.tolist()
+        self.regions: list[KVRegion] = [kv.region(number) for number in batch.regions.tolist()]
+        self._masks: dict[tuple[int, int | None], torch.Tensor | None] = {}
+        self._pieces: dict[int, list[tuple[slice, int]]] = {}
 
     def inputs(self) -> dict[str, Any]:
         """Keyword arguments for the model: input_ids int64[1, T], position_ids int64[1, T], logits_to_keep int64[R].
 
-        On a CPU, T and R are a little more than what the segments have, so that kernels are made for few widths: what
-        is added at the end means nothing.
+        On a CPU, T and R are rounded up so that kernels are compiled for few widths. The tokens that are added at the
+        end take part in no attention.
         """
-        tokens, positions, rows = [], [], []
-        start, device = 0, self.layout.device
-        for segment in self.segments:
-            tokens.append(segment.tokens)
-            positions.append(segment.depths + segment.context)
-            rows.append(np.arange(start + segment.logit_rows, start + segment.size, dtype=np.int32))
-            start += segment.size
+        batch, device = self.batch, self.layout.device
+        tokens, positions, rows = batch.tokens, batch.positions, batch.logit_rows
         if device.type == "cpu":
-            tokens.append(_filling(start))
-            positions.append(tokens[-1])
-            rows.append(_filling(sum(part.size for part in rows)))
+            tokens, positions, rows = _padded(tokens), _padded(positions), _padded(rows)
         return {
             "input_ids": _to_device(tokens, device)[None],
             "position_ids": _to_device(positions, device)[None],
@@ -110,6 +53,35 @@ class StepBatch:
             "use_cache": False,
             "batch": self,
         }
+
+    def pieces(self, row: int) -> list[tuple[slice, int]]:
+        """Runs of tokens of a batch row for `attend_exactly`, each with the position of its first."""
+        if row not in self._pieces:
+            positions = self.batch.positions[self.begins[row] : self.begins[row + 1]]
+            self._pieces[row] = [(run, int(positions[run.start])) for run in pieces(positions)]
+        return self._pieces[row]
+
+    def mask(self, row: int, window: int | None) -> torch.Tensor | None:
+        """[T_s, context + T_s] of a batch row, 0 where a token attends and -inf elsewhere; None if all attend to all.
+
+        Args:
+            window: a token attends to the last `window` positions, its own included; None for all.
+        """
+        size, context = self.begins[row + 1] - self.begins[row], self.contexts[row]
+        if window is not None and window > context + size:
+            window = None  # wider than any position
+        if (row, window) not in self._masks:
+            self._masks[row, window] = self._build_mask(row, size, context, window)
+        return self._masks[row, window]
+
+    def _build_mask(self, row: int, size: int, context: int, window: int | None) -> torch.Tensor | None:
+        if size == 1 and window is None:
+            return None
+        tokens = slice(self.begins[row], self.begins[row + 1])
+        mask = np.empty((size, context + size), np.float32)
+        depths = self.batch.positions[tokens] - np.int32(context)
+        _fill_mask(self.batch.parents[tokens], depths, context, 2**31 - 1 if window is None else window, mask)
+        return torch.from_numpy(mask).to(device=self.layout.device, dtype=self.layout.dtype)
 
 
 def tree_attention(
@@ -123,10 +95,10 @@ def tree_attention(
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     *,
-    batch: StepBatch,
+    batch: TorchBatch,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention over a flat batch of trees; writes the step's keys and values into the slabs.
+    """Attention over a flat batch of trees; writes the keys and values of the step into their KV regions.
 
     Args:
         query: [1, head, T, key_dim]; key: [1, kv_head, T, key_dim]; value: [1, kv_head, T, value_dim].
@@ -139,39 +111,40 @@ def tree_attention(
     """
     layer: int = module.layer_idx  # type: ignore[assignment]
     outputs = []
-    start = 0
-    for segment in batch.segments:
-        end, first, last = start + segment.size, segment.context, segment.context + segment.size
-        keys, values = segment.slab.keys[layer], segment.slab.values[layer]
+    for row, region in enumerate(batch.regions):
+        start, end, first = batch.begins[row], batch.begins[row + 1], batch.contexts[row]
+        last = first + end - start
+        keys, values = region.keys[layer], region.values[layer]
         keys[:, first:last] = key[0, :, start:end]
         values[:, first:last, : value.shape[3]] = value[0, :, start:end]
-        mask = segment.mask(sliding_window, keys.dtype, keys.device)
+        mask = batch.mask(row, sliding_window)
         if batch.layout.exact:
-            for rows, position in segment.pieces:
-                queries = query[0, :, start + rows.start : start + rows.stop]
-                seen = None if mask is None else mask[rows, : first + rows.stop]
+            for run, position in batch.pieces(row):
+                queries = query[0, :, start + run.start : start + run.stop]
+                seen = None if mask is None else mask[run, : first + run.stop]
                 outputs.append(
-                    attend_exactly(queries, keys, values, first + rows.start, position, seen, scaling, softcap, s_aux)
+                    attend_exactly(queries, keys, values, first + run.start, position, seen, scaling, softcap, s_aux)
                 )
         else:
             attend = _attend_by_hand if softcap is not None or s_aux is not None else _attend
             context = keys[None, :, :last], values[None, :, :last]
             output = attend(query[:, :, start:end], *context, mask, scaling, softcap, s_aux)
             outputs.append(output[0].transpose(0, 1))
-        start = end
-    if start < query.shape[2]:
-        outputs.append(query.new_zeros(query.shape[2] - start, *outputs[0].shape[1:]))
+    padding = query.shape[2] - batch.begins[-1]
+    if padding:
+        outputs.append(query.new_zeros(padding, *outputs[0].shape[1:]))
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return output[None].contiguous(), None
 
 
-def _filling(width: int) -> Int32Array:
-    """Zeros int32[n] that bring `width` to the next width that kernels are made for."""
-    return np.zeros(kernel_width(width) - width, np.int32)
+def _padded(array: Int32Array) -> Int32Array:
+    """int32[n] with zeros at the end, up to the next width that kernels are compiled for."""
+    missing = kernel_width(array.size) - array.size
+    return np.concatenate([array, np.zeros(missing, np.int32)]) if missing else array
 
 
-def _to_device(parts: list[Int32Array], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(device)
+def _to_device(array: Int32Array, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(array.astype(np.int64)).to(device)
 
 
 def register() -> None:
@@ -230,41 +203,3 @@ def _fill_mask(parents: Int32Array, depths: Int32Array, context: int, window: in
         while j >= 0 and context + depths[j] >= oldest:
             mask[i, context + j] = 0.0
             j = parents[j]
-
-
-def chain_then_tree(
-    chain: Int32Array, tree: DraftTree, least: float = 0.0
-) -> tuple[Int32Array, Int32Array, Int32Array]:
-    """Tokens, parents and depths, each int32[c + n], of a chain int32[c] with a tree under its end.
-
-    `least`: of the tree only the n nodes with at least this score; with a node goes all that hangs from it.
-    """
-    tokens, parents, depths = np.empty((3, chain.shape[0] + len(tree)), np.int32)
-    size = int(_lay_out(chain, tree.tokens, tree.parents, tree.scores, least, tokens, parents, depths))
-    return tokens[:size], parents[:size], depths[:size]
-
-
-@numba.njit(cache=True, nogil=True)
-def _lay_out(
-    chain: Int32Array,
-    tree_tokens: Int32Array,
-    tree_parents: Int32Array,
-    scores: Float32Array,
-    least: float,
-    tokens: Int32Array,
-    parents: Int32Array,
-    depths: Int32Array,
-) -> int:
-    """Fills the last three; returns how much of them."""
-    c = chain.shape[0]
-    for i in range(c):
-        tokens[i], parents[i], depths[i] = chain[i], i - 1, i
-    size: int = c
-    places = np.empty(scores.shape[0], np.int32)
-    for node in range(scores.shape[0]):
-        if scores[node] >= least:
-            parent = c - 1 if tree_parents[node] < 0 else places[tree_parents[node]]
-            tokens[size], parents[size], depths[size] = tree_tokens[node], parent, depths[parent] + 1
-            places[node] = size
-            size += 1
-    return size

@@ -1,15 +1,15 @@
-"""Attention whose arithmetic depends on absolute positions alone: a drafted token meets the very sums that it would
-meet undrafted, so that outputs are bit-identical with and without drafts, in any batch, after any preemption.
+"""Exact attention: its order of summation depends on absolute positions alone, so outputs are bit-identical with and
+without drafts, in any batch, after any preemption.
 
-What differs between a draft and plain decoding is where a key stands: at its position, or further back among the
-draft's other branches. Here positions form blocks of `BLOCK` tokens, and a query sums in two parts: over all full
-blocks before its own, where every key stands at its position; and over the tail from its own block's start on, where
-keys that it must not see carry the weight 0. A matrix product adds up its terms one by one in the order of the keys,
-as long as there are no more of them than one block of its kernel takes, and adding 0 changes nothing. So both ways
-give the same bits, if a draft does not reach over the end of the block that it begins in, and the tail is not too long
-(see `draft_limits`). Scores and sums are float32 whatever the model computes in.
+A draft and plain decoding differ in the row of a key: its position, or a later row among the other branches of the
+draft. Here positions form blocks of `SUM_BLOCK` tokens, and a query sums in two parts: over all full blocks before its
+own, where every key is in the row of its position; and over the tail from the start of its own block, where keys that
+it must not attend to have the weight 0. A matrix product adds its terms one by one in the order of the keys, as long as
+they fit one block of its kernel, and adding 0 changes nothing. So both ways give the same bits, if a draft does not
+cross the end of the block that it begins in, and the tail is not too long (see `draft_limits`). Scores and sums are
+float32 for every dtype of the model.
 
-That a kernel behaves so is nobody's promise: `probe` tries it on the machine at hand.
+No library documents that its kernels behave so: `probe` tries it on the machine at hand.
 """
 
 from __future__ import annotations
@@ -23,33 +23,35 @@ from torch.nn.functional import pad
 
 from strategies.draft import Int32Array
 
-BLOCK = 128
-"""Positions of a block; a multiple of every number of floats that a vector register holds."""
+SUM_BLOCK = 128
+"""Positions of a block; a multiple of the number of floats in any vector register."""
 _LONGEST_TAIL = 192
-"""Keys that a matrix product surely adds up one by one (oneMKL's smallest block in float32)."""
+"""Keys that a matrix product adds one by one: the smallest block of oneMKL in float32, found by trying lengths."""
 ONES = 8
-"""Columns of ones beside the values: as many as keep rows aligned."""
+"""Columns of ones beside the values; eight keep rows aligned."""
 _LEAST_ROWS, _LEAST_KEYS, _LEAST_SIZE = 4, 16, 200
-"""Products with fewer rows, columns or (rows x columns) take other kernels, which add up in another order."""
+"""Products with fewer rows, columns or rows x columns take other kernels, which sum in another order. Found by
+`tests/model_runner/runners/test_exact.py` on CPUs with AVX2 and AVX-512."""
 _SHARED_ROWS = 16
-"""Where several threads share one product, they share out its rows: each must get enough of them."""
+"""Rows of a product that several threads share are divided between them; each must get enough, as above."""
 
 
 def draft_limits(position: int) -> tuple[int, int]:
     """How deep and how large a draft tree under the token at `position` may be: levels and nodes."""
-    into_block = position % BLOCK
-    return BLOCK - 1 - into_block, _LONGEST_TAIL - 1 - into_block
+    into_block = position % SUM_BLOCK
+    return SUM_BLOCK - 1 - into_block, _LONGEST_TAIL - 1 - into_block
 
 
 def pieces(positions: Int32Array) -> list[slice]:
     """Runs of rows whose positions, int32[n], share a block.
 
-    Only the chain that a segment begins with can cross into another block, and there rows stand at their positions.
+    Only the chain at the beginning of a batch row can cross into another block, and its tokens are in the rows of
+    their positions.
     """
     n = positions.shape[0]
     if n == 1:
         return [slice(0, 1)]
-    bounds = [0, *(np.flatnonzero(np.diff(positions // BLOCK)) + 1).tolist(), n]
+    bounds = [0, *(np.flatnonzero(np.diff(positions // SUM_BLOCK)) + 1).tolist(), n]
     return [slice(start, end) for start, end in pairwise(bounds)]
 
 
@@ -80,7 +82,7 @@ def attend_exactly(
         [q, head, value_dim], of the query's dtype.
     """
     heads, count, dim = query.shape
-    kv_heads, last, tail = keys.shape[0], start + count, position // BLOCK * BLOCK
+    kv_heads, last, tail = keys.shape[0], start + count, position // SUM_BLOCK * SUM_BLOCK
     rows = _padded(count, heads // kv_heads, values.shape[2], alone=kv_heads >= torch.get_num_threads())
     width = max(last, _LEAST_KEYS)
     if rows > count:

@@ -1,28 +1,30 @@
-"""Keys and values of sequences: one contiguous slab each, so that attention needs no gathers."""
+"""KV memory of the torch runner: one contiguous region of keys and values for each sequence."""
 
 from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from model_runner.errors import InvalidValueError
+from model_runner.errors import InvalidValueError, KVAllocationError
+from model_runner.runners.base import KVMoves
 from model_runner.runners.torch.exact_attention import ONES
 from model_runner.runners.torch.machine import free_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """What one token costs: the shape of its keys and values, the same in every layer.
+    """Shape of the keys and values of one token, the same in every layer.
 
     Attributes:
-        dtype: what keys and values are stored in; float32 where `exact`.
-        exact: attention sums in the order of `exact_attention`.
+        dtype: of stored keys and values; float32 if `exact`.
+        exact: attention sums in the order that `exact_attention` describes.
     """
 
     layers: int
@@ -39,17 +41,17 @@ class KVLayout:
 
     @property
     def value_width(self) -> int:
-        """Columns of stored values: exact attention wants some of ones beside them."""
+        """Columns of stored values: exact attention needs some columns of ones beside them."""
         return self.value_dim + (ONES if self.exact else 0)
 
 
 @dataclass(eq=False, slots=True)
-class Slab:
-    """One sequence's keys and values.
+class KVRegion:
+    """Keys and values of one sequence, contiguous, so that attention gathers nothing.
 
     Attributes:
-        keys: [layer, kv_head, token, key_dim]; rows at and after the sequence's committed length are scratch space
-            for the step's tree.
+        keys: [layer, kv_head, token, key_dim]; rows at and after the committed length are scratch space for the tree
+            of the step.
         values: [layer, kv_head, token, value_width].
     """
 
@@ -57,8 +59,8 @@ class Slab:
     values: torch.Tensor
 
     @classmethod
-    def empty(cls, layout: KVLayout, tokens: int) -> Slab:
-        """A slab of `tokens` tokens, its keys and values undefined."""
+    def empty(cls, layout: KVLayout, tokens: int) -> KVRegion:
+        """A region of `tokens` tokens, its keys and values undefined."""
         shape = (layout.layers, layout.kv_heads, tokens)
         keys = _empty((*shape, layout.key_dim), layout)
         values = _empty((*shape, layout.value_width), layout)
@@ -69,34 +71,28 @@ class Slab:
     def capacity(self) -> int:
         return self.keys.shape[2]
 
-    def copy_rows(self, source: Slab, rows: int) -> None:
-        """Takes over the first `rows` rows of another slab, in every layer."""
+    def copy_rows(self, source: KVRegion, rows: int) -> None:
+        """Takes over the first `rows` rows of another region, in every layer."""
         self.keys[:, :, :rows] = source.keys[:, :, :rows]
         self.values[:, :, :rows] = source.values[:, :, :rows]
 
-    def keep(self, committed: int, rows: SequenceOf[int]) -> None:
-        """Moves rows `committed + rows[i]` to `committed + i`, in every layer; `rows` grow strictly."""
-        in_place = next((i for i, row in enumerate(rows) if row != i), len(rows))
-        if in_place == len(rows):
-            return
-        source = np.array(rows[in_place:]) + committed
-        target = slice(committed + in_place, committed + len(rows))
+    def move_rows(self, sources: npt.NDArray[np.intp], targets: npt.NDArray[np.intp]) -> None:
+        """Moves rows `sources`, intp[m], to rows `targets`, in every layer."""
         for rows_of in (_plain(self.keys), _plain(self.values)):
-            rows_of[:, :, target] = rows_of[:, :, source]
+            rows_of[:, :, targets] = rows_of[:, :, sources]
 
 
 def _plain(tensor: torch.Tensor) -> Any:
-    """A CPU tensor as the NumPy array that it is, which takes a third of the time to index; others as they are."""
+    """A CPU tensor as a NumPy view, which takes a third of the time to index; other tensors as they are."""
     if tensor.device.type != "cpu":
         return tensor
     return tensor.numpy() if tensor.dtype == torch.float32 else tensor.view(torch.int16).numpy()
 
 
 def _empty(shape: tuple[int, ...], layout: KVLayout) -> torch.Tensor:
-    """A tensor that on a CPU is a mapping of its own: freed, it goes back to the system at once.
+    """A tensor that on a CPU is a memory mapping of its own, which returns to the system as soon as it is freed.
 
-    On the heap, slabs that come and go in many sizes leave holes between what else is there, of a multiple of their
-    own size.
+    On the heap, regions of many sizes that come and go fragment memory to several times their own size.
     """
     if layout.device.type != "cpu":
         return torch.empty(shape, dtype=layout.dtype, device=layout.device)
@@ -125,33 +121,71 @@ def default_capacity(layout: KVLayout, context: int, sequences: int) -> int:
 
 
 class KVCache:
-    """Hands out slabs and takes them back, within a capacity in tokens.
+    """Allocates KV regions; `scheduling.kv_pool.KVPool` decides what for. Implements `runners.base.KVStore`.
 
-    A returned slab is kept for the next one of its size: fresh memory costs a page fault for every 4 KiB that is first
-    written. Kept ones go when the capacity is needed for another size. `kv_pool.KVPool` decides who gets one.
+    A freed region is kept for the next one of its size: fresh memory costs a page fault for every 4 KiB that is first
+    written. What is kept and what is allocated never exceed `capacity` together.
 
     Args:
         layout: what a token costs.
-        capacity: tokens over all slabs, those handed out and those kept.
+        capacity: tokens over all regions, allocated and kept.
     """
 
     def __init__(self, layout: KVLayout, capacity: int) -> None:
         self.layout = layout
         self.capacity = capacity
-        self.tokens_out = 0
-        self._kept: list[Slab] = []
+        self._numbers = count()
+        self._regions: dict[int, KVRegion] = {}
+        self._allocated = 0
+        self._kept: list[KVRegion] = []
 
-    def take(self, tokens: int) -> Slab:
-        """A slab of `tokens` tokens, its contents undefined. The caller keeps within the capacity."""
-        assert self.tokens_out + tokens <= self.capacity
-        self.tokens_out += tokens
-        for i, slab in enumerate(self._kept):
-            if slab.capacity == tokens:
-                return self._kept.pop(i)
-        while self._kept and self.tokens_out + sum(slab.capacity for slab in self._kept) > self.capacity:
+    @property
+    def allocated_tokens(self) -> int:
+        return self._allocated
+
+    def region(self, number: int) -> KVRegion:
+        return self._regions[number]
+
+    def allocate(self, tokens: int) -> int:
+        region = self._reused(tokens)
+        if region is None:
+            self._drop_kept(self.capacity - self._allocated - tokens)
+            region = self._new(tokens)
+        number = next(self._numbers)
+        self._regions[number] = region
+        self._allocated += tokens
+        return number
+
+    def free(self, region: int) -> None:
+        freed = self._regions.pop(region)
+        self._allocated -= freed.capacity
+        self._kept.append(freed)
+        self._drop_kept(self.capacity - self._allocated)
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        self._regions[target].copy_rows(self._regions[source], rows)
+
+    def move(self, moves: KVMoves) -> None:
+        """Moves rows within their regions, in every layer."""
+        for number in dict.fromkeys(moves.regions.tolist()):
+            rows = moves.regions == number
+            self._regions[number].move_rows(moves.sources[rows].astype(np.intp), moves.targets[rows].astype(np.intp))
+
+    def _reused(self, tokens: int) -> KVRegion | None:
+        at = next((i for i, region in enumerate(self._kept) if region.capacity == tokens), None)
+        return None if at is None else self._kept.pop(at)
+
+    def _new(self, tokens: int) -> KVRegion:
+        try:
+            return KVRegion.empty(self.layout, tokens)
+        except (MemoryError, OSError, RuntimeError) as error:  # RuntimeError: torch, out of memory on either device
+            self._kept.clear()
+            try:
+                return KVRegion.empty(self.layout, tokens)
+            except (MemoryError, OSError, RuntimeError):
+                raise KVAllocationError(tokens, tokens * self.layout.bytes_per_token) from error
+
+    def _drop_kept(self, most: int) -> None:
+        """Drops kept regions, those freed longest ago first, until at most `most` tokens are kept."""
+        while self._kept and sum(region.capacity for region in self._kept) > most:
             self._kept.pop(0)
-        return Slab.empty(self.layout, tokens)
-
-    def give_back(self, slab: Slab) -> None:
-        self.tokens_out -= slab.capacity
-        self._kept.append(slab)

@@ -1,4 +1,4 @@
-"""What the machine has to give. Bytes of memory that are free for keys and values."""
+"""What the machine offers: free memory for keys and values, and widths that kernels are compiled for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of the device that nobody uses; on a CPU within what the container may take."""
+    """Unused memory of the device; on a CPU within the limit of the container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min(_machine_bytes(_MEMINFO), _container_bytes(_CGROUP))
@@ -37,8 +37,9 @@ def kernel_width(rows: int) -> int:
 
 
 def bound_kernel_caches(shapes: int) -> None:
-    """Lets torch and oneDNN keep kernels for weights of `shapes` shapes and all usual widths, unless the user says how
-    many: their own limit of 1,024 is half a gigabyte. Only counts before the first product.
+    """Lets torch and oneDNN keep kernels for weights of `shapes` shapes and all usual widths, unless the environment
+    already sets a number: the default of 1,024 takes half a gigabyte. Has no effect after the first product of the
+    process, when both libraries have read their limits.
     """
     for name in KERNEL_CACHES:
         os.environ.setdefault(name, str(shapes * (len(_WIDTHS) + 8)))

@@ -1,25 +1,31 @@
-"""Whether trees can be verified on a model: asks the model itself, by comparing it with its own plain forward."""
+"""Checks that draft trees can be verified on a model, by comparing their logits with the plain forward pass."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from model_runner.errors import UnsupportedModelError
-from model_runner.runners.torch.attention import ATTENTION_NAME, Segment, StepBatch, chain_then_tree
-from model_runner.runners.torch.kv_cache import KVLayout, Slab
+from model_runner.runners.base import StepBatch
+from model_runner.runners.batch import BatchRow, lay_out
+from model_runner.runners.torch.attention import ATTENTION_NAME, TorchBatch
+from model_runner.runners.torch.kv_cache import KVCache, KVLayout
 from model_runner.runners.torch.linear.fused_linear import of_one_input, watch
-from model_runner.runners.torch.linear.packing import pack_linears
-from strategies.draft import ROOT, DraftTree, Int32Array, merged
+from model_runner.runners.torch.linear.packing import linear_shapes, pack_linears
+from model_runner.runners.torch.machine import bound_kernel_caches
+from model_runner.runners.torch.runner import forward
+from strategies.draft import EMPTY_TREE, DraftTree, Int32Array, merged
+from strategies.tree_index import NO_NODE
 
 _log = logging.getLogger(__name__)
-_CONTEXT = 9
+_CONTEXT, _PATH = 9, 5
+"""Tokens of the prompt and of the true path."""
 _EXACT_CONTEXT = 150
-_PATH = 5
+"""Tokens of the prompt in the trial of exact attention: it ends in the second block of `exact_attention`."""
 _PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
@@ -28,11 +34,11 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 def probe(module: Any, exact: bool) -> KVLayout:
     """Puts tree attention and packed linear layers into a model; returns the shape of its keys and values.
 
-    A prompt and a small tree, whose true path has a wrong sibling beside every node, go through tree attention; the
-    logits must be those of the model as it came, over the plain sequence.
+    A prompt and a small tree, whose true path has a wrong sibling beside every node, go through tree attention. The
+    logits along the true path must be those of the unmodified model over the plain sequence.
 
     Args:
-        exact: where the machine allows it, a token's logits must be the same bits with and without drafts.
+        exact: choose exact attention if its logits are bit-identical with and without drafts on this machine.
 
     Raises:
         UnsupportedModelError: with the reason.
@@ -44,6 +50,7 @@ def probe(module: Any, exact: bool) -> KVLayout:
             " attends to all earlier tokens or to the last few"
         )
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, _CONTEXT + _PATH, np.int32)
+    bound_kernel_caches(linear_shapes(module))
     try:
         module.set_attn_implementation("eager")
         with watch(module) as calls:
@@ -56,7 +63,9 @@ def probe(module: Any, exact: bool) -> KVLayout:
         if exact and module.device.type == "cpu":
             layout = replace(layout, exact=True, dtype=torch.float32)
             if not _is_exact(module, layout, tokens):
-                _log.warning("%s: this machine's kernels depend on the batch; outputs may differ in rounding", name)
+                _log.warning(
+                    "%s: kernels here sum in an order that depends on the batch; outputs may differ in rounding", name
+                )
                 layout = replace(layout, exact=False, dtype=module.dtype)
         logits, windows = _tree_logits(module, layout, tokens)
     except UnsupportedModelError:
@@ -92,49 +101,52 @@ def _layout(name: str, cache: Any, module: Any) -> KVLayout:
     return KVLayout(len(layers), kv_heads, key_dim, value_dim, layers[0].keys.dtype, module.device)
 
 
-@dataclass(eq=False, slots=True)
-class _WatchedSegment(Segment):
-    """A segment that notes the window that each layer's attention asks for."""
+class _WatchedBatch(TorchBatch):
+    """A batch that records the window that the attention of each layer asks for."""
 
-    windows: list[int | None] = field(default_factory=list)
+    def __init__(self, batch: StepBatch, kv: KVCache) -> None:
+        super().__init__(batch, kv)
+        self.windows: list[int | None] = []
 
-    def mask(self, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
+    def mask(self, row: int, window: int | None) -> torch.Tensor | None:
         self.windows.append(window)
-        return Segment.mask(self, window, dtype, device)
+        return super().mask(row, window)
 
 
 def _tree_logits(module: Any, layout: KVLayout, tokens: Int32Array) -> tuple[torch.Tensor, list[int | None]]:
-    """Logits [1 + path, vocab] along a tree's true path, its context committed before; and each layer's window."""
-    slab = Slab.empty(layout, _CONTEXT + 2 * _PATH)
-    prefill, depths = tokens[: _CONTEXT - 1], np.arange(_CONTEXT - 1, dtype=np.int32)
-    _forward(module, layout, Segment(slab, 0, prefill, depths - 1, depths, logit_rows=_CONTEXT - 2))
+    """Logits [1 + path, vocab] along the true path of a tree, its context committed before; and each layer's window."""
+    kv = KVCache(layout, _CONTEXT + 2 * _PATH)
+    region = kv.allocate(kv.capacity)
+    prefill = BatchRow(region, 0, tokens[: _CONTEXT - 1], EMPTY_TREE, logits_from=_CONTEXT - 2)
+    forward(module, lay_out([prefill]), kv)
     tree = _path_with_wrong_siblings(tokens[_CONTEXT:], module.config.get_text_config().vocab_size)
-    segment = _WatchedSegment(slab, _CONTEXT - 1, *chain_then_tree(tokens[_CONTEXT - 1 : _CONTEXT], tree), logit_rows=0)
-    logits = _forward(module, layout, segment)
-    return logits[[0, *range(1, 2 * _PATH, 2)]], segment.windows
+    drafted = BatchRow(region, _CONTEXT - 1, tokens[_CONTEXT - 1 : _CONTEXT], tree, logits_from=0)
+    batch = _WatchedBatch(lay_out([drafted]), kv)
+    logits: torch.Tensor = module(**batch.inputs()).logits[0]
+    return logits[[0, *range(1, 2 * _PATH, 2)]], batch.windows
 
 
 def _is_exact(module: Any, layout: KVLayout, tokens: Int32Array) -> bool:
-    """Whether logits in a draft tree far from the path's plain places are the bits of plain decoding."""
+    """Whether the logits of nodes of a draft tree, far from their rows in plain decoding, have the same bits."""
     vocab, path = module.config.get_text_config().vocab_size, tokens[_CONTEXT:]
     context = np.resize(tokens[:_CONTEXT], min(_EXACT_CONTEXT, _longest(module) - _PATH - 1)).astype(np.int32)
     n = context.shape[0]
-    slab = Slab.empty(layout, n + 64)
-    depths = np.arange(n - 1, dtype=np.int32)
-    _forward(module, layout, Segment(slab, 0, context[:-1], depths - 1, depths, logit_rows=n - 2))
-    crowd = DraftTree.of([*range(min(40, vocab))], [ROOT] * min(40, vocab))
+    kv = KVCache(layout, n + 64)
+    region = kv.allocate(kv.capacity)
+    forward(module, lay_out([BatchRow(region, 0, context[:-1], EMPTY_TREE, logits_from=n - 2)]), kv)
+    crowd = DraftTree.of([*range(min(40, vocab))], [NO_NODE] * min(40, vocab))
     tree = merged([crowd, _path_with_wrong_siblings(path, vocab)])
-    drafted = _forward(module, layout, Segment(slab, n - 1, *chain_then_tree(context[-1:], tree), logit_rows=0))
+    drafted = forward(module, lay_out([BatchRow(region, n - 1, context[-1:], tree, logits_from=0)]), kv)
     rows = [0]
     for token in path.tolist():
         children = (tree.parents == rows[-1] - 1) & (tree.tokens == token)
         rows.append(1 + int(np.flatnonzero(children)[0]))
-    zero, plain = np.zeros(1, np.int32), []
+    plain = []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for at, token in enumerate([int(context[-1]), *path.tolist()]):
-        one = Segment(slab, n - 1 + at, np.array([token], np.int32), zero - 1, zero, logit_rows=0)
-        plain.append(_forward(module, layout, one))
+        one = BatchRow(region, n - 1 + at, np.array([token], np.int32), EMPTY_TREE, logits_from=0)
+        plain.append(forward(module, lay_out([one]), kv))
     torch.set_num_threads(threads)
     return torch.equal(torch.cat(plain), drafted[rows])
 
@@ -143,13 +155,8 @@ def _longest(module: Any) -> int:
     return int(getattr(module.config.get_text_config(), "max_position_embeddings", None) or 2 * _EXACT_CONTEXT)
 
 
-def _forward(module: Any, layout: KVLayout, segment: Segment) -> torch.Tensor:
-    logits: torch.Tensor = module(**StepBatch([segment], layout).inputs()).logits[0]
-    return logits
-
-
 def _path_with_wrong_siblings(path: Int32Array, vocab: int) -> DraftTree:
-    """Nodes 0, 2, 4, ... carry the path; beside each stands a sibling with another token."""
+    """A tree with the path at nodes 0, 2, 4, ... and a sibling with another token beside each."""
     tokens = np.stack([path, (path + 1) % vocab], 1).reshape(-1)
     parents = np.repeat(np.arange(-2, 2 * len(path) - 2, 2, dtype=np.int32), 2)
     parents[:2] = -1

@@ -75,7 +75,7 @@ class GenerationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Text or chat messages to token ids, as Generate would read them.
+        """Text or chat messages to token ids, as Generate reads them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -89,7 +89,7 @@ class GenerationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetModelInfo(self, request, context):
-        """What this server serves: model, limits, strategies.
+        """The served model, its limits and the strategies.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,11 +40,11 @@ class GenerationServiceStub:
     Generate: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
     """Streams one Started, then Deltas, then exactly one Finished, or ends with one non-OK status."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]
-    """Text or chat messages to token ids, as Generate would read them."""
+    """Text or chat messages to token ids, as Generate reads them."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.DetokenizeRequest, _generation_pb2.DetokenizeResponse]
     """Token ids to text."""
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GetModelInfoRequest, _generation_pb2.GetModelInfoResponse]
-    """What this server serves: model, limits, strategies."""
+    """The served model, its limits and the strategies."""
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
@@ -58,11 +58,11 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
     """Streams one Started, then Deltas, then exactly one Finished, or ends with one non-OK status."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]  # type: ignore[assignment]
-    """Text or chat messages to token ids, as Generate would read them."""
+    """Text or chat messages to token ids, as Generate reads them."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.DetokenizeRequest, _generation_pb2.DetokenizeResponse]  # type: ignore[assignment]
     """Token ids to text."""
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_generation_pb2.GetModelInfoRequest, _generation_pb2.GetModelInfoResponse]  # type: ignore[assignment]
-    """What this server serves: model, limits, strategies."""
+    """The served model, its limits and the strategies."""
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Text generation with lossless speculative decoding.
@@ -85,7 +85,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.TokenizeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.TokenizeResponse, _abc.Awaitable[_generation_pb2.TokenizeResponse]]:
-        """Text or chat messages to token ids, as Generate would read them."""
+        """Text or chat messages to token ids, as Generate reads them."""
 
     @_abc_1.abstractmethod
     def Detokenize(
@@ -101,6 +101,6 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.GetModelInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.GetModelInfoResponse, _abc.Awaitable[_generation_pb2.GetModelInfoResponse]]:
-        """What this server serves: model, limits, strategies."""
+        """The served model, its limits and the strategies."""
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,10 +26,10 @@ if _version_not_supported:
 
 
 class MemoryServiceStub(object):
-    """For operators: what tenants taught, its size and its life. Requests never need this service.
+    """For operators: inspects and manages tenants' learned memories. Generation does not need this service.
 
-    Errors carry google.rpc details as GenerationService's do. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
-    it has no room; ABORTED: the memory was purged while it was filled.
+    Errors carry google.rpc details as in GenerationService. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
+    the store is full; ABORTED: the memory was purged during the call.
     """
 
     def __init__(self, channel):
@@ -66,42 +66,42 @@ class MemoryServiceStub(object):
 
 
 class MemoryServiceServicer(object):
-    """For operators: what tenants taught, its size and its life. Requests never need this service.
+    """For operators: inspects and manages tenants' learned memories. Generation does not need this service.
 
-    Errors carry google.rpc details as GenerationService's do. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
-    it has no room; ABORTED: the memory was purged while it was filled.
+    Errors carry google.rpc details as in GenerationService. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
+    the store is full; ABORTED: the memory was purged during the call.
     """
 
     def GetMemoryStatistics(self, request, context):
-        """How large memories are, and how the store does.
+        """Sizes of memories, and counters of the store.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WarmMemory(self, request_iterator, context):
-        """Teaches a tenant's memory texts. Answers with the progress after each message; what it counts is stored.
+        """Adds texts to a tenant's memory. Each message is answered with the progress; what is counted there is stored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExportMemory(self, request, context):
-        """All that a tenant's memory holds, the oldest first.
+        """All records of a tenant's memory, the oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ImportMemory(self, request_iterator, context):
-        """Adds what was exported, from this or another server. Answers with the progress after each message.
+        """Adds exported records, of this or another server. Each message is answered with the progress.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PurgeMemory(self, request, context):
-        """Empties a tenant's memory on all servers, for good: whatever was learned before does not come back.
+        """Deletes a tenant's memory on all servers. Nothing learned before comes back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,10 +144,10 @@ def add_MemoryServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class MemoryService(object):
-    """For operators: what tenants taught, its size and its life. Requests never need this service.
+    """For operators: inspects and manages tenants' learned memories. Generation does not need this service.
 
-    Errors carry google.rpc details as GenerationService's do. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
-    it has no room; ABORTED: the memory was purged while it was filled.
+    Errors carry google.rpc details as in GenerationService. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
+    the store is full; ABORTED: the memory was purged during the call.
     """
 
     @staticmethod

@@ -27,10 +27,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class MemoryServiceStub:
-    """For operators: what tenants taught, its size and its life. Requests never need this service.
+    """For operators: inspects and manages tenants' learned memories. Generation does not need this service.
 
-    Errors carry google.rpc details as GenerationService's do. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
-    it has no room; ABORTED: the memory was purged while it was filled.
+    Errors carry google.rpc details as in GenerationService. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
+    the store is full; ABORTED: the memory was purged during the call.
     """
 
     @_typing.overload
@@ -38,41 +38,41 @@ class MemoryServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> MemoryServiceAsyncStub: ...
     GetMemoryStatistics: _grpc.UnaryUnaryMultiCallable[_memory_pb2.GetMemoryStatisticsRequest, _memory_pb2.GetMemoryStatisticsResponse]
-    """How large memories are, and how the store does."""
+    """Sizes of memories, and counters of the store."""
     WarmMemory: _grpc.StreamStreamMultiCallable[_memory_pb2.WarmMemoryRequest, _memory_pb2.WarmMemoryResponse]
-    """Teaches a tenant's memory texts. Answers with the progress after each message; what it counts is stored."""
+    """Adds texts to a tenant's memory. Each message is answered with the progress; what is counted there is stored."""
     ExportMemory: _grpc.UnaryStreamMultiCallable[_memory_pb2.ExportMemoryRequest, _memory_pb2.ExportMemoryResponse]
-    """All that a tenant's memory holds, the oldest first."""
+    """All records of a tenant's memory, the oldest first."""
     ImportMemory: _grpc.StreamStreamMultiCallable[_memory_pb2.ImportMemoryRequest, _memory_pb2.ImportMemoryResponse]
-    """Adds what was exported, from this or another server. Answers with the progress after each message."""
+    """Adds exported records, of this or another server. Each message is answered with the progress."""
     PurgeMemory: _grpc.UnaryUnaryMultiCallable[_memory_pb2.PurgeMemoryRequest, _memory_pb2.PurgeMemoryResponse]
-    """Empties a tenant's memory on all servers, for good: whatever was learned before does not come back."""
+    """Deletes a tenant's memory on all servers. Nothing learned before comes back."""
 
 @_typing.type_check_only
 class MemoryServiceAsyncStub(MemoryServiceStub):
-    """For operators: what tenants taught, its size and its life. Requests never need this service.
+    """For operators: inspects and manages tenants' learned memories. Generation does not need this service.
 
-    Errors carry google.rpc details as GenerationService's do. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
-    it has no room; ABORTED: the memory was purged while it was filled.
+    Errors carry google.rpc details as in GenerationService. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
+    the store is full; ABORTED: the memory was purged during the call.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetMemoryStatistics: _aio.UnaryUnaryMultiCallable[_memory_pb2.GetMemoryStatisticsRequest, _memory_pb2.GetMemoryStatisticsResponse]  # type: ignore[assignment]
-    """How large memories are, and how the store does."""
+    """Sizes of memories, and counters of the store."""
     WarmMemory: _aio.StreamStreamMultiCallable[_memory_pb2.WarmMemoryRequest, _memory_pb2.WarmMemoryResponse]  # type: ignore[assignment]
-    """Teaches a tenant's memory texts. Answers with the progress after each message; what it counts is stored."""
+    """Adds texts to a tenant's memory. Each message is answered with the progress; what is counted there is stored."""
     ExportMemory: _aio.UnaryStreamMultiCallable[_memory_pb2.ExportMemoryRequest, _memory_pb2.ExportMemoryResponse]  # type: ignore[assignment]
-    """All that a tenant's memory holds, the oldest first."""
+    """All records of a tenant's memory, the oldest first."""
     ImportMemory: _aio.StreamStreamMultiCallable[_memory_pb2.ImportMemoryRequest, _memory_pb2.ImportMemoryResponse]  # type: ignore[assignment]
-    """Adds what was exported, from this or another server. Answers with the progress after each message."""
+    """Adds exported records, of this or another server. Each message is answered with the progress."""
     PurgeMemory: _aio.UnaryUnaryMultiCallable[_memory_pb2.PurgeMemoryRequest, _memory_pb2.PurgeMemoryResponse]  # type: ignore[assignment]
-    """Empties a tenant's memory on all servers, for good: whatever was learned before does not come back."""
+    """Deletes a tenant's memory on all servers. Nothing learned before comes back."""
 
 class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
-    """For operators: what tenants taught, its size and its life. Requests never need this service.
+    """For operators: inspects and manages tenants' learned memories. Generation does not need this service.
 
-    Errors carry google.rpc details as GenerationService's do. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
-    it has no room; ABORTED: the memory was purged while it was filled.
+    Errors carry google.rpc details as in GenerationService. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
+    the store is full; ABORTED: the memory was purged during the call.
     """
 
     @_abc_1.abstractmethod
@@ -81,7 +81,7 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_pb2.GetMemoryStatisticsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_pb2.GetMemoryStatisticsResponse, _abc.Awaitable[_memory_pb2.GetMemoryStatisticsResponse]]:
-        """How large memories are, and how the store does."""
+        """Sizes of memories, and counters of the store."""
 
     @_abc_1.abstractmethod
     def WarmMemory(
@@ -89,7 +89,7 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_memory_pb2.WarmMemoryRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_memory_pb2.WarmMemoryResponse], _abc.AsyncIterator[_memory_pb2.WarmMemoryResponse]]:
-        """Teaches a tenant's memory texts. Answers with the progress after each message; what it counts is stored."""
+        """Adds texts to a tenant's memory. Each message is answered with the progress; what is counted there is stored."""
 
     @_abc_1.abstractmethod
     def ExportMemory(
@@ -97,7 +97,7 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_pb2.ExportMemoryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_memory_pb2.ExportMemoryResponse], _abc.AsyncIterator[_memory_pb2.ExportMemoryResponse]]:
-        """All that a tenant's memory holds, the oldest first."""
+        """All records of a tenant's memory, the oldest first."""
 
     @_abc_1.abstractmethod
     def ImportMemory(
@@ -105,7 +105,7 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_memory_pb2.ImportMemoryRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_memory_pb2.ImportMemoryResponse], _abc.AsyncIterator[_memory_pb2.ImportMemoryResponse]]:
-        """Adds what was exported, from this or another server. Answers with the progress after each message."""
+        """Adds exported records, of this or another server. Each message is answered with the progress."""
 
     @_abc_1.abstractmethod
     def PurgeMemory(
@@ -113,6 +113,6 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_pb2.PurgeMemoryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_pb2.PurgeMemoryResponse, _abc.Awaitable[_memory_pb2.PurgeMemoryResponse]]:
-        """Empties a tenant's memory on all servers, for good: whatever was learned before does not come back."""
+        """Deletes a tenant's memory on all servers. Nothing learned before comes back."""
 
 def add_MemoryServiceServicer_to_server(servicer: MemoryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

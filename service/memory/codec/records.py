@@ -1,7 +1,7 @@
-"""What a tenant taught, record by record, and the bytes that records travel and rest in.
+"""Records of a memory, and their packed bytes.
 
-A record is one token sequence with the name of who wrote it down: a source and the source's own count, which grows with
-every record. That makes a second arrival of the same record harmless.
+A record is one learned token sequence. Its source and the source's sequence number, which grows with every record,
+identify it, so that appending the same record twice has no effect.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from service.memory.errors import CorruptValueError
 from strategies.draft import Int32Array
 
 MAX_TOKENS = 8192
-"""Tokens of one record; a longer sequence becomes several."""
+"""Tokens of one record; a longer sequence becomes several. Not tuned: it only bounds the size of one stored value."""
 OVERHEAD_BYTES = 16
-"""What a record counts for beside its tokens, towards a quota."""
+"""Counted for each record towards the quota, beside its tokens."""
 _HEAD = struct.Struct("<BBHI")
 _FORMAT = 1
 _SOURCE_BYTES = 8
 
 
 class Kind(enum.IntEnum):
-    """Where the tokens of a record come from."""
+    """Origin of a record's tokens: a request's answer, or a text that an operator warmed the memory with."""
 
     OUTPUT = 0
     CORPUS = 1
@@ -34,11 +34,11 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """A token sequence that a tenant's memory learns.
+    """A token sequence that a memory has learned.
 
     Attributes:
-        source: who wrote it down, 16 hexadecimal digits; a process is a new source each time it starts.
-        seq: the source's count, from 1; later records have higher ones.
+        source: the writer, 16 hexadecimal digits; a process is a new source each time it starts.
+        seq: the source's sequence number, from 1; later records have higher ones.
         tokens: int32[n], 1 <= n <= MAX_TOKENS.
     """
 
@@ -49,17 +49,17 @@ class Record:
 
     @property
     def weight(self) -> int:
-        """Bytes that it counts for towards a quota: the same on every replica, whatever compresses it."""
+        """Bytes that count towards the quota: independent of compression, so that all replicas evict alike."""
         return 4 * int(self.tokens.size) + OVERHEAD_BYTES
 
 
-def parts(tokens: Int32Array) -> list[Int32Array]:
-    """A sequence, int32[n], as the records' token sequences that it takes."""
+def split(tokens: Int32Array) -> list[Int32Array]:
+    """A sequence, int32[n], cut into pieces of at most `MAX_TOKENS`, each for a record of its own."""
     return [tokens[start : start + MAX_TOKENS] for start in range(0, tokens.size, MAX_TOKENS)]
 
 
 def pack(records: SequenceOf[Record]) -> bytes:
-    """The records as columns: sources, counts, kinds, lengths, tokens; two bytes a token where that is enough."""
+    """The records as columns: sources, sequence numbers, kinds, lengths, tokens (two bytes each if that is enough)."""
     sources = sorted({record.source for record in records})
     number = {source: index for index, source in enumerate(sources)}
     tokens = np.concatenate([record.tokens for record in records]) if records else np.empty(0, np.int32)
@@ -84,7 +84,7 @@ def unpack(data: bytes) -> list[Record]:
     try:
         form, wide, n_sources, n = _HEAD.unpack_from(data)
         if form != _FORMAT:
-            raise CorruptValueError(f"records of format {form}")
+            raise CorruptValueError(f"the value has records of the unknown format {form}")
         reader = _Reader(data, _HEAD.size)
         raw = reader.take("u1", n_sources * _SOURCE_BYTES).tobytes()
         sources = [raw[at : at + _SOURCE_BYTES].hex() for at in range(0, len(raw), _SOURCE_BYTES)]
@@ -97,7 +97,7 @@ def unpack(data: bytes) -> list[Record]:
             for owner, seq, kind, piece in zip(owners, seqs, kinds, pieces, strict=True)
         ]
     except (struct.error, ValueError, IndexError) as error:
-        raise CorruptValueError(f"not records: {error}") from error
+        raise CorruptValueError(f"the value is not packed records: {error}") from error
 
 
 class _Reader:

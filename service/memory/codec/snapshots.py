@@ -1,4 +1,4 @@
-"""The compacted log: one value that says what it is, for which model, and whether it is whole."""
+"""A snapshot, the compacted log, as one value: magic, version, checksum, model fingerprint, compressed records."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from service.memory.errors import CorruptValueError, ForeignValueError, NewerFor
 _MAGIC = b"DWMEMORY"
 VERSION = 1
 _HEAD = struct.Struct("<8sH32s")
-_FACTS = struct.Struct("<32sQQ16s")
+_INFO = struct.Struct("<32sQQ16s")
 _LEVEL = 1
+"""zlib's fastest level. Not tuned: a snapshot of a million tokens takes a fifth of a second, on the memory thread."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """All that a memory's log held up to a position, without what had left by then.
+    """The records of a memory's log up to a position, without those that were evicted by then.
 
     Attributes:
-        fingerprint: of the model and tokenizer whose tokens these are, at most 32 characters.
-        epoch: which life of the memory, since its last purge.
-        position: of the last record that went into it.
+        fingerprint: of the model and tokenizer that the tokens belong to, at most 32 characters.
+        epoch: of the memory; each purge raises it.
+        position: of the last record in it.
         chain: the log's digest at that position, 16 hexadecimal digits, or "" at position 0.
     """
 
@@ -36,8 +37,8 @@ class Snapshot:
 
 
 def encode(snapshot: Snapshot) -> bytes:
-    facts = _FACTS.pack(snapshot.fingerprint.encode(), snapshot.epoch, snapshot.position, snapshot.chain.encode())
-    body = facts + zlib.compress(pack(snapshot.records), _LEVEL)
+    info = _INFO.pack(snapshot.fingerprint.encode(), snapshot.epoch, snapshot.position, snapshot.chain.encode())
+    body = info + zlib.compress(pack(snapshot.records), _LEVEL)
     return _HEAD.pack(_MAGIC, VERSION, hashlib.sha256(body).digest()) + body
 
 
@@ -46,26 +47,26 @@ def decode(data: bytes, fingerprint: str) -> Snapshot:
 
     Raises:
         NewerFormatError: a newer version wrote it.
-        ForeignValueError: it is of a model with another fingerprint.
-        CorruptValueError: it is not whole, or no snapshot.
+        ForeignValueError: it belongs to a model with another fingerprint.
+        CorruptValueError: it is damaged, or not a snapshot.
     """
     if len(data) < _HEAD.size:
         raise CorruptValueError(f"a snapshot of {len(data)} bytes is cut short")
     magic, version, digest = _HEAD.unpack_from(data)
     if magic != _MAGIC:
-        raise CorruptValueError("the value is no snapshot")
+        raise CorruptValueError("the value is not a snapshot")
     if version > VERSION:
         raise NewerFormatError(f"the snapshot has version {version}; this program reads up to {VERSION}")
     if version < VERSION:
-        raise CorruptValueError(f"there never was a snapshot of version {version}")
+        raise CorruptValueError(f"the snapshot has version {version}, which does not exist")
     body = data[_HEAD.size :]
-    if hashlib.sha256(body).digest() != digest or len(body) < _FACTS.size:
+    if hashlib.sha256(body).digest() != digest or len(body) < _INFO.size:
         raise CorruptValueError("the snapshot's checksum does not match")
-    owner, epoch, position, chain = _FACTS.unpack_from(body)
+    owner, epoch, position, chain = _INFO.unpack_from(body)
     if (found := owner.rstrip(b"\x00").decode()) != fingerprint:
         raise ForeignValueError(f"the snapshot is of the model {found}, not of {fingerprint}")
     try:
-        records = unpack(zlib.decompress(body[_FACTS.size :]))
+        records = unpack(zlib.decompress(body[_INFO.size :]))
     except zlib.error as error:
-        raise CorruptValueError(f"the snapshot cannot be unpacked: {error}") from error
+        raise CorruptValueError(f"the snapshot cannot be decompressed: {error}") from error
     return Snapshot(found, epoch, position, chain.rstrip(b"\x00").decode(), records)

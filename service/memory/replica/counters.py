@@ -1,4 +1,4 @@
-"""What the memory counts, for telemetry and for operators."""
+"""Counters of the memories of this process, for operators."""
 
 from __future__ import annotations
 
@@ -7,26 +7,24 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class MemoryCounters:
-    """Written by the memory's own thread but for `learned` and `dropped`; read from any.
+    """Written by the memory thread, except `learned` and `dropped`; read from any thread.
 
     Attributes:
-        tenants, tokens, index_bytes: memories in this process, what their logs hold, and their indexes' bytes.
+        tenants, tokens, index_bytes: memories in this process, tokens of their logs, bytes of their indexes.
         outbox_records: records that the store has not confirmed.
-        retained_records: confirmed ones that are kept for a store that loses them.
-        learned, pushed, received: records taken from requests, confirmed by the store, taken from other processes.
+        retained_records: confirmed records kept for a store that loses them.
+        learned, pushed, received: records taken from requests, confirmed by the store, read from other processes.
         dropped: records that were lost: the outbox was full, or they were too old.
-        stale: records that a purge came before.
-        unreadable: values that could not be read: corrupt, of a newer version, encrypted with an unknown key.
+        stale: records dropped because of a purge after them.
+        unreadable: values that could not be decoded: corrupt, of a newer version, encrypted with an unknown key.
         polls: rounds with the store.
         failures: rounds that failed.
-        reconnects: rounds that succeeded after one that failed.
-        reloads: memories built anew, since the store and this process had come apart.
+        reconnects: rounds that succeeded after a failed one.
+        reloads: memories read again from the start because this copy and the store's differed.
         folds: snapshots written.
-        seeds: memories that a store which had lost them got back from this process.
-        purges: memories emptied here because somebody purged them.
-        last_lag: seconds from a record's end to its confirmation, of the latest one.
-        last_contact: when the store answered last, on the clock of `time.monotonic`; 0 for never.
-        oldest_snapshot_age: seconds, of the memories in this process; 0 without snapshots.
+        seeds: memories that were restored to a store that had lost them.
+        purges: memories emptied here because of a purge elsewhere.
+        last_lag: seconds from the end of a request to the confirmation of its record, of the latest one.
     """
 
     tenants: int = 0
@@ -48,5 +46,3 @@ class MemoryCounters:
     seeds: int = 0
     purges: int = 0
     last_lag: float = 0.0
-    last_contact: float = 0.0
-    oldest_snapshot_age: float = 0.0

@@ -1,7 +1,7 @@
-"""What this process learned and the store has not confirmed, and, for a while, what it has.
+"""Records of this process that the store has not confirmed, and for a while those that it has.
 
-Confirmed records are kept for a store that loses its latest writes in a failover: its mark of us goes back, and what
-lies after the mark is sent again. Everything is bounded; what is oldest goes first.
+Confirmed records are kept for a store that loses its latest writes in a failover: its mark of this source goes back,
+and the records after the mark are sent again. Everything is bounded; the oldest records are dropped first.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from service.memory.codec.records import Kind, Record
-from service.memory.names import MemoryName
+from service.memory.codec import Kind, Record
+from service.memory.naming import MemoryName
 from strategies.draft import Int32Array
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
-    """A record on its way.
+class OutboxRecord:
+    """A record on its way to the store.
 
     Attributes:
-        epoch: the life of the memory that it was learned in; None where the store had not told yet.
+        epoch: of the memory when the record was learned; None if it was not known yet.
         since: when it was learned, on the clock of `time.monotonic`.
     """
 
@@ -36,71 +36,71 @@ class Outbox:
     """Safe to call from any thread.
 
     Args:
-        source: this process's name as a source.
-        most_tokens: of unconfirmed records.
-        retained_tokens: of confirmed ones.
-        most_seconds: older records are dropped, confirmed or not.
+        source: identifies this process in its records.
+        max_tokens: of unconfirmed records.
+        retained_tokens: of confirmed records.
+        max_seconds: older records are dropped, confirmed or not.
     """
 
     def __init__(
-        self, source: str, most_tokens: int = 1 << 20, retained_tokens: int = 1 << 20, most_seconds: float = 3600.0
+        self, source: str, max_tokens: int = 1 << 20, retained_tokens: int = 1 << 20, max_seconds: float = 3600.0
     ) -> None:
         self.source = source
         self.dropped = 0
-        self._most_tokens = most_tokens
+        self._max_tokens = max_tokens
         self._retained_tokens = retained_tokens
-        self._most_seconds = most_seconds
+        self._max_seconds = max_seconds
         self._lock = threading.Lock()
         self._seq = 0
-        self._pending: dict[MemoryName, deque[Waiting]] = {}
-        self._sent: dict[MemoryName, deque[Waiting]] = {}
+        self._pending: dict[MemoryName, deque[OutboxRecord]] = {}
+        self._sent: dict[MemoryName, deque[OutboxRecord]] = {}
         self._pending_tokens = 0
         self._sent_tokens = 0
         self._clock: Callable[[], float] = time.monotonic
 
     @property
     def pending(self) -> int:
-        """Records that are not confirmed."""
+        """Number of unconfirmed records."""
         with self._lock:
             return sum(map(len, self._pending.values()))
 
     @property
     def retained(self) -> int:
-        """Records that are confirmed and kept."""
+        """Number of confirmed records that are kept."""
         with self._lock:
             return sum(map(len, self._sent.values()))
 
-    def names(self) -> list[MemoryName]:
-        """Of the memories with unconfirmed records."""
+    def pending_memories(self) -> list[MemoryName]:
+        """The memories with unconfirmed records."""
         with self._lock:
             return [*self._pending]
 
     def add(self, name: MemoryName, epoch: int | None, kind: Kind, tokens: Int32Array) -> Record:
-        """Takes a sequence of at most `records.MAX_TOKENS` tokens."""
+        """Adds a piece of `codec.split`, int32[n], as this source's next record."""
         with self._lock:
             self._seq += 1
             record = Record(self.source, self._seq, kind, tokens)
-            self._pending.setdefault(name, deque()).append(Waiting(name, epoch, record, self._clock()))
+            self._pending.setdefault(name, deque()).append(OutboxRecord(name, epoch, record, self._clock()))
             self._pending_tokens += int(tokens.size)
-            while self._pending_tokens > self._most_tokens:
+            while self._pending_tokens > self._max_tokens:
                 self._pending_tokens -= self._drop_oldest(self._pending)
                 self.dropped += 1
         return record
 
-    def take(self, name: MemoryName, most_tokens: int) -> list[Waiting]:
-        """The oldest unconfirmed records of a memory, at least one; they stay here."""
+    def take(self, name: MemoryName, max_tokens: int) -> list[OutboxRecord]:
+        """The oldest unconfirmed records of a memory, at least one if there is any. They stay in the outbox."""
         with self._lock:
             self._expire(name)
-            taken: list[Waiting] = []
+            taken: list[OutboxRecord] = []
             for waiting in self._pending.get(name, ()):
-                most_tokens -= int(waiting.record.tokens.size)
-                if taken and most_tokens < 0:
+                max_tokens -= int(waiting.record.tokens.size)
+                if taken and max_tokens < 0:
                     break
                 taken.append(waiting)
             return taken
 
     def confirm(self, name: MemoryName, seq: int) -> None:
-        """The store has all of a memory's records up to `seq`."""
+        """The store has confirmed a memory's records up to `seq`."""
         with self._lock:
             pending = self._pending.get(name, deque())
             while pending and pending[0].record.seq <= seq:
@@ -115,22 +115,22 @@ class Outbox:
                 self._sent_tokens -= self._drop_oldest(self._sent)
 
     def confirmed(self, name: MemoryName) -> int:
-        """The count of a memory's record that the store confirmed last; 0 where none is kept."""
+        """The sequence number of a memory's record that was confirmed last; 0 if none is kept."""
         with self._lock:
             sent = self._sent.get(name)
             return sent[-1].record.seq if sent else 0
 
     def forget(self, name: MemoryName) -> None:
-        """The store let a memory go for good: what it had confirmed is not sent again."""
+        """The store deleted a memory after its time to live: its confirmed records are not sent again."""
         with self._lock:
             for waiting in self._sent.pop(name, ()):
                 self._sent_tokens -= int(waiting.record.tokens.size)
 
     def rewind(self, name: MemoryName, mark: int) -> int:
-        """The store has a memory's records up to `mark` only: those after it are unconfirmed again.
+        """The store has a memory's records only up to `mark`: those after it become unconfirmed again.
 
         Returns:
-            How many.
+            How many records that were.
         """
         with self._lock:
             sent = self._sent.get(name, deque())
@@ -147,17 +147,20 @@ class Outbox:
             return again
 
     def settle(self, name: MemoryName, epoch: int, since_purge: float | None) -> int:
-        """The memory's life is `epoch`: records of earlier ones are gone for good, and so is what was learned before
-        the latest purge by a process that did not know its life.
+        """The memory's epoch is `epoch`: drops records of earlier epochs, and those that were learned before the latest
+        purge while the epoch was not known.
+
+        Args:
+            since_purge: seconds since the latest purge; None if there was none.
 
         Returns:
-            How many records that were.
+            How many records were dropped.
         """
         now = self._clock()
         gone = 0
         with self._lock:
             for table in (self._pending, self._sent):
-                kept: deque[Waiting] = deque()
+                kept: deque[OutboxRecord] = deque()
                 for waiting in table.pop(name, ()):
                     if waiting.epoch is None and (since_purge is None or now - waiting.since < since_purge):
                         waiting.epoch = epoch
@@ -174,13 +177,13 @@ class Outbox:
         return gone
 
     def records(self, name: MemoryName, after: int) -> list[Record]:
-        """The records of a memory with a higher count than `after`, confirmed or not."""
+        """The records of a memory with a sequence number above `after`, confirmed or not."""
         with self._lock:
             both = (*self._sent.get(name, ()), *self._pending.get(name, ()))
             return [waiting.record for waiting in both if waiting.record.seq > after]
 
     def _expire(self, name: MemoryName) -> None:
-        oldest = self._clock() - self._most_seconds
+        oldest = self._clock() - self._max_seconds
         pending = self._pending.get(name)
         while pending and pending[0].since < oldest:
             self._pending_tokens -= int(pending.popleft().record.tokens.size)
@@ -194,8 +197,8 @@ class Outbox:
             del self._sent[name]
 
     @staticmethod
-    def _drop_oldest(table: dict[MemoryName, deque[Waiting]]) -> int:
-        """Drops the record with the lowest count; returns its tokens."""
+    def _drop_oldest(table: dict[MemoryName, deque[OutboxRecord]]) -> int:
+        """Drops the record with the lowest sequence number; returns its number of tokens."""
         name = min(table, key=lambda one: table[one][0].record.seq)
         oldest = table[name].popleft()
         if not table[name]:

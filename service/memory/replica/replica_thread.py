@@ -1,4 +1,4 @@
-"""The thread that a replica lives on, with an event loop of its own: whatever the store does, nobody waits for it."""
+"""The memory thread: an event loop for a replica's rounds and for operations, so that requests need not wait."""
 
 from __future__ import annotations
 
@@ -13,16 +13,22 @@ from typing import Any, TypeVar
 
 import structlog
 
+from service.memory.config import ROUND_SECONDS
 from service.memory.errors import MemoryStoreError, StoreUnavailableError
 from service.memory.replica.replica import Replica
 
 _log = structlog.get_logger(__name__)
 
-ROUND_SECONDS = 0.2
-"""Between two rounds; a record takes two of them, and the store's own time, from one process to another."""
 _QUIET_SECONDS = 1.0
-_LONGEST_BACKOFF = 5.0
+"""Between two rounds with a store that no other process writes to, while the outbox is empty. Not tuned."""
+_MAX_BACKOFF = 5.0
+"""Between two rounds at most while the store fails; the pause doubles from `ROUND_SECONDS` with a random factor of 0.5
+to 1, so that replicas do not return together. Not tuned."""
 _SLOW_SECONDS = 0.3
+"""A round that takes longer counts as a failing store: first requests of a tenant then do not wait for it. Not tuned:
+a round without a fold takes milliseconds."""
+_LAST_ROUND_SECONDS = 2.0
+"""For sending the outbox at the stop. Not tuned."""
 
 Result = TypeVar("Result")
 
@@ -39,53 +45,50 @@ class ReplicaThread:
         self._seconds = seconds
         self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
         self._loop = asyncio.new_event_loop()
-        self._lock = asyncio.Lock()
         self._awake = asyncio.Event()
         self._ending = asyncio.Event()
-        self._failed = 0
+        self._failures = 0
         self._round_since: float | None = None
         self._stopped = False
 
     @property
     def healthy(self) -> bool:
-        """The store answered in the latest round, and does not make the present one wait."""
+        """The latest round succeeded, and the present one does not take long."""
         since = self._round_since
         in_time = since is None or time.monotonic() - since < _SLOW_SECONDS
-        return not self._failed and self._thread.is_alive() and in_time
+        return not self._failures and self._thread.is_alive() and in_time
 
     @property
     def failing(self) -> bool:
         """The latest round with the store failed."""
-        return self._failed > 0
+        return self._failures > 0
 
     def start(self) -> None:
         self._thread.start()
 
     def wake(self) -> None:
-        """Lets the next round begin now. From any thread."""
-        if not self._failed:
+        """Starts the next round now, unless the store fails. From any thread."""
+        if not self._failures:
             self._call(self._awake.set)
 
     def submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Runs `work` between two rounds. From any thread.
+        """Runs `work` on the thread, beside the rounds; it takes `Replica.lock` for what must not overlap with one.
+
+        From any thread. The future's callbacks run on the memory thread. It is cancelled if the thread stops before
+        `work` ends.
 
         Raises:
-            StoreUnavailableError: from the future, where the thread has stopped.
+            StoreUnavailableError: from the future, if the thread has stopped.
         """
-
-        async def alone() -> Result:
-            async with self._lock:
-                return await work
-
         if self._stopped or not self._thread.is_alive():
             work.close()
             failed: Future[Result] = Future()
-            failed.set_exception(StoreUnavailableError("the memory has stopped"))
+            failed.set_exception(StoreUnavailableError("the memory thread has stopped"))
             return failed
-        return asyncio.run_coroutine_threadsafe(alone(), self._loop)
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def stop(self, seconds: float) -> bool:
-        """Sends what was learned, for so long at most, and ends the thread. Returns whether it ended in time."""
+        """Sends the outbox, for so long at most, and ends the thread. Returns whether it ended in time."""
         self._stopped = True
         if self._thread.ident is None:
             self._loop.close()
@@ -104,9 +107,10 @@ class ReplicaThread:
         try:
             self._loop.run_until_complete(self._main())
         except Exception:
-            self._failed += 1
-            _log.exception("the memory's thread died; what tenants teach stays in this process")
+            self._failures += 1
+            _log.exception("memory thread died; learned sequences stay in this process")
         finally:
+            self._loop.run_until_complete(_cancel_others())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
@@ -119,46 +123,52 @@ class ReplicaThread:
 
     async def _round(self) -> None:
         self._awake.clear()
-        counters = self._replica.counters
         self._round_since = time.monotonic()
         try:
-            async with self._lock:
+            async with self._replica.lock:
                 await self._replica.round()
         except MemoryStoreError as error:
             self._fail(error)
         except Exception as error:
-            _log.exception("a round with the memory's store failed")
+            _log.exception("round with the memory store failed")
             self._fail(error)
         else:
-            if self._failed:
-                counters.reconnects += 1
-                _log.info("the memory's store answers again", failures=self._failed)
-            self._failed = 0
-            counters.last_contact = time.monotonic()
+            if self._failures:
+                self._replica.counters.reconnects += 1
+                _log.info("memory store answers again", failures=self._failures)
+            self._failures = 0
         self._round_since = None
 
     def _fail(self, error: Exception) -> None:
         self._replica.counters.failures += 1
-        if not self._failed:
-            _log.warning("the memory's store fails; generation goes on without it", why=str(error))
-        self._failed += 1
+        if not self._failures:
+            _log.warning("memory store failed; generation goes on without it", why=str(error))
+        self._failures += 1
 
     async def _wait(self) -> None:
         shared = self._replica.store.shared
         seconds = self._seconds if shared or self._replica.outbox.pending else _QUIET_SECONDS
-        if self._failed:
-            seconds = min(_LONGEST_BACKOFF, self._seconds * 2 ** min(self._failed, 10)) * random.uniform(0.5, 1.0)
+        if self._failures:
+            seconds = min(_MAX_BACKOFF, self._seconds * 2 ** min(self._failures, 10)) * random.uniform(0.5, 1.0)
         try:
             async with asyncio.timeout(seconds):
-                await (self._ending if self._failed else self._awake).wait()
+                await (self._ending if self._failures else self._awake).wait()
         except TimeoutError:
             pass
 
     async def _last_round(self) -> None:
         try:
-            async with asyncio.timeout(2.0):
+            async with asyncio.timeout(_LAST_ROUND_SECONDS):
                 await self._replica.round()
         except (MemoryStoreError, TimeoutError):
             left = self._replica.outbox.pending
             if left:
-                _log.warning("what was taught last could not be stored", records=left)
+                _log.warning("last learned sequences were not stored", records=left)
+
+
+async def _cancel_others() -> None:
+    """Cancels the operations that still run when the thread ends."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

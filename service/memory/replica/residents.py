@@ -1,7 +1,7 @@
-"""The memories that are in this process: what they hold, the strategies made of it, and which leave.
+"""The memories in this process: their logs, their strategy instances, and their eviction.
 
-Strategies belong to the engine's thread once they are published; logs, epochs and positions to the memory's own
-thread. The lock guards what requests read and write, and is held for microseconds.
+Threads: published strategies belong to the engine's thread; logs, epochs and positions to the memory thread. Each
+resident's lock guards what requests read and write, and is held for microseconds.
 """
 
 from __future__ import annotations
@@ -9,36 +9,41 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import Any
 
-import structlog
-
-from service.memory.names import MemoryName, Naming
-from service.memory.replica.tenant_log import Capacity, TenantLog
-from strategies import Strategy, create
+from service.memory.config import Capacity
+from service.memory.naming import MemoryName, Naming
+from service.memory.replica.instances import make
+from service.memory.replica.tenant_log import TenantLog
+from service.memory.store.base import Appended
+from strategies import Strategy
 from strategies.draft import Int32Array
 
-_log = structlog.get_logger(__name__)
+HOT_SECONDS = 1.5
+"""How long a memory is read in every round after a write. It has to be longer than the time from a write's announcement
+to its append, milliseconds; not tuned beyond that."""
+_FOLD_ENTRIES = 256
+_FOLD_SHARE = 4
+"""A log is folded when it has this many entries beyond the snapshot, and a quarter of the snapshot's records: rewriting
+the snapshot then costs at most five times the bytes that are appended. Not tuned."""
 
 
 class Resident:
     """One memory in this process.
 
     Attributes:
-        epoch: which life it is in; None before the store told.
-        log: what was learned, as far as the store has told.
+        epoch: raised by each purge; None before the first answer of the store.
+        log: the records that were read from the store.
         strategies: the instances that requests draft with, by name.
-        loaded: the log stands where the store once stood; otherwise it is to be read from the beginning.
-        foldable: the log holds all that the store held, so that a snapshot of it loses nothing.
+        loaded: `log` continues the store's log; otherwise it has to be read from the start.
+        foldable: `log` has everything that the store had, so that a snapshot of it loses nothing.
         fold_due: a snapshot should be written.
-        wanted: strategies whose instances do not hold the log yet, and who waits for them.
-        late: what was learned while instances are being built; None while none are.
-        lessons: requests that use it now.
+        unbuilt: strategies without the log yet, each with the future that completes when it has it.
+        learned_meanwhile: sequences learned while instances are being built; None while none are.
+        pins: number of requests and operations that use it now.
         used_at, checked_at, purged_at, expires_at: on the clock of `time.monotonic`.
         hot_until: until then it is read in every round.
-        held_until: until then it is not read, for the store could not serve it.
+        retry_at: until then it is not read, since the store could not serve it.
     """
 
     def __init__(self, name: MemoryName, tag: str, capacity: Capacity) -> None:
@@ -52,23 +57,23 @@ class Resident:
         self.loaded = False
         self.foldable = True
         self.fold_due = False
-        self.wanted: dict[str, Future[None]] = {}
-        self.late: list[Int32Array] | None = None
-        self.lessons = 0
+        self.unbuilt: dict[str, Future[None]] = {}
+        self.learned_meanwhile: list[Int32Array] | None = None
+        self.pins = 0
         self.used_at = time.monotonic()
         self.checked_at = 0.0
         self.hot_until = 0.0
-        self.held_until = 0.0
+        self.retry_at = 0.0
         self.purged_at: float | None = None
         self.expires_at: float | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its strategies, as far as they tell."""
+        """Bytes of its strategies, of those that report them."""
         return sum(int(getattr(strategy, "nbytes", 0)) for strategy in [*self.strategies.values()])
 
     def instance(self, name: str) -> tuple[Strategy, Future[None] | None]:
-        """The instance of a strategy, and what to wait for until it holds all that was learned; None for nothing.
+        """The instance of a strategy, and the future that completes when it has learned the log; None if it has.
 
         Raises:
             UnknownStrategyError: no strategy has this name.
@@ -77,58 +82,43 @@ class Resident:
             self.used_at = time.monotonic()
             if name not in self.strategies:
                 self.strategies[name] = make(name, self.capacity)
-                self.wanted[name] = Future()
-            return self.strategies[name], self.wanted.get(name)
+                self.unbuilt[name] = Future()
+            return self.strategies[name], self.unbuilt.get(name)
 
     def is_current(self, epoch: int | None, since: float) -> bool:
-        """Whether what began at `since`, in the life `epoch` as far as that was known, belongs to this life."""
+        """Whether no purge came after a request that started at `since`, in `epoch` if that was known then."""
         if epoch is not None:
             return epoch == self.epoch
         return self.purged_at is None or since > self.purged_at
 
-    def renew(self, epoch: int, purged_at: float | None) -> None:
-        """Forgets everything and begins the life `epoch`. Live requests keep the strategies that they have."""
+    def reset(self, epoch: int, purged_at: float | None) -> None:
+        """Drops all records and starts the epoch `epoch`. Live requests keep the strategies that they have."""
         fresh = {name: make(name, self.capacity) for name in [*self.strategies]}
         with self.lock:
             self.epoch, self.purged_at = epoch, purged_at
             self.log = TenantLog(self.capacity)
             self.strategies.update(fresh)
-            self.late = None
+            self.learned_meanwhile = None
             self.loaded, self.foldable, self.fold_due = False, True, False
 
-
-def make(name: str, capacity: Capacity) -> Strategy:
-    """A new instance, as large as the memory where it has a size. Raises UnknownStrategyError."""
-    try:
-        return create(name, capacity_tokens=min(capacity.tokens, capacity.bytes // 4))
-    except TypeError:
-        return create(name)
-
-
-def learn(strategy: Strategy, sequences: Iterable[Int32Array]) -> None:
-    """Teaches whole sequences to a strategy that can learn them; a failure stays its own."""
-    teach: Any = getattr(strategy, "learn", None)
-    if teach is None:
-        return
-    try:
-        for tokens in sequences:
-            teach(tokens)
-    except Exception:
-        _log.exception("strategy cannot learn", strategy=type(strategy).__name__)
+    def note_append(self, result: Appended) -> None:
+        """This process appended to the store's log: it is to be read in the next rounds, and folded if it is long."""
+        self.hot_until = time.monotonic() + HOT_SECONDS
+        self.fold_due |= result.unfolded >= max(_FOLD_ENTRIES, result.folded // _FOLD_SHARE)
 
 
 class Residents:
-    """The memories in this process, those used last at the end. Safe to call from any thread.
+    """The memories in this process, the latest used last. Safe to call from any thread.
 
     Args:
-        most: more than so many leave, those used longest ago first.
-        idle_seconds: those that nobody used for so long leave.
+        max_resident: of more memories, the least recently used are evicted.
+        idle_seconds: memories that were not used for so long are evicted.
     """
 
-    def __init__(self, naming: Naming, capacity: Capacity, most: int, idle_seconds: float) -> None:
+    def __init__(self, naming: Naming, capacity: Capacity, max_resident: int, idle_seconds: float) -> None:
         self._naming = naming
         self._capacity = capacity
-        self._most = most
+        self._max_resident = max_resident
         self._idle_seconds = idle_seconds
         self._lock = threading.Lock()
         self._by_name: OrderedDict[MemoryName, Resident] = OrderedDict()
@@ -147,11 +137,11 @@ class Residents:
     def get(self, name: MemoryName) -> Resident | None:
         return self._by_name.get(name)
 
-    def tagged(self, tag: str) -> Resident | None:
+    def by_tag(self, tag: str) -> Resident | None:
         return self._by_tag.get(tag)
 
     def open(self, name: MemoryName) -> Resident:
-        """A memory, which is used now; one that was not here comes, with nothing in it yet."""
+        """A memory, marked as used now; a new one is added without any records."""
         with self._lock:
             resident = self._by_name.get(name)
             if resident is None:
@@ -160,28 +150,28 @@ class Residents:
             self._by_name.move_to_end(name)
             return resident
 
-    def begin(self, name: MemoryName) -> Resident:
-        """As `open`, for a request: the memory stays here until `end`."""
+    def pin(self, name: MemoryName) -> Resident:
+        """As `open`; the memory is not evicted until `unpin`."""
         resident = self.open(name)
         with self._lock:
-            resident.lessons += 1
+            resident.pins += 1
         return resident
 
-    def end(self, resident: Resident) -> None:
+    def unpin(self, resident: Resident) -> None:
         with self._lock:
-            resident.lessons -= 1
+            resident.pins -= 1
             resident.used_at = time.monotonic()
 
-    def evict(self, pinned: frozenset[MemoryName]) -> int:
-        """Lets those leave that are idle or too many, but for the pinned and those in use; returns how many left."""
+    def evict(self, keep: frozenset[MemoryName]) -> int:
+        """Evicts idle and surplus memories, except pinned ones and those in `keep`; returns how many."""
         oldest = time.monotonic() - self._idle_seconds
         with self._lock:
-            surplus = len(self._by_name) - self._most
-            leaving: list[MemoryName] = []
+            surplus = len(self._by_name) - self._max_resident
+            evicted: list[MemoryName] = []
             for name, resident in self._by_name.items():
-                free = resident.lessons == 0 and not resident.wanted and name not in pinned
-                if free and resident.loaded and (resident.used_at < oldest or len(leaving) < surplus):
-                    leaving.append(name)
-            for name in leaving:
+                free = resident.pins == 0 and not resident.unbuilt and name not in keep
+                if free and resident.loaded and (resident.used_at < oldest or len(evicted) < surplus):
+                    evicted.append(name)
+            for name in evicted:
                 del self._by_tag[self._by_name.pop(name).tag]
-        return len(leaving)
+        return len(evicted)

@@ -1,44 +1,26 @@
-"""A memory's log as this process holds it: the newest records, in the order that the store gave them."""
+"""A memory's log as this process has it: the newest records, in the store's order."""
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
-from service.memory.codec.records import Record
-
-
-def chained(chain: str, value: bytes) -> str:
-    """The log's digest after one more value; the store's script computes the same."""
-    return hashlib.sha1(chain.encode() + value, usedforsecurity=False).hexdigest()[:16]
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """How much a memory holds; the oldest records leave first, but never the newest one.
-
-    Attributes:
-        tokens: at most so many.
-        bytes: at most so many by `Record.weight`.
-    """
-
-    tokens: int
-    bytes: int
+from service.memory.codec import Record
+from service.memory.config import Capacity
+from service.memory.store.chain import chained
 
 
 class TenantLog:
     """The records of one memory, oldest first.
 
-    Two processes that stand at the same position with the same chain hold the same records: what leaves depends on
-    nothing but the order, which is the store's.
+    Two processes at the same position with the same chain have the same records: eviction depends on nothing but the
+    order, which is the store's.
 
     Attributes:
-        position: of the newest record, counted from 1 since the memory began; 0 for none.
+        position: of the newest record, counted from 1 since the memory was created or purged; 0 for none.
         chain: the digest of all values up to there.
-        tokens: how many its records hold.
-        marks: the highest count of each source that is or was in it.
+        tokens: sum over its records.
+        marks: the highest sequence number of each source that is or was in it.
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -57,14 +39,14 @@ class TenantLog:
         return iter(self._records)
 
     def restore(self, records: Iterable[Record], position: int, chain: str) -> None:
-        """Takes what a snapshot holds; the log is empty before."""
+        """Loads the records of a snapshot into an empty log."""
         assert self.position == 0
         for record in records:
             self._add(record)
         self.position, self.chain = position, chain
 
     def append(self, record: Record | None, value: bytes) -> None:
-        """Takes the next value of the store's log; None for a record that cannot be read, whose place it keeps."""
+        """Appends the next value of the store's log; the record is None if the value cannot be decoded."""
         self.position += 1
         self.chain = chained(self.chain, value)
         if record is not None:

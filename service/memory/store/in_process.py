@@ -1,4 +1,4 @@
-"""Memories in this process alone: gone with it. Also what the Redis store is compared with in tests."""
+"""A store inside this process, lost when it ends. Tests also use it as the reference for the Redis store."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from service.memory.errors import MemoryStoreError
-from service.memory.replica.tenant_log import chained
 from service.memory.store.base import (
     Append,
     Appended,
     AppendResult,
     Entry,
-    Facts,
     Fold,
     Limits,
     LogFull,
     Lost,
     Page,
+    ReadRequest,
     Stale,
-    Want,
+    StoredMemoryInfo,
 )
+from service.memory.store.chain import chained
 
 
 @dataclass(slots=True)
 class _Memory:
-    """One memory. `entries[i]` stands at position `position - len(entries) + 1 + i`, after the chain `before[i]`."""
+    """One memory. `entries[i]` has the position `position - len(entries) + 1 + i`, `before[i]` the chain before it."""
 
     epoch: int
     name: bytes = b""
@@ -47,7 +47,7 @@ class _Memory:
 
     @property
     def oldest(self) -> int:
-        """The position of the first entry; one past the end where there is none."""
+        """The position of the first entry; one past the end if there is none."""
         return self.position - len(self.entries) + 1
 
     @property
@@ -56,34 +56,39 @@ class _Memory:
 
 
 class InProcessStore:
-    """A `MemoryStore` for one process; of more than `most` memories, those written to longest ago leave."""
+    """A `MemoryStore` for one process.
 
-    def __init__(self, limits: Limits, most: int = 100_000, shared: bool = False) -> None:
+    Args:
+        max_memories: of more memories, those with the oldest last write are evicted.
+        shared: behaves as a store that several processes write to; for tests.
+    """
+
+    def __init__(self, limits: Limits, max_memories: int = 100_000, shared: bool = False) -> None:
         self.shared = shared
-        self.shown = "memory"
+        self.description = "memory"
         self._limits = limits
-        self._most = most
+        self._max_memories = max_memories
         self._memories: dict[str, _Memory] = {}
         self._active: OrderedDict[str, int] = OrderedDict()
         self._leases: dict[str, tuple[str, float]] = {}
-        self._turn = 0
+        self._writes = 0
 
     async def append(self, appends: SequenceOf[Append]) -> list[AppendResult]:
         for append in appends:
-            self._tell(append.tag)
-        self._forget_expired()
+            self._announce(append.tag)
+        self._delete_expired()
         results = [self._append(append) for append in appends]
-        while len(self._active) > self._most:
+        while len(self._active) > self._max_memories:
             tag, _ = self._active.popitem(last=False)
             self._memories.pop(tag, None)
         return results
 
-    async def read(self, wants: SequenceOf[Want]) -> list[Page | MemoryStoreError]:
-        self._forget_expired()
-        return [self._read(want) for want in wants]
+    async def read(self, requests: SequenceOf[ReadRequest]) -> list[Page | MemoryStoreError]:
+        self._delete_expired()
+        return [self._read(request) for request in requests]
 
-    async def activity(self, turn: int) -> tuple[int, list[str]]:
-        return self._turn, [tag for tag, at in self._active.items() if at > turn]
+    async def activity(self, after: int) -> tuple[int, list[str]]:
+        return self._writes, [tag for tag, at in self._active.items() if at > after]
 
     async def lease(self, tag: str, holder: str, seconds: float) -> bool:
         now = time.monotonic()
@@ -116,7 +121,7 @@ class InProcessStore:
     async def seed(self, fold: Fold) -> bool:
         if fold.tag in self._memories:
             return False
-        self._tell(fold.tag)
+        self._announce(fold.tag)
         self._memories[fold.tag] = _Memory(
             fold.epoch,
             fold.name,
@@ -139,7 +144,7 @@ class InProcessStore:
         epoch = at_least
         if not only_raise:
             epoch = max(at_least, time.time_ns() // 1000, (0 if known is None else known.epoch) + 1)
-        self._tell(tag)
+        self._announce(tag)
         self._memories[tag] = _Memory(epoch, purged_at=time.monotonic())
         self._leases.pop(tag, None)
         return epoch
@@ -154,14 +159,14 @@ class InProcessStore:
     async def tags(self) -> list[str]:
         return [*reversed(self._active)]
 
-    async def facts(self, tags: SequenceOf[str]) -> list[Facts]:
-        self._forget_expired()
-        return [_facts(tag, self._memories[tag]) for tag in tags if tag in self._memories]
+    async def info(self, tags: SequenceOf[str]) -> list[StoredMemoryInfo]:
+        self._delete_expired()
+        return [_info(tag, self._memories[tag]) for tag in tags if tag in self._memories]
 
     async def close(self) -> None:
         pass
 
-    def _forget_expired(self) -> None:
+    def _delete_expired(self) -> None:
         if self._limits.ttl:
             now = time.monotonic()
             for tag in [tag for tag, memory in self._memories.items() if memory.expires_at < now]:
@@ -170,19 +175,19 @@ class InProcessStore:
     def _renew(self, memory: _Memory) -> None:
         memory.expires_at = time.monotonic() + self._limits.ttl if self._limits.ttl else math.inf
 
-    def _tell(self, tag: str) -> None:
-        self._turn += 1
-        self._active[tag] = self._turn
+    def _announce(self, tag: str) -> None:
+        self._writes += 1
+        self._active[tag] = self._writes
         self._active.move_to_end(tag)
 
     def _append(self, append: Append) -> AppendResult:
         memory = self._memories.get(append.tag)
         if memory is not None and append.epoch < memory.epoch:
             return Stale(memory.epoch)
-        same_life = memory is not None and memory.epoch == append.epoch
-        if append.after > (memory.marks.get(append.source, 0) if memory is not None and same_life else 0):
+        same_epoch = memory is not None and memory.epoch == append.epoch
+        if append.after > (memory.marks.get(append.source, 0) if memory is not None and same_epoch else 0):
             return Lost()
-        if memory is None or not same_life:
+        if memory is None or not same_epoch:
             memory = self._memories[append.tag] = _Memory(append.epoch)
         if memory.log_bytes > self._limits.log_bytes:
             return LogFull()
@@ -199,12 +204,12 @@ class InProcessStore:
         self._renew(memory)
         return Appended(memory.position, memory.position - memory.snapshot_position, memory.snapshot_records)
 
-    def _read(self, want: Want) -> Page:
-        memory = self._memories.get(want.tag)
+    def _read(self, request: ReadRequest) -> Page:
+        memory = self._memories.get(request.tag)
         if memory is None:
             return Page(None)
         missing = memory.snapshot_position > 0 and memory.snapshot is None
-        start, snapshot = want.position, None
+        start, snapshot = request.position, None
         if start + 1 < memory.oldest or start > memory.position or start == 0:
             start = memory.oldest - 1 if missing else memory.snapshot_position
             snapshot = memory.snapshot
@@ -217,17 +222,16 @@ class InProcessStore:
             before=memory.before[first] if first < len(memory.before) else memory.chain,
             values=[entry.value for entry in memory.entries[first:]],
             snapshot=snapshot,
-            snapshot_position=memory.snapshot_position,
             snapshot_missing=missing,
-            mark=memory.marks.get(want.source, 0),
+            mark=memory.marks.get(request.source, 0),
             since_purge=None if memory.purged_at is None else time.monotonic() - memory.purged_at,
             expires_in=None if memory.expires_at == math.inf else memory.expires_at - time.monotonic(),
         )
 
 
-def _facts(tag: str, memory: _Memory) -> Facts:
+def _info(tag: str, memory: _Memory) -> StoredMemoryInfo:
     unfolded = memory.entries[max(0, memory.snapshot_position + 1 - memory.oldest) :]
-    return Facts(
+    return StoredMemoryInfo(
         tag=tag,
         name=memory.name,
         epoch=memory.epoch,

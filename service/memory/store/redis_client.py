@@ -1,4 +1,4 @@
-"""The one file that knows the Redis library: connections of every kind, scripts, and what its errors mean."""
+"""The only file that imports the Redis library: connections of every kind, scripts, and the mapping of its errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from redis import exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from model_runner.errors import InvalidValueError
+from model_runner.errors import InvalidInputError
 from service.memory.errors import (
     MemoryStoreError,
     StoreFullError,
@@ -27,8 +27,9 @@ _SCHEMES = ("redis", "rediss", "redis+cluster", "rediss+cluster", "redis+sentine
 _PORTS = {"sentinel": 26379}
 _TIMEOUT = 2.0
 _CONNECTIONS = 8
+"""Per server. One thread uses them, mostly one connection at a time; not tuned, any number near works."""
 _CLUSTER_RETRIES = 2
-"""For a slot that is moving: each looks at the map of slots anew."""
+"""For a slot that is being moved: each retry reads the slot map again. Not tuned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class RedisTls:
-    """What TLS needs beyond public authorities; paths of PEM files."""
+    """TLS beyond the system's public authorities: paths of PEM files."""
 
     ca: Path | None = None
     cert: Path | None = None
@@ -53,11 +54,11 @@ class RedisClient:
     """A server, a group behind Sentinel, or a cluster, by URL.
 
     `redis://[user:password@]host[:port][/db]`, `rediss://` with TLS, `unix:///path`; for a cluster `redis+cluster://`
-    with one node or several, separated by commas; for Sentinel `redis+sentinel://host[:port],.../GROUP[/db]`, whose
-    own user and password come as `?sentinel_user=...&sentinel_password=...`. With TLS `rediss+...`.
+    with one node or several, separated by commas; for Sentinel `redis+sentinel://host[:port],.../GROUP[/db]`, with the
+    Sentinels' own user and password as `?sentinel_user=...&sentinel_password=...`. With TLS `rediss+...`.
 
     Raises:
-        InvalidValueError: the URL is not one of these.
+        InvalidInputError: the URL has none of these forms.
     """
 
     def __init__(self, url: str, tls: RedisTls | None = None, timeout: float = _TIMEOUT) -> None:
@@ -68,22 +69,22 @@ class RedisClient:
         self._sentinel: Any = None
 
     @property
-    def shown(self) -> str:
-        """Where it is, without passwords."""
-        return self._target.shown
+    def description(self) -> str:
+        """The address, without passwords."""
+        return self._target.description
 
     async def run(self, script: Script) -> Any:
-        """The script's answer; strings are bytes. Raises MemoryStoreError."""
+        """The script's result; strings are bytes. Raises MemoryStoreError."""
         answer = (await self.run_all([script]))[0]
         if isinstance(answer, MemoryStoreError):
             raise answer
         return answer
 
     async def run_all(self, scripts: SequenceOf[Script]) -> list[Any]:
-        """Each script's answer, or a MemoryStoreError in its place, in one round trip to each server.
+        """Each script's result, or a MemoryStoreError in its place, in one round trip to each server.
 
         Raises:
-            StoreUnavailableError, StoreRefusedError: no script may have run, or any.
+            StoreUnavailableError, StoreRefusedError: any of the scripts may have run.
         """
         if not scripts:
             return []
@@ -93,15 +94,15 @@ class RedisClient:
                 pipeline.eval(script.text, len(script.keys), *script.keys, *script.arguments)
             answers = await pipeline.execute(raise_on_error=False)
         except (exceptions.RedisError, OSError, TimeoutError) as error:
-            raise _meaning(error) from error
-        return [_meaning(answer) if isinstance(answer, Exception) else answer for answer in answers]
+            raise _mapped(error) from error
+        return [_mapped(answer) if isinstance(answer, Exception) else answer for answer in answers]
 
     async def command(self, *words: str | int | bytes) -> Any:
-        """One command's answer. Raises MemoryStoreError."""
+        """One command's result. Raises MemoryStoreError."""
         try:
             return await self._connected().execute_command(*words)
         except (exceptions.RedisError, OSError, TimeoutError) as error:
-            raise _meaning(error) from error
+            raise _mapped(error) from error
 
     async def close(self) -> None:
         client, self._client = self._client, None
@@ -112,7 +113,7 @@ class RedisClient:
         self._sentinel = None
 
     def _connected(self) -> Any:
-        """The library's client; it opens connections when they are needed, on the running loop."""
+        """The library's client, which opens connections when they are needed, on the running loop."""
         if self._client is None:
             self._client = self._open()
         return self._client
@@ -166,7 +167,7 @@ class RedisClient:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What a URL says."""
+    """A parsed URL."""
 
     kind: str
     tls: bool
@@ -180,34 +181,34 @@ class _Target:
     sentinel_password: str | None
 
     @property
-    def shown(self) -> str:
+    def description(self) -> str:
         where = self.path or ",".join(f"{host}:{port}" for host, port in self.hosts)
         return f"{self.kind} {where}{f' ({self.group})' if self.group else ''}{' with TLS' if self.tls else ''}"
 
     @classmethod
     def of(cls, url: str) -> _Target:
-        form = f"it must begin with one of {', '.join(scheme + '://' for scheme in _SCHEMES)} and name a host"
-        scheme, _, rest = url.partition("://")
-        credentials, _, place = rest.rpartition("@")
-        hidden = f"{scheme}://{'...@' if credentials else ''}{place}"
-        if scheme not in _SCHEMES or not place:
-            raise InvalidValueError("store", hidden, form)
+        schemes = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
+        form = f"must be memory, embedded, or a URL with a host that begins with one of {schemes}"
+        scheme, separator, rest = url.partition("://")
+        credentials, _, location = rest.rpartition("@")
+        hidden = f"{scheme}{separator}{'...@' if credentials else ''}{location}"
+        if scheme not in _SCHEMES or not location:
+            raise InvalidInputError("store", hidden, form)
         base, _, kind = scheme.partition("+")
         user, _, password = credentials.partition(":")
-        # Parsed with one host: several, separated by commas, are no netloc.
-        netloc, slash, path = place.partition("?")[0].partition("/")
-        query = parse_qs(urlsplit("x://x?" + place.partition("?")[2]).query)
+        # Only the query is parsed by the library: several hosts separated by commas are not a valid netloc.
+        netloc, slash, path = location.partition("?")[0].partition("/")
+        query = parse_qs(urlsplit("x://x?" + location.partition("?")[2]).query)
         try:
             hosts = [] if base == "unix" else [_host(one, _PORTS.get(kind, 6379)) for one in netloc.split(",")]
             parts = [part for part in path.split("/") if part]
             group = parts.pop(0) if kind == "sentinel" else ""
             database = 0 if base == "unix" or not parts else int(parts[0])
         except (ValueError, IndexError):
-            raise InvalidValueError("store", hidden, form) from None
+            raise InvalidInputError("store", hidden, form) from None
         if (not kind and len(hosts) > 1) or (kind == "cluster" and database):
-            raise InvalidValueError(
-                "store", hidden, "several hosts need +cluster or +sentinel, and a cluster has no db"
-            )
+            problem = "several hosts need +cluster or +sentinel, and a cluster has no db"
+            raise InvalidInputError("store", hidden, problem)
         return cls(
             kind=kind or "server",
             tls=base == "rediss",
@@ -229,8 +230,8 @@ def _host(text: str, default_port: int) -> tuple[str, int]:
     return parts.hostname, parts.port or default_port
 
 
-def _meaning(error: BaseException) -> MemoryStoreError:
-    """An error of the library as one of ours."""
+def _mapped(error: BaseException) -> MemoryStoreError:
+    """An error of the library as a `MemoryStoreError`."""
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, exceptions.OutOfMemoryError) or "OOM" in text[:40] or "OOM command not allowed" in text:
         return StoreFullError(text)

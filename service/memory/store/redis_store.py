@@ -1,4 +1,4 @@
-"""Memories in Redis or Valkey. Everything that changes one is a script (see `scripts`)."""
+"""The store in Redis or Valkey. Each change of a memory is one Lua script (see `scripts`)."""
 
 from __future__ import annotations
 
@@ -7,35 +7,39 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 from service.memory.errors import MemoryStoreError
-from service.memory.names import Keys, activity_keys
+from service.memory.naming import Keys, activity_keys
 from service.memory.store.base import (
     TOMBSTONE_SECONDS,
     Append,
     Appended,
     AppendResult,
-    Facts,
     Fold,
     Limits,
     LogFull,
     Lost,
     Page,
+    ReadRequest,
     Stale,
-    Want,
+    StoredMemoryInfo,
 )
 from service.memory.store.redis_client import RedisClient, Script
-from service.memory.store.scripts import ACTIVITY, ANNOUNCE, APPEND, FACTS, FOLD, PURGE, READ, SEED, SET_ASIDE
+from service.memory.store.scripts import ACTIVITY, ANNOUNCE, APPEND, FOLD, INFO, PURGE, READ, SEED, SET_ASIDE
 
 _ASIDE_SECONDS = 7 * 24 * 3600
-_MARKS = 128
+"""How long an unreadable snapshot is kept for inspection. Not tuned."""
+_MAX_MARKS = 128
 _MARK_SECONDS = 24 * 3600
-_PAGE = 500
+"""With more than `_MAX_MARKS` sources, those without a record for so long lose their mark. Processes keep unconfirmed
+records for an hour, so any longer time is safe; not tuned beyond that."""
+_INFO_BATCH = 500
+"""Memories per round trip of `info`. Not tuned: it bounds the size of one answer."""
 
 
 class RedisStore:
     """A `MemoryStore` behind a Redis client.
 
     Args:
-        fingerprint: of the model whose memories these are.
+        fingerprint: of the memories' model.
     """
 
     shared = True
@@ -43,24 +47,24 @@ class RedisStore:
     def __init__(self, client: RedisClient, fingerprint: str, limits: Limits) -> None:
         self._client = client
         self._limits = limits
-        self.shown = client.shown
+        self.description = client.description
         self._active = activity_keys(fingerprint)
 
     async def append(self, appends: SequenceOf[Append]) -> list[AppendResult]:
         if not appends:
             return []
-        # Told before it is done: whoever looks and finds nothing yet looks again for a while, and a process that
-        # dies in between leaves nothing that nobody looks for.
-        tell = Script(ANNOUNCE, self._active, [append.tag for append in appends])
-        answers = await self._client.run_all([tell, *map(self._append, appends)])
+        # Announced before it is appended: a reader that finds nothing yet reads again for a while, and a process that
+        # dies in between leaves no record unannounced.
+        announce = Script(ANNOUNCE, self._active, [append.tag for append in appends])
+        answers = await self._client.run_all([announce, *map(self._append, appends)])
         return [_appended(answer) for answer in answers[1:]]
 
-    async def read(self, wants: SequenceOf[Want]) -> list[Page | MemoryStoreError]:
-        scripts = [Script(READ, _three(want.tag), [want.position, want.source]) for want in wants]
+    async def read(self, requests: SequenceOf[ReadRequest]) -> list[Page | MemoryStoreError]:
+        scripts = [Script(READ, _main_keys(one.tag), [one.position, one.source]) for one in requests]
         return [_page(answer) for answer in await self._client.run_all(scripts)]
 
-    async def activity(self, turn: int) -> tuple[int, list[str]]:
-        now, tags = await self._client.run(Script(ACTIVITY, self._active, [turn]))
+    async def activity(self, after: int) -> tuple[int, list[str]]:
+        now, tags = await self._client.run(Script(ACTIVITY, self._active, [after]))
         return int(now), [tag.decode() for tag in tags]
 
     async def lease(self, tag: str, holder: str, seconds: float) -> bool:
@@ -71,9 +75,9 @@ class RedisStore:
         keys = Keys.of(fold.tag)
         arguments: list[str | int | bytes] = [
             holder, fold.epoch, fold.position, fold.chain, fold.tokens, fold.records, fold.value, fold.tail, self._ttl,
-            _MARKS, _MARK_SECONDS,
+            _MAX_MARKS, _MARK_SECONDS,
         ]  # fmt: skip
-        return bool(await self._client.run(Script(FOLD, [*_three(fold.tag), keys.lease], arguments)))
+        return bool(await self._client.run(Script(FOLD, [*_main_keys(fold.tag), keys.lease], arguments)))
 
     async def seed(self, fold: Fold) -> bool:
         arguments: list[str | int | bytes] = [
@@ -82,13 +86,13 @@ class RedisStore:
         for source, mark in fold.marks.items():
             arguments += [source, mark]
         await self._client.run(Script(ANNOUNCE, self._active, [fold.tag]))
-        return bool(await self._client.run(Script(SEED, _three(fold.tag), arguments)))
+        return bool(await self._client.run(Script(SEED, _main_keys(fold.tag), arguments)))
 
     async def purge(self, tag: str, at_least: int, only_raise: bool = False) -> int:
         keys = Keys.of(tag)
         arguments = [at_least, int(only_raise), 1000 * TOMBSTONE_SECONDS]
         await self._client.run(Script(ANNOUNCE, self._active, [tag]))
-        return int(await self._client.run(Script(PURGE, [*_three(tag), keys.lease, keys.aside], arguments)))
+        return int(await self._client.run(Script(PURGE, [*_main_keys(tag), keys.lease, keys.aside], arguments)))
 
     async def set_aside(self, tag: str, snapshot: bytes) -> bool:
         keys = Keys.of(tag)
@@ -99,16 +103,16 @@ class RedisStore:
     async def tags(self) -> list[str]:
         return [tag.decode() for tag in await self._client.command("ZRANGE", self._active[0], 0, -1, "REV")]
 
-    async def facts(self, tags: SequenceOf[str]) -> list[Facts]:
-        found: list[Facts] = []
-        for start in range(0, len(tags), _PAGE):
-            some = tags[start : start + _PAGE]
-            answers = await self._client.run_all([Script(FACTS, _three(tag), []) for tag in some])
+    async def info(self, tags: SequenceOf[str]) -> list[StoredMemoryInfo]:
+        found: list[StoredMemoryInfo] = []
+        for start in range(0, len(tags), _INFO_BATCH):
+            some = tags[start : start + _INFO_BATCH]
+            answers = await self._client.run_all([Script(INFO, _main_keys(tag), []) for tag in some])
             gone = [tag for tag, answer in zip(some, answers, strict=True) if answer == []]
             if gone:
                 await self._client.command("ZREM", self._active[0], *gone)
             found += [
-                _facts(tag, answer)
+                _info(tag, answer)
                 for tag, answer in zip(some, answers, strict=True)
                 if answer and not isinstance(answer, MemoryStoreError)
             ]
@@ -127,10 +131,10 @@ class RedisStore:
         ]  # fmt: skip
         for entry in append.entries:
             arguments += [entry.seq, entry.tokens, entry.value]
-        return Script(APPEND, _three(append.tag), arguments)
+        return Script(APPEND, _main_keys(append.tag), arguments)
 
 
-def _three(tag: str) -> list[str]:
+def _main_keys(tag: str) -> list[str]:
     keys = Keys.of(tag)
     return [keys.log, keys.snapshot, keys.meta]
 
@@ -152,7 +156,7 @@ def _page(answer: Any) -> Page | MemoryStoreError:
         return answer
     if not answer:
         return Page(None)
-    epoch, position, chain, start, before, covered, missing, mark, since, snapshot, values, ttl = answer
+    epoch, position, chain, start, before, missing, mark, since, snapshot, values, ttl = answer
     return Page(
         epoch=epoch,
         position=position,
@@ -161,7 +165,6 @@ def _page(answer: Any) -> Page | MemoryStoreError:
         before=before.decode(),
         values=values,
         snapshot=snapshot or None,
-        snapshot_position=covered,
         snapshot_missing=bool(missing),
         mark=mark,
         since_purge=None if since < 0 else since / 1000,
@@ -169,6 +172,6 @@ def _page(answer: Any) -> Page | MemoryStoreError:
     )
 
 
-def _facts(tag: str, answer: Any) -> Facts:
+def _info(tag: str, answer: Any) -> StoredMemoryInfo:
     epoch, position, tokens, size, entries, age, name = answer
-    return Facts(tag, name, epoch, position, tokens, size, entries, None if age < 0 else float(age))
+    return StoredMemoryInfo(tag, name, epoch, position, tokens, size, entries, None if age < 0 else float(age))

@@ -1,11 +1,11 @@
-"""The Lua scripts that change a memory in Redis, each one atomic step.
+"""The Lua scripts that read and change a memory in Redis, each one atomic step.
 
-A memory's meta hash holds: epoch; pos, chain, bytes, tokens (of all that was ever appended in this life); snap_pos,
-snap_tokens, snap_records, snap_total (`tokens` at snap_pos), snap_at (server's seconds); purged (server's
-milliseconds); name; and "m:SOURCE", the highest count of each source with the server's seconds. An epoch is the time
-of the purge in microseconds, or one more than before where the clock went back: a store that lost everything must not
-count through the same numbers again. Entry number p of the log has the stream id p-0 and the fields c, b, t (chain,
-bytes and tokens before it) and r (the record).
+A memory's meta hash has the fields: epoch; pos, chain, bytes, tokens (of all entries ever appended in this epoch);
+snap_pos, snap_tokens, snap_records, snap_total (`tokens` at snap_pos), snap_at (server's clock in seconds); purged
+(server's clock in milliseconds); name; and "m:SOURCE", the highest sequence number of each source with the server's
+seconds. An epoch is the time of the purge in microseconds, or the previous epoch plus one if the clock went back: after
+a store lost everything, the same epochs must not be used again. The log's entry at position p has the stream id p-0 and
+the fields c, b, t (chain, bytes and tokens before it) and r (the record).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if known and epoch < known then return {'stale', known} end
 local pos, chain, bytes, tokens, mark = number(m[2]), m[3] or '', number(m[4]), number(m[5]), 0
 if m[6] then mark = number(string.match(m[6], '^%d+')) end
 local snap_pos, snap_records = number(m[7]), number(m[8])
-local new_life = known and epoch > known
-if (new_life and 0 or mark) < tonumber(ARGV[6]) then return {'lost'} end
-if new_life then
+local new_epoch = known and epoch > known
+if (new_epoch and 0 or mark) < tonumber(ARGV[6]) then return {'lost'} end
+if new_epoch then
   redis.call('DEL', log, snap, meta)
   pos, chain, bytes, tokens, mark, snap_pos, snap_records = 0, '', 0, 0, 0, 0, 0
 end
@@ -101,7 +101,7 @@ for index, entry in ipairs(entries) do
     if index == 1 and entry[2][i] == 'c' then before = entry[2][i + 1] end
   end
 end
-return {number(m[1]), pos, m[3] or '', after, before, snap_pos, missing and 1 or 0, mark, since, snapshot or '', values,
+return {number(m[1]), pos, m[3] or '', after, before, missing and 1 or 0, mark, since, snapshot or '', values,
   redis.call('PTTL', meta)}
 """
 )
@@ -196,22 +196,22 @@ redis.call('PEXPIRE', KEYS[2], ARGV[2])
 return 1
 """
 
-# KEYS: active turn. ARGV: tags.
+# KEYS: active counter (see `naming.activity_keys`). ARGV: tags.
 ANNOUNCE = """
-local turn = redis.call('INCR', KEYS[2])
-for _, tag in ipairs(ARGV) do redis.call('ZADD', KEYS[1], turn, tag) end
-return turn
+local write = redis.call('INCR', KEYS[2])
+for _, tag in ipairs(ARGV) do redis.call('ZADD', KEYS[1], write, tag) end
+return write
 """
 
-# KEYS: active turn. ARGV: turn.
+# KEYS: active counter. ARGV: the write that the reader knows.
 ACTIVITY = """
-local turn = tonumber(redis.call('GET', KEYS[2]) or 0)
-if turn <= tonumber(ARGV[1]) then return {turn, {}} end
-return {turn, redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. ARGV[1], '+inf')}
+local write = tonumber(redis.call('GET', KEYS[2]) or 0)
+if write <= tonumber(ARGV[1]) then return {write, {}} end
+return {write, redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. ARGV[1], '+inf')}
 """
 
 # KEYS: log snap meta.
-FACTS = (
+INFO = (
     _COMMON
     + """
 local m = redis.call('HMGET', KEYS[3], 'epoch', 'pos', 'tokens', 'bytes', 'snap_tokens', 'snap_total', 'snap_at',

@@ -14,9 +14,11 @@ from model_runner.drafting import draft_account
 from model_runner.drafting import guarded_drafter as drafting
 from model_runner.drafting.draft_account import LONGEST_PAUSES, Payoff
 from model_runner.drafting.guarded_drafter import GuardedDrafter
-from model_runner.sequence import Sequence, StopParams
+from model_runner.request import StopParams
+from model_runner.sequence import Sequence
 from strategies import Drafter, DraftTree, Feedback, HybridStrategy, registry
 from strategies.draft import Int32Array
+from tests.model_runner.sequences import make_sequence
 
 VOCAB = 100
 STEP = 0.01
@@ -73,7 +75,7 @@ class Plugin:
 
 def sequence_of(strategy: Any, name: str = "theirs") -> Sequence:
     prompt = np.array([1, 2, 3], np.int32)
-    return Sequence("r1", prompt, StopParams(1000), strategy=strategy, strategy_name=name, max_draft_nodes=16)
+    return make_sequence("r1", prompt, StopParams(1000), strategy=strategy, strategy_name=name, max_draft_nodes=16)
 
 
 def guarded(
@@ -88,11 +90,9 @@ def run(drafter: GuardedDrafter, sequence: Sequence, steps: int, accepted: int, 
     drafted = 0
     for _ in range(steps):
         drafted += len(drafter.propose(16)) > 0
-        stats = sequence.stats
-        stats.decode_steps += 1
-        stats.accepted_tokens += accepted
+        sequence.stats.decode_steps += 1
+        drafter.account.step(seconds, accepted)
         drafter.observe([7] * (accepted + 1), NOTHING)
-        stats.model_seconds += seconds
     return drafted
 
 
@@ -202,7 +202,7 @@ def test_a_strategy_gets_a_prompt_of_its_own() -> None:
 
     plugin.start = start  # type: ignore[method-assign]
     _, sequence = guarded(plugin)
-    assert sequence.prompt.tolist() == [1, 2, 3]
+    assert sequence.request.prompt.tolist() == [1, 2, 3]
 
 
 def test_one_strategy_s_failures_are_counted_over_sequences() -> None:
@@ -284,9 +284,8 @@ def test_steps_without_a_draft_say_nothing_about_drafts(clock: Clock) -> None:
     drafter, sequence = guarded(Plugin(clock=clock, observe=0.01 * STEP))
     run(drafter, sequence, 10, accepted=1)
     for _ in range(500):  # as beside prompts
-        sequence.stats.decode_steps += 1
+        drafter.account.step(STEP, 0)
         drafter.observe([7], NOTHING)
-        sequence.stats.model_seconds += STEP
     assert run(drafter, sequence, 20, accepted=1) == 20
 
 
@@ -375,9 +374,8 @@ def test_a_slow_part_costs_a_hybrid_that_part(hybrid: Any, clock: Clock, monkeyp
     for _ in range(100):
         assert drafter.active
         drafter.propose(16)
-        sequence.stats.decode_steps += 1
+        drafter.account.step(STEP, 0)
         drafter.observe([7], Feedback(*(np.array(a, np.int32) for a in ([3], [-1], [7], [[7] * 8]))))
-        sequence.stats.model_seconds += STEP
     assert slow.closed == 1
     assert slow.proposed < 20
     assert strategy.failures == {"slow": 1}

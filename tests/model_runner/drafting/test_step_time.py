@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_runner.drafting.step_time import KNOTS, StepTimeCurve, StepTimes, measure
+from model_runner.drafting.step_time import KNOTS, MEASURED_CONTEXT, ContextCost, StepTimeCurve, StepTimes, measure
 
 times = st.dictionaries(st.integers(1, 300), st.floats(1e-4, 1.0), min_size=1, max_size=12)
 
@@ -146,3 +146,22 @@ def test_wide_steps_of_many_sequences_are_learned_from_such_steps_alone() -> Non
         for tokens in (32, 300):
             times.observe(tokens, 32, 1, took(tokens))
     assert seconds_of(times, 300, 32) - seconds_of(times, 32, 32) == pytest.approx(took(300) - took(32), rel=0.05)
+
+
+def test_longer_contexts_cost_what_their_steps_show() -> None:
+    """Measured at first as if attention were three times as fast as it is."""
+    true, guess = ContextCost(2e-4, 1e-4), ContextCost(0.7e-4, 0.3e-4)
+    times = StepTimes({1: StepTimeCurve({1: 1.0, 64: 2.0})}, {1: 0.0}, {1: guess})
+
+    def took(tokens: int, context: int) -> float:
+        beyond = max(context - MEASURED_CONTEXT, 0)
+        return 1.0 + (tokens - 1) / 63 + beyond * (true.per_sequence + tokens * true.per_token)
+
+    for _ in range(600):
+        for tokens, context in ((1, 100), (16, 100), (1, 4000), (16, 4000)):
+            threads = times.choose_threads(tokens, 1)
+            times.observe(tokens, 1, threads, took(tokens, context), context)
+    for tokens, context in ((1, 64), (16, 128), (8, 4000), (16, 2000)):
+        found = float(times.between(tokens, tokens, 1, context)[0])
+        assert found == pytest.approx(took(tokens, context), rel=0.25)
+    assert times.between(1, 16, 1, 4000)[15] > times.between(1, 16, 1, 128)[15]

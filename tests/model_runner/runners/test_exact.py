@@ -12,12 +12,16 @@ import torch
 import strategies
 from model_runner.engine import Engine, EngineConfig
 from model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
-from model_runner.runners.torch.exact_attention import BLOCK, draft_limits, pieces
+from model_runner.output import TokenLogprobs
+from model_runner.request import SamplingParams, StopParams
+from model_runner.runners.torch.exact_attention import SUM_BLOCK as SUM_BLOCK
+from model_runner.runners.torch.exact_attention import draft_limits, pieces
 from model_runner.scheduling import kv_pool
-from model_runner.sequence import SamplingParams, Sequence, StopParams, TokenLogprobs
+from model_runner.sequence import Sequence
 from strategies import Strategy
 from tests.model_runner.families import RANDOM_FAMILIES, VOCAB, adopted, as_prompt
 from tests.model_runner.oracle import OracleStrategy
+from tests.model_runner.sequences import make_sequence
 
 NEW_TOKENS = 50
 Written = tuple[list[int], list[TokenLogprobs]]
@@ -35,7 +39,7 @@ def model(family: str, dtype: torch.dtype) -> LoadedModel:
 def prompts(family: str) -> list[tuple[int, ...]]:
     """Long enough that drafts meet the ends of blocks in many ways."""
     random = np.random.default_rng(1)
-    lengths = (1, BLOCK - 20, BLOCK - 1, BLOCK + 3, BLOCK + 70)
+    lengths = (1, SUM_BLOCK - 20, SUM_BLOCK - 1, SUM_BLOCK + 3, SUM_BLOCK + 70)
     return [tuple(random.integers(8, VOCAB, n).tolist()) for n in lengths]
 
 
@@ -61,7 +65,7 @@ def outputs(engine: Engine, sequences: list[Sequence]) -> list[Written]:
 def sampled(prompt: tuple[int, ...], temperature: float, strategy: Strategy | None) -> Sequence:
     sampling = SamplingParams(temperature=temperature, seed=3, logprobs=4)
     stop = StopParams(NEW_TOKENS, ignore_eos=True)
-    return Sequence("r", as_prompt(prompt), stop, sampling, strategy=strategy, max_draft_nodes=64)
+    return make_sequence("r", as_prompt(prompt), stop, sampling, strategy=strategy, max_draft_nodes=64)
 
 
 def engine(family: str, dtype: torch.dtype, **options: Any) -> Engine:
@@ -90,7 +94,7 @@ def test_the_same_bits_with_any_draft_in_any_batch(family: str, dtype: torch.dty
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt-neox", "bundled"])
 def test_the_same_bits_after_a_preemption(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was written token by token is computed again in chunks, and goes on from there, drafted."""
-    monkeypatch.setattr(kv_pool, "GROWTH", 8)  # so that slabs of short answers have to grow
+    monkeypatch.setattr(kv_pool, "GROWTH", 8)  # so that the regions of short answers have to grow
     wanted = plain(family, torch.bfloat16, 1.0)
     answers = {prompt: tokens for prompt, (tokens, _) in zip(prompts(family), wanted, strict=True)}
     for prefix_cache, chunk in ((True, 512), (False, 90)):
@@ -124,7 +128,7 @@ def test_real_text_in_bfloat16_with_every_strategy() -> None:
     tokenizer = model("bundled", torch.bfloat16).tokenizer
     asked = [tuple(tokenizer.encode_chat([{"role": "user", "content": q}]).tolist()) for q in questions]
     wanted = [write(engine("bundled", torch.bfloat16), [prompt], None, 0.0)[0] for prompt in asked]
-    for name in strategies.names():
+    for name in strategies.strategy_names():
         strategy = strategies.create(name)
         for _ in range(2):
             assert write(engine("bundled", torch.bfloat16), asked, strategy, 0.0) == wanted, name
@@ -153,17 +157,17 @@ def test_without_exact_mode_bfloat16_depends_on_the_batch() -> None:
 
 
 def test_drafts_stay_within_their_block() -> None:
-    for position in (0, 1, BLOCK - 2, BLOCK - 1, BLOCK, 1000):
+    for position in (0, 1, SUM_BLOCK - 2, SUM_BLOCK - 1, SUM_BLOCK, 1000):
         levels, nodes = draft_limits(position)
-        assert (position + levels) // BLOCK == position // BLOCK
-        assert (position + levels + 1) % BLOCK == 0
+        assert (position + levels) // SUM_BLOCK == position // SUM_BLOCK
+        assert (position + levels + 1) % SUM_BLOCK == 0
         assert nodes >= 64
 
 
 def test_pieces_cover_all_rows_and_share_a_block() -> None:
-    for context in (0, 5, BLOCK - 1, 3 * BLOCK):
-        for size in (1, 2, BLOCK, 300):
+    for context in (0, 5, SUM_BLOCK - 1, 3 * SUM_BLOCK):
+        for size in (1, 2, SUM_BLOCK, 300):
             positions = np.arange(context, context + size, dtype=np.int32)
             rows = pieces(positions)
             assert np.concatenate([positions[piece] for piece in rows]).tolist() == positions.tolist()
-            assert all(len(set((positions[piece] // BLOCK).tolist())) == 1 for piece in rows)
+            assert all(len(set((positions[piece] // SUM_BLOCK).tolist())) == 1 for piece in rows)

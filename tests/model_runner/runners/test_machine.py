@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from model_runner.runners.torch.attention import Segment, StepBatch
-from model_runner.runners.torch.kv_cache import Slab
+from model_runner.runners.batch import BatchRow, lay_out
+from model_runner.runners.torch.attention import TorchBatch
+from model_runner.runners.torch.kv_cache import KVCache
 from model_runner.runners.torch.machine import bound_kernel_caches, kernel_width
+from strategies import EMPTY_TREE
 from tests.model_runner.families import served
 
 
@@ -32,11 +34,12 @@ def test_what_a_batch_is_filled_up_with_changes_nothing(size: int) -> None:
     tokens = (7 * depths + 3).astype(np.int32) % 250
 
     def logits(parts: list[slice]) -> torch.Tensor:
-        slab, rows = Slab.empty(model.layout, 100), []
+        kv, rows = KVCache(model.layout, 100), []
+        region = kv.allocate(100)
         for part in parts:
             n = len(tokens[part])
-            segment = Segment(slab, part.start, tokens[part], depths[:n] - 1, depths[:n], logit_rows=0)
-            inputs = StepBatch([segment], model.layout).inputs()
+            batch = lay_out([BatchRow(region, part.start, tokens[part], EMPTY_TREE, logits_from=0)])
+            inputs = TorchBatch(batch, kv).inputs()
             assert inputs["input_ids"].shape == inputs["position_ids"].shape == (1, kernel_width(n))
             with torch.inference_mode():
                 rows.append(model.module(**inputs).logits[0, :n])

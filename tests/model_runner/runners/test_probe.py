@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import transformers as tf
 from model_runner.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
 from model_runner.loading.model import BUNDLED_MODEL, adopt, load_model
 from model_runner.loading.tokenizer import Tokenizer
-from model_runner.runners.torch import attention
+from model_runner.runners.torch import attention, machine
 from model_runner.runners.torch.probe import probe
 
 _TINY: dict[str, Any] = {
@@ -97,3 +98,17 @@ def test_a_bad_option_is_named(options: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidValueError) as caught:
         load_model(BUNDLED_MODEL, **options)
     assert caught.value.field == field
+
+
+def test_kernel_caches_are_bounded_before_the_first_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch and oneDNN read their limits once, at the first product of the process."""
+    seen: list[bool] = []
+    for name in machine.KERNEL_CACHES:
+        monkeypatch.delenv(name, raising=False)
+    module = build(tf.LlamaConfig(**_TINY)).to(torch.bfloat16)
+    module.register_forward_pre_hook(lambda *_: seen.append(all(name in os.environ for name in machine.KERNEL_CACHES)))
+    probe(module, exact=False)
+    assert seen
+    assert all(seen)
+    for name in machine.KERNEL_CACHES:
+        monkeypatch.delenv(name)

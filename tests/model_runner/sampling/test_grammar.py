@@ -12,10 +12,12 @@ import torch
 import strategies
 from model_runner.engine import Engine, EngineConfig
 from model_runner.errors import InvalidValueError
+from model_runner.request import GrammarKind, SamplingParams, StopParams
 from model_runner.sampling.grammar import GrammarState
-from model_runner.sequence import GrammarKind, SamplingParams, Sequence, StopParams
+from model_runner.sequence import Sequence
 from strategies import Strategy
 from tests.model_runner.families import as_prompt, reference, served
+from tests.model_runner.sequences import make_sequence
 
 SCHEMA = json.dumps(
     {
@@ -72,7 +74,7 @@ def answer(
     engine: Engine, kind: GrammarKind, strategy: Strategy | None, nodes: int, **sampling: float
 ) -> tuple[Sequence, str]:
     model = served("bundled")
-    sequence = Sequence(
+    sequence = make_sequence(
         "r",
         as_prompt(prompt()),
         StopParams(80),
@@ -113,7 +115,7 @@ def follows(kind: GrammarKind, text: str) -> bool:
 @pytest.mark.parametrize("kind", GRAMMARS)
 def test_the_answer_is_plain_decodings_with_any_draft(engine: Engine, kind: GrammarKind) -> None:
     wanted = expected(kind, 80)
-    for name in strategies.names():
+    for name in strategies.strategy_names():
         strategy = strategies.create(name)
         for nodes in (0, 3, 24):
             sequence, text = answer(engine, kind, strategy, nodes)

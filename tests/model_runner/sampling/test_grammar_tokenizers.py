@@ -17,11 +17,12 @@ import strategies
 from model_runner.engine import Engine, EngineConfig
 from model_runner.loading.model import LoadedModel, adopt
 from model_runner.loading.tokenizer import Tokenizer
-from model_runner.sequence import GrammarKind, SamplingParams, StopParams
+from model_runner.request import GrammarKind, SamplingParams, StopParams
 from model_runner.sequence import Sequence as EngineSequence
 from strategies import Strategy
 from tests.model_runner.families import as_prompt, tiny
 from tests.model_runner.oracle import OracleStrategy
+from tests.model_runner.sequences import make_sequence
 
 SCHEMA = {
     "type": "object",
@@ -118,7 +119,7 @@ def expected(model: LoadedModel, plain: Any, kind: GrammarKind, prompt: tuple[in
 def write(
     engine: Engine, kind: GrammarKind, prompt: tuple[int, ...], strategy: Strategy | None, **sampling: Any
 ) -> tuple[EngineSequence, str]:
-    one = EngineSequence(
+    one = make_sequence(
         "r",
         as_prompt(prompt),
         StopParams(LONGEST),

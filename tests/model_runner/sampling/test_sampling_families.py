@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 import strategies
 from model_runner.engine import Engine
-from model_runner.sequence import SamplingParams, Sequence, StopParams, TokenLogprobs
+from model_runner.output import TokenLogprobs
+from model_runner.request import SamplingParams, StopParams
+from model_runner.sequence import Sequence
 from strategies import Strategy
 from tests.model_runner.families import FAMILIES, VOCAB, WINDOW, reference
 from tests.model_runner.oracle import OracleStrategy

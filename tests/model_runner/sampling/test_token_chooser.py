@@ -26,11 +26,13 @@ from transformers import (
 
 import strategies
 from model_runner.engine import Engine, EngineConfig
+from model_runner.request import SamplingParams, StopParams
 from model_runner.sampling.token_chooser import TokenChooser, gumbel_noise
-from model_runner.sequence import SamplingParams, Sequence, StopParams
+from model_runner.sequence import Sequence
 from strategies import Strategy
 from tests.model_runner.families import VOCAB, as_prompt, greedy, reference, served
 from tests.model_runner.oracle import OracleStrategy
+from tests.model_runner.sequences import make_sequence
 
 NEW_TOKENS = 16
 END = 7
@@ -119,7 +121,7 @@ def expected(family: str, prompt: tuple[int, ...], params: SamplingParams, stop:
 def sequence(
     prompt: tuple[int, ...], params: SamplingParams, stop: StopParams, strategy: Strategy | None, nodes: int = 24
 ) -> Sequence:
-    return Sequence("r", as_prompt(prompt), stop, params, strategy=strategy, max_draft_nodes=nodes)
+    return make_sequence("r", as_prompt(prompt), stop, params, strategy=strategy, max_draft_nodes=nodes)
 
 
 def run(engine: Engine, *sequences: Sequence) -> None:
@@ -141,7 +143,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("name", [*strategies.names(), "oracle"])
+@pytest.mark.parametrize("name", [*strategies.strategy_names(), "oracle"])
 @given(wanted=params, stop=stops, others=st.lists(params, min_size=7, max_size=7))
 @few_examples
 def test_the_output_is_the_same_alone_in_a_batch_and_with_any_draft(
@@ -170,10 +172,10 @@ def test_the_output_is_the_same_alone_in_a_batch_and_with_any_draft(
     engine.check()
 
 
-@pytest.mark.parametrize("name", [*strategies.names(), "oracle"])
+@pytest.mark.parametrize("name", [*strategies.strategy_names(), "oracle"])
 @given(wanted=params, stop=stops)
 @few_examples
-def test_the_output_is_the_same_when_a_sequence_stands_back_for_a_prompt(
+def test_the_output_is_the_same_when_a_sequence_skips_steps_for_a_prompt(
     name: str, wanted: SamplingParams, stop: StopParams
 ) -> None:
     answer = expected("llama", PROMPT, wanted, stop)

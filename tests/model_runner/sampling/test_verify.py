@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_runner.runners.torch.attention import chain_then_tree
-from model_runner.sampling.verify import ROOT, walk
+from model_runner.runners.batch import chain_with_tree
+from model_runner.sampling.verify import ROOT_NODE, walk
 from strategies import EMPTY_TREE, DraftTree
 from strategies.draft import Int32Array
 
@@ -14,18 +14,18 @@ LAST = np.array([99], np.int32)
 
 def rooted(tree: DraftTree) -> tuple[Int32Array, Int32Array]:
     """Tokens and parents of the tree under the last committed token."""
-    tokens, parents, _ = chain_then_tree(LAST, tree)
+    tokens, parents, _ = chain_with_tree(LAST, tree)
     return tokens, parents
 
 
 def test_without_a_draft_the_models_own_token_is_written() -> None:
-    assert list(walk(*rooted(EMPTY_TREE), lambda node: 42)) == [(42, ROOT)]
+    assert list(walk(*rooted(EMPTY_TREE), lambda node: 42)) == [(42, ROOT_NODE)]
 
 
 def test_takes_the_branch_that_the_model_chooses() -> None:
     tree = DraftTree.of([5, 6, 7, 8], [-1, -1, 1, 1], [0.5, 0.4, 0.2, 0.1])
-    choices = {ROOT: 6, 2: 8, 4: 9}
-    assert list(walk(*rooted(tree), choices.__getitem__)) == [(6, 2), (8, 4), (9, ROOT)]
+    choices = {ROOT_NODE: 6, 2: 8, 4: 9}
+    assert list(walk(*rooted(tree), choices.__getitem__)) == [(6, 2), (8, 4), (9, ROOT_NODE)]
 
 
 @st.composite
@@ -41,11 +41,11 @@ def trees(draw: st.DrawFn) -> DraftTree:
 @given(trees(), st.lists(st.integers(0, 3), min_size=40, max_size=40))
 def test_what_is_written_does_not_depend_on_the_tree(tree: DraftTree, truth: list[int]) -> None:
     """A model that writes `truth` writes a beginning of it, and the nodes on the way carry exactly that."""
-    tokens, parents, depths = chain_then_tree(LAST, tree)
+    tokens, parents, depths = chain_with_tree(LAST, tree)
     steps = list(walk(tokens, parents, lambda node: truth[depths[node]]))
     assert [token for token, _ in steps] == truth[: len(steps)]
     nodes = [node for _, node in steps]
-    assert nodes[-1] == ROOT
-    assert ROOT not in nodes[:-1]
+    assert nodes[-1] == ROOT_NODE
+    assert ROOT_NODE not in nodes[:-1]
     assert tokens[nodes[:-1]].tolist() == truth[: len(nodes) - 1]
-    assert parents[nodes[:-1]].tolist() == [ROOT, *nodes[:-2]][: len(nodes) - 1]
+    assert parents[nodes[:-1]].tolist() == [ROOT_NODE, *nodes[:-2]][: len(nodes) - 1]

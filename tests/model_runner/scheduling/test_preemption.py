@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 import strategies
 from model_runner.engine import Engine, EngineConfig
-from model_runner.sequence import FinishReason, GrammarKind, SamplingParams, Sequence, SequenceState, StopParams
+from model_runner.output import FinishReason
+from model_runner.request import GrammarKind, SamplingParams, StopParams
+from model_runner.sequence import Sequence, SequenceState
 from tests.model_runner.families import VOCAB, as_prompt, greedy, served
 from tests.model_runner.oracle import OracleStrategy
+from tests.model_runner.sequences import make_sequence
 
 CONTEXT, NODES = 256, 24
 """The random families' context, and a cap on drafts: with both, the least memory that an engine takes."""
@@ -42,7 +45,7 @@ def finish(engine: Engine) -> None:
 
 
 def answer(engine: Engine, prompt: tuple[int, ...], new_tokens: int, **options: Any) -> Sequence:
-    sequence = Sequence("r", as_prompt(prompt), StopParams(new_tokens), max_draft_nodes=NODES, **options)
+    sequence = make_sequence("r", as_prompt(prompt), StopParams(new_tokens), max_draft_nodes=NODES, **options)
     engine.add(sequence)
     finish(engine)
     return sequence
@@ -56,7 +59,7 @@ def test_preempted_sequences_write_what_they_would_have_written(family: str, pre
     engine = engine_of(family, kv_cache_tokens=CONTEXT + NODES + 120, prefix_cache=prefix_cache, prefill_chunk=50)
     oracle = OracleStrategy(answers, VOCAB, seed=1)
     sequences = [
-        Sequence(str(i), as_prompt(prompt), StopParams(120), strategy=oracle, max_draft_nodes=4 * i)
+        make_sequence(str(i), as_prompt(prompt), StopParams(120), strategy=oracle, max_draft_nodes=4 * i)
         for i, prompt in enumerate(prompts)
     ]
     for sequence in sequences:
@@ -69,14 +72,14 @@ def test_preempted_sequences_write_what_they_would_have_written(family: str, pre
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2-sliding"])
-def test_preempted_sequences_whose_prompts_others_stand_back_for(family: str) -> None:
+def test_preempted_sequences_whose_prefill_others_skip_steps_for(family: str) -> None:
     """What a preempted sequence had written is read again in small chunks, and others write nothing meanwhile."""
     prompts = [tuple(int(t) for t in np.random.default_rng(i).integers(0, 9, 5 + 9 * i)) for i in range(6)]
     answers = {prompt: greedy(family, prompt, 120) for prompt in prompts}
     engine = engine_of(family, kv_cache_tokens=CONTEXT + NODES + 120, prefill_chunk=8, shared_prefill_chunk=8)
     oracle = OracleStrategy(answers, VOCAB, seed=1)
     sequences = [
-        Sequence(str(i), as_prompt(prompt), StopParams(120), strategy=oracle, max_draft_nodes=NODES)
+        make_sequence(str(i), as_prompt(prompt), StopParams(120), strategy=oracle, max_draft_nodes=NODES)
         for i, prompt in enumerate(prompts)
     ]
     for sequence in sequences:
@@ -106,7 +109,9 @@ def test_arrivals_and_cancellations_at_any_time(family: str, data: st.DataObject
         prompt, stop = as_prompt([first] * 33 + rest), StopParams(data.draw(st.integers(1, 90)))
         tenant, priority = data.draw(st.sampled_from("ab")), data.draw(st.integers(-1, 1))
         added.append(
-            Sequence(str(i), prompt, stop, strategy=strategy, max_draft_nodes=NODES, tenant=tenant, priority=priority)
+            make_sequence(
+                str(i), prompt, stop, strategy=strategy, max_draft_nodes=NODES, tenant=tenant, priority=priority
+            )
         )
         engine.add(added[-1])
         for _ in range(data.draw(st.integers(0, 12))):
@@ -119,7 +124,7 @@ def test_arrivals_and_cancellations_at_any_time(family: str, data: st.DataObject
             engine.check()
     finish(engine)
     for sequence in added:
-        expected = greedy(family, tuple(sequence.prompt.tolist()), sequence.stop.max_tokens)
+        expected = greedy(family, tuple(sequence.request.prompt.tolist()), sequence.request.stop.max_tokens)
         if sequence in cancelled:
             assert sequence.output == expected[: len(sequence.output)]
         else:
@@ -133,7 +138,7 @@ def test_sampling_penalties_and_stop_strings_survive_a_preemption() -> None:
         engine = engine_of("bundled", max_draft_nodes=8, **options)
         prompts = [served("bundled").tokenizer.encode(f"question {i}: where is my order") for i in range(4)]
         sequences = [
-            Sequence(
+            make_sequence(
                 str(i),
                 prompt,
                 StopParams(220, ignore_eos=True, strings=("no such text",)),
@@ -175,7 +180,7 @@ def test_a_grammar_survives_a_preemption() -> None:
     engine = engine_of("bundled", kv_cache_tokens=520, max_draft_nodes=8)
     prompt = model.tokenizer.encode("list numbers")
     sequences = [
-        Sequence(
+        make_sequence(
             str(i),
             prompt,
             StopParams(400),
@@ -235,13 +240,13 @@ def test_prefixes_are_right_after_eviction() -> None:
 def test_samples_of_one_prompt_share_its_prefill() -> None:
     engine = engine_of(prefill_chunk=64, shared_prefill_chunk=64)
     prompt = as_prompt((4, 1, 1) * 50)
-    samples = [Sequence(str(i), prompt, StopParams(10), SamplingParams(temperature=1.0, seed=i)) for i in range(5)]
+    samples = [make_sequence(str(i), prompt, StopParams(10), SamplingParams(temperature=1.0, seed=i)) for i in range(5)]
     for sample in samples:
         engine.add(sample)
     finish(engine)
     assert [s.stats.cached_prompt_tokens for s in samples] == [0, 149, 149, 149, 149]
     for i, sample in enumerate(samples):
-        alone = Sequence("r", prompt, StopParams(10), SamplingParams(temperature=1.0, seed=i))
+        alone = make_sequence("r", prompt, StopParams(10), SamplingParams(temperature=1.0, seed=i))
         engine = engine_of(prefix_cache=False)
         engine.add(alone)
         finish(engine)
@@ -250,10 +255,10 @@ def test_samples_of_one_prompt_share_its_prefill() -> None:
 
 def test_a_long_prompt_is_read_beside_those_who_write() -> None:
     engine = engine_of(prefill_chunk=100, shared_prefill_chunk=16)
-    writer = Sequence("writer", as_prompt((1, 2)), StopParams(60))
+    writer = make_sequence("writer", as_prompt((1, 2)), StopParams(60))
     engine.add(writer)
     engine.step()
-    reader = Sequence("reader", as_prompt((3, 4) * 100), StopParams(2))
+    reader = make_sequence("reader", as_prompt((3, 4) * 100), StopParams(2))
     engine.add(reader)
     steps = 0
     while not reader.output:
@@ -266,7 +271,7 @@ def test_a_long_prompt_is_read_beside_those_who_write() -> None:
 def test_a_failed_step_leaves_no_prefix_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(prefill_chunk=20)
     prompt = (8, 2) * 20
-    engine.add(Sequence("r", as_prompt(prompt), StopParams(9)))
+    engine.add(make_sequence("r", as_prompt(prompt), StopParams(9)))
     engine.step()
     with monkeypatch.context() as patch:
         patch.setattr(engine.model.module, "forward", lambda **_: 1 / 0)
@@ -278,8 +283,8 @@ def test_a_failed_step_leaves_no_prefix_behind(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_deadline_ends_a_sequence_with_its_error() -> None:
     engine = engine_of(max_running=1)
-    late = Sequence("late", as_prompt((1, 2)), StopParams(9), deadline=1.0)
-    timely = Sequence("timely", as_prompt((1, 2)), StopParams(9), deadline=1e12)
+    late = make_sequence("late", as_prompt((1, 2)), StopParams(9), deadline=1.0)
+    timely = make_sequence("timely", as_prompt((1, 2)), StopParams(9), deadline=1e12)
     engine.add(late)
     engine.add(timely)
     outputs = engine.step()

@@ -9,17 +9,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle as Values
 from hypothesis.stateful import RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from model_runner.request import StopParams
 from model_runner.scheduling.kv_pool import KVPool, size_class
-from model_runner.scheduling.prefix_cache import BLOCK, block_hashes, common_prefix
+from model_runner.scheduling.prefix_cache import PREFIX_BLOCK, block_hashes, common_prefix
 from model_runner.scheduling.scheduler import Work
-from model_runner.sequence import Sequence, StopParams
+from model_runner.sequence import Sequence
 from strategies.draft import Int32Array
-from tests.model_runner.fake_slabs import FakeSlab, FakeStore, run
+from tests.model_runner.fake_kv import FakeStore, run
+from tests.model_runner.sequences import make_sequence
 
 LARGEST = 500
 
 
-def pool_of(capacity: int, prefix_cache: bool = True) -> KVPool[FakeSlab]:
+def pool_of(capacity: int, prefix_cache: bool = True) -> KVPool:
     return KVPool(FakeStore(capacity), capacity, LARGEST, prefix_cache)
 
 
@@ -28,7 +30,7 @@ def tokens(*parts: tuple[int, int]) -> Int32Array:
     return np.concatenate([np.full(count, token, np.int32) for token, count in parts])
 
 
-def ended(pool: KVPool[FakeSlab], prompt: Int32Array, tenant: str = "a", output: int = 1, keep: bool = True) -> None:
+def ended(pool: KVPool, prompt: Int32Array, tenant: str = "a", output: int = 1, keep: bool = True) -> None:
     """A sequence of that prompt ran and ended."""
     sequence = start(pool, prompt, tenant)
     run(pool, Work(sequence, sequence.length - sequence.committed), list(range(1000, 1000 + output)))
@@ -36,8 +38,8 @@ def ended(pool: KVPool[FakeSlab], prompt: Int32Array, tenant: str = "a", output:
     pool.check([])
 
 
-def start(pool: KVPool[FakeSlab], prompt: Int32Array, tenant: str = "a") -> Sequence:
-    sequence = Sequence("r", prompt, StopParams(50), tenant=tenant, max_draft_nodes=50)
+def start(pool: KVPool, prompt: Int32Array, tenant: str = "a") -> Sequence:
+    sequence = make_sequence("r", prompt, StopParams(50), tenant=tenant, max_draft_nodes=50)
     assert pool.open(sequence)
     return sequence
 
@@ -50,7 +52,7 @@ def test_hashes_agree_as_far_as_tokens_do(a: list[int], b: list[int], common: in
     )
     assert common_prefix(left, right) == common_prefix(right, left) == expected
     blocks = list(zip(block_hashes(left), block_hashes(right), strict=False))
-    assert [x == y for x, y in blocks] == [(i + 1) * BLOCK <= expected for i in range(len(blocks))]
+    assert [x == y for x, y in blocks] == [(i + 1) * PREFIX_BLOCK <= expected for i in range(len(blocks))]
     hashes = list(block_hashes(left))
     assert hashes[1:] == list(block_hashes(left, hashes[:1]))
 
@@ -63,13 +65,13 @@ def test_size_classes_are_few_and_close(size: int) -> None:
     assert size_class(found) == found
 
 
-def test_the_next_turn_takes_over_the_last_ones_slab() -> None:
+def test_the_next_chat_turn_takes_over_the_region_of_the_last_one() -> None:
     pool = pool_of(2000)
     ended(pool, tokens((1, 100)), output=20)
-    before = pool.tokens_out
+    before = pool.allocated_tokens
     second = start(pool, np.concatenate([tokens((1, 100)), np.arange(1000, 1020, dtype=np.int32), tokens((2, 9))]))
     assert second.committed == 100 + 19  # the last token's keys and values were never computed
-    assert pool.tokens_out == pool.live_tokens
+    assert pool.allocated_tokens == pool.live_tokens
     assert pool.size(second) <= 2 * before
     pool.check([second])
 
@@ -82,7 +84,7 @@ def test_a_prefix_that_others_may_want_is_copied() -> None:
     assert start(pool, tokens((1, 64), (2, 40), (4, 40))).committed == 104
 
 
-@pytest.mark.parametrize("size", [BLOCK, BLOCK + 1, 100])
+@pytest.mark.parametrize("size", [PREFIX_BLOCK, PREFIX_BLOCK + 1, 100])
 def test_the_last_token_is_always_computed(size: int) -> None:
     pool = pool_of(2000)
     ended(pool, tokens((1, size)), output=30)
@@ -113,23 +115,23 @@ def test_a_longer_answer_replaces_what_it_contains() -> None:
     pool = pool_of(4000)
     for _ in range(3):
         ended(pool, tokens((1, 100)), output=5)
-    once = pool.tokens_out
+    once = pool.allocated_tokens
     ended(pool, tokens((1, 90)))
-    assert pool.tokens_out == once == size_class(100 + 100)
+    assert pool.allocated_tokens == once == size_class(100 + 100)
     ended(pool, tokens((1, 100), (2, 100)))
-    assert pool.tokens_out == size_class(200 + 100)
+    assert pool.allocated_tokens == size_class(200 + 100)
 
 
 def test_the_least_recently_used_prefix_yields_to_live_sequences() -> None:
     pool = pool_of(4 * 192)
     for token in (1, 2, 3):
         ended(pool, tokens((token, 80)))
-    assert pool.tokens_out == 3 * 192
+    assert pool.allocated_tokens == 3 * 192
     used = start(pool, tokens((1, 32), (9, 48)))  # now 1 was used last
     assert used.committed == 32
     others = [start(pool, tokens((token, 80))) for token in (7, 8)]  # for these 2 and 3 must go
     assert pool.live_tokens == 3 * 192
-    found = [pool.cached(Sequence("r", tokens((token, 80)), StopParams(1), tenant="a")) for token in (1, 2, 3)]
+    found = [pool.cached(make_sequence("r", tokens((token, 80)), StopParams(1), tenant="a")) for token in (1, 2, 3)]
     assert found == [79, 0, 0]
     pool.check([used, *others])
 
@@ -138,19 +140,19 @@ def test_the_least_recently_used_prefix_yields_to_live_sequences() -> None:
 def test_nothing_is_retained_where_it_must_not_be(prefix_cache: bool, keep: bool) -> None:
     pool = pool_of(2000, prefix_cache)
     ended(pool, tokens((1, 100)), keep=keep)
-    assert pool.tokens_out == 0
+    assert pool.allocated_tokens == 0
     assert start(pool, tokens((1, 100))).committed == 0
 
 
-def test_a_sequence_that_outgrows_its_slab_moves_to_a_larger_one() -> None:
+def test_a_sequence_that_outgrows_its_region_moves_to_a_larger_one() -> None:
     pool = pool_of(2000)
-    sequence = Sequence("r", tokens((1, 20)), StopParams(400), max_draft_nodes=10)
+    sequence = make_sequence("r", tokens((1, 20)), StopParams(400), max_draft_nodes=10)
     assert pool.open(sequence)
     sizes = [pool.size(sequence)]
     while len(sequence.output) < 400:
         if pool.is_short(sequence):
             assert pool.shortfall(sequence) <= 0
-            pool.grow(sequence)
+            assert pool.grow(sequence)
             sizes.append(pool.size(sequence))
         pending = sequence.length - sequence.committed
         run(pool, Work(sequence, pending), [len(sequence.output)] * 5)
@@ -181,7 +183,7 @@ class PoolMachine(RuleBasedStateMachine):
     def open(self, prompt: list[tuple[int, int]], tenant: str, max_tokens: int, nodes: int) -> Sequence:
         # Each tenant's tokens are its own, so that a row of another's would be seen.
         ids = tokens(*prompt) + np.int32(100 * ord(tenant))
-        sequence = Sequence("r", ids, StopParams(max_tokens), tenant=tenant, max_draft_nodes=nodes)
+        sequence = make_sequence("r", ids, StopParams(max_tokens), tenant=tenant, max_draft_nodes=nodes)
         fits = self.pool.live_tokens + size_class(min(64, max_tokens) + ids.size + nodes) <= self.pool.capacity
         if self.pool.open(sequence):
             self.running.append(sequence)
@@ -192,15 +194,15 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(sequence=live, share=st.floats(0, 1), accepted=st.integers(1, 9))
     def step(self, sequence: Sequence, share: float, accepted: int) -> None:
-        left = sequence.stop.max_tokens - len(sequence.output)
+        left = sequence.request.stop.max_tokens - len(sequence.output)
         if sequence not in self.running or left == 0:
             return
         if self.pool.is_short(sequence):
             if self.pool.shortfall(sequence) > 0:
                 return
-            self.pool.grow(sequence)
+            assert self.pool.grow(sequence)
         pending = sequence.length - sequence.committed
-        written = [7] * min(accepted, left, sequence.max_draft_nodes + 1)
+        written = [7] * min(accepted, left, sequence.request.max_draft_nodes + 1)
         run(self.pool, Work(sequence, max(1, round(share * pending))), written)
         self.pool.record(sequence)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,18 +15,20 @@ from hypothesis.stateful import Bundle as Values
 from hypothesis.stateful import RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from model_runner.errors import InvalidValueError
+from model_runner.request import StopParams
 from model_runner.scheduling.fair_queue import FairQueue
 from model_runner.scheduling.kv_pool import KVPool
 from model_runner.scheduling.scheduler import PRIORITY_SECONDS, Scheduler, Work
-from model_runner.sequence import Sequence, SequenceState, SequenceStats, StopParams
+from model_runner.sequence import Sequence, SequenceState
 from strategies.draft import Int32Array
-from tests.model_runner.fake_slabs import FakeSlab, FakeStore, run
+from tests.model_runner.fake_kv import FakeStore, run
+from tests.model_runner.sequences import make_sequence
 
 LARGEST = 8000
 
 
 class Bench:
-    """A scheduler over fake slabs, and an engine that writes one token a step."""
+    """A scheduler over a fake KV store, and an engine that writes one token a step."""
 
     def __init__(
         self,
@@ -35,7 +38,8 @@ class Bench:
         prefix_cache: bool = False,
         **options: object,
     ) -> None:
-        self.pool: KVPool[FakeSlab] = KVPool(FakeStore(capacity), capacity, largest, prefix_cache)
+        self.store = FakeStore(capacity)
+        self.pool = KVPool(self.store, capacity, largest, prefix_cache)
         chunks = {"prefill_chunk": 512, "shared_chunk": 128, **options}
         self.scheduler = Scheduler(self.pool, max_running, **chunks)  # type: ignore[arg-type]
         self.serial = 0
@@ -44,8 +48,8 @@ class Bench:
         self.serial += 1
         if isinstance(prompt, int):
             prompt = np.full(prompt, self.serial, np.int32)
-        fields = {"stats": SequenceStats(arrived_at=float(self.serial)), **options}
-        sequence = Sequence(str(self.serial), prompt, StopParams(max_tokens), tenant=tenant, **fields)  # type: ignore[arg-type]
+        fields: Any = {"arrived_at": float(self.serial), **options}
+        sequence = make_sequence(str(self.serial), prompt, StopParams(max_tokens), tenant=tenant, **fields)
         self.scheduler.add(sequence)
         return sequence
 
@@ -54,7 +58,7 @@ class Bench:
         self.scheduler.check()
         for work in plan:
             run(self.pool, work, written(work.sequence))
-            if len(work.sequence.output) == work.sequence.stop.max_tokens:
+            if len(work.sequence.output) == work.sequence.request.stop.max_tokens:
                 self.scheduler.finish(work.sequence)
         self.scheduler.check()
         return plan
@@ -64,7 +68,7 @@ class Bench:
         order = []
         for _ in range(limit):
             plan = self.step()
-            order += [w.sequence.tenant for w in plan if w.sequence.state is SequenceState.FINISHED]
+            order += [w.sequence.request.tenant for w in plan if w.sequence.state is SequenceState.FINISHED]
             if not self.scheduler.live:
                 return order
         raise AssertionError("the scheduler makes no progress")
@@ -159,10 +163,10 @@ def test_a_head_that_does_not_fit_is_not_overtaken_for_ever() -> None:
 
 def test_priority_comes_first_but_not_for_ever() -> None:
     bench = Bench(max_running=1)
-    old = bench.add(stats=SequenceStats(arrived_at=0.0))
-    high = bench.add(priority=2, stats=SequenceStats(arrived_at=2 * PRIORITY_SECONDS - 1))
-    late = bench.add(priority=2, stats=SequenceStats(arrived_at=2 * PRIORITY_SECONDS + 1))
-    low = bench.add(priority=-1, stats=SequenceStats(arrived_at=PRIORITY_SECONDS - 1))
+    old = bench.add(arrived_at=0.0)
+    high = bench.add(priority=2, arrived_at=2 * PRIORITY_SECONDS - 1)
+    late = bench.add(priority=2, arrived_at=2 * PRIORITY_SECONDS + 1)
+    low = bench.add(priority=-1, arrived_at=PRIORITY_SECONDS - 1)
     served: list[Sequence] = []
     while bench.scheduler.live:
         served += [work.sequence for work in bench.step() if work.sequence not in served]
@@ -175,7 +179,7 @@ def test_memory_is_taken_from_the_lowest_priority_and_then_from_the_newest() -> 
     old, newer, newest = bench.add(max_tokens=300), bench.add(max_tokens=10), bench.add(max_tokens=300)
     while not low.stats.preemptions:
         bench.step()
-    # Room for the oldest's 256 tokens beside its 128 takes the slabs of two others.
+    # Room for the oldest's 256 tokens beside its 128 takes the regions of two others.
     assert newer.state is SequenceState.FINISHED
     assert bench.scheduler.running == [old]
     assert bench.scheduler.preempted == [newest, low]
@@ -194,19 +198,42 @@ def test_who_was_preempted_later_comes_back_first_if_it_ranks_first() -> None:
     second = bench.add(prompt=4, max_tokens=300)
     while not first.stats.preemptions:
         bench.step()
-    assert bench.scheduler.running == [second]  # its slab was too small to make room for the first
+    assert bench.scheduler.running == [second]  # its region was too small to make room for the first
     while not second.stats.preemptions:
         bench.step()
     assert bench.scheduler.running == [first]
     assert bench.scheduler.preempted == [second]
 
 
-def test_a_sequence_whose_old_and_new_slab_do_not_fit_together_computes_itself_again() -> None:
+def test_a_sequence_whose_old_and_new_region_do_not_fit_together_computes_itself_again() -> None:
     bench = Bench(capacity=300, largest=300)
     alone = bench.add(max_tokens=280)
     bench.finishing_order()
     assert alone.output == [7] * 280
     assert alone.stats.preemptions > 0
+
+
+def test_a_device_that_runs_out_of_memory_preempts_and_loses_nothing() -> None:
+    """The capacity was set above what the device has: each allocation beyond that fails."""
+    bench = Bench(capacity=2000, largest=400, prefix_cache=True)
+    bench.store.device_tokens = 600
+    sequences = [bench.add(max_tokens=200) for _ in range(4)]
+    bench.finishing_order()
+    assert [s.output for s in sequences] == [[7] * 200] * 4
+    assert sum(s.stats.preemptions for s in sequences) > 0
+    assert sequences[0].stats.preemptions == 0  # the first by rank is never the victim of others
+
+
+def test_a_sequence_that_the_device_has_no_memory_for_does_not_block_the_others() -> None:
+    bench = Bench(capacity=2000, largest=900)
+    bench.store.device_tokens = 300
+    large, small = bench.add(prompt=700), bench.add()
+    assert bench.step() == []
+    assert bench.scheduler.unallocatable() == [large]
+    assert bench.scheduler.unallocatable() == []
+    bench.scheduler.finish(large)
+    bench.finishing_order()
+    assert small.output == [7] * 8
 
 
 def test_samples_of_one_prompt_share_its_prefill() -> None:
@@ -217,7 +244,7 @@ def test_samples_of_one_prompt_share_its_prefill() -> None:
     prefill: Counter[str] = Counter()
     while bench.scheduler.live:
         for work in bench.step():
-            prefill[work.sequence.tenant] += work.tokens
+            prefill[work.sequence.request.tenant] += work.tokens
     # A prefill of 1,300 and four steps for the first, a last prompt token and four steps for the others.
     assert prefill == {"a": 1300 + 4 + 3 * 5, "b": 1300 + 4}
     assert [s.stats.cached_prompt_tokens for s in samples] == [0, 1299, 1299, 1299]
@@ -257,7 +284,7 @@ def test_a_deadline_that_can_not_be_met_ends_the_wait() -> None:
 @pytest.mark.parametrize(("field", "value"), [("priority", 11), ("priority", -11), ("deadline", math.nan)])
 def test_what_a_sequence_may_not_ask_for(field: str, value: float) -> None:
     with pytest.raises(InvalidValueError) as caught:
-        Sequence("r", np.zeros(1, np.int32), StopParams(1), **{field: value})  # type: ignore[arg-type]
+        make_sequence("r", np.zeros(1, np.int32), StopParams(1), **{field: value})  # type: ignore[arg-type]
     assert caught.value.field == field
 
 
@@ -335,10 +362,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def expire(self, now: int) -> None:
         late = self.bench.scheduler.overdue(float(now))
         for sequence in late:
-            assert sequence.deadline is not None
-            assert sequence.deadline <= now
+            assert sequence.request.deadline is not None
+            assert sequence.request.deadline <= now
             self.bench.scheduler.finish(sequence)
-        left = [s.deadline for s in self.bench.scheduler.live if s.deadline is not None]
+        left = [s.request.deadline for s in self.bench.scheduler.live if s.request.deadline is not None]
         assert min(left, default=math.inf) > now
 
     @invariant()
@@ -354,13 +381,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                 break
             assert self.write(1)
         assert scheduler.live == []
-        assert all(len(s.output) == s.stop.max_tokens for s in left)
+        assert all(len(s.output) == s.request.stop.max_tokens for s in left)
         assert self.bench.pool.live_tokens == 0
 
     def write(self, accepted: int) -> list[Work]:
         def written(sequence: Sequence) -> list[int]:
-            left = sequence.stop.max_tokens - len(sequence.output)
-            return [7] * min(accepted, left, sequence.max_draft_nodes + 1)
+            left = sequence.request.stop.max_tokens - len(sequence.output)
+            return [7] * min(accepted, left, sequence.request.max_draft_nodes + 1)
 
         return self.bench.step(written)
 

@@ -1,4 +1,4 @@
-"""The engine's thread and its mailboxes, without gRPC."""
+"""The bridge to an engine on a thread, and its streams, without gRPC."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ import numpy as np
 import pytest
 
 from model_runner.errors import EngineStoppedError, InvalidValueError
-from model_runner.sequence import Finish, FinishReason, Sequence, StepOutput, StopParams
+from model_runner.output import Finish, FinishReason
+from model_runner.request import Request, StopParams
 from service.engine.bridge import EngineBridge
-from service.engine.host import EngineThread
-from service.engine.link import Add, framed
-from service.engine.stream import MAX_PART_TOKENS, Pending, Stream
+from service.engine.link import Add, SequenceOutput, framed
+from service.engine.stream import MAX_PART_TOKENS, Pending, Sample, Stream
+from service.engine.thread import EngineThread
 from service.errors import QueueFullError, ShuttingDownError
-from service.memory import TenantMemory
+from service.memory import MemoryManager
 from service.settings import Settings
 from strategies import Strategy, create
-from tests.service.fakes import FakeEngine, FakeModel, hosted, until
+from tests.service.fakes import FakeEngine, FakeModel, loaded_engine, until
 
 
-def sequence(max_tokens: int = 1000) -> Sequence:
-    prompt = np.array([1, 2], np.int32)
-    return Sequence("r", prompt, StopParams(max_tokens), strategy_name="trie", max_draft_nodes=8)
+def sample(max_tokens: int = 1000, strategy_name: str = "trie") -> Sample:
+    prompt, stop = np.array([1, 2], np.int32), StopParams(max_tokens)
+    return Sample(Request(request_id="r", prompt=prompt, stop=stop, strategy_name=strategy_name, max_draft_nodes=8))
 
 
 def on_thread(engine: FakeEngine) -> EngineThread:
-    return EngineThread(lambda: hosted(Settings(), FakeModel(), lambda: engine))
+    return EngineThread(lambda: loaded_engine(Settings(), FakeModel(), lambda: engine))
 
 
 def bridge_to(engine: FakeEngine, max_waiting: int = 2) -> EngineBridge:
@@ -41,7 +42,7 @@ def bridge_to(engine: FakeEngine, max_waiting: int = 2) -> EngineBridge:
 @asynccontextmanager
 async def running(engine: FakeEngine, max_waiting: int = 2) -> AsyncIterator[EngineBridge]:
     bridge = bridge_to(engine, max_waiting)
-    assert await bridge.start() == "facts"
+    assert await bridge.start() == "info"
     try:
         yield bridge
     finally:
@@ -62,11 +63,11 @@ async def drained(stream: Stream) -> Pending:
     return everything
 
 
-async def test_outputs_that_nobody_took_are_merged() -> None:
+async def test_outputs_that_were_not_taken_are_merged() -> None:
     engine = FakeEngine()
     async with running(engine) as bridge:
         stream = bridge.admit()
-        stream.submit(sequence(40))
+        stream.submit(sample(40))
         await until(lambda: stream.finished)
         [pending] = await stream.take()
         assert len(pending.token_ids) == len(pending.texts) == len(pending.drafted) == 40
@@ -77,24 +78,24 @@ async def test_outputs_that_nobody_took_are_merged() -> None:
 
 async def test_only_the_first_output_the_last_and_a_new_request_do_not_wait_for_the_interval() -> None:
     engine = FakeEngine(max_running=2)
-    runner = EngineThread(lambda: hosted(Settings(), FakeModel(), lambda: engine), interval=3600.0)
+    runner = EngineThread(lambda: loaded_engine(Settings(), FakeModel(), lambda: engine), interval=3600.0)
     bridge = EngineBridge(runner, max_running=2, max_waiting=0)
     await bridge.start()
     long, short = bridge.admit(), bridge.admit()
-    long.submit(sequence(1_000_000))
+    long.submit(sample(1_000_000))
     [first] = await long.take()
     assert len(first.token_ids) == engine.tokens_per_step
     later = asyncio.create_task(long.take())
     await until(lambda: engine.steps > 10)
     await asyncio.sleep(0.02)
     assert not later.done()
-    short.submit(sequence(40))
+    short.submit(sample(40))
     [more] = await later
     assert len(more.token_ids) >= 9 * engine.tokens_per_step
     [begun] = await short.take()
-    [rest] = await short.take()
+    [others] = await short.take()
     assert len(begun.token_ids) == engine.tokens_per_step
-    assert (len(rest.token_ids), rest.finish) == (40 - engine.tokens_per_step, Finish(FinishReason.LENGTH))
+    assert (len(others.token_ids), others.finish) == (40 - engine.tokens_per_step, Finish(FinishReason.LENGTH))
     long.close()
     short.close()
     assert await bridge.close()
@@ -108,13 +109,13 @@ def test_parts_are_bounded_and_lose_nothing() -> None:
     assert [token for part in parts for token in part.token_ids] == pending.token_ids
 
 
-async def test_places_are_bounded_and_come_back() -> None:
+async def test_slots_are_bounded_and_released() -> None:
     engine = FakeEngine(max_running=1)
     engine.gate.clear()
     async with running(engine, max_waiting=1) as bridge:
         first, second = bridge.admit(), bridge.admit()
-        first.submit(sequence())
-        second.submit(sequence(4))
+        first.submit(sample())
+        second.submit(sample(4))
         with pytest.raises(QueueFullError) as full:
             bridge.admit()
         assert full.value.limit == 2
@@ -130,11 +131,11 @@ async def test_places_are_bounded_and_come_back() -> None:
         engine.check()
 
 
-async def test_output_of_a_closed_stream_goes_nowhere() -> None:
+async def test_output_of_a_closed_stream_is_dropped() -> None:
     engine = FakeEngine()
     async with running(engine) as bridge:
         stream = bridge.admit()
-        stream.submit(sequence())
+        stream.submit(sample())
         await stream.take()
         stream.close()
         await until(lambda: not engine.has_work)
@@ -150,12 +151,12 @@ async def test_an_idle_engine_does_not_step() -> None:
         assert engine.steps == 0
 
 
-async def test_samples_keep_apart_and_share_one_fate() -> None:
+async def test_samples_have_their_own_outputs_and_end_together() -> None:
     engine = FakeEngine()
     async with running(engine) as bridge:
         stream = bridge.admit(3)
         assert bridge.live == 3
-        stream.submit(sequence(40), sequence(8), sequence(10**6))
+        stream.submit(sample(40), sample(8), sample(10**6))
         await until(lambda: engine.steps > 30)
         pending = {part.sample: part for part in await stream.take()}
         assert len(pending[0].token_ids) == 40
@@ -168,7 +169,7 @@ async def test_samples_keep_apart_and_share_one_fate() -> None:
         assert bridge.live == 0
 
 
-async def test_places_for_all_samples_or_none() -> None:
+async def test_slots_for_all_samples_or_none() -> None:
     async with running(FakeEngine(max_running=2), max_waiting=2) as bridge:
         first = bridge.admit(3)
         with pytest.raises(QueueFullError):
@@ -179,24 +180,24 @@ async def test_places_for_all_samples_or_none() -> None:
         assert bridge.live == 0
 
 
-async def test_the_first_error_stays_and_comes_too_late_after_the_end() -> None:
-    stream = Stream(lambda stream, sequence: None, lambda stream: None)
+async def test_the_first_error_counts_unless_the_stream_has_ended() -> None:
+    stream = Stream(lambda stream, samples: None, lambda stream: None)
     stream.fail(ShuttingDownError())
     stream.fail(ValueError())
     with pytest.raises(ShuttingDownError):
         await stream.take()
     with pytest.raises(ShuttingDownError):
-        stream.submit(sequence())
-    ended = Stream(lambda stream, sequence: None, lambda stream: None)
-    one = sequence()
+        stream.submit(sample())
+    ended = Stream(lambda stream, samples: None, lambda stream: None)
+    one = sample()
     ended.submit(one)
-    ended.put(StepOutput(one, [1], ["a"], [False], Finish(FinishReason.STOP)))
+    ended.put(one, SequenceOutput(0, [1], ["a"], [False], Finish(FinishReason.STOP), [], None))
     ended.fail(ShuttingDownError())
     [pending] = await ended.take()
     assert pending.token_ids == [1]
 
 
-async def test_an_engine_that_dies_takes_all_streams_with_it() -> None:
+async def test_an_engine_that_dies_ends_all_streams() -> None:
     stopped = asyncio.Event()
     engine = FakeEngine()
     bridge = bridge_to(engine)
@@ -205,7 +206,7 @@ async def test_an_engine_that_dies_takes_all_streams_with_it() -> None:
     streams = [bridge.admit() for _ in range(3)]
     not_submitted = bridge.admit()
     for stream in streams:
-        stream.submit(sequence())
+        stream.submit(sample())
         await stream.take()
     engine.step_error = RuntimeError("dead")
     await stopped.wait()
@@ -217,7 +218,7 @@ async def test_an_engine_that_dies_takes_all_streams_with_it() -> None:
         stream.close()
     assert len(set(map(id, errors))) == 3
     with pytest.raises(EngineStoppedError):
-        not_submitted.submit(sequence())
+        not_submitted.submit(sample())
     not_submitted.close()
     with pytest.raises(EngineStoppedError):
         bridge.admit()
@@ -232,7 +233,7 @@ async def test_an_engine_that_hangs_bounds_the_close() -> None:
     async with running(engine) as bridge:
         engine.gate.clear()
         stream = bridge.admit()
-        stream.submit(sequence())
+        stream.submit(sample())
         await until(lambda: engine.in_step)
         assert not await bridge.close(seconds=0.05)
         with pytest.raises(ShuttingDownError):
@@ -240,12 +241,12 @@ async def test_an_engine_that_hangs_bounds_the_close() -> None:
         stream.close()
 
 
-def test_a_service_that_is_gone_ends_the_engine() -> None:
+def test_a_service_that_has_ended_ends_the_engine() -> None:
     engine = FakeEngine()
     service, theirs = socket.socketpair()
     runner = on_thread(engine)
     runner.start(theirs)
-    service.sendall(framed(Add({1: sequence(10**6)})))
+    service.sendall(framed(Add({1: sample(10**6).request})))
     while engine.steps < 3:
         time.sleep(0.001)
     service.close()
@@ -254,18 +255,18 @@ def test_a_service_that_is_gone_ends_the_engine() -> None:
     assert not engine.has_work
 
 
-async def test_an_engine_that_is_gone_without_a_word_takes_all_streams_with_it() -> None:
+async def test_a_lost_connection_ends_all_streams() -> None:
     class Gone(EngineThread):
         def start(self, connection: socket.socket) -> None:
             super().start(connection.dup())
             self.connection = connection
 
     engine = FakeEngine()
-    runner = Gone(lambda: hosted(Settings(), FakeModel(), lambda: engine))
+    runner = Gone(lambda: loaded_engine(Settings(), FakeModel(), lambda: engine))
     bridge = EngineBridge(runner, max_running=4, max_waiting=2)
     await bridge.start()
     stream = bridge.admit()
-    stream.submit(sequence())
+    stream.submit(sample())
     await stream.take()
     runner.connection.shutdown(socket.SHUT_RDWR)
     with pytest.raises(EngineStoppedError):
@@ -276,7 +277,7 @@ async def test_an_engine_that_is_gone_without_a_word_takes_all_streams_with_it()
     runner.connection.close()
 
 
-async def test_an_error_that_cannot_travel_is_told_in_words() -> None:
+async def test_an_error_that_cannot_be_pickled_keeps_its_text() -> None:
     class Local(Exception):
         pass
 
@@ -284,14 +285,14 @@ async def test_an_error_that_cannot_travel_is_told_in_words() -> None:
     async with running(engine) as bridge:
         engine.sequence_error = Local("here")
         stream = bridge.admit()
-        stream.submit(sequence())
+        stream.submit(sample())
         finish = (await drained(stream)).finish
         assert finish is not None
         assert isinstance(finish.error, RuntimeError)
         assert str(finish.error) == "Local: here"
         engine.sequence_error = InvalidValueError("f", 1, "it must be 2")
         other = bridge.admit()
-        other.submit(sequence())
+        other.submit(sample())
         finish = (await drained(other)).finish
         assert finish is not None
         assert isinstance(finish.error, InvalidValueError)
@@ -300,37 +301,36 @@ async def test_an_error_that_cannot_travel_is_told_in_words() -> None:
             one.close()
 
 
-async def test_a_strategy_that_cannot_be_had_costs_the_drafts_only() -> None:
+async def test_an_unknown_strategy_disables_drafting_only() -> None:
     engine = FakeEngine()
     async with running(engine) as bridge:
         stream = bridge.admit()
-        one = sequence(10)
-        one.strategy_name = "no such strategy"
+        one = sample(10, "no such strategy")
         stream.submit(one)
         assert len((await drained(stream)).token_ids) == 10
         assert "no such strategy" in one.stats.drafting_disabled_reason
-        assert len(one.output) == 10
+        assert one.completion_tokens == 10
         stream.close()
 
 
-async def test_requests_that_leave_before_their_memory_has_come() -> None:
-    """One is cancelled meanwhile and never reaches the engine; the other begins when it comes."""
-    engine, comings = FakeEngine(), list[Callable[[Strategy], object]]()
+async def test_requests_that_end_before_their_memory_is_loaded() -> None:
+    """One is cancelled meanwhile and never reaches the engine; the other begins once the memory is loaded."""
+    engine, callbacks = FakeEngine(), list[Callable[[Strategy], object]]()
 
-    def late(memory: TenantMemory) -> None:
-        memory.fetch = lambda tenant, name, later: comings.append(later)  # type: ignore[method-assign]
+    def late(memory: MemoryManager) -> None:
+        memory.fetch = lambda tenant, name, later: callbacks.append(later)  # type: ignore[method-assign]
 
-    runner = EngineThread(lambda: hosted(Settings(), FakeModel(), lambda: engine, late))
+    runner = EngineThread(lambda: loaded_engine(Settings(), FakeModel(), lambda: engine, late))
     bridge = EngineBridge(runner, max_running=2, max_waiting=2)
     await bridge.start()
     try:
         left, stayed = bridge.admit(), bridge.admit()
-        left.submit(sequence(10))
-        stayed.submit(sequence(10))
-        await until(lambda: len(comings) == 2)
+        left.submit(sample(10))
+        stayed.submit(sample(10))
+        await until(lambda: len(callbacks) == 2)
         left.close()
-        for coming in comings:
-            coming(create("none"))
+        for callback in callbacks:
+            callback(create("none"))
         assert len((await drained(stayed)).token_ids) == 10
         stayed.close()
         assert bridge.live == 0

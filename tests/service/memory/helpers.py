@@ -1,4 +1,4 @@
-"""What the memory's tests share: answers to learn from, replicas, and what it means that they agree."""
+"""Helpers of the memory's tests: outputs to learn, replicas, and a check that they agree."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as SequenceOf
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from service.memory import MemoryName, TenantMemory
-from service.memory.codec.sealing import KeyRing
+from service.memory import MemoryConfig, MemoryManager, MemoryName
+from service.memory.codec.encryption import KeyRing
+from service.memory.operations import MemoryOperation, submit
 from service.memory.store.base import MemoryStore
 from service.memory.store.redis_client import RedisClient, RedisTls
 from service.memory.store.redis_store import RedisStore
-from service.memory.tenants import MemoryConfig
+
+Result = TypeVar("Result")
 
 FINGERPRINT = "f" * 16
 FAST = MemoryConfig(round_seconds=0.03)
@@ -23,13 +25,13 @@ FAST = MemoryConfig(round_seconds=0.03)
 
 @dataclass
 class Answer:
-    """What a request wrote."""
+    """A request's output."""
 
     output: SequenceOf[int]
 
 
 def numbers(count: int, start: int = 0) -> list[int]:
-    """Tokens that tell where they come from."""
+    """Consecutive tokens, so that a sequence can be told from others."""
     return [(start + i) % 30_000 for i in range(count)]
 
 
@@ -41,19 +43,19 @@ def memory_of(
     fingerprint: str = FINGERPRINT,
     tls: RedisTls | None = None,
     timeout: float = 1.0,
-) -> TenantMemory:
-    """A memory over a Redis server, as a service has it."""
+) -> MemoryManager:
+    """A memory manager over a Redis server, as in a service."""
     from service.memory.store.base import Limits
 
     store: MemoryStore = RedisStore(RedisClient(url, tls, timeout), fingerprint, Limits(config.log_bytes, config.ttl))
-    return TenantMemory(store, fingerprint, config, keys)
+    return MemoryManager(store, fingerprint, config, keys)
 
 
 @asynccontextmanager
-async def replicas(count: int, url: str, **options: Any) -> AsyncIterator[list[TenantMemory]]:
+async def replicas(count: int, url: str, **options: Any) -> AsyncIterator[list[MemoryManager]]:
     """Memories of several processes over one server."""
     memories = [memory_of(url, **options) for _ in range(count)]
-    loop = asyncio.get_running_loop()  # has the engine's part: strategies belong to one thread
+    loop = asyncio.get_running_loop()  # in the role of the engine's thread, which strategies belong to
 
     def run(task: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(task)
@@ -67,32 +69,37 @@ async def replicas(count: int, url: str, **options: Any) -> AsyncIterator[list[T
             await asyncio.to_thread(memory.stop)
 
 
-async def teach(memory: TenantMemory, tenant: str, tokens: SequenceOf[int], strategy: str = "trie") -> None:
-    """A request of the tenant that writes `tokens`: its drafter learns them, and the memory at its end."""
+async def perform(operation: MemoryOperation[Result], memory: MemoryManager) -> Result:
+    """The result of an operation that runs on the memory thread."""
+    return await asyncio.wrap_future(submit(operation, memory))
+
+
+async def learn_output(memory: MemoryManager, tenant: str, tokens: SequenceOf[int], strategy: str = "trie") -> None:
+    """A request of the tenant with the output `tokens`, learned by its own strategy and then by the memory."""
     used = await memory.strategy(tenant, strategy)
     learned = getattr(used, "learn", None)
     if learned is not None:
         import numpy as np
 
         learned(np.array(tokens, np.int32))
-    with memory.lesson_of(tenant, used, [Answer(tokens)]):
+    with memory.learn_on_exit(tenant, used, [Answer(tokens)]):
         pass
 
 
-def log_of(memory: TenantMemory, tenant: str) -> list[list[int]]:
-    """What a memory's log holds, the oldest first."""
+def log_of(memory: MemoryManager, tenant: str) -> list[list[int]]:
+    """The sequences of a memory's log, the oldest first."""
     resident = memory.residents.get(MemoryName(tenant))
     return [] if resident is None else [record.tokens.tolist() for record in resident.log]
 
 
-def known_to(memory: TenantMemory, tenant: str, strategy: str = "trie") -> list[list[int]]:
-    """What the strategy's own index holds, sorted."""
+def known_to(memory: MemoryManager, tenant: str, strategy: str = "trie") -> list[list[int]]:
+    """The sequences in the strategy's index, sorted."""
     resident = memory.residents.get(MemoryName(tenant))
     used: Any = None if resident is None else resident.strategies.get(strategy)
     return [] if used is None else sorted(tokens.tolist() for tokens in used.sequences())
 
 
-async def agreed(memories: SequenceOf[TenantMemory], tenant: str, seconds: float = 10.0) -> list[list[int]]:
+async def agreed(memories: SequenceOf[MemoryManager], tenant: str, seconds: float = 10.0) -> list[list[int]]:
     """Waits until all outboxes are empty and all logs and indexes of a tenant are the same; returns the log."""
     deadline = time.monotonic() + seconds
     while True:
@@ -113,5 +120,5 @@ async def agreed(memories: SequenceOf[TenantMemory], tenant: str, seconds: float
                 (len(log), len(index), memory.outbox.pending, memory.thread.failing)
                 for log, index, memory in zip(logs, indexes, memories, strict=True)
             ]
-            raise AssertionError(f"no agreement within {seconds} s: log, index, outbox, failing = {shown}")
+            raise AssertionError(f"replicas disagree after {seconds} s: log, index, outbox, failing = {shown}")
         await asyncio.sleep(0.03)

@@ -1,4 +1,4 @@
-"""Two services over one store, with traffic on both that must never notice what happens to the store."""
+"""Two services over one store, with traffic on both that faults of the store must not affect."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftwood.v1 import generation_pb2 as pb
-from service.memory import MemoryName, TenantMemory
+from service.memory import MemoryManager, MemoryName
 from tests.service.fakes import FakeEngine, Served, answer, serving, until
 from tests.service.memory.stalls import Stalls
 
 TENANTS = ("a", "b:c", "{a}")
 _SLOWEST = 0.5
-"""Seconds that a request of a few milliseconds may take, besides those in which the machine keeps everybody waiting."""
+"""Seconds that a request of a few milliseconds may take, not counting those in which the machine stalls."""
 
 Log = list[tuple[str, int, tuple[int, ...]]]
 
@@ -28,7 +28,7 @@ class Live:
 
     Attributes:
         slow: when requests that took too long began and ended, on the clock of `time.monotonic`.
-        answered: requests that ended well; one that fails ends the test.
+        answered: requests that ended well; a failed one ends the test.
     """
 
     services: list[Served]
@@ -37,7 +37,7 @@ class Live:
     stopping: bool = False
 
     @property
-    def memories(self) -> list[TenantMemory]:
+    def memories(self) -> list[MemoryManager]:
         return [served.memory for served in self.services]
 
     async def traffic(self, served: Served, draw: random.Random) -> None:
@@ -56,10 +56,10 @@ class Live:
         self.answered += 1
 
     def learned(self) -> int:
-        return sum(memory.counters_now.learned for memory in self.memories)
+        return sum(memory.counters().learned for memory in self.memories)
 
     async def converged(self, seconds: float = 25.0) -> dict[str, Log]:
-        """Stops the traffic and waits until both hold the same, and all that was ever learned, once."""
+        """Stops the traffic and waits until both have the same records: all that were ever learned, once."""
         self.stopping = True
         deadline = time.monotonic() + seconds
         while True:
@@ -85,7 +85,7 @@ class Live:
         return logs[0]
 
 
-def _log(memory: TenantMemory, tenant: str) -> Log:
+def _log(memory: MemoryManager, tenant: str) -> Log:
     resident = memory.residents.get(MemoryName(tenant))
     records = [] if resident is None else [*resident.log]
     return [(record.source, record.seq, tuple(record.tokens.tolist())) for record in records]
@@ -93,7 +93,7 @@ def _log(memory: TenantMemory, tenant: str) -> Log:
 
 @asynccontextmanager
 async def live(*urls: str, **settings: Any) -> AsyncIterator[Live]:
-    """A service for each URL, with traffic, once all tenants' memories hold something; on leaving none of its requests
+    """A service for each URL, with traffic, once all tenants' memories have records. On exit, asserts that no request
     has failed or been slow.
     """
     async with AsyncExitStack() as stack:
@@ -105,7 +105,7 @@ async def live(*urls: str, **settings: Any) -> AsyncIterator[Live]:
             services.append(await stack.enter_async_context(serving(engine, **values)))
         running = Live(services)
         for served in services:
-            await running.ask(served, TENANTS[0], 60)  # loads compiled functions, for which traffic would wait
+            await running.ask(served, TENANTS[0], 60)  # loads compiled functions before the traffic starts
         async with asyncio.TaskGroup() as tasks:
             for number, served in enumerate(services):
                 tasks.create_task(running.traffic(served, random.Random(number)))

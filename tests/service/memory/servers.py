@@ -1,4 +1,4 @@
-"""Real Valkey servers for tests: alone, with TLS, behind Sentinel, as a cluster; and a proxy that does harm."""
+"""Real Valkey servers for tests: alone, behind Sentinel, as a cluster; and a proxy that causes faults."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ import redis
 from service.memory.store.embedded import binary
 
 _BUS = 10_000
-"""Nodes of a cluster talk to each other on a port so much above their own."""
+"""Nodes of a cluster use a second port, so much above their own."""
 
 
 def free_port() -> int:
-    """A free port, with room for a cluster's bus above it."""
+    """A free port that leaves a valid port for a cluster's bus."""
     while True:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
@@ -99,7 +99,7 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 15.0) ->
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not come about within {seconds} s")
+            raise AssertionError(f"{what} did not happen within {seconds} s")
         time.sleep(0.02)
 
 
@@ -127,7 +127,7 @@ def sentinel(master: Valkey, group: str = "dw") -> Iterator[int]:
 
 @contextlib.contextmanager
 def cluster(size: int = 3) -> Iterator[list[Valkey]]:
-    """Masters that share the slots out evenly, when all of them say that the cluster is ok."""
+    """Masters with equal shares of the slots, once all of them report that the cluster is ok."""
     flags = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
     with contextlib.ExitStack() as stack:
         nodes = [stack.enter_context(Valkey(*flags)) for _ in range(size)]
@@ -147,11 +147,11 @@ def _ok(node: Valkey) -> bool:
 
 
 class Proxy:
-    """Between clients and a server: cuts the link, resets connections, delays what passes. An async context manager.
+    """Between clients and a server: blocks, resets and delays connections. An async context manager.
 
     Attributes:
         delay: seconds that each piece waits, in both directions.
-        open: cleared, nothing passes, in both directions, and nobody is told.
+        open: cleared, nothing passes in either direction, and connections stay open.
         reset_after: bytes to the server after which each connection is reset; None for never.
     """
 
@@ -218,7 +218,7 @@ class Proxy:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Whether a process exists and is not a zombie."""
     try:
         os.kill(pid, 0)
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]

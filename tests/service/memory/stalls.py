@@ -1,4 +1,4 @@
-"""How long the machine keeps everybody waiting, whatever the tested process does."""
+"""How long the machine keeps any process waiting, whatever the tested one does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ while True:
 
 
 class Stalls:
-    """A process of its own that does nothing but wake up, and notes when it woke too late. A context manager."""
+    """A process of its own that does nothing but wake up, and records when it woke too late. A context manager."""
 
     def __enter__(self) -> Self:
         self._notes = tempfile.TemporaryFile("a+b")
@@ -34,8 +34,8 @@ class Stalls:
 
     def between(self, began: float, ended: float) -> float:
         """Seconds that the machine kept it waiting between two readings of `time.monotonic`."""
-        time.sleep(0.02)  # what began before `ended` is noted
+        time.sleep(0.02)  # stalls that began before `ended` are recorded
         self._notes.seek(0)
-        lines = self._notes.read().split(b"\n")[:-1]  # the last may not be written to its end
+        lines = self._notes.read().split(b"\n")[:-1]  # the last line may be incomplete
         late = [[float(value) for value in line.split()] for line in lines]
         return sum(max(0.0, min(ended, end) - max(began, start)) for start, end in late)

@@ -1,5 +1,5 @@
-"""Two replicas over one store, in any order of learning, folding, purging, crashing and losing touch: they converge,
-nothing that was purged comes back, and nothing that a living replica or the store had is lost."""
+"""Two replicas over one store, in any order of learning, folding, purging, crashes and lost connections: they converge,
+nothing that was purged comes back, and nothing that a running replica or the store has is lost."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from service.memory import MemoryName, TenantMemory
-from service.memory.admin import MemoryAdmin
+from service.memory import MemoryManager, MemoryName
+from service.memory.config import MemoryConfig
 from service.memory.errors import MemoryStoreError, StoreUnavailableError
+from service.memory.operations import PurgeMemory
 from service.memory.store.base import Limits
 from service.memory.store.in_process import InProcessStore
-from service.memory.tenants import MemoryConfig
-from tests.service.memory.helpers import FINGERPRINT, known_to, log_of, teach
+from tests.service.memory.helpers import FINGERPRINT, known_to, learn_output, log_of
 
 TENANT = "t"
 CONFIG = MemoryConfig(tokens=100_000, bytes=1 << 20)
@@ -26,7 +26,7 @@ WRITES = ("append", "fold", "seed", "purge", "set_aside")
 
 
 class Link:
-    """One replica's way to the store.
+    """One replica's connection to the store.
 
     Attributes:
         down: nothing gets through.
@@ -34,7 +34,7 @@ class Link:
     """
 
     shared = True
-    shown = "a link"
+    description = "a link"
 
     def __init__(self, store: InProcessStore) -> None:
         self.store = store
@@ -53,8 +53,8 @@ class Link:
 
 
 class Replicas(RuleBasedStateMachine):
-    """`learned` holds the numbers that must be there in the end, and who learned them; those that were purged are in
-    `gone`, and must never be seen again."""
+    """`learned` has the numbers that must be stored in the end, each with the replica that learned it; `gone` has those
+    that were purged and must never be stored again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,8 +67,8 @@ class Replicas(RuleBasedStateMachine):
         self.learned: dict[int, int] = {}
         self.gone: set[int] = set()
 
-    def _fresh(self, link: Link) -> TenantMemory:
-        return TenantMemory(link, FINGERPRINT, CONFIG)
+    def _fresh(self, link: Link) -> MemoryManager:
+        return MemoryManager(link, FINGERPRINT, CONFIG)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(work)
@@ -77,8 +77,8 @@ class Replicas(RuleBasedStateMachine):
     def learn(self, who: int, count: int) -> None:
         for _ in range(count):
             self.next += 1
-            self.run(teach(self.memories[who], TENANT, [self.next, self.next, self.next]))
-            if self._is_aware(who):
+            self.run(learn_output(self.memories[who], TENANT, [self.next, self.next, self.next]))
+            if self._knows_purge(who):
                 self.learned[self.next] = who
 
     @rule(who=st.integers(0, 1))
@@ -87,8 +87,8 @@ class Replicas(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 1))
     def only_send(self, who: int) -> None:
-        """The first part of a round: what the store takes then may be lost before anybody reads it."""
-        self._reach_store(who, self.memories[who].replica._push())
+        """The first part of a round: records that the store confirms may be lost before a replica reads them."""
+        self._reach_store(who, self.memories[who].replica.pusher.push())
 
     def _reach_store(self, who: int, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -108,14 +108,14 @@ class Replicas(RuleBasedStateMachine):
     def purge(self, who: int) -> None:
         memory = self.memories[who]
         try:
-            self.run(MemoryAdmin(memory)._purge(TENANT))
+            self.run(PurgeMemory(TENANT).run(memory))
         except MemoryStoreError:
             if not self.links[who].deaf:
                 return
-        # What the other one learned and has not sent is from before the purge as well.
+        # Records that the other replica has not sent were learned before the purge as well.
         self.gone |= self.learned.keys()
         self.learned.clear()
-        self.backup = None  # a failover to before a purge that nobody alive may remember is not promised
+        self.backup = None  # no guarantee for a failover behind a purge that no running replica has read
 
     @rule(who=st.integers(0, 1))
     def crash(self, who: int) -> None:
@@ -126,36 +126,36 @@ class Replicas(RuleBasedStateMachine):
         self.memories[who] = self._fresh(self.links[who])
 
     @rule(who=st.integers(0, 1), deaf=st.booleans())
-    def lose_touch(self, who: int, deaf: bool) -> None:
+    def disconnect(self, who: int, deaf: bool) -> None:
         self.links[who].down, self.links[who].deaf = not deaf, deaf
 
     @rule(who=st.integers(0, 1))
-    def get_in_touch(self, who: int) -> None:
+    def reconnect(self, who: int) -> None:
         self.links[who].down = self.links[who].deaf = False
 
     @rule()
     def replicate(self) -> None:
-        """What a failover would go back to."""
+        """The state that a failover restores."""
         self.backup = copy.deepcopy(self.store.__dict__)
 
     @precondition(lambda self: self.backup is not None)
     @rule()
     def fail_over(self) -> None:
-        """The store loses what came since; replicas that live send it again, so long as they keep it."""
+        """The store loses later writes; running replicas send their own again, as long as they keep them."""
         before = self._stored()
         assert self.backup is not None
         self.store.__dict__.update(copy.deepcopy(self.backup))
         for number in before - self._stored():
-            # Nobody has to know what a replica wrote that has died since.
+            # The records of a replica that has died since may be lost.
             if not self._kept(number):
                 self.learned.pop(number, None)
 
     @rule()
     def lose_everything(self) -> None:
-        """The store starts empty. Where both replicas live and one holds all, it all comes back.
+        """The store starts empty. Running replicas restore all that they have.
 
-        With the rest goes when a purge was. What a replica holds that has not heard of it may come back, if nobody else
-        has, or go, if somebody has: from before the purge, as far as anybody can tell.
+        The time of the last purge is lost, too. Records of a replica that has not read of the purge may come back if
+        the other one has not either, or be dropped if it has: nothing shows whether they are from before the purge.
         """
         before = self._stored()
         latest, epochs = self._epochs()
@@ -185,11 +185,11 @@ class Replicas(RuleBasedStateMachine):
 
     def _converge(self) -> None:
         for who in range(2):
-            self.get_in_touch(who)
+            self.reconnect(who)
             self.run(self.memories[who].strategy(TENANT, "trie"))
         for _ in range(12):
             for memory in self.memories:
-                memory.replica._check_all = True
+                memory.replica.follower.check_all = True
                 self.run(memory.replica.round())
         logs = [log_of(memory, TENANT) for memory in self.memories]
         assert logs[0] == logs[1]
@@ -202,38 +202,38 @@ class Replicas(RuleBasedStateMachine):
         assert self.learned.keys() <= set(numbers)
 
     def _stored(self) -> set[int]:
-        """The numbers in the store, whatever any replica knows."""
+        """The numbers in the store."""
         reader = self._fresh(Link(self.store))
-        self.run(reader.replica.refresh(reader.residents.open(MemoryName(TENANT))))
+        self.run(reader.replica.follower.refresh(reader.residents.open(MemoryName(TENANT))))
         reader.thread.stop(0)
         return {tokens[0] for tokens in log_of(reader, TENANT)}
 
-    def _is_aware(self, who: int) -> bool:
-        """Whether a replica knows of the latest purge that anybody knows of, or nothing was purged; otherwise what it
-        learns is left out: it may be from before the purge, as far as anybody can tell."""
+    def _knows_purge(self, who: int) -> bool:
+        """Whether a replica has read of the latest purge, or nothing was purged. Otherwise its new records are not
+        expected: nothing shows whether they are from before the purge."""
         latest, epochs = self._epochs()
         stored = self.store._memories.get(self.memories[who].naming.tag(MemoryName(TENANT)))
-        will_hear = stored is not None and stored.epoch == latest
-        return epochs[who] == latest or (will_hear and self._epoch(who) is None)
+        will_read = stored is not None and stored.epoch == latest
+        return epochs[who] == latest or (will_read and self._epoch(who) is None)
 
     def _epoch(self, who: int) -> int | None:
         resident = self.memories[who].residents.get(MemoryName(TENANT))
         return None if resident is None else resident.epoch
 
     def _epochs(self) -> tuple[int, list[int]]:
-        """The life that the latest purge began, as far as the store or a replica knows, and what each replica knows."""
+        """The latest epoch of store and replicas, and each replica's own."""
         epochs = [self._epoch(who) or 0 for who in range(2)]
         stored = self.store._memories.get(self.memories[0].naming.tag(MemoryName(TENANT)))
         return max(*epochs, 0 if stored is None else stored.epoch), epochs
 
     def _held(self, who: int) -> set[int]:
-        """The numbers that a replica knows or keeps for sending."""
+        """The numbers in a replica's log and outbox."""
         memory = self.memories[who]
         kept = memory.outbox.records(MemoryName(TENANT), 0)
         return {int(record.tokens[0]) for record in kept} | {tokens[0] for tokens in log_of(memory, TENANT)}
 
     def _kept(self, number: int) -> bool:
-        """Whether the replica that learned a number lives and still keeps it for sending."""
+        """Whether a running replica has a number in its outbox."""
         return any(
             record.tokens[0] == number
             for memory in self.memories
@@ -248,7 +248,7 @@ def test_what_the_store_confirmed_and_lost_unread_is_sent_again() -> None:
     replicas.learn(0, 1)
     replicas.only_send(0)
     replicas.lose_everything()
-    replicas.go_on(1)  # gives the store back what both have read
+    replicas.go_on(1)  # restores to the store what both have read
     replicas._converge()
     assert replicas._stored() == {1, 2}
     replicas.teardown()

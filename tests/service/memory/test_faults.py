@@ -1,4 +1,4 @@
-"""What happens to the store must not happen to requests, and afterwards all replicas hold the same, and everything."""
+"""Faults of the store do not affect requests, and afterwards all replicas have the same records, and all of them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import pytest
 import redis
 
 from service.memory import MemoryName
-from service.memory.names import Keys
+from service.memory.naming import Keys
+from service.memory.operations import PurgeMemory
 from tests.service.fakes import until
-from tests.service.memory.helpers import agreed, log_of, numbers, replicas, teach
+from tests.service.memory.helpers import agreed, learn_output, log_of, numbers, perform, replicas
 from tests.service.memory.live import live
 from tests.service.memory.servers import Proxy, Valkey, cluster, sentinel, wait_for
 
@@ -38,7 +39,7 @@ async def test_killed_and_restarted_with_its_data(server: Valkey) -> None:
         await asyncio.to_thread(server.start)
         await asyncio.sleep(0.7)
         await running.converged()
-        assert all(memory.counters_now.reconnects for memory in running.memories)
+        assert all(memory.counters().reconnects for memory in running.memories)
 
 
 async def test_killed_and_restarted_without_its_data() -> None:
@@ -49,7 +50,7 @@ async def test_killed_and_restarted_without_its_data() -> None:
             await asyncio.to_thread(server.start)
             await asyncio.sleep(0.7)
             await running.converged()
-            assert sum(memory.counters_now.seeds for memory in running.memories) > 0
+            assert sum(memory.counters().seeds for memory in running.memories) > 0
 
 
 @pytest.mark.parametrize("seconds", [2.5, pytest.param(20.0, marks=pytest.mark.slow)])
@@ -94,9 +95,9 @@ async def test_a_full_store(server: Valkey) -> None:
     async with live(server.url, server.url) as running:
         server.client.config_set("maxmemory-policy", "noeviction")
         server.client.config_set("maxmemory", "1")
-        pushed = [memory.counters_now.pushed for memory in running.memories]
+        pushed = [memory.counters().pushed for memory in running.memories]
         await until(lambda: all(memory.outbox.pending > 2 for memory in running.memories))
-        assert [memory.counters_now.pushed for memory in running.memories] == pytest.approx(pushed, abs=3)
+        assert [memory.counters().pushed for memory in running.memories] == pytest.approx(pushed, abs=3)
         server.client.config_set("maxmemory", "0")
         await running.converged()
 
@@ -109,17 +110,19 @@ async def test_a_sentinel_failover_that_loses_writes() -> None:
             url = f"redis+sentinel://127.0.0.1:{port}/dw"
             async with live(url, url) as running:
                 replica.pause()
-                master.client.execute_command("CLIENT", "KILL", "TYPE", "replica")  # else its socket's buffer keeps all
+                master.client.execute_command(
+                    "CLIENT", "KILL", "TYPE", "replica"
+                )  # otherwise its socket's buffer keeps the writes
                 before = running.learned()
                 await until(lambda: running.learned() > before + 10)
                 await asyncio.sleep(0.5)
-                acknowledged = sum(memory.counters_now.pushed for memory in running.memories)
+                acknowledged = sum(memory.counters().pushed for memory in running.memories)
                 assert acknowledged > before  # the master confirmed what will be lost
                 await asyncio.to_thread(master.kill)
                 replica.resume()
                 await asyncio.sleep(4.0)
                 await running.converged(40.0)
-                assert sum(memory.counters_now.reloads for memory in running.memories) > 0
+                assert sum(memory.counters().reloads for memory in running.memories) > 0
 
 
 async def test_a_cluster_whose_slots_migrate() -> None:
@@ -135,16 +138,14 @@ async def test_a_cluster_whose_slots_migrate() -> None:
 
 @pytest.mark.parametrize("jump", [-86_400_000, 86_400_000])
 async def test_a_server_whose_clock_jumps(server: Valkey, jump: int) -> None:
-    """What the server wrote down of its clock is moved the other way; positions and lives do not depend on it."""
-    from service.memory.admin import MemoryAdmin
-
+    """The stored time of the purge is moved the other way; positions and epochs do not depend on it."""
     async with replicas(2, server.url) as memories:
-        await teach(memories[0], "t", numbers(10))
-        await MemoryAdmin(memories[0]).purge("t")
+        await learn_output(memories[0], "t", numbers(10))
+        await perform(PurgeMemory("t"), memories[0])
         meta = Keys.of(memories[0].naming.tag(MemoryName("t"))).meta
         server.client.hincrby(meta, "purged", -jump)
         for number in range(20):
-            await teach(memories[number % 2], "t", numbers(10, 50 + number))
+            await learn_output(memories[number % 2], "t", numbers(10, 50 + number))
         log = await agreed(memories, "t")
         assert sorted(log) == [numbers(10, 50 + number) for number in range(20)]
         for memory in memories:
@@ -169,24 +170,24 @@ async def test_killed_at_any_point_of_folding(server: Valkey, runs: int) -> None
 
 
 async def test_a_lease_of_a_dead_process_runs_out(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.memory.replica.replica._LEASE_SECONDS", 0.3)
+    monkeypatch.setattr("service.memory.replica.folder._LEASE_SECONDS", 0.3)
     async with replicas(1, server.url) as [memory]:
-        await teach(memory, "t", numbers(10))
+        await learn_output(memory, "t", numbers(10))
         await agreed([memory], "t")
         keys = Keys.of(memory.naming.tag(MemoryName("t")))
-        server.client.set(keys.lease, "somebody who died", px=300)
+        server.client.set(keys.lease, "a dead process", px=300)
         resident = memory.residents.open(MemoryName("t"))
         resident.fold_due = True
         await asyncio.sleep(0.15)
-        assert memory.counters_now.folds == 0
+        assert memory.counters().folds == 0
         await asyncio.sleep(0.3)
         resident.fold_due = True
-        await until(lambda: memory.counters_now.folds == 1)
+        await until(lambda: memory.counters().folds == 1)
         assert log_of(memory, "t") == [numbers(10)]
 
 
 def _fold_until_killed(port: int, run: int, seconds: float) -> int:
-    """Runs a process that learns and folds without end, and kills it; returns the records that it saw confirmed."""
+    """Runs a process that learns and folds in a loop, and kills it; returns how many of its records were confirmed."""
     command = [sys.executable, "-m", "tests.service.memory.folder", str(port), str(run)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3])
     assert process.stdout is not None
@@ -214,7 +215,7 @@ def _replicas_known(port: int) -> int:
 
 
 def _migrate(nodes: list[Valkey], key: str) -> None:
-    """Moves the slot of a key to the next node, while it is used."""
+    """Moves the slot of a key to the next node, while the key is used."""
     slot = nodes[0].client.execute_command("CLUSTER", "KEYSLOT", key)
     names = [node.client.execute_command("CLUSTER", "MYID").decode() for node in nodes]
     source = [node.port for node in nodes].index(_owner(nodes[0], slot))
@@ -235,4 +236,4 @@ def _owner(node: Valkey, slot: int) -> int:
         if any(first <= slot <= last for first, last in zip(ends[::2], ends[1::2], strict=True)):
             port: int = shard[b"nodes"][0][b"port"]
             return port
-    raise AssertionError(f"nobody serves slot {slot}")
+    raise AssertionError(f"no node serves slot {slot}")

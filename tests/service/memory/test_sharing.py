@@ -1,4 +1,4 @@
-"""Several processes over one real server: what one learns the others know, once, in order, and nobody else."""
+"""Several replicas over one real server: records of one reach the others once, in order, and no other tenant."""
 
 from __future__ import annotations
 
@@ -11,11 +11,24 @@ from functools import partial
 import pytest
 
 from service.memory import MemoryName
-from service.memory.codec.sealing import read_keys
-from service.memory.names import Keys
-from service.memory.tenants import MemoryConfig, TenantMemory
+from service.memory.codec.encryption import read_keys
+from service.memory.config import MemoryConfig
+from service.memory.manager import MemoryManager
+from service.memory.naming import Keys
+from service.memory.operations import PurgeMemory, PurgeResult
 from tests.service.fakes import until
-from tests.service.memory.helpers import FAST, Answer, agreed, known_to, log_of, memory_of, numbers, replicas, teach
+from tests.service.memory.helpers import (
+    FAST,
+    Answer,
+    agreed,
+    known_to,
+    learn_output,
+    log_of,
+    memory_of,
+    numbers,
+    perform,
+    replicas,
+)
 from tests.service.memory.servers import Valkey, wait_for
 
 KEY_A, KEY_B = "A" * 43 + "=", "B" * 42 + "A="
@@ -34,18 +47,18 @@ def server(running: Valkey) -> Valkey:
     return running
 
 
-def _all_hold(memories: SequenceOf[TenantMemory], records: int) -> bool:
+def _all_hold(memories: SequenceOf[MemoryManager], records: int) -> bool:
     return all(len(log_of(memory, "t")) == records for memory in memories)
 
 
-async def test_what_one_learns_the_others_know_within_a_second(server: Valkey) -> None:
+async def test_records_reach_the_other_replicas_within_a_second(server: Valkey) -> None:
     async with replicas(3, server.url, config=MemoryConfig()) as memories:
         for memory in memories:
             await memory.strategy("t", "trie")
         lags = []
         for number in range(5):
             began = time.monotonic()
-            await teach(memories[number % 3], "t", numbers(40, 100 * number))
+            await learn_output(memories[number % 3], "t", numbers(40, 100 * number))
             await until(partial(_all_hold, memories, number + 1))
             lags.append(time.monotonic() - began)
         assert max(lags) < 1.0
@@ -53,12 +66,12 @@ async def test_what_one_learns_the_others_know_within_a_second(server: Valkey) -
         assert sorted(log) == [numbers(40, 100 * number) for number in range(5)]
 
 
-async def test_a_new_process_knows_what_others_taught_before(server: Valkey) -> None:
+async def test_a_new_process_loads_what_others_have_learned(server: Valkey) -> None:
     async with replicas(1, server.url) as [first]:
         for number in range(300):
-            await teach(first, "t", numbers(20, number))
-        await until(lambda: first.counters_now.folds > 0)
-        await teach(first, "t", numbers(30))
+            await learn_output(first, "t", numbers(20, number))
+        await until(lambda: first.counters().folds > 0)
+        await learn_output(first, "t", numbers(30))
         await agreed([first], "t")
     async with replicas(1, server.url) as [second]:
         await second.strategy("t", "trie")
@@ -70,7 +83,7 @@ async def test_order_of_a_source_is_kept_and_nothing_comes_twice(server: Valkey)
     async with replicas(2, server.url) as memories:
         for number in range(100):
             for index, memory in enumerate(memories):
-                await teach(memory, "t", [1000 * index + number] * 3)
+                await learn_output(memory, "t", [1000 * index + number] * 3)
         log = await agreed(memories, "t")
     assert len(log) == 200
     for index in range(2):
@@ -81,7 +94,7 @@ async def test_order_of_a_source_is_kept_and_nothing_comes_twice(server: Valkey)
 async def test_capacity_is_the_same_on_all(server: Valkey) -> None:
     async with replicas(2, server.url, config=MemoryConfig(tokens=2000, bytes=1 << 20, round_seconds=0.03)) as memories:
         for number in range(60):
-            await teach(memories[number % 2], "t", numbers(90, 100 * number))
+            await learn_output(memories[number % 2], "t", numbers(90, 100 * number))
         await until(lambda: all(one.residents.open(MemoryName("t")).log.position == 60 for one in memories))
         log = log_of(memories[0], "t")
         assert log == log_of(memories[1], "t")
@@ -93,12 +106,12 @@ async def test_a_full_log_is_folded_and_goes_on(server: Valkey) -> None:
     config = MemoryConfig(tokens=20_000, bytes=1 << 16, round_seconds=0.03)
     async with replicas(1, server.url, config=config) as [memory]:
         for number in range(200):
-            await teach(memory, "t", numbers(300, 7 * number))
+            await learn_output(memory, "t", numbers(300, 7 * number))
             if number % 20 == 0:
                 await asyncio.sleep(0.04)
         await until(lambda: not memory.outbox.pending)
         await until(lambda: len(log_of(memory, "t")) > 0 and log_of(memory, "t")[-1] == numbers(300, 7 * 199))
-        assert memory.counters_now.folds > 0
+        assert memory.counters().folds > 0
         assert memory.counters().dropped == 0
     keys = Keys.of(memory.naming.tag(MemoryName("t")))
     sizes = server.client.memory_usage(keys.log, samples=0), server.client.memory_usage(keys.snapshot)
@@ -107,39 +120,34 @@ async def test_a_full_log_is_folded_and_goes_on(server: Valkey) -> None:
 
 
 async def test_a_purge_is_final_everywhere(server: Valkey) -> None:
-    from service.memory.admin import MemoryAdmin
-
     async with replicas(2, server.url) as [first, second]:
-        await teach(first, "t", numbers(20))
-        await teach(first, "other", numbers(30))
+        await learn_output(first, "t", numbers(20))
+        await learn_output(first, "other", numbers(30))
         await agreed([first, second], "t")
-        late = first.lesson_of("t", await first.strategy("t", "trie"), [Answer(numbers(25))])
+        late = first.learn_on_exit("t", await first.strategy("t", "trie"), [Answer(numbers(25))])
         with late:  # a request that runs while the memory is purged
-            memories, tokens = await MemoryAdmin(second).purge("t")
-            assert (memories, tokens) == (1, 20)
+            assert await perform(PurgeMemory("t"), second) == PurgeResult(1, 20)
             await until(lambda: log_of(first, "t") == [])
         assert await agreed([first, second], "t") == []
-        await teach(second, "t", numbers(5))
+        await learn_output(second, "t", numbers(5))
         assert await agreed([first, second], "t") == [numbers(5)]
         assert await agreed([first, second], "other") == [numbers(30)]
 
 
 async def test_records_from_before_a_purge_do_not_come_from_an_outbox(server: Valkey) -> None:
-    from service.memory.admin import MemoryAdmin
-
     async with replicas(1, server.url) as [first]:
-        await teach(first, "t", numbers(20))
+        await learn_output(first, "t", numbers(20))
         await agreed([first], "t")
         slow = memory_of(server.url)  # learned something and never reached the store
         for epoch_known in (True, False):
             resident = slow.residents.open(MemoryName("t"))
             if epoch_known:
-                await slow.replica.refresh(resident)
-            await teach(slow, "t", numbers(33))
-            await MemoryAdmin(first).purge("t")
+                await slow.replica.follower.refresh(resident)
+            await learn_output(slow, "t", numbers(33))
+            await perform(PurgeMemory("t"), first)
         await slow.replica.round()
         await slow.replica.round()
-        assert slow.counters_now.stale >= 1
+        assert slow.counters().stale >= 1
         await slow.store.close()
         slow.thread.stop(0)
         assert await agreed([first], "t") == []
@@ -147,23 +155,23 @@ async def test_records_from_before_a_purge_do_not_come_from_an_outbox(server: Va
 
 async def test_another_model_reads_nothing(server: Valkey) -> None:
     async with replicas(1, server.url) as [first]:
-        await teach(first, "t", numbers(20))
+        await learn_output(first, "t", numbers(20))
         await agreed([first], "t")
         async with replicas(1, server.url, fingerprint="e" * 16) as [other]:
             await other.strategy("t", "trie")
             await asyncio.sleep(0.15)
             assert log_of(other, "t") == []
-            snapshot_of_ours = first.replica._snapshot(first.residents.open(MemoryName("t"))).value
+            snapshot_of_ours = first.replica.folder.snapshot(first.residents.open(MemoryName("t"))).value
             server.client.set(Keys.of(other.naming.tag(MemoryName("x"))).snapshot, snapshot_of_ours)
 
 
-async def test_encrypted_values_hold_no_tokens_and_keys_can_be_exchanged(server: Valkey) -> None:
+async def test_encrypted_values_contain_no_tokens_and_keys_can_be_rotated(server: Valkey) -> None:
     old = read_keys(f"{NAMES}\nk1={KEY_A}", "keys")
     new = read_keys(f"{NAMES},k2={KEY_B},k1={KEY_A}", "keys")
     newest = read_keys(f"{NAMES},k2={KEY_B}", "keys")
     secret = [4242] * 64
     async with replicas(1, server.url, keys=old) as [first]:
-        await teach(first, "acme-secret", secret)
+        await learn_output(first, "acme-secret", secret)
         await agreed([first], "acme-secret")
     dump = b"".join(server.client.dump(key) + key for key in server.client.scan_iter())
     assert b"acme" not in dump
@@ -173,8 +181,8 @@ async def test_encrypted_values_hold_no_tokens_and_keys_can_be_exchanged(server:
         assert await agreed([second], "acme-secret") == [secret]
         resident = second.residents.open(MemoryName("acme-secret"))
         resident.fold_due = True
-        await until(lambda: second.counters_now.folds == 1)
-        await teach(second, "acme-secret", numbers(10))
+        await until(lambda: second.counters().folds == 1)
+        await learn_output(second, "acme-secret", numbers(10))
         await agreed([second], "acme-secret")
     async with replicas(1, server.url) as [plain]:
         await plain.strategy("acme-secret", "trie")
@@ -187,16 +195,16 @@ async def test_encrypted_values_hold_no_tokens_and_keys_can_be_exchanged(server:
         assert await agreed([third], "acme-secret") == [secret, numbers(10)]
 
 
-async def test_values_moved_to_another_tenant_do_not_open(server: Valkey) -> None:
+async def test_values_moved_to_another_tenant_do_not_decrypt(server: Valkey) -> None:
     keys = read_keys(f"{NAMES},k1={KEY_A}", "keys")
     async with replicas(1, server.url, keys=keys) as [memory]:
-        await teach(memory, "victim", numbers(50))
+        await learn_output(memory, "victim", numbers(50))
         await agreed([memory], "victim")
         victim, thief = (Keys.of(memory.naming.tag(MemoryName(name))) for name in ("victim", "thief"))
         for source, target in ((victim.log, thief.log), (victim.meta, thief.meta)):
             server.client.copy(source, target)
         await memory.strategy("thief", "trie")
-        await until(lambda: memory.counters_now.unreadable > 0)
+        await until(lambda: memory.counters().unreadable > 0)
         assert log_of(memory, "thief") == []
         assert known_to(memory, "thief") == []
 
@@ -207,14 +215,14 @@ async def test_a_snapshot_that_cannot_be_read_leaves_the_log_served(server: Valk
 
     async with replicas(1, server.url) as [first]:
         for number in range(300):  # more than stay in the log beside a snapshot
-            await teach(first, "t", numbers(10, number))
+            await learn_output(first, "t", numbers(10, number))
         await agreed([first], "t")
-        folds = first.counters_now.folds
-        await teach(first, "t", numbers(16))
+        folds = first.counters().folds
+        await learn_output(first, "t", numbers(16))
         await agreed([first], "t")
         first.residents.open(MemoryName("t")).fold_due = True
-        await until(lambda: first.counters_now.folds > folds)
-        await teach(first, "t", numbers(17))
+        await until(lambda: first.counters().folds > folds)
+        await learn_output(first, "t", numbers(17))
         complete = await agreed([first], "t")
     keys = Keys.of(first.naming.tag(MemoryName("t")))
     value = server.client.get(keys.snapshot)
@@ -237,11 +245,11 @@ async def test_a_snapshot_that_cannot_be_read_leaves_the_log_served(server: Valk
         log = await agreed([second], "t")
         assert 0 < len(log) < len(complete)
         assert log == complete[-len(log) :]
-        await teach(second, "t", numbers(18))
+        await learn_output(second, "t", numbers(18))
         assert (await agreed([second], "t"))[-1] == numbers(18)
         second.residents.open(MemoryName("t")).fold_due = True
         await asyncio.sleep(0.1)
-        assert second.counters_now.folds == 0
+        assert second.counters().folds == 0
         if damage == "newer":
             assert server.client.get(keys.snapshot) == damaged
         else:
@@ -249,16 +257,16 @@ async def test_a_snapshot_that_cannot_be_read_leaves_the_log_served(server: Valk
             assert bool(server.client.exists(keys.aside)) == (damage != "gone")
 
 
-async def test_a_process_that_holds_everything_mends_a_lost_snapshot(server: Valkey) -> None:
+async def test_a_process_with_all_records_replaces_a_lost_snapshot(server: Valkey) -> None:
     async with replicas(2, server.url) as memories:
         for number in range(20):
-            await teach(memories[0], "t", numbers(30, number))
+            await learn_output(memories[0], "t", numbers(30, number))
         await agreed(memories, "t")
         memories[0].residents.open(MemoryName("t")).fold_due = True
-        await until(lambda: memories[0].counters_now.folds == 1)
+        await until(lambda: memories[0].counters().folds == 1)
         keys = Keys.of(memories[0].naming.tag(MemoryName("t")))
         server.client.delete(keys.snapshot)
-        await teach(memories[1], "t", numbers(9))
+        await learn_output(memories[1], "t", numbers(9))
         wait_for(lambda: bool(server.client.exists(keys.snapshot)), "the snapshot")
         complete = await agreed(memories, "t")
     async with replicas(1, server.url) as [third]:
@@ -268,21 +276,21 @@ async def test_a_process_that_holds_everything_mends_a_lost_snapshot(server: Val
 async def test_time_to_live(server: Valkey) -> None:
     config = MemoryConfig(ttl=0.6, round_seconds=0.03)
     async with replicas(1, server.url, config=config) as [memory]:
-        await teach(memory, "t", numbers(20))
+        await learn_output(memory, "t", numbers(20))
         await agreed([memory], "t")
         keys = Keys.of(memory.naming.tag(MemoryName("t")))
         assert 0 < server.client.pttl(keys.log) <= 600
-        wait_for(lambda: not server.client.exists(keys.log, keys.meta), "its end")
+        wait_for(lambda: not server.client.exists(keys.log, keys.meta), "the expiry")
         memory.residents.open(MemoryName("t")).checked_at = 0.0
         await asyncio.sleep(0.2)
-        memory.replica._check_all = True
+        memory.replica.follower.check_all = True
         await until(lambda: log_of(memory, "t") == [])
         assert not server.client.exists(keys.meta)
 
 
-async def test_an_idle_tenant_leaves_and_comes_back(server: Valkey) -> None:
+async def test_an_idle_tenant_is_evicted_and_loaded_again(server: Valkey) -> None:
     async with replicas(1, server.url, config=MemoryConfig(idle_seconds=0.2, round_seconds=0.03)) as [memory]:
-        await teach(memory, "t", numbers(40))
+        await learn_output(memory, "t", numbers(40))
         await until(lambda: MemoryName("t") not in memory.residents)
         back = await memory.strategy("t", "trie")
         assert getattr(back, "tokens", 0) == 40
@@ -305,11 +313,11 @@ async def test_a_restricted_user_is_enough(server: Valkey) -> None:
     server.client.execute_command("ACL", "SETUSER", "dw", "on", ">pw", "resetkeys", "~dw:*", "-@all", *rights)
     url = f"redis://dw:pw@127.0.0.1:{server.port}"
     async with replicas(2, url, config=FAST) as memories:
-        await teach(memories[0], "t", numbers(12))
+        await learn_output(memories[0], "t", numbers(12))
         assert await agreed(memories, "t") == [numbers(12)]
         memories[0].residents.open(MemoryName("t")).fold_due = True
-        await until(lambda: memories[0].counters_now.folds == 1)
+        await until(lambda: memories[0].counters().folds == 1)
     async with replicas(1, f"redis://dw:wrong@127.0.0.1:{server.port}") as [refused]:
-        await teach(refused, "t", numbers(3))
+        await learn_output(refused, "t", numbers(3))
         await until(lambda: refused.thread.failing)
         assert refused.outbox.pending == 1

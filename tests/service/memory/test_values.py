@@ -1,4 +1,4 @@
-"""Records, snapshots, names and keys as bytes."""
+"""Records, snapshots, names and encryption as bytes; logs and outboxes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from model_runner.errors import InvalidValueError
 from service.memory.codec import snapshots
-from service.memory.codec.records import MAX_TOKENS, Kind, Record, pack, parts, unpack
-from service.memory.codec.sealing import KeyRing, PlainSealer, read_key_file, read_keys
+from service.memory.codec.encryption import KeyRing, Plain, read_key_file, read_keys
+from service.memory.codec.records import MAX_TOKENS, Kind, Record, pack, split, unpack
+from service.memory.config import Capacity
 from service.memory.errors import CorruptValueError, ForeignValueError, NewerFormatError, UnknownKeyError
-from service.memory.names import Keys, MemoryName, Naming
+from service.memory.naming import Keys, MemoryName, Naming
 from service.memory.replica.outbox import Outbox
-from service.memory.replica.tenant_log import Capacity, TenantLog, chained
+from service.memory.replica.tenant_log import TenantLog
+from service.memory.store.chain import chained
 
 KEY = base64.b64encode(bytes(range(32))).decode()
 OTHER = base64.b64encode(bytes(range(1, 33))).decode()
@@ -44,12 +46,12 @@ def record(seq: int, count: int = 3, source: str = "0" * 16) -> Record:
 
 
 @given(records_of)
-def test_records_come_back_as_they_went(records: list[Record]) -> None:
+def test_packed_records_unpack_to_the_same(records: list[Record]) -> None:
     assert plain(unpack(pack(records))) == plain(records)
 
 
 @given(records_of, st.binary(max_size=60), st.integers(0, 400))
-def test_other_bytes_are_no_records_and_nothing_worse(records: list[Record], junk: bytes, cut: int) -> None:
+def test_other_bytes_raise_corrupt_value_and_nothing_else(records: list[Record], junk: bytes, cut: int) -> None:
     whole = pack(records)
     for data in (junk, whole[: cut % (len(whole) or 1)]):
         try:
@@ -69,12 +71,12 @@ def test_small_vocabularies_take_two_bytes_a_token() -> None:
 
 def test_long_sequences_become_several_records() -> None:
     tokens = np.arange(2 * MAX_TOKENS + 5, dtype=np.int32)
-    assert np.concatenate(parts(tokens)).tolist() == tokens.tolist()
-    assert [part.size for part in parts(tokens)] == [MAX_TOKENS, MAX_TOKENS, 5]
+    assert np.concatenate(split(tokens)).tolist() == tokens.tolist()
+    assert [part.size for part in split(tokens)] == [MAX_TOKENS, MAX_TOKENS, 5]
 
 
 @given(records_of)
-def test_snapshots_come_back_as_they_went(records: list[Record]) -> None:
+def test_encoded_snapshots_decode_to_the_same(records: list[Record]) -> None:
     data = snapshots.encode(snapshots.Snapshot("f" * 16, 3, 70, "c" * 16, records))
     back = snapshots.decode(data, "f" * 16)
     assert (back.epoch, back.position, back.chain, plain(back.records)) == (3, 70, "c" * 16, plain(records))
@@ -88,7 +90,7 @@ def test_one_changed_byte_of_a_snapshot_is_noticed(at: int, flip: int) -> None:
         snapshots.decode(bytes(data), "f" * 16)
 
 
-def test_snapshots_of_others_are_told_apart() -> None:
+def test_snapshots_of_other_models_and_versions_are_refused() -> None:
     data = snapshots.encode(snapshots.Snapshot("f" * 16, 0, 0, "", []))
     with pytest.raises(ForeignValueError, match="of the model"):
         snapshots.decode(data, "e" * 16)
@@ -134,27 +136,31 @@ def test_names_differ_if_and_only_if_tags_do(tenant: str, arm: str, other: str, 
     assert (naming.tag(one) == naming.tag(two)) == (one == two)
 
 
-def test_hidden_names_say_nothing() -> None:
+def test_hidden_names_reveal_nothing() -> None:
     tag = Naming("f" * 16, b"s" * 32).tag(MemoryName("acme"))
     assert "acme" not in tag
     assert tag != Naming("f" * 16, b"t" * 32).tag(MemoryName("acme"))
 
 
-def test_sealed_values_open_in_their_place_only() -> None:
+def test_encrypted_values_decrypt_in_their_context_only() -> None:
     ring = read_keys(f"names={OTHER}\na={KEY}", "keys")
-    sealed = ring.seal(b"secret", "tenant:log")
-    assert b"secret" not in sealed
-    assert ring.seal(b"secret", "tenant:log") != sealed
-    assert ring.open(sealed, "tenant:log") == b"secret"
-    for damaged, place in ((sealed, "other:log"), (sealed[:-1] + b"x", "tenant:log"), (sealed[:9], "tenant:log")):
+    encrypted = ring.encrypt(b"secret", "tenant:log")
+    assert b"secret" not in encrypted
+    assert ring.encrypt(b"secret", "tenant:log") != encrypted
+    assert ring.decrypt(encrypted, "tenant:log") == b"secret"
+    for damaged, context in (
+        (encrypted, "other:log"),
+        (encrypted[:-1] + b"x", "tenant:log"),
+        (encrypted[:9], "tenant:log"),
+    ):
         with pytest.raises(CorruptValueError):
-            ring.open(damaged, place)
+            ring.decrypt(damaged, context)
     with pytest.raises(CorruptValueError):
-        ring.open(PlainSealer().seal(b"forged", "tenant:log"), "tenant:log")
+        ring.decrypt(Plain().encrypt(b"forged", "tenant:log"), "tenant:log")
     with pytest.raises(UnknownKeyError, match="no key is set"):
-        PlainSealer().open(sealed, "tenant:log")
+        Plain().decrypt(encrypted, "tenant:log")
     with pytest.raises(UnknownKeyError, match="'a'"):
-        KeyRing({"b": bytes(32)}, bytes(32)).open(sealed, "tenant:log")
+        KeyRing({"b": bytes(32)}, bytes(32)).decrypt(encrypted, "tenant:log")
 
 
 @pytest.mark.parametrize(
@@ -219,8 +225,8 @@ class TestOutbox:
         assert self.seqs(outbox) == [3, 4, 5]
         assert outbox.rewind(self.name, 2) == 0
 
-    def test_the_oldest_are_dropped_where_it_is_full(self) -> None:
-        outbox = self.filled(5, most_tokens=30, retained_tokens=30)
+    def test_the_oldest_are_dropped_when_it_is_full(self) -> None:
+        outbox = self.filled(5, max_tokens=30, retained_tokens=30)
         assert self.seqs(outbox) == [3, 4, 5]
         assert outbox.dropped == 2
         outbox.confirm(self.name, 5)
@@ -230,19 +236,19 @@ class TestOutbox:
         outbox.confirm(self.other, 8)
         assert outbox.rewind(self.name, 0) == 0
 
-    def test_nothing_confirmed_is_kept_where_the_store_loses_nothing(self) -> None:
+    def test_nothing_confirmed_is_kept_for_a_store_that_loses_nothing(self) -> None:
         outbox = self.filled(5, retained_tokens=0)
         outbox.confirm(self.name, 3)
         assert (outbox.pending, outbox.retained, outbox.confirmed(self.name)) == (2, 0, 0)
 
-    def test_what_is_too_old_is_dropped(self) -> None:
-        outbox = self.filled(2, most_seconds=5.0)
+    def test_records_that_are_too_old_are_dropped(self) -> None:
+        outbox = self.filled(2, max_seconds=5.0)
         outbox._clock = lambda: 1e12
         outbox.add(self.name, 0, Kind.OUTPUT, np.ones(10, np.int32))
         assert self.seqs(outbox) == [3]
         assert outbox.dropped == 2
 
-    def test_a_purge_takes_what_came_before_it(self) -> None:
+    def test_a_purge_drops_earlier_records(self) -> None:
         outbox = Outbox("0" * 16)
         now = 100.0
         outbox._clock = lambda: now

@@ -1,4 +1,4 @@
-"""What requests may not say: each refusal names the field and its value, with google.rpc details."""
+"""Invalid requests: each refusal names the field and what is allowed, with google.rpc details."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def drafting(**options: Any) -> pb.GenerateRequest:
 
 
 BAD: dict[str, tuple[pb.GenerateRequest, str, str]] = {
-    "no prompt": (pb.GenerateRequest(), "prompt", "None.*text, token_ids and chat"),
-    "empty text": (request(""), "text", "''.*must not be empty"),
+    "no prompt": (pb.GenerateRequest(), "prompt", "text, token_ids and chat"),
+    "empty text": (request(""), "text", "must not be empty"),
     "empty token ids": (ids(), "token_ids.ids", "must not be empty"),
     "empty chat": (chat(), "chat.messages", "must not be empty"),
     "chat without a role": (chat(("user", "a"), ("", "b")), r"chat.messages[1].role", "must not be empty"),
@@ -65,16 +65,20 @@ BAD: dict[str, tuple[pb.GenerateRequest, str, str]] = {
     "very long text": (request("x" * 20_000), "text", "20000 tokens.*at most 63"),
     "long token ids": (ids(*[1] * 64), "token_ids.ids", "64 tokens.*at most 63"),
     "long chat": (chat(("user", "x" * 64)), "chat.messages", "70 tokens.*at most 63"),
-    "max_tokens over the room": (stop(max_tokens=63), "stop.max_tokens", "63 is not allowed.*2 of .* 64 .*for 62"),
+    "max_tokens over the context": (
+        stop(max_tokens=63),
+        "stop.max_tokens",
+        "63 is not allowed.*at most 62.*2 of .* 64 ",
+    ),
     "max_tokens zero": (stop(max_tokens=0), "stop.max_tokens", "0 is not allowed.*at least 1"),
     "max_tokens negative": (stop(max_tokens=-5), "stop.max_tokens", "-5 is not allowed"),
     "min_tokens over max_tokens": (stop(max_tokens=3, min_tokens=4), "stop.min_tokens", "4 is not allowed"),
     "min_tokens negative": (stop(min_tokens=-1), "stop.min_tokens", "-1 is not allowed"),
     "empty stop string": (stop(strings=["a", ""]), "stop.strings[1]", "1 to 256 characters"),
     "long stop string": (stop(strings=["x" * 257]), "stop.strings[0]", "1 to 256 characters"),
-    "many stop strings": (stop(strings=["x"] * 17), "stop.strings", "17 is not allowed.*at most 16"),
+    "many stop strings": (stop(strings=["x"] * 17), "stop.strings", "17 items.*at most 16"),
     "stop token id over the vocabulary": (stop(token_ids=[5, 999]), "stop.token_ids[1]", "999 is not allowed"),
-    "many stop token ids": (stop(token_ids=[1] * 257), "stop.token_ids", "257 is not allowed"),
+    "many stop token ids": (stop(token_ids=[1] * 257), "stop.token_ids", "257 items.*at most 256"),
     "unknown strategy": (drafting(strategy="oracle"), "drafting.strategy", "'oracle'.*one of .*none, .*trie"),
     "empty strategy": (drafting(strategy=""), "drafting.strategy", "''.*one of .*none, .*trie"),
     "unknown strategy, switched off": (drafting(strategy="oracle", enabled=False), "drafting.strategy", "'oracle'"),
@@ -97,20 +101,20 @@ BAD: dict[str, tuple[pb.GenerateRequest, str, str]] = {
     "many logit biases": (sampling(logit_bias=dict.fromkeys(range(1025), 1.0)), "sampling.logit_bias", "at most 1024"),
     "no samples": (sampling(n=0), "sampling.n", r"0 is not allowed.*\[1, 4\]"),
     "many samples": (sampling(n=5, temperature=1.0), "sampling.n", r"5 is not allowed.*\[1, 4\]"),
-    "greedy samples": (sampling(n=2), "sampling.n", "2 is not allowed.*temperature above 0"),
+    "greedy samples": (sampling(n=2), "sampling.n", "n 2: .*temperature above 0"),
     "top logprobs": (request(output=pb.OutputOptions(top_logprobs=21)), "output.top_logprobs", r"21 .*\[0, 20\]"),
     "empty grammar": (request(format=pb.OutputFormat(regex="")), "format.regex", "1 to 65536 characters"),
     "format with ignore_eos": (
         request(format=pb.OutputFormat(regex="a"), stop=pb.StopOptions(ignore_eos=True)),
         "stop.ignore_eos",
-        "True is not allowed",
+        "cannot be combined with format",
     ),
     "format with min_tokens": (
         request(format=pb.OutputFormat(regex="a"), stop=pb.StopOptions(min_tokens=1)),
         "stop.min_tokens",
-        "1 is not allowed",
+        "cannot be combined with format",
     ),
-    "not a grammar": (request(format=pb.OutputFormat(lark="start: (")), "format.lark", "not a valid one"),
+    "not a grammar": (request(format=pb.OutputFormat(lark="start: (")), "format.lark", "not a valid grammar"),
     "priority": (request(priority=11), "priority", r"11 is not allowed.*\[-10, 10\]"),
     "long tenant": (request(tenant="ä" * 129), "tenant", "at most 256 bytes"),
     "control character in the tenant": (request(tenant="a\nb"), "tenant", "control characters"),
@@ -121,12 +125,12 @@ BAD: dict[str, tuple[pb.GenerateRequest, str, str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 async def test_refused(name: str) -> None:
-    bad, field, said = BAD[name]
+    bad, field, text = BAD[name]
     async with serving(model=FakeModel(max_context=64)) as served:
         result = await answer(served.stub.Generate(bad))
         found = violation(result.status)
         assert found.field == field
-        assert re.search(said, found.description), found.description
+        assert re.search(text, found.description), found.description
         assert result.kinds == []
         await served.settled()
         assert served.engine.steps == 0
@@ -135,7 +139,7 @@ async def test_refused(name: str) -> None:
 GOOD: dict[str, pb.GenerateRequest] = {
     "options that greedy decoding ignores": sampling(temperature=0.0, top_k=5, top_p=0.5, min_p=0.1, seed=2**64 - 1),
     "widest names": request(tenant="ä" * 128, request_id="x" * 256),
-    "all the room": stop(max_tokens=62),
+    "the whole context": stop(max_tokens=62),
     "longest prompt": ids(*[1] * 63),
     "no draft nodes": drafting(max_nodes=0),
     "more draft nodes than the server's cap": drafting(max_nodes=10_000),
@@ -182,7 +186,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 async def test_malformed_bytes_name_the_field(name: str) -> None:
-    data, field, said = MALFORMED[name]
+    data, field, text = MALFORMED[name]
     async with serving() as served:
         raw: grpc.aio.UnaryStreamMultiCallable[Any, Any] = served.channel.unary_stream(
             GENERATE, response_deserializer=pb.GenerateResponse.FromString
@@ -190,7 +194,7 @@ async def test_malformed_bytes_name_the_field(name: str) -> None:
         call = raw(data)
         found = violation((await answer(call)).status)
         assert found.field == field
-        assert said in found.description
+        assert text in found.description
         await served.settled()
 
 

@@ -95,7 +95,7 @@ async def test_client_cancels() -> None:
         call.cancel()
         await served.settled()
         assert await call.code() is grpc.StatusCode.CANCELLED
-        # Gone long before it was written to the end, which would have taken 1500 steps.
+        # It ended long before all of its tokens were generated, which would take 1500 steps.
         assert served.engine.steps - steps < 100
 
 
@@ -154,7 +154,7 @@ async def test_deadline_while_the_engine_is_in_a_long_step() -> None:
         await served.settled()
 
 
-async def test_model_error_tells_the_client_nothing_of_the_inside() -> None:
+async def test_model_error_reveals_no_internals_to_the_client() -> None:
     async with serving() as served:
         calls = await started(served, 3)
         served.engine.sequence_error = ModelError("CUDA error at 0x7f00 in /secret/path")
@@ -179,7 +179,7 @@ async def test_unknown_error_of_a_sequence_is_internal() -> None:
 
 async def test_engine_that_refuses_a_sequence_goes_on() -> None:
     async with serving() as served:
-        served.engine.add_error = MemoryError("no room")
+        served.engine.add_error = MemoryError("no memory")
         result = await answer(served.stub.Generate(ask()))
         assert result.status.code() is grpc.StatusCode.INTERNAL
         served.engine.add_error = None
@@ -229,7 +229,7 @@ async def test_shutdown_waits_for_no_reader() -> None:
         await served.settled()
 
 
-async def test_full_queue_refuses_at_once_and_says_when_to_retry() -> None:
+async def test_full_queue_refuses_at_once_with_a_retry_delay() -> None:
     engine = FakeEngine(max_running=1)
     async with serving(engine, max_running=1, max_waiting=1) as served:
         [first] = await started(served)
@@ -246,7 +246,7 @@ async def test_full_queue_refuses_at_once_and_says_when_to_retry() -> None:
         await served.settled()
 
 
-async def test_slow_reader_gets_larger_deltas_and_delays_nobody() -> None:
+async def test_slow_reader_gets_larger_deltas_and_delays_no_other() -> None:
     async with serving(model=FakeModel(max_context=40_000)) as served:
         served.engine.step_seconds = 0.0
         served.engine.text = "x" * 2_000
@@ -255,12 +255,12 @@ async def test_slow_reader_gets_larger_deltas_and_delays_nobody() -> None:
         await until(lambda: served.engine.steps >= 4_000 and served.engine.running == 0)
         sizes = [len(event.delta.token_ids) for event in (await answer(slow)).events]
         assert sum(sizes) == 8_000
-        # What fits the connection's buffers went out step by step; all the rest in a few messages.
+        # Messages that fit the connection's buffers were sent step by step, all others merged into a few.
         assert max(sizes) == MAX_PART_TOKENS
         await served.settled()
 
 
-async def test_client_that_goes_while_a_message_waits_for_it() -> None:
+async def test_client_that_disconnects_while_a_message_waits() -> None:
     async with serving() as served:
         served.engine.text = "x" * 50_000
         call = served.stub.Generate(ask())
@@ -299,9 +299,11 @@ async def test_a_storm_of_all_endings_leaves_nothing_and_logs_no_error(caplog: p
     async with serving(**settings) as served:
         for _ in range(6):
             for result in await asyncio.gather(*(one(served) for _ in range(50))):
-                # What the client's own deadline or cancellation made up on its side has no details.
-                told = result.error is not None and "grpc-status-details-bin" in dict(result.error.trailing_metadata())
-                assert result.kinds.count("finished") + told <= 1
+                # A status that the client itself made, at its deadline or cancellation, has no details.
+                detailed = result.error is not None and "grpc-status-details-bin" in dict(
+                    result.error.trailing_metadata()
+                )
+                assert result.kinds.count("finished") + detailed <= 1
                 assert "finished" in result.kinds or result.error is not None or result.cancelled
             await served.settled()
     assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR", "CRITICAL")] == []

@@ -1,4 +1,4 @@
-"""The jacobi strategy, against a plain writing-down of the published algorithm."""
+"""The jacobi strategy, against a plain implementation of the published algorithm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from strategies import DraftTree, Feedback, JacobiStrategy
 from strategies.draft import Int32Array
-from strategies.jacobi.strategy import JacobiDrafter, NgramPool
+from strategies.jacobi.ngram_pool import NgramPool
+from strategies.jacobi.strategy import JacobiDrafter
 from tests.strategies.toy_model import VOCAB, ToyModel, run
 
 Model = Callable[[list[int]], int]
@@ -23,8 +24,8 @@ def ids(*tokens: int) -> Int32Array:
 
 
 class Published:
-    """Lookahead Decoding, greedy, one sequence, level by level as the paper draws it; the model is asked for every
-    token of the window apart, with the text that this token sees."""
+    """Lookahead Decoding, greedy, one sequence, level by level as the paper draws it; the model runs once for every
+    token of the window, on the text that this token sees."""
 
     def __init__(self, window: int, n: int, guesses: int, prompt: list[int], first_level: list[int]) -> None:
         self.w, self.n, self.g = window, n, guesses
@@ -38,19 +39,19 @@ class Published:
         current = self.text[-1]
         found = self._verify(model, self.pool.get(current, []))
         newest = self.levels[-1]
-        said = [model(self.text + self._seen_by(len(self.levels) - 1, i)) for i in range(len(newest))]
+        predicted = [model(self.text + self._seen_by(len(self.levels) - 1, i)) for i in range(len(newest))]
         if len(self.levels) == 1:
-            self.levels = [self.levels[0][1:], said]
+            self.levels = [self.levels[0][1:], predicted]
         elif len(self.levels) < self.n - 1:
-            self.levels = [level[1:] for level in self.levels] + [said[1:]]
+            self.levels = [level[1:] for level in self.levels] + [predicted[1:]]
         else:
             for i in range(self.w):
                 key = current if i == 0 else self.levels[0][i - 1]
-                self._remember(key, (*(self.levels[k][i] for k in range(1, self.n - 1)), said[i]))
+                self._remember(key, (*(self.levels[k][i] for k in range(1, self.n - 1)), predicted[i]))
             self.levels[0] = self.levels[1][1:]
             for k in range(1, self.n - 2):
                 self.levels[k] = self.levels[k + 1]
-            self.levels[self.n - 2] = said
+            self.levels[self.n - 2] = predicted
         self.text += found
         return found
 

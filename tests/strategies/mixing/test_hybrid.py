@@ -1,4 +1,4 @@
-"""The hybrid strategy: parts under one budget, calibrated, asleep, and failing."""
+"""The hybrid strategy: parts under one budget, calibrated, without a gain, and failing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import DraftTree, Feedback, HybridStrategy, JacobiStrategy, TrieStrategy, UnknownStrategyError, registry
-from strategies.base import Drafter
+from strategies.base import Drafter, SuccessorSource
 from strategies.draft import Int32Array
+from strategies.mixing.successors import WIDTH, SuccessorTable
 from strategies.registry import register
 from tests.strategies.test_draft import trees
 from tests.strategies.toy_model import ToyModel, run
@@ -22,7 +23,7 @@ def ids(*tokens: int) -> Int32Array:
 
 
 class Part:
-    """A part that does as it is told, and remembers what it was asked.
+    """A part with a fixed tree that counts its calls.
 
     Args:
         tree: what it proposes; an exception is raised instead.
@@ -61,7 +62,7 @@ class Part:
 
 @pytest.fixture(autouse=True)
 def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is forgotten after it."""
+    """Undoes what a test registers."""
     monkeypatch.setattr(registry, "_factories", dict(registry._factories))
 
 
@@ -76,15 +77,15 @@ def first_level(tree: DraftTree) -> dict[int, float]:
     return dict(zip(tree.tokens[top].tolist(), tree.scores[top].tolist(), strict=True))
 
 
-def said(token: int, *tokens: int) -> Feedback:
-    """The model's word at the root alone: `tokens` are its most probable ones."""
+def predicted(token: int, *tokens: int) -> Feedback:
+    """The model's prediction at the root alone: `tokens` are its most probable ones."""
     top = np.array([[*tokens, *range(1000, 1008 - len(tokens))]], np.int32)
     return Feedback(ids(token), ids(-1), top[:, 0], top)
 
 
 @settings(max_examples=60)
 @given(st.lists(trees(), min_size=2, max_size=2), st.integers(1, 40), st.lists(st.integers(0, 5), min_size=1))
-def test_every_draft_is_lawful_and_holds_what_the_parts_hold(
+def test_every_draft_is_valid_and_has_what_the_parts_have(
     drafts: list[DraftTree], budget: int, prompt: list[int]
 ) -> None:
     parts = [Part(tree.pruned(budget)) for tree in drafts]
@@ -120,6 +121,57 @@ def test_any_set_of_strategies_writes_the_same(sources: str) -> None:
     assert strategy.failures == {}
 
 
+class TableOnly:
+    """A strategy with nothing but a successor table, as a third party might write it."""
+
+    top_k = WIDTH
+
+    def __init__(self) -> None:
+        self.successors = SuccessorTable(4096)
+
+    def start(self, prompt: Int32Array) -> Drafter:
+        raise AssertionError("its table is mixed instead")
+
+
+def test_any_strategy_with_a_successor_table_can_be_mixed_as_the_table() -> None:
+    """It drafts what recycling's table does, is no part of its own, and counts under its own name."""
+    register("table_only")(TableOnly)
+    model, made = ToyModel(), []
+    for sources in ("trie,table_only", "trie,recycling"):
+        strategy = HybridStrategy(sources=sources)
+        drafter = strategy.start(ids(1, 2))
+        made.append((run(model, drafter, [1, 2], 200, 8), drafter.by_source, [*strategy.parts]))
+        assert drafter.by_source[sources.removeprefix("trie,")].accepted > 0
+    assert made[0][0] == made[1][0]
+    assert [*made[0][1].values()] == [*made[1][1].values()]
+    assert made[0][2] == made[1][2] == ["trie"]
+    assert isinstance(TableOnly(), SuccessorSource)
+    assert not isinstance(TrieStrategy(), SuccessorSource)
+
+
+def test_a_hybrid_has_one_successor_table() -> None:
+    register("table_only")(TableOnly)
+    with pytest.raises(ValueError, match="sources: table_only and recycling have a successor table each; one can be"):
+        HybridStrategy(sources="table_only,recycling")
+
+
+@pytest.mark.parametrize(
+    ("rows", "top_k", "problem"),
+    [
+        (np.zeros((1024, 11), np.int32), 4, "'table_only' has a successor table, so its top_k must be at least 8"),
+        (np.zeros((1024, 10), np.int32), 8, r"rows of 'table_only' must be int32\[2\^k, 11\].*not int32\[1024, 10\]"),
+        (np.zeros((1000, 11), np.int32), 8, r"not int32\[1000, 11\]"),
+        (np.zeros((1024, 11), np.int64), 8, r"not int64\[1024, 11\]"),
+    ],
+)
+def test_a_table_that_compiled_code_cannot_read_is_refused(rows: Int32Array, top_k: int, problem: str) -> None:
+    made = TableOnly()
+    made.top_k, made.successors.rows = top_k, rows
+    register("table_only")(lambda: made)
+    with pytest.raises(ValueError, match=problem):
+        HybridStrategy(sources="trie,table_only")
+
+
 def test_a_path_goes_on_from_the_table_where_the_tree_ends() -> None:
     """The part knows 1 -> 2 only, the table what comes after 2: the draft holds both in one path."""
     part = Part(DraftTree.of([2]))
@@ -129,11 +181,11 @@ def test_a_path_goes_on_from_the_table_where_the_tree_ends() -> None:
         drafter.propose(2)
         drafter.observe(ids(2), None)
         drafter.propose(2)
-        drafter.observe(ids(3), said(2, 3))
+        drafter.observe(ids(3), predicted(2, 3))
     assert (2, 3) in _paths(strategy.start(ids(1)).propose(2))
 
 
-def test_an_overconfident_part_is_believed_as_far_as_it_comes_true() -> None:
+def test_an_overconfident_part_is_scored_by_its_acceptance_rate() -> None:
     random, strategy = np.random.default_rng(1), with_parts("", part=Part(DraftTree.of([7], scores=[0.9])))
     drafter = strategy.start(ids(1))
     assert first_level(drafter.propose(8))[7] > 0.6
@@ -143,26 +195,26 @@ def test_an_overconfident_part_is_believed_as_far_as_it_comes_true() -> None:
     assert first_level(drafter.propose(8))[7] == pytest.approx(0.3, abs=0.1)
 
 
-def test_two_parts_that_agree_are_believed_more_than_one() -> None:
+def test_two_parts_that_agree_score_higher_than_one() -> None:
     one, two = (Part(DraftTree.of([7, 8], [-1, -1], [0.5, 0.3])) for _ in range(2))
     alone = first_level(with_parts("", part=one).start(ids(1)).propose(8))
     both = first_level(with_parts("", one=one, two=two).start(ids(1)).propose(8))
     assert both[7] / both[8] > 1.2 * alone[7] / alone[8]
 
 
-def test_nodes_go_to_the_part_that_comes_true() -> None:
-    liar = Part(DraftTree.of([50, 51, 52, 53], scores=[0.9, 0.8, 0.7, 0.6]))
-    strategy = with_parts("", liar=liar, honest=Part(DraftTree.of([7, 8], scores=[0.5, 0.3])))
+def test_nodes_go_to_the_part_that_is_accepted() -> None:
+    wrong = Part(DraftTree.of([50, 51, 52, 53], scores=[0.9, 0.8, 0.7, 0.6]))
+    strategy = with_parts("", wrong=wrong, right=Part(DraftTree.of([7, 8], scores=[0.5, 0.3])))
     drafter = strategy.start(ids(1))
     for _ in range(300):
         drafter.propose(2)
         drafter.observe(ids(7, 8, 9), None)
     assert drafter.propose(2).tokens.tolist() == [7, 8]
-    assert drafter.by_source["honest"].accepted == 600
+    assert drafter.by_source["right"].accepted == 600
     assert sum(counts.accepted for counts in drafter.by_source.values()) == 600
 
 
-def test_a_part_that_brings_nothing_falls_asleep_and_is_probed() -> None:
+def test_a_part_without_a_gain_drafts_in_probes_only() -> None:
     idle = Part(DraftTree.of([49]))
     model, strategy = ToyModel(), with_parts(idle=idle)
     run(model, strategy.start(ids(1, 2)), [1, 2], 3000, 4)
@@ -173,7 +225,7 @@ def test_a_part_that_brings_nothing_falls_asleep_and_is_probed() -> None:
     assert idle.observed == steps, "it goes on learning"
 
 
-def test_a_part_that_begins_to_pay_wakes_up() -> None:
+def test_a_part_that_begins_to_gain_takes_part_again() -> None:
     part = Part(DraftTree.of([50]))
     strategy = with_parts(part=part)
     strategy.mixer.weights.gains[0] = -0.1
@@ -189,7 +241,7 @@ def test_a_part_that_begins_to_pay_wakes_up() -> None:
     assert part.proposed == 100
 
 
-def test_of_two_parts_that_say_the_same_one_stays_awake() -> None:
+def test_of_two_parts_that_predict_the_same_one_takes_part() -> None:
     parts = [Part(DraftTree.of([7], scores=[0.9])) for _ in range(2)]
     strategy = with_parts("", one=parts[0], two=parts[1])
     drafter = strategy.start(ids(1))
@@ -235,18 +287,18 @@ def test_a_malformed_tree_drops_the_part(tree: object) -> None:
     drafter = strategy.start(ids(1, 2))
     for _ in range(2):
         drafter.propose(8).check()
-        drafter.observe(ids(3), said(2, 3))
+        drafter.observe(ids(3), predicted(2, 3))
     assert strategy.failures == {"bad": 1}
     assert (bad.proposed, bad.closed) == (1, 1)
 
 
-def test_each_part_gets_the_feedback_that_it_asks_for() -> None:
+def test_each_part_gets_feedback_with_its_own_top_k() -> None:
     none, three = Part(top_k=0), Part(top_k=3)
-    strategy = with_parts(none_asked=none, three_asked=three)
+    strategy = with_parts(no_top_k=none, top_3=three)
     assert strategy.top_k == 8
     drafter = strategy.start(ids(1))
     drafter.propose(4)
-    drafter.observe(ids(5), said(1, 5, 6, 7, 8))
+    drafter.observe(ids(5), predicted(1, 5, 6, 7, 8))
     assert none.feedback is not None
     assert three.feedback is not None
     assert none.feedback.top_tokens is None
@@ -268,7 +320,7 @@ def test_it_learns_as_the_trie_does() -> None:
     assert _paths(DraftTree.of(text[5:13])) <= _paths(drafter.propose(16))
 
 
-def test_options_go_to_the_parts_that_know_them() -> None:
+def test_options_go_to_the_parts_that_have_them() -> None:
     strategy = HybridStrategy(sources="trie, recycling ,jacobi", branch_length=5, window=3, capacity_contexts=2048)
     trie, jacobi = strategy.parts["trie"], strategy.parts["jacobi"]
     assert isinstance(trie, TrieStrategy)
@@ -280,9 +332,18 @@ def test_options_go_to_the_parts_that_know_them() -> None:
         HybridStrategy(branch_length=0)
 
 
-@pytest.mark.parametrize("sources", ["trie,trie", "hybrid", "a,b,c,d,e"])
-def test_bad_sources_are_refused(sources: str) -> None:
-    with pytest.raises(ValueError, match=f"sources: '{sources}' is not allowed; it must be names"):
+@pytest.mark.parametrize(
+    ("sources", "problem"),
+    [
+        ("trie,trie", "names a strategy twice"),
+        ("hybrid", "names hybrid, which cannot be a source of itself"),
+        ("a,b,c,d,e", "names more than 4 strategies that draft trees"),
+    ],
+)
+def test_bad_sources_are_refused(sources: str, problem: str) -> None:
+    for name in "abcde":
+        register(name)(Part)
+    with pytest.raises(ValueError, match=f"sources: '{sources}' {problem}"):
         HybridStrategy(sources=sources)
 
 

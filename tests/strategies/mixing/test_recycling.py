@@ -51,16 +51,16 @@ def chances(tree: DraftTree) -> dict[tuple[int, ...], float]:
 
 
 @given(TEXTS)
-def test_the_table_holds_what_a_dictionary_would(texts: list[list[int]]) -> None:
-    """All contexts of one and two tokens, longer ones once the shorter one is known; the latest word counts."""
+def test_the_table_has_what_a_dictionary_would(texts: list[list[int]]) -> None:
+    """All contexts of one and two tokens, longer ones once the shorter one is known; the latest prediction counts."""
     table, expected = SuccessorTable(1 << 16), dict[tuple[int, ...], int]()
     for number, text in enumerate(texts):
         tail = np.full(ORDERS, NOWHERE, np.int32)
         tail[-1] = text[0]
         chain = np.arange(-1, len(text) - 1, dtype=np.int32)
-        said = [100 * number + node for node in range(len(text))]
-        table.note(tail, np.array(text, np.int32), chain, tops(*said))
-        for node, token in enumerate(said):
+        predicted = [100 * number + node for node in range(len(text))]
+        table.note(tail, np.array(text, np.int32), chain, tops(*predicted))
+        for node, token in enumerate(predicted):
             for order in range(1, min(ORDERS, node + 1) + 1):
                 context = tuple(text[node + 1 - order : node + 1])
                 known = context in expected
@@ -91,11 +91,11 @@ def test_growing_loses_little() -> None:
     assert sum(row is not None for row in rows) > 9_000
 
 
-def test_what_the_model_said_at_a_rejected_node_is_drafted_later() -> None:
+def test_a_prediction_at_a_rejected_node_is_drafted_later() -> None:
     strategy = RecyclingStrategy()
     drafter = strategy.start(ids(1))
     drafter.propose(4)
-    # 5 is what comes true; the branch 7 -> 8 is rejected, and the model says 9 after it.
+    # 5 is accepted; the branch 7 -> 8 is rejected, and the model predicts 9 after it.
     feedback = Feedback(ids(1, 7, 8), ids(-1, 0, 1), ids(5, 8, 9), tops(5, 8, 9))
     drafter.observe(ids(5), feedback)
     drafter.propose(4)
@@ -127,7 +127,7 @@ def test_on_a_model_of_two_tokens_context_it_learns_to_draft_everything(budget: 
 
 
 def test_scores_are_acceptance_rates() -> None:
-    """Where the best successor comes true 70 times in 100, the tree says so."""
+    """Where the best successor is right 70 times in 100, its score is 0.7."""
     random, strategy = np.random.default_rng(3), RecyclingStrategy()
     drafter = strategy.start(ids(1))
     for _ in range(1500):

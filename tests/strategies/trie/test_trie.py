@@ -1,4 +1,4 @@
-"""The trie strategy, against what a slow and plain reader of the same sequences knows."""
+"""The trie strategy, by what its sequences hold."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def written(strategy: TrieStrategy, prompt: Int32Array, *outputs: Int32Array) ->
 
 
 @given(SEQUENCES, st.lists(st.integers(0, 6), min_size=1, max_size=40), st.integers(1, 70), st.integers(1, 20))
-def test_every_draft_is_lawful_and_within_budget_and_branch_length(
+def test_every_draft_is_valid_and_within_budget_and_branch_length(
     sequences: list[list[int]], prompt: list[int], budget: int, branch_length: int
 ) -> None:
     strategy = TrieStrategy(branch_length=branch_length, capacity_tokens=128)
@@ -70,7 +70,7 @@ def test_what_the_tenant_wrote_is_drafted_for_the_next_sequence() -> None:
     assert best_path(drafter.propose(16)) == text[5:21].tolist()
 
 
-def test_what_the_prompt_says_is_drafted_without_any_memory() -> None:
+def test_the_prompt_is_drafted_without_any_memory() -> None:
     prompt = np.arange(100, 140, dtype=np.int32)
     drafter = written(TrieStrategy(), prompt, prompt[10:12])
     assert best_path(drafter.propose(8)) == prompt[12:20].tolist()
@@ -97,7 +97,7 @@ def test_a_tree_holds_both_continuations_of_a_phrase_the_frequent_one_first() ->
 
 
 @pytest.mark.parametrize(("learn", "outputs", "prompts"), [("outputs", 1, 0), ("prompts", 0, 1), ("both", 1, 1)])
-def test_the_learn_option_says_what_the_memory_takes_in(learn: str, outputs: int, prompts: int) -> None:
+def test_the_learn_option_decides_what_the_memory_learns(learn: str, outputs: int, prompts: int) -> None:
     strategy = TrieStrategy(learn=learn)
     prompt, output = np.arange(100, 130, dtype=np.int32), np.arange(200, 220, dtype=np.int32)
     written(strategy, prompt, output).close()
@@ -116,7 +116,7 @@ def test_output_is_learned_while_it_is_written_and_stays_after_close() -> None:
     assert best_path(written(strategy, ids(2), text[:3]).propose(4)) == text[3:7].tolist()
 
 
-def test_sequences_written_in_turns_stay_whole() -> None:
+def test_interleaved_sequences_stay_whole() -> None:
     strategy = TrieStrategy()
     texts = [np.arange(base, base + 90, dtype=np.int32) for base in (1000, 2000, 3000)]
     drafters = [strategy.start(ids(1)) for _ in texts]
@@ -187,12 +187,12 @@ def test_the_newest_phrases_survive_when_the_memory_overflows() -> None:
     assert strategy.nbytes < 64 * 1024
 
 
-def test_writers_that_lose_their_place_to_others_go_on_apart() -> None:
+def test_writers_that_lose_their_blocks_to_others_go_on_apart() -> None:
     index = PhraseIndex(64)
     writers = [index.writer() for _ in range(8)]
-    for turn in range(20):
+    for step in range(20):
         for i, writer in enumerate(writers):
-            index.append(writer, np.full(5, 100 * i + turn, np.int32))
+            index.append(writer, np.full(5, 100 * i + step, np.int32))
     for sequence in index.sequences():
         assert len({token // 100 for token in sequence.tolist()}) == 1
     assert index.tokens == sum(sequence.size for sequence in index.sequences()) <= 64
@@ -209,7 +209,7 @@ def test_a_memory_grows_with_what_it_holds() -> None:
 
 
 @pytest.mark.parametrize("learn", ["outputs", "prompts", "both"])
-def test_start_marks_are_never_drafted_or_given_out(learn: str) -> None:
+def test_start_marks_are_never_drafted_or_returned(learn: str) -> None:
     strategy = TrieStrategy(learn=learn)
     for _ in range(5):
         written(strategy, ids(1), ids(2, 3), ids(2)).close()
@@ -218,8 +218,8 @@ def test_start_marks_are_never_drafted_or_given_out(learn: str) -> None:
     assert all(START not in sequence for sequence in strategy.sequences())
 
 
-def test_scores_learn_which_source_tells_the_truth() -> None:
-    """A memory that always contradicts what comes true loses weight against the prompt that says it."""
+def test_scores_learn_which_source_is_right() -> None:
+    """A memory that is always wrong loses weight against the prompt that is right."""
     strategy = TrieStrategy()
     for _ in range(30):
         strategy.learn(ids(1, 2, 3, 66, 67))
@@ -241,7 +241,7 @@ def test_scores_learn_which_source_tells_the_truth() -> None:
     [
         ({"branch_length": 0}, r"branch_length: 0 .* \[1, 256\]"),
         ({"branch_length": 257}, "branch_length"),
-        ({"learn": "all"}, "learn: 'all' .* outputs, prompts, both"),
+        ({"learn": "all"}, "learn: 'all' is unknown; the values are outputs, prompts, both"),
         ({"prompt_weight": 0.0}, "prompt_weight"),
         ({"prompt_weight": float("nan")}, "prompt_weight"),
         ({"capacity_tokens": 10}, "capacity_tokens: 10 .* at least 64"),
@@ -262,7 +262,7 @@ def test_the_prompt_weight_moves_trust_towards_the_prompt() -> None:
     assert scores[10.0] > scores[0.1]
 
 
-def test_a_draft_larger_than_all_before_it_finds_room() -> None:
+def test_a_draft_larger_than_all_before_it_gets_a_larger_workspace() -> None:
     strategy = TrieStrategy(branch_length=256)
     text = np.arange(100, 700, dtype=np.int32)
     strategy.learn(text)

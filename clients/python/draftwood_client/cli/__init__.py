@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from draftwood_client.cli import chat, commands, memory, plugins
+from draftwood_client.cli import chat, commands, memory_commands, plugins
 from draftwood_client.connection import package_version
 
 
@@ -16,7 +16,7 @@ def main() -> None:
     """The console script."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            # A terminal that is not UTF-8 shows escapes instead of ending the program.
+            # A terminal that is not UTF-8 shows escapes instead of failing.
             stream.reconfigure(errors="backslashreplace")
     build_app()(prog_name="draftwood")
 
@@ -32,20 +32,20 @@ def build_app() -> typer.Typer:
     app.callback()(_root)
     for function in (commands.generate, chat.chat, commands.info, commands.tokenize, commands.detokenize):
         app.command()(function)
-    app.add_typer(memory.app, name="memory")
+    app.add_typer(memory_commands.app, name="memory")
     plugins.mount(app)
     return app
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"draftwood {package_version()}")
         raise typer.Exit
 
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Faster answers from language models, without changing a token."""
+    """Lossless speculative decoding as a gRPC service."""

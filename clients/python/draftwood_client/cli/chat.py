@@ -16,7 +16,7 @@ from draftwood_client.errors import ArgumentValueError, DraftwoodError
 from draftwood_client.request import ChatMessage, GenerateOptions
 from draftwood_client.results import ModelInfo
 
-HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer."
+HELP = "/reset clears the conversation, /exit or Ctrl-D exits, Ctrl-C stops an answer."
 
 
 @command
@@ -27,13 +27,15 @@ def chat(
     show_drafts: ShowDrafts = False,
     stats: Stats = False,
 ) -> None:
-    """Talk with the model, turn by turn.
+    """Chat with the model.
 
-    /reset forgets the conversation, /exit or Ctrl-D leaves; Ctrl-C stops an answer, and what there is of it stays.
-    From a pipe, each line is a turn, and the first error ends the program.
+    /reset clears the conversation, /exit or Ctrl-D exits. Ctrl-C stops an answer; the part that was written stays in
+    the conversation. From a pipe, each line is a question, and the first error ends the program.
     """
     if flags.n is not None:
-        raise ArgumentValueError("--samples", "goes with `draftwood generate`: a conversation has one answer a turn")
+        raise ArgumentValueError(
+            "--samples", "cannot be used with `draftwood chat`: a conversation has one answer to each question"
+        )
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     with connection.client() as client:
         model = client.model_info()
@@ -47,7 +49,7 @@ def chat(
 
 
 class Conversation:
-    """The turns so far, and what asks for the next one."""
+    """The messages so far. Sends questions and keeps the answers."""
 
     def __init__(
         self, client: Client, options: GenerateOptions, system: str | None, show_drafts: bool, stats: bool
@@ -57,24 +59,24 @@ class Conversation:
         self._opening = [] if system is None else [ChatMessage("system", system)]
         self._show_drafts = show_drafts
         self._stats = stats
-        self._turns: list[ChatMessage] = []
+        self._messages: list[ChatMessage] = []
 
     def reset(self) -> None:
-        self._turns = []
+        self._messages = []
 
     def ask(self, question: str) -> None:
-        """Streams the answer to stdout. A question that got no word of an answer is forgotten.
+        """Streams the answer to stdout. A question without any answer is dropped from the conversation.
 
         Raises:
             KeyboardInterrupt: Ctrl-C; the request is cancelled.
             DraftwoodError: the request failed.
         """
-        turns = [*self._turns, ChatMessage("user", question)]
+        messages = [*self._messages, ChatMessage("user", question)]
         writer = AnswerWriter(self._show_drafts)
         answer: list[str] = []
         options: GenerateOptions = {**self._options, "token_details": writer.needs_details}
         try:
-            with self._client.stream([*self._opening, *turns], **options) as stream:
+            with self._client.stream([*self._opening, *messages], **options) as stream:
                 for delta in stream:
                     answer.append(delta.text)
                     writer.write(delta)
@@ -87,7 +89,7 @@ class Conversation:
             raise
         finally:
             if text := "".join(answer):
-                self._turns = [*turns, ChatMessage("assistant", text)]
+                self._messages = [*messages, ChatMessage("assistant", text)]
 
 
 def _converse(conversation: Conversation, model: ModelInfo) -> None:
@@ -98,7 +100,7 @@ def _converse(conversation: Conversation, model: ModelInfo) -> None:
         elif line == "/help":
             typer.echo(HELP, err=True)
         elif line.startswith("/"):
-            typer.echo(f"error: {line.split()[0]} is no command. {HELP}", err=True)
+            typer.echo(f"error: {line.split()[0]} is not a command. {HELP}", err=True)
         else:
             try:
                 conversation.ask(line)
@@ -120,7 +122,7 @@ def _answer_lines(conversation: Conversation) -> None:
 
 
 def _typed_lines() -> Iterator[str]:
-    """Lines that are not blank, until /exit or Ctrl-D. Ctrl-C drops the line that is being typed."""
+    """Lines that are not blank, until /exit or Ctrl-D. Ctrl-C discards the line being typed."""
     if find_spec("readline"):
         import readline  # noqa: F401  # line editing and history for input()
     while True:

@@ -1,4 +1,4 @@
-"""The commands that ask once: generate, info, tokenize, detokenize."""
+"""The commands with a single request: generate, info, tokenize, detokenize."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from draftwood_client.client import Client
 from draftwood_client.errors import ArgumentValueError
 from draftwood_client.request import ChatMessage, GenerateOptions, Prompt
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
-ShowDrafts = Annotated[bool, typer.Option("--show-drafts", help="Colour the tokens that a draft had guessed.")]
-Stats = Annotated[bool, typer.Option("--stats", help="A line on stderr: what drafting did.")]
-System = Annotated[str | None, typer.Option("--system", help="A system message before the conversation.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+ShowDrafts = Annotated[bool, typer.Option("--show-drafts", help="Colour the tokens that were accepted from drafts.")]
+Stats = Annotated[bool, typer.Option("--stats", help="Print drafting statistics to stderr.")]
+System = Annotated[str | None, typer.Option("--system", help="System message at the start of the conversation.")]
 
 
 @command
 def generate(
     connection: ConnectionOptions,
     flags: GenerationFlags,
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; '-' or nothing reads stdin.")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; read from stdin if it is '-' or missing.")] = None,
     chat: Annotated[
         bool | None,
         typer.Option(
             "--chat/--raw",
-            help="Answer the prompt, or continue it as it is. By default answers, if the model has a chat template.",
+            help="Answer the prompt as a chat message, or continue it as it is. Default: --chat if the model has a"
+            " chat template.",
             show_default=False,
         ),
     ] = None,
@@ -42,13 +43,13 @@ def generate(
     """Answer a question, or continue a text. The answer is streamed to stdout."""
     text = read_text(prompt, "PROMPT")
     if system is not None and chat is False:
-        raise ArgumentValueError("--system", "goes with --chat, not with --raw")
+        raise ArgumentValueError("--system", "cannot be used with --raw")
     with connection.client() as client:
-        turns = _prompt(client, text, chat, system)
+        messages = _prompt(client, text, chat, system)
         writer = AnswerWriter(show_drafts)
         details = writer.needs_details or (as_json and show_drafts)
         options: GenerateOptions = {**flags.options(), "token_details": details}
-        with client.stream(turns, **options) as stream:
+        with client.stream(messages, **options) as stream:
             try:
                 for delta in stream:
                     if not (as_json or (flags.n or 1) > 1):
@@ -66,7 +67,7 @@ def generate(
 
 @command
 def info(connection: ConnectionOptions, as_json: AsJson = False) -> None:
-    """Show what the server serves: model, limits, strategies."""
+    """Show the served model, its limits and the strategies."""
     with connection.client() as client:
         values = asdict(client.model_info())
     if as_json:
@@ -80,9 +81,11 @@ def info(connection: ConnectionOptions, as_json: AsJson = False) -> None:
 @command
 def tokenize(
     connection: ConnectionOptions,
-    text: Annotated[str | None, typer.Argument(help="The text; '-' or nothing reads stdin.")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="As a chat question, through the chat template.")] = False,
-    tokens: Annotated[bool, typer.Option("--tokens", help="One token a line, with its text.")] = False,
+    text: Annotated[str | None, typer.Argument(help="The text; read from stdin if it is '-' or missing.")] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Apply the chat template, with the text as the user's message.")
+    ] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Print one token per line, with its text.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the token ids of a text."""
@@ -101,8 +104,10 @@ def tokenize(
 @command
 def detokenize(
     connection: ConnectionOptions,
-    ids: Annotated[list[str] | None, typer.Argument(help="Token ids; '-' or nothing reads stdin.")] = None,
-    special: Annotated[bool, typer.Option("--special", help="Special tokens too.")] = False,
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Token ids; read from stdin if they are '-' or missing.")
+    ] = None,
+    special: Annotated[bool, typer.Option("--special", help="Include special tokens.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the text of token ids."""

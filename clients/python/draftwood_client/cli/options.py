@@ -1,4 +1,4 @@
-"""Options that several commands share, as groups, and what turns a function of groups into a typer command."""
+"""Groups of options that several commands share, and the decorator that turns functions with groups into commands."""
 
 from __future__ import annotations
 
@@ -32,19 +32,25 @@ def _connection(help: str, *names: str, **settings: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """Where the server is and how to reach it."""
+    """Address of the server, and how to connect to it."""
 
-    target: Annotated[str, _connection("host:port of the server.", envvar="DRAFTWOOD_TARGET", show_default=True)] = (
+    target: Annotated[str, _connection("Server as host:port.", envvar="DRAFTWOOD_TARGET", show_default=True)] = (
         DEFAULT_TARGET
     )
-    tenant: Annotated[str | None, _connection("Whose memory drafts and learns.", envvar="DRAFTWOOD_TENANT")] = None
-    timeout: Annotated[float | None, _connection("Seconds that a request may take; no limit by default.")] = None
-    token: Annotated[str | None, _connection("Bearer token; safer in the variable.", envvar="DRAFTWOOD_TOKEN")] = None
-    tls: Annotated[bool, _connection("Encrypt, and trust public authorities.", "--tls")] = False
-    tls_ca: Annotated[Path | None, _connection("Encrypt, and trust the authorities of this PEM file.")] = None
-    tls_cert: Annotated[Path | None, _connection("This client's certificate, PEM; with --tls-key.")] = None
-    tls_key: Annotated[Path | None, _connection("The private key of --tls-cert, PEM.")] = None
-    tls_server_name: Annotated[str | None, _connection("The name on the server's certificate.")] = None
+    tenant: Annotated[str | None, _connection("Tenant; its memory drafts and learns.", envvar="DRAFTWOOD_TENANT")] = (
+        None
+    )
+    timeout: Annotated[float | None, _connection("Deadline of a request in seconds; none by default.")] = None
+    token: Annotated[
+        str | None, _connection("Bearer token; the variable keeps it out of process lists.", envvar="DRAFTWOOD_TOKEN")
+    ] = None
+    tls: Annotated[bool, _connection("Use TLS; trust public authorities.", "--tls")] = False
+    tls_ca: Annotated[Path | None, _connection("Use TLS; trust the authorities in this PEM file.")] = None
+    tls_cert: Annotated[Path | None, _connection("Client certificate, PEM; requires --tls-key.")] = None
+    tls_key: Annotated[Path | None, _connection("Private key of --tls-cert, PEM.")] = None
+    tls_server_name: Annotated[
+        str | None, _connection("Name on the server's certificate, if it differs from --target.")
+    ] = None
 
     def client(self) -> Client:
         """Raises `ArgumentError`."""
@@ -56,8 +62,8 @@ class ConnectionOptions:
 
     def _tls(self) -> bool | TlsConfig:
         files = (self.tls_ca, self.tls_cert, self.tls_key)
-        wants_tls = self.tls or self.tls_server_name is not None or any(files)
-        return TlsConfig.from_files(*files, server_name=self.tls_server_name) if wants_tls else False
+        use_tls = self.tls or self.tls_server_name is not None or any(files)
+        return TlsConfig.from_files(*files, server_name=self.tls_server_name) if use_tls else False
 
 
 def _sampling(help: str, *names: str) -> Any:
@@ -74,34 +80,42 @@ def _drafting(help: str, *names: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class GenerationFlags:
-    """How an answer is written; the fields are those of `GenerateOptions`."""
+    """Options of a request; the fields are those of `GenerateOptions`."""
 
-    temperature: Annotated[float | None, _sampling("0, the default, is greedy.")] = None
-    top_k: Annotated[int | None, _sampling("Only the k most probable tokens.")] = None
-    top_p: Annotated[float | None, _sampling("Only the most probable tokens that make up this probability.")] = None
-    min_p: Annotated[float | None, _sampling("Only tokens this probable, relative to the best.")] = None
-    repetition_penalty: Annotated[float | None, _sampling("Above 1 makes seen tokens less likely.")] = None
-    presence_penalty: Annotated[float | None, _sampling("Taken from the logit of a token that was written.")] = None
-    frequency_penalty: Annotated[float | None, _sampling("The same, for each time that it was written.")] = None
-    seed: Annotated[int | None, _sampling("Same seed, same answer.")] = None
-    n: Annotated[int | None, _sampling("Write so many answers.", "--samples")] = None
-    top_logprobs: Annotated[
-        int | None, _sampling("With --json: log-probabilities, and those of so many alternatives.")
+    temperature: Annotated[float | None, _sampling("Temperature; 0, the default, is greedy decoding.")] = None
+    top_k: Annotated[int | None, _sampling("Sample from the k most probable tokens.")] = None
+    top_p: Annotated[
+        float | None, _sampling("Sample from the most probable tokens that add up to this probability.")
     ] = None
-    json_schema: Annotated[str | None, _sampling("JSON that follows this JSON schema.")] = None
-    regex: Annotated[str | None, _sampling("Text that matches this regular expression.")] = None
-    lark: Annotated[str | None, _sampling("Text of this grammar, in Lark's syntax.")] = None
-    max_tokens: Annotated[int | None, _stopping("At most so many new tokens.", "--max-tokens", "-n")] = None
-    min_tokens: Annotated[int | None, _stopping("At least so many new tokens.")] = None
+    min_p: Annotated[float | None, _sampling("Sample from tokens at least this probable, relative to the best.")] = None
+    repetition_penalty: Annotated[
+        float | None, _sampling("Above 1, tokens of prompt and answer become less likely.")
+    ] = None
+    presence_penalty: Annotated[
+        float | None, _sampling("Subtracted from the logit of a token that the answer contains.")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, _sampling("Subtracted once for each time that the answer contains the token.")
+    ] = None
+    seed: Annotated[int | None, _sampling("Seed; the same seed gives the same answer.")] = None
+    n: Annotated[int | None, _sampling("Number of answers.", "--samples")] = None
+    top_logprobs: Annotated[
+        int | None, _sampling("With --json: log-probabilities of tokens and of this many alternatives.")
+    ] = None
+    json_schema: Annotated[str | None, _sampling("Answer with JSON of this JSON schema.")] = None
+    regex: Annotated[str | None, _sampling("Answer with text that matches this regular expression.")] = None
+    lark: Annotated[str | None, _sampling("Answer with text of this grammar, in Lark's syntax.")] = None
+    max_tokens: Annotated[int | None, _stopping("New tokens, at most.", "--max-tokens", "-n")] = None
+    min_tokens: Annotated[int | None, _stopping("New tokens, at least.")] = None
     stop: Annotated[list[str] | None, _stopping("Stop before this text. May be repeated.")] = None
     stop_token_ids: Annotated[
         list[int] | None, _stopping("Stop at this token. May be repeated.", "--stop-token-id")
     ] = None
-    ignore_eos: Annotated[bool | None, _stopping("Go on past end-of-sequence tokens.", "--ignore-eos")] = None
+    ignore_eos: Annotated[bool | None, _stopping("Do not stop at end-of-sequence tokens.", "--ignore-eos")] = None
     priority: Annotated[int | None, _option("Queueing", "Among the tenant's requests, -10 to 10, higher first.")] = None
-    drafting: Annotated[bool | None, _drafting("Draft, or decode plainly.", "--drafting/--no-drafting")] = None
-    strategy: Annotated[str | None, _drafting("One of those that `draftwood info` lists.")] = None
-    max_draft_nodes: Annotated[int | None, _drafting("At most so many draft tokens a step.")] = None
+    drafting: Annotated[bool | None, _drafting("Switch drafting on or off.", "--drafting/--no-drafting")] = None
+    strategy: Annotated[str | None, _drafting("Drafting strategy, one of those that `draftwood info` lists.")] = None
+    max_draft_nodes: Annotated[int | None, _drafting("Draft tokens per step, at most.")] = None
 
     def options(self) -> GenerateOptions:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -109,8 +123,8 @@ class GenerationFlags:
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """What typer can register for a function of option groups: a parameter whose type is a dataclass stands for
-    that dataclass's fields. Errors of the client become one line on stderr and an exit status.
+    """Makes a function with option groups a typer command: a parameter of a dataclass type stands for the fields of the
+    dataclass. Errors of the client become one line on stderr and an exit status.
     """
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
@@ -146,7 +160,7 @@ def _group_parameters(group: Any) -> list[inspect.Parameter]:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Exit status 2 for what was asked wrongly, 1 for what the server or the way to it refused, 130 for Ctrl-C."""
+    """Exit status 2 for an invalid argument, 1 for any other error of the client, 130 for Ctrl-C."""
     try:
         yield
     except ArgumentError as error:
@@ -160,7 +174,7 @@ def one_line_errors() -> Iterator[None]:
 
 
 def print_error(error: DraftwoodError) -> None:
-    """One line on stderr, with every field that the server named."""
+    """One line on stderr, with the problems of all fields that the server reported."""
     text = str(error)
     if isinstance(error, StatusError):
         unnamed = [one for one in error.violations if one.description not in text]

@@ -1,4 +1,4 @@
-"""What goes to the terminal or the pipe: exact text to a pipe, safe and coloured text to a terminal."""
+"""Output: exact text to a pipe; to a terminal, text with colours and without control characters."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from draftwood_client.results import Completion, Delta, Sample
 _DRAFTED, _PLAIN = "\x1b[32m", "\x1b[0m"
 
 _VISIBLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""A model's control characters would be the terminal's commands: show them instead."""
+"""Control characters in an answer would be terminal commands; they are shown as escapes."""
 
 
 def has_colours(stream: TextIO) -> bool:
-    """Whether to colour what goes to `stream`: NO_COLOR and FORCE_COLOR decide, otherwise what it is."""
+    """Whether to colour `stream`: NO_COLOR and FORCE_COLOR decide, else whether it is a capable terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -30,10 +30,10 @@ def has_colours(stream: TextIO) -> bool:
 
 
 class AnswerWriter:
-    """Writes an answer to stdout as it comes.
+    """Writes an answer to stdout as it arrives.
 
     Args:
-        show_drafts: colour the tokens that were accepted from a draft, where there are colours.
+        show_drafts: colour the tokens that were accepted from drafts, if stdout has colours.
     """
 
     def __init__(self, show_drafts: bool = False) -> None:
@@ -43,7 +43,7 @@ class AnswerWriter:
         self.needs_details = show_drafts and has_colours(self._stream)
 
     def write(self, delta: Delta) -> None:
-        self._last = delta.text[-1:] or self._last  # first, for Ctrl-C can come at any point
+        self._last = delta.text[-1:] or self._last  # first: Ctrl-C may interrupt the writing
         if self.needs_details and "".join(detail.text for detail in delta.details) == delta.text:
             for detail in delta.details:
                 text = self._shown(detail.text)
@@ -53,18 +53,18 @@ class AnswerWriter:
         self._stream.flush()
 
     def end_line(self) -> None:
-        """Ends the line on a terminal, where it is not ended; a pipe gets nothing that is not the answer's."""
+        """Ends an unfinished line on a terminal; a pipe gets the answer only."""
         if self._is_terminal and self._last not in ("", "\n"):
             self.new_line()
 
     def write_samples(self, samples: Sequence[Sample]) -> None:
-        """Several answers, numbered: they come at the same time, so they are shown when they are whole."""
+        """Writes several answers, numbered; they arrive interleaved, so they are written when complete."""
         for number, sample in enumerate(samples, 1):
             self._stream.write(f"[{number}] {self._shown(sample.text)}\n")
         self._stream.flush()
 
     def new_line(self) -> None:
-        """Ends the line, as lines separate the answers of a conversation."""
+        """Ends the line; the answers of a conversation are separated by lines."""
         self._stream.write("\n")
         self._stream.flush()
 
@@ -73,10 +73,10 @@ class AnswerWriter:
 
 
 def print_stats(completion: Completion) -> None:
-    """One line on stderr: what drafting did for the answer."""
+    """One line of drafting statistics on stderr."""
     usage, timings, drafting = completion.usage, completion.timings, completion.drafting
     parts = [
-        f"{usage.completion_tokens} tokens in {drafting.steps} steps, {drafting.mean_acceptance_length:.2f} a step",
+        f"{usage.completion_tokens} tokens in {drafting.steps} steps, {drafting.mean_acceptance_length:.2f} per step",
         f"{drafting.strategy}: {drafting.accepted_tokens} of {drafting.draft_tokens} draft tokens accepted"
         f" ({drafting.acceptance_rate:.0%})",
         f"first token after {timings.queue + timings.prefill:.3f} s",
@@ -94,7 +94,7 @@ def print_json(value: object) -> None:
 
 
 def completion_as_json(completion: Completion) -> dict[str, Any]:
-    """All fields; samples, details and log-probabilities where they were asked for."""
+    """All fields; samples, details and log-probabilities only if the request had the options."""
     values = asdict(completion)
     if not completion.samples:
         del values["samples"]
@@ -108,7 +108,7 @@ def completion_as_json(completion: Completion) -> dict[str, Any]:
 
 
 def read_text(argument: str | None, name: str) -> str:
-    """The argument, or stdin for "-" or none: UTF-8, without its final newline.
+    """The argument, or stdin (UTF-8, without its final newline) if it is "-" or None.
 
     Raises:
         typer.BadParameter: no argument, and stdin is a terminal.

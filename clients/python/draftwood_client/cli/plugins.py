@@ -1,9 +1,9 @@
-"""Commands that other installed packages, above all the server, add to `draftwood`.
+"""Commands that other installed packages, such as the server, add to `draftwood`.
 
-An entry point of the group "draftwood.commands" names a callable `command(args: list[str]) -> int | None`. It gets
-what follows the command's name untouched, `--help` too, and returns the exit status; None means 0. A typer app fits
-behind one line: `app(args=args, prog_name="draftwood NAME")`. It is imported when it is run and not before, so that
-`draftwood --help` costs nothing and works where the command's own dependencies are missing.
+An entry point of the group "draftwood.commands" names a callable `command(args: list[str]) -> int | None`. It receives
+all arguments after the command's name, `--help` included, and returns the exit status; None means 0. For a typer app
+that is one line: `app(args=args, prog_name="draftwood NAME")`. It is imported when it runs and not before, so that
+`draftwood --help` is fast and works if dependencies of the command are missing.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ OWN_DISTRIBUTION = "draftwood"
 
 HELP = {
     "serve": "Serve a model.",
-    "demo": "Measure drafting on the bundled model: off, from empty memory, warm.",
+    "demo": "Compare drafting off, with an empty and with a warm memory, on the bundled model.",
     "bench": "Measure speed, load and drafting.",
 }
-"""One line each for our own commands, which a list of commands must not import to ask."""
+"""Help of our own commands, so that `draftwood --help` need not import them."""
 
 
 class PassThrough(TyperCommand):
-    """Parses nothing: all that follows the command's name is in `Context.args`."""
+    """Parses nothing: `Context.args` contains all arguments after the command's name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.args = list(args)
@@ -37,7 +37,7 @@ class PassThrough(TyperCommand):
 
 
 def mount(app: typer.Typer) -> None:
-    """Adds every installed entry point to `app`; imports none of them."""
+    """Adds all installed entry points to `app` without importing them."""
     for entry_point in sorted(entry_points(group=GROUP), key=lambda one: one.name):
         owner = _distribution(entry_point)
         ours = owner == OWN_DISTRIBUTION
@@ -58,7 +58,7 @@ def _runner(entry_point: EntryPoint) -> Callable[[typer.Context], None]:
 
 
 def _load(entry_point: EntryPoint) -> Callable[[list[str]], int | None]:
-    """The command itself. Exits with one line when it, or something that it needs, is not installed."""
+    """The command. Prints one line and exits if it or one of its dependencies is not installed."""
     try:
         command: Callable[[list[str]], int | None] = entry_point.load()
     except (ImportError, AttributeError) as error:

@@ -26,7 +26,7 @@ class Call(NamedTuple):
 
 
 class FusedLinear(nn.Module):
-    """One product in the place of several of the same input. One thread's forward at a time is fast, more are right.
+    """One product in the place of several of the same input. One thread's forward at a time is fast; more are correct.
 
     Args:
         product: [..., in] to [..., sum of widths].
@@ -57,7 +57,7 @@ class FusedLinear(nn.Module):
 
 
 class LinearPart(nn.Module):
-    """What stands in a model for one of the layers."""
+    """Replaces one of the fused layers in a model."""
 
     def __init__(self, fused: FusedLinear, index: int, linear: nn.Linear) -> None:
         super().__init__()

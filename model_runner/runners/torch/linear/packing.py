@@ -13,7 +13,6 @@ from model_runner.runners.torch.linear import fbgemm_linear, onednn_linear
 from model_runner.runners.torch.linear.fbgemm_linear import FbgemmLinear
 from model_runner.runners.torch.linear.fused_linear import FusedLinear, LinearPart, joined
 from model_runner.runners.torch.linear.onednn_linear import OneDnnLinear
-from model_runner.runners.torch.machine import bound_kernel_caches
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +22,7 @@ Packer = type[OneDnnLinear] | type[FbgemmLinear]
 def pack_linears(module: nn.Module, groups: Sequence[Sequence[str]] = ()) -> int:
     """Replaces a CPU model's linear layers, where this machine can; returns how many it replaced.
 
-    Layers that other code derives from `nn.Linear` are left alone: they may compute something else.
+    Subclasses of `nn.Linear` are left alone: they may compute something else.
 
     Args:
         groups: names of layers that get the same input, to become one product; see `fused_linear.of_one_input`.
@@ -36,7 +35,6 @@ def pack_linears(module: nn.Module, groups: Sequence[Sequence[str]] = ()) -> int
     grouped = [list(group) for group in groups if all(name in found for name in group)]
     alone = found.keys() - {name for group in grouped for name in group}
     units = [*grouped, *([name] for name in found if name in alone)]
-    bound_kernel_caches(len({tuple(found[name].weight.shape for name in unit) for unit in units}))
     del found  # each weight goes when its packed copy is there
     replaced = 0
     for unit in units:
@@ -45,6 +43,11 @@ def pack_linears(module: nn.Module, groups: Sequence[Sequence[str]] = ()) -> int
             _replace(module, unit, packer)
             replaced += len(unit)
     return replaced
+
+
+def linear_shapes(module: nn.Module) -> int:
+    """How many different weight shapes the linear layers of a CPU model have."""
+    return len({child.weight.shape for child in module.modules() if _is_linear(child)})
 
 
 def _replace(module: nn.Module, names: Sequence[str], packer: Packer) -> None:

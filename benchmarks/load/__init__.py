@@ -1,0 +1,1 @@
+"""`draftwood bench load`: many clients of one service."""

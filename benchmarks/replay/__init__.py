@@ -1,0 +1,1 @@
+"""`draftwood bench replay` and `draftwood bench memory`: strategies on recorded outputs, without a model."""

@@ -1,0 +1,1 @@
+"""`draftwood bench share`: a memory that replicas share."""

@@ -1,0 +1,1 @@
+"""What the benchmarks share: models, prompts, a service to measure, reports."""

@@ -1,0 +1,1 @@
+"""`draftwood bench soak`: mixed traffic for a long time."""

@@ -1,0 +1,1 @@
+"""`draftwood bench speed`: one stream, against transformers."""

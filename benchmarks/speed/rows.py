@@ -1,0 +1,81 @@
+"""The report of `bench speed`: rows, table and picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from benchmarks.shared.report import shown
+
+if TYPE_CHECKING:
+    from benchmarks.speed.contenders import Tally
+
+PLAIN = "none"
+"""The strategy name of drafting off."""
+
+
+def rows_of(tallies: Sequence[Tally]) -> list[dict[str, Any]]:
+    """The rows of the report. Ratios to transformers are null where it did not run.
+
+    "identical" and "identical_share" compare answers with transformers' greedy `generate`, or with drafting off where
+    transformers did not run; "identical_to_plain" is the share of answers that equal ours with drafting off.
+    """
+    reference = next((tally for tally in tallies if tally.contender.engine == "transformers"), None)
+    plain = next(t for t in tallies if t.contender.engine == "draftwood" and t.contender.strategy == PLAIN)
+    expected = plain if reference is None else reference
+    return [
+        {
+            "engine": tally.contender.engine,
+            "strategy": tally.contender.strategy,
+            "warm": tally.contender.warm,
+            "tokens_per_s": round(tally.tokens_per_s, 2),
+            "acceptance_length": round(tally.acceptance_length, 3),
+            "nodes_per_step": round(tally.nodes_per_step, 2),
+            "vs_transformers": None if reference is None else round(tally.tokens_per_s / reference.tokens_per_s, 3),
+            "vs_plain": round(tally.tokens_per_s / plain.tokens_per_s, 3),
+            "identical": tally.share_like(expected) == 1.0,
+            "identical_share": round(tally.share_like(expected), 3),
+            "identical_to_plain": round(tally.share_like(plain), 3),
+        }
+        for tally in tallies
+    ]
+
+
+def label(row: dict[str, Any]) -> str:
+    """Name of a row's contender in tables and pictures."""
+    if row["engine"] == "transformers":
+        return "HF generate" if row["strategy"] == PLAIN else "HF prompt lookup"
+    return "drafting off" if row["strategy"] == PLAIN else f"{row['strategy']}, {'warm' if row['warm'] else 'cold'}"
+
+
+def table_of(rows: list[dict[str, Any]], title: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("", no_wrap=True)
+    for heading in ("tokens/s", "x HF", "x off", "accepted", "nodes", "same"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            label(row),
+            f"{row['tokens_per_s']:.1f}",
+            shown(row["vs_transformers"]),
+            shown(row["vs_plain"]),
+            shown(row["acceptance_length"]),
+            shown(row["nodes_per_step"], 1),
+            f"{row['identical_share']:.0%}",
+        )
+    expected = "drafting off" if rows[0]["vs_transformers"] is None else "transformers' generate"
+    table.caption = (
+        "HF: transformers; x HF, x off: speed relative to its generate and to drafting off; accepted: tokens per step;"
+        f" nodes: draft tokens verified per step; same: answers identical to those of {expected}"
+    )
+    return table
+
+
+def draw(rows: list[dict[str, Any]], title: str, axes: Any) -> None:
+    bars = axes.barh([label(row) for row in rows], [row["tokens_per_s"] for row in rows])
+    axes.bar_label(bars, fmt="%.0f", padding=3)
+    axes.invert_yaxis()
+    axes.set_xlabel("tokens per second")
+    axes.set_title(title, fontsize=9)

@@ -1,0 +1,215 @@
+"""`draftwood memory`: inspect and manage tenants' learned memories."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from draftwood_client.cli.commands import AsJson
+from draftwood_client.cli.options import ConnectionOptions, command
+from draftwood_client.cli.output import print_json
+from draftwood_client.errors import ArgumentValueError
+from draftwood_client.memory import MemoryRecord, MemoryStatistics
+
+FORMAT = 1
+"""Version of the export format: the value of `draftwood_memory` in the first line of a file."""
+_TEXT_KEYS = ("text", "content", "answer", "output")
+_DOCUMENT_CHARACTERS = 32_768
+"""A plain text file is split into documents of about this length; not tuned, any value near works."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Inspect and manage tenants' learned memories.",
+)
+
+
+@app.command("stats")
+@command
+def stats(connection: ConnectionOptions, as_json: AsJson = False) -> None:
+    """Show statistics of the store and of all memories, or of one with --tenant."""
+    with connection.memory_client() as client:
+        found = client.statistics()
+    if as_json:
+        print_json({**asdict(found), "store": dict(found.store)})
+    else:
+        _print_statistics(found)
+
+
+@app.command("warm")
+@command
+def warm(
+    connection: ConnectionOptions,
+    files: Annotated[list[Path], typer.Argument(help="Text files, or JSON lines with a text each; '-' is stdin.")],
+) -> None:
+    """Let a tenant's memory learn texts that its answers are likely to resemble."""
+    with connection.memory_client() as client, _progress("texts") as progress:
+        tokens = client.warm(_documents(files), progress=progress)
+    typer.echo(f"{tokens:,} tokens")
+
+
+@app.command("export")
+@command
+def export(
+    connection: ConnectionOptions,
+    file: Annotated[Path | None, typer.Argument(help="File to write; stdout by default.")] = None,
+    arm: Annotated[str, typer.Option(help="The arm of an experiment.", show_default=False)] = "",
+    text: Annotated[bool, typer.Option("--text/--no-text", help="Include the text of the tokens.")] = True,
+) -> None:
+    """Export a tenant's memory as JSON lines."""
+    with connection.memory_client() as client:
+        exported = client.export(arm=arm, text=text)
+        with _output(file) as out:
+            head = {"draftwood_memory": FORMAT, "model": exported.model, "fingerprint": exported.fingerprint}
+            out.write(json.dumps(head) + "\n")
+            count = 0
+            for record in exported.records:
+                line: dict[str, Any] = {"kind": record.kind, "token_ids": record.token_ids}
+                out.write(json.dumps(line | ({"text": record.text} if text else {}), ensure_ascii=False) + "\n")
+                count += 1
+    if file is not None:
+        typer.echo(f"{count:,} records")
+
+
+@app.command("import")
+@command
+def import_file(
+    connection: ConnectionOptions,
+    file: Annotated[Path, typer.Argument(help="A file of `draftwood memory export`; '-' is stdin.")],
+) -> None:
+    """Add an exported memory to a tenant's memory. An export of another model is learned from its texts."""
+    with connection.memory_client() as client, _progress("records") as progress:
+        lines = _lines(file)
+        head = _object(next(lines, (0, "{}")), file)
+        if head.get("draftwood_memory") != FORMAT:
+            raise ArgumentValueError(
+                "FILE", f"{file} does not begin with the header of an exported memory of format {FORMAT}"
+            )
+        tokens = client.import_records(
+            _records(lines, file), fingerprint=str(head.get("fingerprint", "")), progress=progress
+        )
+    typer.echo(f"{tokens:,} tokens")
+
+
+@app.command("purge")
+@command
+def purge(
+    connection: ConnectionOptions,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+) -> None:
+    """Delete a tenant's memory on all servers. Requires --tenant."""
+    if connection.tenant is None:
+        raise ArgumentValueError("--tenant", "must be given")
+    if not yes:
+        typer.confirm(f"Delete the memory of tenant {connection.tenant!r} on all servers?", abort=True)
+    with connection.memory_client() as client:
+        tokens = client.purge(connection.tenant)
+    typer.echo(f"{tokens:,} tokens forgotten")
+
+
+def _print_statistics(found: MemoryStatistics) -> None:
+    row = "{:<24} {:>12} {:>12} {:>8} {:>10} {:>9} {:>12}"
+    typer.echo(row.format("tenant", "tokens", "stored KiB", "log", "snapshot s", "here", "index KiB"))
+    for one in found.tenants:
+        name = f"{one.tenant}/{one.arm}" if one.arm else one.tenant
+        age = "-" if one.snapshot_age is None else f"{one.snapshot_age:.0f}"
+        here = "yes" if one.resident else "no"
+        stored, index = f"{one.stored_bytes / 1024:,.0f}", f"{one.index_bytes / 1024:,.0f}"
+        typer.echo(row.format(name, f"{one.tokens:,}", stored, f"{one.log_records:,}", age, here, index))
+    typer.echo(f"model fingerprint {found.fingerprint}")
+    typer.echo(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in found.store.items()))
+
+
+def _documents(files: list[Path]) -> Iterator[str]:
+    """The texts of files: one per JSON line, or pieces of whole lines of a text file."""
+    for file in files:
+        if file.suffix in (".jsonl", ".ndjson"):
+            for line in _lines(file):
+                value = _object(line, file)
+                text = next((value[key] for key in _TEXT_KEYS if isinstance(value.get(key), str)), None)
+                if text is None:
+                    raise ArgumentValueError(
+                        "FILES", f"{file}, line {line[0]}: none of {', '.join(_TEXT_KEYS)} is present"
+                    )
+                yield text
+        else:
+            yield from _pieces(file)
+
+
+def _pieces(file: Path) -> Iterator[str]:
+    piece: list[str] = []
+    size = 0
+    for _, line in _lines(file):
+        piece.append(line)
+        size += len(line)
+        if size > _DOCUMENT_CHARACTERS:
+            yield "\n".join(piece)
+            piece, size = [], 0
+    if size:
+        yield "\n".join(piece)
+
+
+def _records(lines: Iterator[tuple[int, str]], file: Path) -> Iterator[MemoryRecord]:
+    for line in lines:
+        value = _object(line, file)
+        ids, text, kind = value.get("token_ids", []), value.get("text", ""), value.get("kind", "output")
+        if not (isinstance(ids, list) and all(type(one) is int for one in ids) and isinstance(text, str)):
+            raise ArgumentValueError("FILE", f"{file}, line {line[0]}: not a record")
+        yield MemoryRecord(tuple(ids), text, str(kind))
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    """(line number, line) of the lines that are not empty."""
+    try:
+        stream = sys.stdin if str(file) == "-" else file.open(encoding="utf-8")
+        with stream:
+            for number, line in enumerate(stream, 1):
+                if line.strip():
+                    yield number, line.rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentValueError("FILE", f"{file} cannot be read: {error}") from None
+
+
+def _object(line: tuple[int, str], file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(line[1])
+    except ValueError as error:
+        raise ArgumentValueError("FILE", f"{file}, line {line[0]}: not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ArgumentValueError("FILE", f"{file}, line {line[0]}: not an object")
+    return value
+
+
+@contextmanager
+def _output(file: Path | None) -> Iterator[TextIO]:
+    if file is None:
+        yield sys.stdout
+        return
+    part = file.with_name(file.name + ".part")
+    try:
+        with part.open("w", encoding="utf-8") as out:
+            yield out
+        part.replace(file)
+    except OSError as error:
+        raise ArgumentValueError("FILE", f"{file} cannot be written: {error.strerror}") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _progress(unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress line on stderr, if that is a terminal."""
+    columns = (BarColumn(pulse_style="green"), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda count, tokens: bar.update(task, description=f"{count:,} {unit}, {tokens:,} tokens")

@@ -1,0 +1,82 @@
+"""Measures what steps cost on this machine, with the model itself on made-up tokens. No torch."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from model_runner.drafting.step_time import MEASURED_CONTEXT, ContextCost, StepTimeCurve, StepTimes, measure
+from model_runner.runners.base import Runner
+from model_runner.runners.batch import BatchRow, lay_out
+from strategies.draft import EMPTY_TREE
+
+_SEVERAL = 4
+"""Sequences of the step that shows what each further one adds."""
+_LONG_CONTEXT, _SOME_TOKENS = 1024, 16
+"""Context and tokens of the steps that show what longer contexts add."""
+
+
+def measure_step_times(runner: Runner, max_context: int, largest: int) -> StepTimes:
+    """For each number of threads that a step may run on: what tokens cost, up to `largest` of one sequence, and what
+    each further sequence and longer contexts add. Takes a second or two."""
+    curves, per_sequence, per_context = {}, {}, {}
+    for threads in runner.thread_counts:
+        curve = measure_curve(runner, max_context, largest, limit=1.0, threads=threads)
+        several = measure_curve(runner, max_context, 1, limit=0.1, threads=threads, sequences=_SEVERAL)
+        curves[threads] = curve
+        per_sequence[threads] = max(several.at(1) - curve.at(_SEVERAL), 0.0) / (_SEVERAL - 1)
+        per_context[threads] = _context_cost(runner, max_context, curve, threads)
+    return StepTimes(curves, per_sequence, per_context)
+
+
+def measure_curve(
+    runner: Runner,
+    max_context: int,
+    largest: int,
+    *,
+    limit: float,
+    threads: int,
+    context: int = MEASURED_CONTEXT,
+    sequences: int = 1,
+) -> StepTimeCurve:
+    """What a step costs by the number of tokens of each sequence.
+
+    Args:
+        max_context: of the model; `context` is cut to half of it, and `largest` to the rest.
+        limit: seconds after which no further round of measurements begins.
+        threads: CPU threads of the step.
+        context: committed tokens of each sequence.
+        sequences: how many share the step.
+
+    Raises:
+        KVAllocationError: the device has no memory for these contexts.
+    """
+    context = min(context, max_context // 2)
+    largest = min(largest, max_context - context)
+    regions = [runner.kv.allocate(context + 2 * largest) for _ in range(sequences)]
+
+    def seconds(size: int) -> float:
+        tokens = np.zeros(size, np.int32)
+        batch = lay_out([BatchRow(region, context, tokens, EMPTY_TREE, logits_from=0) for region in regions])
+        started = time.perf_counter()
+        runner.step(batch, 0, threads)
+        return time.perf_counter() - started
+
+    try:
+        return measure(seconds, largest, limit)
+    finally:
+        for region in regions:
+            runner.kv.free(region)
+
+
+def _context_cost(runner: Runner, max_context: int, curve: StepTimeCurve, threads: int) -> ContextCost:
+    """What positions beyond the measured context add, from two sizes of step with a longer one."""
+    beyond = min(_LONG_CONTEXT, max_context // 2) - MEASURED_CONTEXT
+    tokens = min(_SOME_TOKENS, max_context // 2)
+    if beyond < MEASURED_CONTEXT or tokens < 2:
+        return ContextCost()
+    long = measure_curve(runner, max_context, tokens, limit=0.1, threads=threads, context=MEASURED_CONTEXT + beyond)
+    one, some = (max(long.at(n) - curve.at(n), 0.0) / beyond for n in (1, tokens))
+    per_token = max(some - one, 0.0) / (tokens - 1)
+    return ContextCost(per_sequence=max(one - per_token, 0.0), per_token=per_token)

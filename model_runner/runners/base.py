@@ -1,0 +1,146 @@
+"""The interface between the engine and whatever computes a step: a batch of plain arrays in, predictions out.
+
+A runner owns the model's weights and the memory of the KV cache. It knows nothing of requests, strategies and
+scheduling; engine, scheduler and drafting know nothing of torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from strategies.draft import Int32Array
+
+UNLIMITED = sys.maxsize
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StepBatch:
+    """The flat batch of one forward pass: the tokens of all batch rows, one row after the other.
+
+    A batch row is the part of one sequence in the step: a run of T_s tokens that form a tree under its context, the
+    tokens that are committed. Prefill is a chain; decoding is a chain of one, the last token, with the draft tree under
+    it. There is no prefill mode. The arrays hold no Python objects, so that a runner can copy them into static buffers
+    or broadcast them.
+
+    Attributes:
+        tokens: int32[T].
+        positions: int32[T], absolute.
+        parents: int32[T], the token that each one follows, counted from the beginning of its batch row; always
+            earlier than the token itself, -1 for the end of the context. A token attends to the context of its row, to
+            its ancestors and to itself: the ancestor mask is the transitive closure of `parents`, which each runner
+            builds in the form that its kernel takes.
+        begins: int32[S + 1]; the tokens of batch row s are `begins[s]` to `begins[s + 1]`.
+        contexts: int32[S], committed tokens; keys and values of the i-th token of a row go to KV row `contexts[s] + i`.
+        regions: int32[S], the KV region of each batch row.
+        logit_rows: int32[R], the tokens that need logits, ascending.
+    """
+
+    tokens: Int32Array
+    positions: Int32Array
+    parents: Int32Array
+    begins: Int32Array
+    contexts: Int32Array
+    regions: Int32Array
+    logit_rows: Int32Array
+
+    @property
+    def size(self) -> int:
+        """T, tokens of all batch rows."""
+        return int(self.tokens.shape[0])
+
+    @property
+    def rows(self) -> int:
+        """S, the number of batch rows."""
+        return int(self.contexts.shape[0])
+
+    @property
+    def mean_context(self) -> int:
+        """Committed tokens that a token of the step attends to, on average over the tokens."""
+        return int(self.contexts @ np.diff(self.begins)) // self.size
+
+
+class Predictions(NamedTuple):
+    """What the model predicts after each token that needs logits.
+
+    Attributes:
+        logits: [R, vocab], an array of the runner; its rows go to `sampling.TokenChooser`.
+        tokens: int32[R], the most probable token; of equally probable ones that with the lowest id.
+        top_tokens: int32[R, k], the k most probable tokens, best first; None for k = 0.
+    """
+
+    logits: Any
+    tokens: Int32Array
+    top_tokens: Int32Array | None
+
+    def of_rows(self, rows: slice, top_k: int) -> Predictions:
+        """Those of some rows, with the `top_k` most probable tokens, at most as many as there are here."""
+        logits, tokens, top_tokens = self
+        if rows.stop - rows.start < tokens.size:
+            logits, tokens = logits[rows], tokens[rows]
+            top_tokens = None if top_tokens is None else top_tokens[rows]
+        if top_tokens is not None and top_k < top_tokens.shape[1]:
+            top_tokens = np.ascontiguousarray(top_tokens[:, :top_k]) if top_k else None
+        return Predictions(logits, tokens, top_tokens)
+
+
+class KVMoves(NamedTuple):
+    """KV rows of accepted draft tokens that move to their final place, in every layer.
+
+    `targets` ascend within a region, and no row is a target before it was read as a source.
+
+    Attributes:
+        regions, sources, targets: int32[m].
+    """
+
+    regions: Int32Array
+    sources: Int32Array
+    targets: Int32Array
+
+
+class KVStore(Protocol):
+    """Memory of the KV cache, in contiguous regions that are known by a number."""
+
+    def allocate(self, tokens: int) -> int:
+        """A region for `tokens` tokens, its contents undefined.
+
+        Raises:
+            KVAllocationError: the device has no memory for it.
+        """
+
+    def free(self, region: int) -> None: ...
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """Copies the first `rows` rows of a region to another one, in every layer."""
+
+    @property
+    def allocated_tokens(self) -> int:
+        """Tokens over all regions that are allocated and not freed."""
+
+
+class Runner(Protocol):
+    """Computes steps of one model. All calls come from one thread."""
+
+    @property
+    def kv(self) -> KVStore: ...
+
+    @property
+    def thread_counts(self) -> tuple[int, ...]:
+        """Numbers of CPU threads that a step may run on, ascending; one where the choice makes no difference."""
+
+    def draft_limits(self, position: int) -> tuple[int, int]:
+        """How deep and how large a draft tree under the token at `position` may be: levels and nodes."""
+
+    def step(self, batch: StepBatch, top_k: int, threads: int) -> Predictions:
+        """One forward pass; writes the keys and values of all its tokens.
+
+        Args:
+            top_k: how many most probable tokens to return for each row of logits.
+            threads: one of `thread_counts`.
+        """
+
+    def keep(self, moves: KVMoves) -> None:
+        """Moves the KV rows of accepted draft tokens behind the committed ones."""

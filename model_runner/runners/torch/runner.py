@@ -1,0 +1,56 @@
+"""The reference runner: any transformers model by torch, on CPUs and CUDA; the home of exact mode on CPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from model_runner.runners.base import UNLIMITED, KVMoves, Predictions, StepBatch
+from model_runner.runners.torch.attention import TorchBatch
+from model_runner.runners.torch.exact_attention import draft_limits
+from model_runner.runners.torch.kv_cache import KVCache, KVLayout
+from model_runner.runners.torch.most_probable import most_probable
+
+
+class TorchRunner:
+    """Implements `runners.base.Runner`.
+
+    Args:
+        module: a transformers model whose attention is `attention.tree_attention`, see `probe`.
+        layout: the shape of its keys and values.
+        kv_tokens: tokens over all KV regions, those kept for reuse included.
+        threads: CPU threads of a step at most; None takes torch's default.
+    """
+
+    def __init__(self, module: Any, layout: KVLayout, kv_tokens: int, threads: int | None = None) -> None:
+        self._module = module
+        self._layout = layout
+        self.kv = KVCache(layout, kv_tokens)
+        self.thread_counts = _thread_counts(threads or torch.get_num_threads(), layout.device)
+
+    def draft_limits(self, position: int) -> tuple[int, int]:
+        return draft_limits(position) if self._layout.exact else (UNLIMITED, UNLIMITED)
+
+    @torch.inference_mode()
+    def step(self, batch: StepBatch, top_k: int, threads: int) -> Predictions:
+        torch.set_num_threads(threads)
+        logits = forward(self._module, batch, self.kv)
+        return Predictions(logits, *most_probable(logits, top_k))
+
+    def keep(self, moves: KVMoves) -> None:
+        with torch.inference_mode():
+            self.kv.move(moves)
+
+
+def forward(module: Any, batch: StepBatch, kv: KVCache) -> torch.Tensor:
+    """Logits [R, vocab], R rounded up on a CPU; writes the keys and values of the batch."""
+    logits: torch.Tensor = module(**TorchBatch(batch, kv).inputs()).logits[0]
+    return logits
+
+
+def _thread_counts(most: int, device: torch.device) -> tuple[int, ...]:
+    """Powers of two below `most`, and `most`; on other devices than a CPU, threads make no difference."""
+    if device.type != "cpu":
+        return (most,)
+    return tuple(sorted({most, *(1 << bit for bit in range(most.bit_length()) if 1 << bit < most)}))

@@ -1,0 +1,61 @@
+"""Writes one sequence: walks its draft trees along the tokens of the model, and finds out where the output ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from model_runner.output import Finish, TokenLogprobs
+from model_runner.runners.base import Predictions
+from model_runner.sampling.output_text import OutputText
+from model_runner.sampling.token_chooser import TokenChooser
+from model_runner.sampling.verify import ROOT_NODE, walk
+from model_runner.sequence import Sequence
+from strategies.draft import Int32Array
+
+
+@dataclass(eq=False, slots=True)
+class AcceptedPath:
+    """What a sequence writes in a step.
+
+    Attributes:
+        nodes: the accepted nodes of the draft tree, from the root down.
+        token_ids: their tokens, and the model's own after them unless the output ends before it.
+        texts, logprobs, finish: as in `StepOutput`.
+    """
+
+    nodes: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: Finish | None = None
+
+
+class SequenceWriter:
+    """The state that choosing tokens and turning them into text needs, from the first token to the last."""
+
+    def __init__(self, sequence: Sequence, chooser: TokenChooser, text: OutputText) -> None:
+        self._wants_logprobs = sequence.request.sampling.logprobs is not None
+        self._chooser = chooser
+        self._text = text
+
+    def verify(self, tokens: Int32Array, parents: Int32Array, predictions: Predictions) -> AcceptedPath:
+        """The path that the model accepts, up to the token that ends the output.
+
+        Args:
+            tokens, parents: int32[n], the draft tree with its root, which is node 0.
+            predictions: at each of these nodes.
+        """
+        path, at = AcceptedPath(), ROOT_NODE
+        chooser, logits, choices = self._chooser, predictions.logits, predictions.tokens.tolist()
+        for token, node in walk(tokens, parents, lambda node: chooser.choose(logits[node], choices[node])):
+            if self._wants_logprobs:
+                path.logprobs.append(chooser.logprobs(logits[at], token))
+            at = node
+            text, path.finish = self._text.push(token)
+            path.token_ids.append(token)
+            path.texts.append(text)
+            if node != ROOT_NODE:
+                path.nodes.append(node - 1)
+            if path.finish:
+                break
+        return path

@@ -1,0 +1,41 @@
+"""What the host of an engine needs: the engine's interface, and the engine with its memory, grammars and info."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from model_runner.output import StepOutput
+from model_runner.sequence import Sequence
+from service.memory import MemoryManager
+from service.serving import Grammars
+
+
+class StepEngine(Protocol):
+    """`model_runner.engine.Engine`, as far as its host uses it. All calls come from one thread."""
+
+    @property
+    def has_work(self) -> bool: ...
+    def add(self, sequence: Sequence) -> None: ...
+    def cancel(self, sequence: Sequence) -> None: ...
+    def step(self) -> list[StepOutput]: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine, with what its sequences need from outside it.
+
+    Attributes:
+        memory: provides a sequence's strategy and learns its output; not started yet.
+        grammars: compiles the formats of answers.
+        info: sent to the service in `Ready`.
+        preload: number of memories, the latest written, that are loaded at the start, for the strategy `strategy`.
+    """
+
+    engine: StepEngine
+    memory: MemoryManager
+    grammars: Grammars
+    info: Any = None
+    preload: int = 0
+    strategy: str = ""

@@ -1,0 +1,56 @@
+"""`Codec`: records, snapshots and names as the values that a store keeps, and back."""
+
+from __future__ import annotations
+
+import json
+
+from service.memory.codec import snapshots
+from service.memory.codec.encryption import Cipher, KeyRing, Plain
+from service.memory.codec.records import Record, pack, unpack
+from service.memory.codec.snapshots import Snapshot
+from service.memory.errors import CorruptValueError
+from service.memory.naming import MemoryName
+
+
+class Codec:
+    """Encodes and decodes the values of one model's memories.
+
+    Every value is bound to the tag of its memory and to its purpose: with keys, a value that was moved elsewhere does
+    not decode.
+
+    Args:
+        fingerprint: of model and tokenizer; snapshots of others are not decoded.
+        keys: encrypt the values; None stores them in plain.
+    """
+
+    def __init__(self, fingerprint: str, keys: KeyRing | None = None) -> None:
+        self.fingerprint = fingerprint
+        self._cipher: Cipher = Plain() if keys is None else keys
+
+    def encode_record(self, tag: str, record: Record) -> bytes:
+        return self._cipher.encrypt(pack([record]), f"{tag}:log")
+
+    def decode_record(self, tag: str, value: bytes) -> Record:
+        """Raises CorruptValueError and its subclasses."""
+        records = unpack(self._cipher.decrypt(value, f"{tag}:log"))
+        if len(records) != 1:
+            raise CorruptValueError(f"the value has {len(records)} records instead of one")
+        return records[0]
+
+    def encode_snapshot(self, tag: str, snapshot: Snapshot) -> bytes:
+        return self._cipher.encrypt(snapshots.encode(snapshot), f"{tag}:snap")
+
+    def decode_snapshot(self, tag: str, value: bytes) -> Snapshot:
+        """Raises CorruptValueError and its subclasses."""
+        return snapshots.decode(self._cipher.decrypt(value, f"{tag}:snap"), self.fingerprint)
+
+    def encode_name(self, tag: str, name: MemoryName) -> bytes:
+        return self._cipher.encrypt(json.dumps([name.tenant, name.arm]).encode(), f"{tag}:name")
+
+    def decode_name(self, tag: str, value: bytes) -> MemoryName:
+        """Raises CorruptValueError and its subclasses."""
+        try:
+            tenant, arm = json.loads(self._cipher.decrypt(value, f"{tag}:name"))
+        except ValueError as error:
+            raise CorruptValueError(f"the value is not a memory's name: {error}") from error
+        return MemoryName(tenant, arm)

@@ -1,0 +1,209 @@
+"""The memories of all tenants in this process: a request's strategy instance, and learning of its output.
+
+Nothing here waits for a store, except the first request of a tenant that is not in this process: it waits a moment, or
+not at all while the store does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
+from typing import TypeAlias
+
+from model_runner.errors import EngineStoppedError
+from model_runner.sequence import Sequence
+from service.memory.codec import Codec, KeyRing, Kind, Record, split
+from service.memory.config import MemoryConfig
+from service.memory.errors import CorruptValueError
+from service.memory.learning import HasOutput, LearnOnExit, batches, learning_task
+from service.memory.naming import MemoryName, Naming
+from service.memory.replica.counters import MemoryCounters
+from service.memory.replica.instances import learn
+from service.memory.replica.outbox import Outbox
+from service.memory.replica.replica import Replica
+from service.memory.replica.replica_thread import ReplicaThread
+from service.memory.replica.residents import Resident, Residents
+from service.memory.store.base import MemoryStore
+from strategies import Strategy
+from strategies.draft import Int32Array
+
+_FIRST_WAIT = 0.05
+"""Seconds that a tenant's first request waits for its memory. `draftwood bench share`: a memory of 10,000 tokens takes
+3 ms at the median and 6 ms at the 99th percentile, so any longer time works; not tuned beyond that."""
+_LEARN_SECONDS = 1.0
+"""For the engine to learn one batch, before the next is queued. Not tuned: it only matters beside very long steps."""
+_STOP_SECONDS = 3.0
+"""For the outbox to be sent at the stop. Not tuned."""
+_RETAINED_TOKENS = 1 << 20
+"""Of confirmed records, kept for a shared store that loses them in a failover. Up to 4 MiB; the soak test showed it as
+growth of the process, so a store in this process, which loses nothing, has none (docs/decisions.md)."""
+
+RunOnEngine: TypeAlias = Callable[[Callable[[], None]], None]
+"""Runs a task between two steps of the engine, on its thread. May raise EngineStoppedError."""
+
+
+class MemoryManager:
+    """The memories of all tenants, in this process and in the store. Called from the engine's thread.
+
+    Args:
+        fingerprint: of model and tokenizer; memories of other models are not read.
+        keys: if set, stored values are encrypted and tenants' names hidden.
+    """
+
+    def __init__(
+        self, store: MemoryStore, fingerprint: str, config: MemoryConfig = MemoryConfig(), keys: KeyRing | None = None
+    ) -> None:
+        self.store = store
+        self.config = config
+        self.naming = Naming(fingerprint, None if keys is None else keys.naming_key)
+        self.codec = Codec(fingerprint, keys)
+        self.residents = Residents(self.naming, config.capacity, config.max_resident, config.idle_seconds)
+        self.outbox = Outbox(secrets.token_hex(8), retained_tokens=_RETAINED_TOKENS if store.shared else 0)
+        self._counters = MemoryCounters()
+        self.replica = Replica(store, self.residents, self.outbox, self.codec, self._learn_records, self._counters)
+        self.thread = ReplicaThread(self.replica, config.round_seconds)
+        self._run_on_engine: RunOnEngine = _run_at_once
+        self._preloaded: Future[None] = Future()
+
+    def start(self, run_on_engine: RunOnEngine, preload: int = 0, strategy: str = "") -> None:
+        """Starts following the store.
+
+        Args:
+            preload: number of memories, the latest written, that are loaded at once, for the strategy named.
+        """
+        self._run_on_engine = run_on_engine
+        self.thread.start()
+        self._preloaded = self.thread.submit(self._preload(preload, strategy))
+
+    @property
+    def preloaded(self) -> bool:
+        """The memories of the preload are loaded, or the store fails."""
+        loading = any(resident.unbuilt for resident in self.residents.all())
+        return self.thread.failing or (self._preloaded.done() and not loading)
+
+    def stop(self) -> None:
+        """Sends the outbox, if the store takes it within seconds, and stops. Blocks."""
+        self.thread.stop(_STOP_SECONDS)
+
+    def fetch(self, tenant: str, name: str, later: Callable[[Strategy], object]) -> Strategy | None:
+        """The tenant's instance of the strategy `name`, or None: then `later` gets it, once, on another thread.
+
+        Raises:
+            UnknownStrategyError: no strategy has this name.
+        """
+        strategy, loading = self._instance(tenant, name)
+        if loading is None or not self.thread.healthy:
+            return strategy
+        once = threading.Lock()
+
+        def deliver(_: object = None) -> None:
+            if once.acquire(blocking=False):
+                with suppress(EngineStoppedError):
+                    later(self._instance(tenant, name)[0])
+
+        self.thread.wake()
+        timer = threading.Timer(_FIRST_WAIT, deliver)
+        timer.daemon = True
+        timer.start()
+        loading.add_done_callback(deliver)
+        return None
+
+    async def strategy(self, tenant: str, name: str) -> Strategy:
+        """As `fetch`, for an event loop."""
+        loop = asyncio.get_running_loop()
+        loaded: asyncio.Future[Strategy] = loop.create_future()
+
+        def deliver(strategy: Strategy) -> None:
+            if not loaded.done():
+                loaded.set_result(strategy)
+
+        present = self.fetch(tenant, name, lambda strategy: loop.call_soon_threadsafe(deliver, strategy))
+        return await loaded if present is None else present
+
+    def _instance(self, tenant: str, name: str) -> tuple[Strategy, Future[None] | None]:
+        memory = MemoryName(tenant)
+        if self.residents.get(memory) is None:
+            # An unknown strategy must raise before the memory is added.
+            Resident(memory, "", self.config.capacity).instance(name)
+        return self.residents.open(memory).instance(name)
+
+    def learning(self, sequences: SequenceOf[Sequence]) -> AbstractContextManager[object]:
+        """Around a request's samples, which share a tenant and a strategy: their outputs are learned on exit."""
+        strategy = sequences[0].strategy
+        return (
+            nullcontext() if strategy is None else self.learn_on_exit(sequences[0].request.tenant, strategy, sequences)
+        )
+
+    def learn_on_exit(self, tenant: str, strategy: Strategy, outputs: SequenceOf[HasOutput]) -> LearnOnExit:
+        """As `learning`, for anything with an output."""
+        resident = self.residents.pin(MemoryName(tenant))
+        return LearnOnExit(resident, strategy, outputs, self._learned, self.residents.unpin)
+
+    def _learned(self, scope: LearnOnExit, tokens: Int32Array) -> None:
+        """Takes a request's output, int32[n]. Its own strategy has learned it; the tenant's others do now."""
+        resident = scope.resident
+        with resident.lock:
+            if not resident.is_current(scope.epoch, scope.since):
+                self._counters.stale += 1
+                return
+            for piece in split(tokens):
+                self.outbox.add(resident.name, scope.epoch, Kind.OUTPUT, piece)
+                self._counters.learned += 1
+            if resident.learned_meanwhile is not None:
+                resident.learned_meanwhile.append(tokens)
+            others = [one for one in resident.strategies.values() if one is not scope.strategy]
+        if others:
+            with suppress(EngineStoppedError):
+                self._run_on_engine(lambda: _learn_all(others, tokens))
+
+    def counters(self) -> MemoryCounters:
+        """The counters as of now. From any thread."""
+        residents = self.residents.all()
+        return replace(
+            self._counters,
+            tenants=len(residents),
+            tokens=sum(resident.log.tokens for resident in residents),
+            index_bytes=sum(resident.nbytes for resident in residents),
+            outbox_records=self.outbox.pending,
+            retained_records=self.outbox.retained,
+            dropped=self.outbox.dropped,
+        )
+
+    async def _preload(self, limit: int, strategy: str) -> None:
+        async with self.replica.lock:
+            tags = (await self.store.tags())[:limit] if limit else []
+            for info in reversed(await self.store.info(tags)):
+                with suppress(CorruptValueError):
+                    if info.name:
+                        self.residents.open(self.codec.decode_name(info.tag, info.name)).instance(strategy)
+            self.thread.wake()
+
+    async def _learn_records(self, resident: Resident, records: SequenceOf[Record]) -> None:
+        if not resident.strategies:
+            return
+        for batch in batches(records):
+            done: Future[None] = Future()
+            try:
+                self._run_on_engine(learning_task(resident, batch, done))
+            except EngineStoppedError:
+                return
+            try:
+                async with asyncio.timeout(_LEARN_SECONDS):
+                    await asyncio.shield(asyncio.wrap_future(done))
+            except TimeoutError:
+                pass  # the engine is in a long step and runs the task after it
+
+
+def _learn_all(strategies: SequenceOf[Strategy], tokens: Int32Array) -> None:
+    for strategy in strategies:
+        learn(strategy, [tokens])
+
+
+def _run_at_once(task: Callable[[], None]) -> None:
+    task()

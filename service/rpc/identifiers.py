@@ -1,0 +1,34 @@
+"""Tenants, request ids and arms of experiments, as callers name them: fit for logs, traces and keys."""
+
+from __future__ import annotations
+
+import unicodedata
+
+from model_runner.errors import InvalidInputError
+
+DEFAULT_TENANT = "default"
+MAX_IDENTIFIER_BYTES = 256
+
+
+def resolve_tenant(given: str) -> str:
+    """The tenant of a call, from the request's `tenant`; `DEFAULT_TENANT` if it is empty.
+
+    Called once for each call, where its request is first read; everything after it gets the resolved tenant.
+
+    Raises:
+        InvalidInputError: it is not a valid identifier.
+    """
+    return check_identifier("tenant", given) if given else DEFAULT_TENANT
+
+
+def check_identifier(field: str, given: str) -> str:
+    """`given`, if it is valid.
+
+    Raises:
+        InvalidInputError: it has more than `MAX_IDENTIFIER_BYTES` bytes of UTF-8, or control characters.
+    """
+    if len(given.encode()) > MAX_IDENTIFIER_BYTES:
+        raise InvalidInputError(field, None, f"must have at most {MAX_IDENTIFIER_BYTES} bytes of UTF-8")
+    if any(unicodedata.category(character) == "Cc" for character in given):
+        raise InvalidInputError(field, None, "must not contain control characters")
+    return given

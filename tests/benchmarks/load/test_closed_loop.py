@@ -1,0 +1,30 @@
+"""Clients in a closed loop."""
+
+from __future__ import annotations
+
+import math
+
+from benchmarks.load.closed_loop import RequestResult, closed_loop
+from benchmarks.load.questions import Questions, take_from
+from tests.benchmarks.load.results import failed
+from tests.client.fake_server import FakeServer
+
+
+def test_latencies_are_those_of_the_first_tokens_and_of_each_later_one() -> None:
+    result = RequestResult(sent_at=10.0, first_at=10.5, last_at=12.5, first_tokens=3, tokens=11, steps=4)
+    assert result.ttft == 0.5
+    assert result.tpot == 0.25
+    assert RequestResult(sent_at=10.0, first_at=10.5, last_at=10.5, first_tokens=3, tokens=3).tpot is None
+    assert failed().ttft is None
+
+
+async def test_a_closed_loop_ends_when_there_is_nothing_more_to_ask() -> None:
+    with FakeServer() as server:
+        questions = Questions(server.target, ["a", "b", "c"], ["d", "e"], {"max_tokens": 8})
+        requests = [questions.plain() for _ in range(5)]
+        window = await closed_loop(server.target, 2, take_from(requests), math.inf)
+    assert len(window.results) == 5
+    assert all(result.error is None and result.tokens > 0 for result in window.results)
+    assert 0 < window.seconds < 60
+    assert 0 < window.tokens <= sum(result.tokens for result in window.results)
+    assert {request.options["drafting"] for request in requests} == {False}

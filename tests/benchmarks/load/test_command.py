@@ -1,0 +1,77 @@
+"""`draftwood bench load`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.commands import bench
+from benchmarks.load.closed_loop import RequestResult, Window
+from benchmarks.load.command import p_value, read_levels, row_of
+from model_runner.errors import InvalidValueError
+from tests.benchmarks.load.results import failed
+
+KEYS = {
+    "concurrency", "drafting", "tokens_per_s", "ttft_p50", "ttft_p99", "ttft_p99_vs_off",
+    "ttft_p99_chance", "tpot_p50", "tpot_p99", "errors", "requests",
+    "seconds", "acceptance_length",
+}  # fmt: skip
+
+
+def test_a_row_counts_tokens_of_the_window_and_latencies_of_the_requests() -> None:
+    slow = RequestResult(sent_at=0.0, first_at=3.0, last_at=7.0, first_tokens=1, tokens=5, steps=5)
+    quick = RequestResult(sent_at=1.0, first_at=2.0, last_at=3.0, first_tokens=1, tokens=5, steps=2)
+    plain = Window(2.0, 6, [slow])
+    row = row_of(2, True, Window.joined([Window(2.0, 6, [slow]), Window(2.0, 3, [quick, failed()])]), plain)
+    assert set(row) == KEYS
+    assert row["tokens_per_s"] == pytest.approx(9 / 4, abs=0.01)
+    assert (row["ttft_p50"], row["ttft_p99"], row["ttft_p99_vs_off"]) == (2000.0, 2980.0, 0.993)
+    assert (row["tpot_p50"], row["tpot_p99"]) == (625.0, 992.5)
+    assert (row["errors"], row["requests"]) == (1, 3)
+    assert row["acceptance_length"] == pytest.approx(10 / 7, abs=0.001)
+
+
+def test_a_window_without_answers_has_no_latencies() -> None:
+    empty = Window(1.0, 0, [failed()])
+    row = row_of(1, False, empty, empty)
+    assert row["ttft_p99"] is row["ttft_p99_vs_off"] is row["ttft_p99_chance"] is None
+    assert row["acceptance_length"] is None
+    assert row["tokens_per_s"] == 0.0
+
+
+def test_the_p_value_tells_a_difference_from_noise() -> None:
+    rng = np.random.default_rng(1)
+    often = [p_value([*rng.exponential(1.0, 80)], [*rng.exponential(1.0, 200)]) or 0.0 for _ in range(40)]
+    assert 0.3 < np.mean(often) < 0.7
+    assert (p_value([*rng.exponential(2.0, 200)], [*rng.exponential(1.0, 200)]) or 1.0) < 0.05
+    assert (p_value([*rng.exponential(1.0, 200)], [*rng.exponential(2.0, 200)]) or 0.0) > 0.9
+    assert p_value([1.0] * 9, [1.0] * 9) == 1.0
+
+
+def test_concurrencies_are_read_in_order_and_once() -> None:
+    assert read_levels("8,1, 32,8") == [1, 8, 32]
+    for text in ("", "0", "1,,2", "-1", "1.5", "9999"):
+        with pytest.raises(InvalidValueError, match="concurrency"):
+            read_levels(text)
+
+
+def test_the_command_measures_a_real_service(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report, picture = tmp_path / "load.json", tmp_path / "load.png"
+    arguments = ["--concurrency", "1,3", "--duration", "2", "--warm", "4", "--max-tokens", "24", "--threads", "1"]
+    status = bench(["load", *arguments, "--json", str(report), "--plot", str(picture)])
+    captured = capsys.readouterr()
+    assert status == 0, captured.err
+    rows = json.loads(report.read_text())["rows"]
+    assert [(row["concurrency"], row["drafting"]) for row in rows] == [(1, False), (1, True), (3, False), (3, True)]
+    for row in rows:
+        assert set(row) == KEYS
+        assert row["errors"] == 0
+        assert row["tokens_per_s"] > 0
+        assert 0 < row["ttft_p50"] <= row["ttft_p99"]
+        assert 0 < row["tpot_p50"] <= row["tpot_p99"]
+        assert (row["acceptance_length"] > 1.0) is row["drafting"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert max(map(len, captured.out.splitlines())) <= 100

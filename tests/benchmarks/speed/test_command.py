@@ -1,0 +1,88 @@
+"""`draftwood bench speed`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.commands import bench
+from strategies import DraftTree, Feedback, registry
+from strategies.draft import Int32Array
+from tests.benchmarks.speed.test_rows import KEYS
+
+
+def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    report = tmp_path / "speed.json"
+    assert bench(["speed", "--threads", "1", "--json", str(report), *arguments]) == 0
+    found: dict[str, Any] = json.loads(report.read_text())
+    assert all(set(row) == KEYS for row in found["rows"])
+    return found
+
+
+def test_all_contenders_answer_the_same_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    texts = ["where is my order 5521?", "how do I cancel order 1?", "where is my order 99?", "x " * 3000]
+    prompts.write_text("".join(json.dumps({"instruction": text}) + "\n" for text in texts))
+    picture = tmp_path / "speed.png"
+    found = run(
+        tmp_path, "--prompts", str(prompts), "--limit", "2", "--warm", "1", "--max-tokens", "24",
+        "--strategy", "trie", "--shape", "320x7x5x768", "--dtype", "float32", "--plot", str(picture),
+    )  # fmt: skip
+    rows = found["rows"]
+    assert [(row["engine"], row["strategy"], row["warm"]) for row in rows] == [
+        ("transformers", "none", False),
+        ("transformers", "prompt-lookup", False),
+        ("draftwood", "none", False),
+        ("draftwood", "trie", False),
+        ("draftwood", "trie", True),
+    ]
+    assert all(row["identical"] for row in rows if row["strategy"] != "prompt-lookup")
+    assert [rows[i]["acceptance_length"] for i in (0, 2)] == [1.0, 1.0]
+    assert all(row["acceptance_length"] >= 1.0 and row["tokens_per_s"] > 0 for row in rows)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    out = capsys.readouterr().out
+    assert "1 prompts are left out" in out
+    assert "HF prompt lookup" in out
+
+
+def test_a_warm_memory_has_learned_the_answers_to_other_prompts(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("where is my order 5521?\nwhere is my order 5521?\n")
+    found = run(
+        tmp_path, "--prompts", str(prompts), "--limit", "1", "--warm", "1", "--max-tokens", "60", "--strategy", "trie"
+    )
+    cold, warm = found["rows"][-2:]
+    assert warm["acceptance_length"] > 1.5 * cold["acceptance_length"]
+
+
+def test_random_text_is_sampled_and_the_same_with_and_without_drafts(tmp_path: Path) -> None:
+    found = run(tmp_path, "--text", "random", "--limit", "2", "--max-tokens", "20", "--strategy", "trie")
+    assert [(row["engine"], row["strategy"]) for row in found["rows"]] == [("draftwood", "none"), ("draftwood", "trie")]
+    assert all(row["identical"] and row["vs_transformers"] is None for row in found["rows"])
+
+
+def test_a_strategy_that_breaks_is_no_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken:
+        top_k = 0
+
+        def start(self, prompt: Int32Array) -> Broken:
+            return self
+
+        def propose(self, budget: int) -> DraftTree:
+            if budget > 8:
+                raise RuntimeError("no luck today")
+            return DraftTree.of([1])
+
+        def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None: ...
+
+        def close(self) -> None: ...
+
+    monkeypatch.setitem(registry._factories, "broken", Broken)
+    status = bench(["speed", "--strategy", "broken", "--limit", "1", "--warm", "0", "--max-tokens", "8"])
+    assert status == 1
+    assert "strategy 'broken' was switched off: propose raised RuntimeError: no luck today" in capsys.readouterr().err

@@ -1,0 +1,49 @@
+"""The rows of `draftwood bench speed`."""
+
+from __future__ import annotations
+
+from benchmarks.speed.contenders import Answer, Tally
+from benchmarks.speed.rows import label, rows_of
+from strategies.draft import Int32Array
+
+KEYS = {
+    "engine", "strategy", "warm", "tokens_per_s", "acceptance_length", "nodes_per_step", "vs_transformers", "vs_plain",
+    "identical", "identical_share", "identical_to_plain",
+}  # fmt: skip
+
+
+class Written:
+    """A contender that is only a name."""
+
+    def __init__(self, engine: str, strategy: str, warm: bool = False) -> None:
+        self.engine, self.strategy, self.warm = engine, strategy, warm
+
+    def answer(self, prompt: Int32Array, index: int) -> Answer:
+        raise NotImplementedError
+
+
+def tally(contender: Written, *answers: Answer) -> Tally:
+    return Tally(contender, list(answers))
+
+
+def test_rows_compare_totals_and_answers() -> None:
+    reference = tally(Written("transformers", "none"), Answer([1, 2], 2.0, 2, 0), Answer([3, 4], 2.0, 2, 0))
+    plain = tally(Written("draftwood", "none"), Answer([1, 2], 1.0, 2, 0), Answer([3, 4], 1.0, 2, 0))
+    warm = tally(Written("draftwood", "trie", True), Answer([1, 2], 0.25, 1, 6), Answer([3, 9], 0.25, 1, 4))
+    rows = rows_of([reference, plain, warm])
+    assert all(set(row) == KEYS for row in rows)
+    assert [row["tokens_per_s"] for row in rows] == [1.0, 2.0, 8.0]
+    assert [row["vs_transformers"] for row in rows] == [1.0, 2.0, 8.0]
+    assert [row["vs_plain"] for row in rows] == [0.5, 1.0, 4.0]
+    assert [row["identical"] for row in rows] == [True, True, False]
+    assert (rows[2]["identical_share"], rows[2]["identical_to_plain"]) == (0.5, 0.5)
+    assert (rows[2]["acceptance_length"], rows[2]["nodes_per_step"]) == (2.0, 5.0)
+    assert [label(row) for row in rows] == ["HF generate", "drafting off", "trie, warm"]
+
+
+def test_without_transformers_drafting_off_is_the_judge() -> None:
+    plain = tally(Written("draftwood", "none"), Answer([1, 2], 1.0, 2, 0))
+    cold = tally(Written("draftwood", "trie"), Answer([1, 3], 1.0, 2, 0))
+    rows = rows_of([plain, cold])
+    assert [row["vs_transformers"] for row in rows] == [None, None]
+    assert [row["identical"] for row in rows] == [True, False]

@@ -1,0 +1,119 @@
+"""How much to draft: limits of request and runner, and what many slow drafters may take together."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from model_runner.drafting import draft_account, guarded_drafter
+from model_runner.drafting.draft_account import Payoff
+from model_runner.drafting.draft_policy import DraftPolicy, within_depth
+from model_runner.drafting.guarded_drafter import GuardedDrafter
+from model_runner.drafting.step_time import ContextCost, StepTimeCurve, StepTimes
+from model_runner.request import StopParams
+from model_runner.runners.base import UNLIMITED
+from model_runner.scheduling.scheduler import Work
+from model_runner.sequence import Sequence
+from strategies import DraftTree
+from tests.model_runner.drafting.test_guarded_drafter import NOTHING, Clock, Plugin, sequence_of
+from tests.model_runner.sequences import make_sequence
+
+BATCH, MODEL_SECONDS, STEPS = 32, 0.034, 64
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(guarded_drafter, "time", clock)
+    monkeypatch.setattr(draft_account, "_called", {(Plugin, "start"), (Plugin, "propose"), (Plugin, "observe")})
+    return clock
+
+
+def drafting_seconds(clock: Clock, propose: float, accepted: int, stalls: int = 0) -> tuple[float, int]:
+    """What drafting takes over a whole batch, and how many sequences it was switched off for."""
+    failures: Counter[str] = Counter()
+    payoff = Payoff()
+    sequences = [sequence_of(Plugin(clock=clock, propose=propose)) for _ in range(BATCH)]
+    drafters = [GuardedDrafter(sequence, 100, failures, payoff) for sequence in sequences]
+    for drafter in drafters:  # the first token of each waits for no draft
+        drafter.account.step(MODEL_SECONDS, 0, sharing=BATCH)
+    started = clock.now
+    for step in range(STEPS):
+        for drafter in drafters:
+            drafter.propose(16)
+            if step < stalls:
+                drafter.account.charge(0.1)
+        for drafter in drafters:
+            drafter.account.step(MODEL_SECONDS, accepted, sharing=BATCH)
+            drafter.observe([7] * (accepted + 1), NOTHING)
+    return clock.now - started, failures["theirs"]
+
+
+def test_slow_drafters_of_a_large_batch_are_switched_off_before_they_cost_a_multiple(clock: Clock) -> None:
+    """Each is cheap next to a step, all together are not: a step of 34 ms with 32 drafts of 5 ms takes 194 ms."""
+    seconds, switched_off = drafting_seconds(clock, propose=0.005, accepted=1)
+    assert switched_off == BATCH
+    assert seconds < STEPS * MODEL_SECONDS / 2
+    seconds, switched_off = drafting_seconds(clock, propose=0.0005, accepted=1)
+    assert switched_off == 0
+    assert seconds == pytest.approx(STEPS * BATCH * 0.0005)
+
+
+def test_one_stall_of_the_machine_switches_off_nothing(clock: Clock) -> None:
+    assert drafting_seconds(clock, propose=0.0005, accepted=1, stalls=1)[1] == 0
+    assert drafting_seconds(clock, propose=0.0005, accepted=1, stalls=4)[1] == BATCH
+
+
+def decoding(strategy: object, written: int, context: int = 3, **options: object) -> Sequence:
+    """A sequence that wrote some tokens, all but the last committed."""
+    fields: dict[str, object] = {"max_draft_nodes": 16, **options}
+    prompt = np.ones(context, np.int32)
+    sequence = make_sequence("r", prompt, StopParams(40), strategy=strategy, **fields)  # type: ignore[arg-type]
+    sequence.output = [1] * written
+    sequence.committed = sequence.length - 1
+    return sequence
+
+
+def tree_of(policy: DraftPolicy, sequence: Sequence) -> DraftTree:
+    policy.start(sequence)
+    [draft] = policy.propose([Work(sequence, 1)], running=1)
+    return draft.tree
+
+
+def test_a_draft_keeps_to_the_limits_of_request_output_and_runner() -> None:
+    chain = Plugin(DraftTree.of(range(16), scores=np.linspace(0.9, 0.1, 16)))
+    free = DraftPolicy(100, lambda _: (UNLIMITED, UNLIMITED), None)
+    narrow = DraftPolicy(100, lambda _: (4, 9), None)
+    assert len(tree_of(free, decoding(chain, written=1))) == 16
+    assert len(tree_of(free, decoding(chain, written=35))) == 4, "five tokens are left, one is the model's own"
+    assert len(tree_of(free, decoding(chain, written=39))) == 0
+    assert len(tree_of(free, decoding(chain, written=0))) == 0, "the first token waits for no drafter"
+    assert len(tree_of(narrow, decoding(chain, written=1))) == 4
+    bush = Plugin(DraftTree.of(range(16), [-1] * 16, np.linspace(0.9, 0.1, 16)))
+    assert tree_of(narrow, decoding(bush, written=1)).tokens.tolist() == list(range(9))
+
+
+def test_long_contexts_are_drafted_for_more_sparingly() -> None:
+    """Each drafted token attends to the whole context, so it costs more the longer that is."""
+    scores = np.linspace(0.9, 0.05, 16)
+    bush = Plugin(DraftTree.of(range(16), [-1] * 16, scores))
+    curve = StepTimeCurve({1: 1.0, 64: 2.0})
+    kept = []
+    for context in (100, 1000, 10_000):
+        times = StepTimes({1: curve}, {1: 0.0}, {1: ContextCost(per_sequence=1e-5, per_token=1e-4)})
+        policy = DraftPolicy(100, lambda _: (UNLIMITED, UNLIMITED), times)
+        sequence = decoding(bush, written=1, context=context)
+        policy.start(sequence)
+        drafts = policy.propose([Work(sequence, 1)], running=1)
+        kept.append(int((scores >= policy.least_score(drafts)).sum()))
+    assert kept[0] > kept[1] > kept[2]
+
+
+def test_within_depth_keeps_whole_levels() -> None:
+    tree = DraftTree.of([1, 2, 3, 4, 5], [-1, 0, -1, 1, 2], [0.9, 0.8, 0.7, 0.6, 0.5])
+    assert within_depth(tree, 1).tokens.tolist() == [1, 3]
+    assert within_depth(tree, 2).parents.tolist() == [-1, 0, -1, 2]
+    assert within_depth(tree, 3) is tree
+    assert len(within_depth(tree, 0)) == 0

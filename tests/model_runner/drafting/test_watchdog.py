@@ -1,0 +1,93 @@
+"""A call into a strategy that does not return is interrupted, whatever Python it is in."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from model_runner.drafting import guarded_drafter
+from model_runner.drafting.draft_account import Payoff
+from model_runner.drafting.guarded_drafter import GuardedDrafter
+from model_runner.drafting.watchdog import CallTimeoutError, Watchdog
+from strategies import DraftTree
+from tests.model_runner.drafting.test_guarded_drafter import NOTHING, Plugin, sequence_of
+
+
+@pytest.fixture
+def watchdog() -> Iterator[Watchdog]:
+    before = signal.getsignal(signal.SIGUSR1)
+    watchdog = Watchdog()
+    yield watchdog
+    watchdog.close()
+    watchdog.close()
+    assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def swallow() -> None:
+    while True:
+        try:
+            spin()
+        except Exception:
+            continue
+
+
+def wait() -> None:
+    threading.Event().wait()
+
+
+@pytest.mark.parametrize("endless", [spin, swallow, wait, lambda: time.sleep(1e6)])
+def test_what_does_not_return_is_interrupted(watchdog: Watchdog, endless: Callable[[], None]) -> None:
+    for _ in range(2):
+        with pytest.raises(CallTimeoutError, match=r"within 0\.1 s"):
+            watchdog.call(0.1, endless)
+    assert watchdog.call(60.0, lambda: 5) == 5
+
+
+def test_what_is_raised_comes_through_and_nothing_is_interrupted_afterwards(watchdog: Watchdog) -> None:
+    with pytest.raises(ZeroDivisionError):
+        watchdog.call(0.3, lambda: 1 / 0)
+    time.sleep(0.8)  # longer than the limit of the call that is over, and several looks of the watchdog
+
+
+def test_on_another_thread_calls_have_no_limit() -> None:
+    found: list[int] = []
+
+    def slow() -> int:
+        time.sleep(0.5)
+        return 3
+
+    def run() -> None:
+        found.append(Watchdog().call(0.01, slow))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert found == [3]
+
+
+@pytest.mark.parametrize("call", ["start", "propose", "observe", "close"])
+def test_a_drafter_that_hangs_is_switched_off_for_its_sequence(
+    watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setattr(guarded_drafter, "CALL_LIMIT", 0.1)
+    monkeypatch.setattr(guarded_drafter, "FIRST_CALL_LIMIT", 0.1)
+    plugin, failures = Plugin(DraftTree.of([5])), Counter[str]()
+    setattr(plugin, call, lambda *_: spin())
+    sequence = sequence_of(plugin)
+    drafter = GuardedDrafter(sequence, 100, failures, Payoff(), watchdog)
+    for _ in range(2):
+        drafter.propose(4)
+        drafter.observe([7], NOTHING)
+    drafter.close()
+    assert failures == {"theirs": 1}
+    assert f"{call} raised CallTimeoutError" in sequence.stats.drafting_disabled_reason

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_runner.errors import InvalidValueError, UnsupportedModelError
+from model_runner.loading.tokenizer import Tokenizer
+from model_runner.output import Finish, FinishReason
+from model_runner.request import StopParams
+from model_runner.sampling.output_text import OutputText
+from tests.model_runner.families import as_prompt, served
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return served("bundled").tokenizer
+
+
+def push_all(text: OutputText, tokens: list[int]) -> tuple[list[str], Finish | None]:
+    texts, finish = [], None
+    for token in tokens:
+        piece, finish = text.push(token)
+        texts.append(piece)
+        if finish:
+            break
+    return texts, finish
+
+
+@given(st.text(max_size=60))
+def test_streams_whole_characters_that_join_to_the_text(text: str) -> None:
+    tokenizer = served("bundled").tokenizer
+    tokens = tokenizer.encode(text).tolist()
+    output = OutputText(tokenizer.stream(as_prompt([1])), StopParams(10_000), frozenset())
+    pieces, _ = push_all(output, tokens)
+    assert "".join(pieces) == tokenizer.decode(tokens)
+    assert not any("\ufffd" in piece for piece in pieces if "\ufffd" not in text)
+
+
+@given(st.lists(st.integers(0, 4095), min_size=1, max_size=40), st.integers(1, 39))
+def test_any_tokens_at_all_stream_without_error(tokens: list[int], split: int) -> None:
+    tokenizer = served("bundled").tokenizer
+    output = OutputText(tokenizer.stream(as_prompt(tokens[:split])), StopParams(10_000), frozenset())
+    pieces, finish = push_all(output, tokens)
+    assert finish is None
+    assert len(pieces) == len(tokens)
+
+
+@given(st.text("ab .", min_size=1, max_size=40), st.lists(st.text("ab .", min_size=1, max_size=5), max_size=3))
+def test_a_stop_string_ends_the_text_just_before_it(text: str, stops: list[str]) -> None:
+    tokenizer = served("bundled").tokenizer
+    output = OutputText(tokenizer.stream(as_prompt([1])), StopParams(10_000, strings=tuple(stops)), frozenset({3}))
+    pieces, finish = push_all(output, [*tokenizer.encode(text).tolist(), 3])
+    found = [(at, s) for s in stops if (at := text.find(s)) >= 0]
+    assert finish is not None
+    if found:
+        assert finish.stop_string in stops
+        written = "".join(pieces)
+        assert text.startswith(written + finish.stop_string)
+        assert not any(s in written for s in stops)
+    else:
+        assert finish == Finish(FinishReason.STOP, stop_token_id=3)
+        assert "".join(pieces) == text
+
+
+def test_held_back_text_comes_out_when_it_begins_no_stop_string(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("one two three").tolist()
+    output = OutputText(tokenizer.stream(as_prompt([1])), StopParams(len(tokens), strings=("two four",)), frozenset())
+    pieces, finish = push_all(output, tokens)
+    assert "".join(pieces) == "one two three"
+    assert finish == Finish(FinishReason.LENGTH)
+
+
+def test_a_chat_the_template_refuses_is_a_bad_value(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidValueError, match="system"):
+        tokenizer.encode_chat([{"role": "system", "content": "be brief"}])
+
+
+def test_chat_follows_the_models_template(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode_chat([{"role": "user", "content": "hello"}]).tolist()
+    assert ids == [1, *tokenizer.encode("hello").tolist(), 2]
+    assert tokenizer.decode(ids) == "hello"
+    assert tokenizer.decode(ids, include_special_tokens=True) == "<|user|>hello<|assistant|>"
+
+
+def test_a_tokenizer_without_a_fast_backend_is_refused() -> None:
+    class Slow:
+        is_fast = False
+        chat_template = None
+
+    with pytest.raises(UnsupportedModelError, match="Slow has no fast backend"):
+        Tokenizer(Slow())

@@ -1,0 +1,77 @@
+"""The service and its engine are two processes: how one ends when the other is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from draftwood_client import NO_RETRY, Client, UnavailableError
+
+
+@contextmanager
+def service(folder: Path) -> Iterator[tuple[psutil.Process, str]]:
+    """`draftwood serve` with the bundled model, and its address."""
+    ready = folder / "address"
+    flags = ["--port", "0", "--ready-file", str(ready), "--threads", "1", "--log-level", "error"]
+    process = subprocess.Popen([sys.executable, "-m", "service", *flags])
+    try:
+        wait(ready.exists)
+        yield psutil.Process(process.pid), ready.read_text().strip()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def engine_of(process: psutil.Process) -> psutil.Process:
+    [engine] = process.children()
+    return engine
+
+
+def serves(address: str) -> bool:
+    with grpc.insecure_channel(address) as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def test_a_killed_engine_ends_its_streams_and_the_service_reports_it(tmp_path: Path) -> None:
+    with service(tmp_path) as (process, address), Client(address, retry=NO_RETRY) as client:
+        assert serves(address)
+        with client.stream([5], max_tokens=1500, ignore_eos=True, timeout=60) as stream:
+            next(iter(stream))
+            engine_of(process).kill()
+            with pytest.raises(UnavailableError, match="engine"):
+                list(stream)
+        wait(lambda: not serves(address), 10)
+        with pytest.raises(UnavailableError, match="engine"):
+            client.generate([5], max_tokens=4)
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_an_engine_does_not_outlive_its_service(tmp_path: Path, busy: bool) -> None:
+    with service(tmp_path) as (process, address), Client(address, retry=NO_RETRY) as client:
+        engine = engine_of(process)
+        if busy:
+            stream = client.stream([5], max_tokens=1500, ignore_eos=True, timeout=60)
+            next(iter(stream))
+        os.kill(process.pid, signal.SIGKILL)
+        wait(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, 10)

@@ -1,0 +1,240 @@
+"""MemoryService, its client and `draftwood memory`, over a service with a store; and the isolation of tenants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from draftwood.v1 import generation_pb2 as generation
+from draftwood_client import InvalidRequestError, MemoryClient, MemoryRecord, UnavailableError
+from draftwood_client.cli import build_app
+from service.memory import MemoryManager
+from strategies import Strategy
+from tests.service.fakes import FakeModel, Served, answer, serving, until
+from tests.service.memory.helpers import known_to, log_of
+from tests.service.memory.servers import Valkey
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Valkey]:
+    with Valkey() as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: Valkey) -> Valkey:
+    running.client.flushall()
+    return running
+
+
+@asynccontextmanager
+async def client_of(served: Served, **options: Any) -> AsyncIterator[MemoryClient]:
+    client = MemoryClient(served.server.address, timeout=10, **options)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+async def export_of(client: MemoryClient, **options: Any) -> tuple[list[MemoryRecord], str]:
+    """A memory's records and their fingerprint; off the event loop, which runs the server."""
+
+    def export() -> tuple[list[MemoryRecord], str]:
+        found = client.export(**options)
+        return list(found.records), found.fingerprint
+
+    return await asyncio.to_thread(export)
+
+
+async def ask(served: Served, tenant: str, tokens: int = 12) -> None:
+    request = generation.GenerateRequest(text="x", tenant=tenant, drafting=generation.DraftOptions(strategy="trie"))
+    request.stop.max_tokens = tokens
+    assert (await answer(served.stub.Generate(request))).finished
+
+
+@pytest.mark.parametrize("with_redis", [False, True])
+async def test_from_warming_to_purging(server: Valkey, with_redis: bool) -> None:
+    async with serving(store=server.url if with_redis else "memory") as served, client_of(served) as client:
+        progress: list[tuple[int, int]] = []
+        texts = ["first document", "second", ""] + ["x" * 10_000] * 8
+        tokens = await asyncio.to_thread(
+            client.warm, texts, tenant="a", progress=lambda count, sum_: progress.append((count, sum_))
+        )
+        assert tokens == sum(map(len, texts))
+        assert progress[-1] == (len(texts), tokens)
+        assert len(progress) > 2
+        assert progress == sorted(progress)
+
+        found = await asyncio.to_thread(client.statistics)
+        [memory] = found.tenants
+        assert (memory.tenant, memory.arm, memory.tokens, memory.epoch) == ("a", "", tokens, 0)
+        assert memory.stored_bytes > 2 * tokens
+        assert found.store["healthy"]
+        assert found.fingerprint == "f" * 16
+        assert (await asyncio.to_thread(client.statistics, "unknown")).tenants == ()
+
+        records, fingerprint = await export_of(client, tenant="a")
+        assert [record.text for record in records][:2] == ["first document", "second"]
+        assert {record.kind for record in records} == {"corpus"}
+        assert records[0].token_ids == tuple(b"first document")
+
+        copied = await asyncio.to_thread(client.import_records, records, fingerprint=fingerprint, tenant="b")
+        assert copied == tokens
+        again, _ = await export_of(client, tenant="b", text=False)
+        assert [one.token_ids for one in again] == [one.token_ids for one in records]
+
+        assert await asyncio.to_thread(client.purge, "a") == tokens
+        assert [one.tenant for one in (await asyncio.to_thread(client.statistics)).tenants] == ["b"]
+        assert (await export_of(client, tenant="a"))[0] == []
+
+
+async def test_an_import_from_another_model_learns_the_texts() -> None:
+    async with serving() as served, client_of(served, tenant="t") as client:
+        record = MemoryRecord((1, 2, 999_999), "hello", "output")
+        assert await asyncio.to_thread(client.import_records, [record], fingerprint="0" * 16) == 5
+        [back], _ = await export_of(client)
+        assert back == MemoryRecord(tuple(b"hello"), "hello", "output")
+        with pytest.raises(InvalidRequestError, match=r"records\[0\].text"):
+            await asyncio.to_thread(client.import_records, [MemoryRecord((1,))], fingerprint="0" * 16)
+        with pytest.raises(InvalidRequestError, match=r"records\[0\].tokens.ids\[2\]"):
+            await asyncio.to_thread(client.import_records, [record], fingerprint="f" * 16)
+        with pytest.raises(InvalidRequestError, match="tenant"):
+            await asyncio.to_thread(client.purge, "")
+        with pytest.raises(InvalidRequestError, match="tenant"):
+            await asyncio.to_thread(client.warm, ["x"], tenant="a\nb")
+
+
+async def test_what_is_warmed_is_drafted_from_on_the_other_replica() -> None:
+    with Valkey() as server:
+        async with serving(store=server.url) as first, serving(store=server.url) as second, client_of(first) as client:
+            await ask(second, "t")
+            await asyncio.to_thread(client.warm, ["the parcel"], tenant="t")
+            memory = second.memory
+            await until(lambda: [*b"the parcel"] in known_to(memory, "t"))
+            await ask(first, "t", 9)
+            await until(lambda: len(log_of(memory, "t")) == 3)
+
+
+async def test_without_a_store_operators_get_an_error_and_requests_are_served(server: Valkey) -> None:
+    async with serving(store="redis://127.0.0.1:1", store_timeout=0.5) as served, client_of(served) as client:
+        await ask(served, "t")
+        for work in (lambda: client.warm(["x"]), lambda: client.purge("t"), client.statistics):
+            with pytest.raises(UnavailableError):
+                await asyncio.to_thread(work)
+        await ask(served, "t")
+        assert served.memory.outbox.pending >= 1
+
+
+async def test_a_malformed_message_is_named(server: Valkey) -> None:
+    async with serving() as served:
+        method: Any = served.channel.stream_stream("/draftwood.v1.MemoryService/WarmMemory")
+        call = method(iter([b"\x0a\xff\xff"]))
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            [one async for one in call]
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def _holds_one(memory: MemoryManager, tenant: str) -> bool:
+    return len(log_of(memory, tenant)) == 1
+
+
+def _knows(memory: MemoryManager, tenant: str, tokens: int) -> bool:
+    return [len(sequence) for sequence in known_to(memory, tenant)] == [tokens]
+
+
+async def test_tenants_see_nothing_of_one_another(server: Valkey) -> None:
+    """Sequences of one tenant appear in no other's drafts, statistics or exports, whatever their names."""
+    nasty = ["a", "a:b", "{a}", "é", "x" * 256, "a%3Ab", "A"]
+    async with serving(store=server.url) as served, client_of(served) as client:
+        memory = served.memory
+        prefix = [*b"shared prefix "]
+        for number, tenant in enumerate(nasty):
+            secret = bytes([*prefix, *[65 + number] * 20]).decode()
+            await asyncio.to_thread(client.warm, [secret], tenant=tenant)
+        for number, tenant in enumerate(nasty):
+            await until(partial(_holds_one, memory, tenant))
+            await memory.strategy(tenant, "trie")
+            await until(partial(_knows, memory, tenant, len(prefix) + 20))
+            strategy: Any = await memory.strategy(tenant, "trie")
+            drafter = strategy.start(np.array(prefix, np.int32))
+            drafted = set(drafter.propose(64).tokens.tolist())
+            drafter.close()
+            assert 65 + number in drafted
+            assert not drafted & ({65 + other for other in range(len(nasty))} - {65 + number})
+            statistics = await asyncio.to_thread(client.statistics, tenant)
+            assert [one.tenant for one in statistics.tenants] == [tenant]
+            [record], _ = await export_of(client, tenant=tenant)
+            assert set(record.token_ids) - set(prefix) == {65 + number}
+        assert await asyncio.to_thread(client.purge, "a") == len(prefix) + 20
+        assert {one.tenant for one in (await asyncio.to_thread(client.statistics)).tenants} == set(nasty) - {"a"}
+
+
+async def test_admission_reveals_nothing_of_other_tenants(server: Valkey) -> None:
+    """A tenant's first request here begins at the same time whether or not the store has its memory."""
+    async with serving(store=server.url) as first, serving(store=server.url, memory_preload=0) as second:
+        async with client_of(first) as client:
+            await asyncio.to_thread(client.warm, ["y" * 5000] * 10, tenant="known")
+        memory = second.memory
+        await until(lambda: memory.thread.healthy)
+        server.pause()
+        try:
+            delivered: list[Strategy] = []
+            waits = [memory.fetch(tenant, "trie", delivered.append) is None for tenant in ("known", "stranger")]
+            assert waits[0] == waits[1]
+            await until(lambda: len(delivered) == sum(waits))
+            assert [getattr(strategy, "tokens", None) for strategy in delivered] == [0] * len(delivered)
+        finally:
+            server.resume()
+        await until(lambda: len(known_to(memory, "known")) == 10)
+        assert known_to(memory, "stranger") == []
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(build_app(), ["memory", *arguments], catch_exceptions=False)
+
+
+async def test_the_command_line(server: Valkey, tmp_path: Path) -> None:
+    corpus, lines, out = tmp_path / "corpus.txt", tmp_path / "lines.jsonl", tmp_path / "out.jsonl"
+    corpus.write_text("one line\nanother line\n")
+    lines.write_text('{"text": "from json"}\n\n{"answer": "and more"}\n')
+    async with serving(store=server.url) as served:
+        target = ("--target", served.server.address, "--tenant", "t")
+
+        async def cli(*arguments: str) -> Result:
+            return await asyncio.to_thread(run, arguments[0], *target, *arguments[1:])
+
+        warmed = await cli("warm", str(corpus), str(lines))
+        assert (warmed.exit_code, warmed.stdout) == (0, "38 tokens\n")
+        shown = await cli("stats")
+        assert "t " in shown.stdout
+        assert "38" in shown.stdout
+        assert json.loads((await cli("stats", "--json")).stdout)["tenants"][0]["tokens"] == 38
+        assert (await cli("export", str(out))).exit_code == 0
+        head, *records = [json.loads(line) for line in out.read_text().splitlines()]
+        assert head == {"draftwood_memory": 1, "model": "fake", "fingerprint": "f" * 16}
+        assert [record["text"] for record in records] == ["one line\nanother line", "from json", "and more"]
+        assert (await cli("purge", "--yes")).stdout == "38 tokens forgotten\n"
+        assert (await cli("import", str(out))).stdout == "38 tokens\n"
+        assert (await cli("export")).stdout == out.read_text()
+        for arguments, text in (
+            (("import", str(corpus)), "not JSON"),
+            (("import", str(lines)), "does not begin"),
+            (("warm", str(out)), "none of text"),
+            (("warm", str(tmp_path / "none")), "cannot be read"),
+        ):
+            refused = await cli(*arguments)
+            assert refused.exit_code == 2
+            assert text in refused.stderr
+        refused = await asyncio.to_thread(run, "purge", "--target", served.server.address, "--yes")
+        assert (refused.exit_code, "--tenant" in refused.stderr) == (2, True)
+    assert FakeModel().fingerprint == head["fingerprint"]

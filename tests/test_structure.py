@@ -1,0 +1,199 @@
+"""The structure of the project: no import circles between files, small folders, no words of retired concepts.
+
+Imports are read from the syntax tree. Imports inside functions and under `if TYPE_CHECKING:` are left out: they do not
+run when a module is loaded, so they cannot make a circle of loading.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PACKAGES = {
+    "strategies": "strategies",
+    "model_runner": "model_runner",
+    "service": "service",
+    "benchmarks": "benchmarks",
+    "tools": "tools",
+    "draftwood_client": "clients/python/draftwood_client",
+    "draftwood_phrase_book": "examples/phrase_book/draftwood_phrase_book",
+}
+"""Our packages, and the folders that they are in."""
+
+MOST_FILES = 12
+"""Python files in a folder, `__init__.py` included."""
+UNLIMITED = ("tests", "protos", "benchmarks")
+_TYPE_CHECKING = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+RETIRED = re.compile(r"(?<![a-z])(?:sla[b]s?|des[k]s?|st(?:oo|an)d(?:s|ing)? bac[k])(?![a-z])", re.IGNORECASE)
+"""Words of concepts that have other names now, in text and identifiers; spelled so that this file does not match."""
+MAY_NAME_RETIRED = ("docs/decisions.md",)
+TEXT = {"", ".md", ".py", ".pyi", ".proto", ".sh", ".svg", ".toml", ".txt", ".yaml", ".yml"}
+"""Suffixes of files with words of ours; data such as questions and tokenizers have none."""
+
+Graph = dict[str, set[str]]
+"""The modules that each module imports while it is loaded."""
+
+
+def tracked(root: Path) -> list[str]:
+    """Paths of the files in git, relative to `root`."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True)
+    return [path for path in listed.stdout.split("\0") if path and (root / path).is_file()]
+
+
+def modules_in(root: Path, packages: Mapping[str, str]) -> dict[str, Path]:
+    """The files of the packages, by module name; `packages` maps names to folders under `root`."""
+    found = {}
+    for package, folder in packages.items():
+        for path in sorted((root / folder).rglob("*.py")):
+            parts = (package, *path.relative_to(root / folder).with_suffix("").parts)
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports_at_load(body: Iterable[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The import statements that run when the statements of a module do."""
+    for statement in body:
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            yield statement
+        elif isinstance(statement, ast.If) and ast.unparse(statement.test) in _TYPE_CHECKING:
+            yield from imports_at_load(statement.orelse)
+        elif not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from imports_at_load(_children(statement))
+
+
+def _children(statement: ast.stmt) -> list[ast.stmt]:
+    """The statements directly inside a class or a compound statement."""
+    parts = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody")]
+    parts += [part.body for part in (*getattr(statement, "handlers", []), *getattr(statement, "cases", []))]
+    return [child for part in parts for child in part]
+
+
+def import_graph(modules: Mapping[str, Path]) -> Graph:
+    """An edge for each import between files; `from p import name` leads to `p.name` if that is a module, else to `p`.
+
+    Loading `p.name` loads `p` first, which is no edge: else each package that imports its modules would be a circle.
+    """
+    graph: Graph = {name: set() for name in modules}
+    for name, path in modules.items():
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        for statement in imports_at_load(ast.parse(path.read_text(encoding="utf-8")).body):
+            if isinstance(statement, ast.Import):
+                targets = [alias.name for alias in statement.names]
+            else:
+                above = package.split(".")[: len(package.split(".")) - statement.level + 1] if statement.level else []
+                base = ".".join([*above, *filter(None, [statement.module])])
+                inner = [f"{base}.{alias.name}" for alias in statement.names]
+                targets = [one if one in modules else base for one in inner]
+            graph[name].update(target for target in targets if target in modules and target != name)
+    return graph
+
+
+def circle_in(graph: Graph) -> list[str] | None:
+    """Modules that import each other in a circle, the first one again at the end; None if there is no circle."""
+    done: set[str] = set()
+    path: list[str] = []
+
+    def visit(name: str) -> list[str] | None:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return None
+        path.append(name)
+        for target in sorted(graph[name]):
+            if circle := visit(target):
+                return circle
+        done.add(path.pop())
+        return None
+
+    return next((circle for name in sorted(graph) if (circle := visit(name))), None)
+
+
+def large_folders(paths: Iterable[str], most: int = MOST_FILES) -> dict[str, int]:
+    """Folders with more than `most` Python files, by path; those below `UNLIMITED` are left out."""
+    folders = Counter(str(PurePosixPath(path).parent) for path in paths if path.endswith(".py"))
+    return {
+        folder: count for folder, count in folders.items() if count > most and folder.split("/")[0] not in UNLIMITED
+    }
+
+
+def retired_words(root: Path, paths: Iterable[str]) -> list[str]:
+    """ "path:line: word" of each retired word in the text files of `paths`."""
+    found = []
+    for path in paths:
+        if PurePosixPath(path).suffix not in TEXT or path in MAY_NAME_RETIRED:
+            continue
+        for number, line in enumerate((root / path).read_text(encoding="utf-8").splitlines(), 1):
+            found += [f"{path}:{number}: {match.group()}" for match in RETIRED.finditer(line)]
+    return found
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    modules = modules_in(REPOSITORY, PACKAGES)
+    assert len(modules) > 100
+    assert circle_in(import_graph(modules)) is None
+
+
+def test_no_folder_has_more_files_than_a_reader_can_take_in() -> None:
+    assert large_folders(tracked(REPOSITORY)) == {}
+
+
+def test_words_of_retired_concepts_are_gone() -> None:
+    assert retired_words(REPOSITORY, tracked(REPOSITORY)) == []
+
+
+def write(root: Path, files: Mapping[str, str]) -> dict[str, Path]:
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text, encoding="utf-8")
+    return modules_in(root, {"p": "p"})
+
+
+def test_a_circle_is_found_however_it_is_written(tmp_path: Path) -> None:
+    modules = write(
+        tmp_path,
+        {
+            "p/__init__.py": "",
+            "p/a.py": "import json\nfrom p import b\n",
+            "p/b.py": "try:\n    import p.c.d\nexcept ImportError:\n    raise\n",
+            "p/c/__init__.py": "",
+            "p/c/d.py": "class D:\n    from ..a import x\n",
+        },
+    )
+    graph = import_graph(modules)
+    assert graph == {"p": set(), "p.a": {"p.b"}, "p.b": {"p.c.d"}, "p.c": set(), "p.c.d": {"p.a"}}
+    assert circle_in(graph) == ["p.a", "p.b", "p.c.d", "p.a"]
+
+
+def test_imports_in_functions_and_for_type_checking_make_no_circle(tmp_path: Path) -> None:
+    modules = write(
+        tmp_path,
+        {
+            "p/__init__.py": "from p.a import f\n",
+            "p/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import p.b\ndef f():\n    import p.b\n",
+            "p/b.py": "import p.a\n",
+        },
+    )
+    graph = import_graph(modules)
+    assert graph == {"p": {"p.a"}, "p.a": set(), "p.b": {"p.a"}}
+    assert circle_in(graph) is None
+
+
+def test_a_large_folder_is_found() -> None:
+    paths = [f"p/{folder}/m{i}.py" for folder in ("a", "b") for i in range(12)]
+    assert large_folders(paths) == {}
+    assert large_folders([*paths, "p/a/__init__.py", "p/b/data.json"]) == {"p/a": 13}
+    assert large_folders([f"tests/p/m{i}.py" for i in range(13)]) == {}
+
+
+def test_a_retired_word_is_found_in_text_and_not_in_data(tmp_path: Path) -> None:
+    words = ["sla" + "b", "Des" + "ks", "stood" + " back", "stands" + " back"]
+    lines = [*words[:3], f"memory_{words[3]}", "des" + "ktop"]
+    write(tmp_path, {name: "\n".join(lines) for name in ("p/a.py", "q.jsonl", *MAY_NAME_RETIRED)})
+    found = retired_words(tmp_path, ["p/a.py", "q.jsonl", *MAY_NAME_RETIRED])
+    assert found == [f"p/a.py:{number}: {word}" for number, word in enumerate(words, 1)]
