@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 # Small models in tests are faster on one thread, and two test processes share the machine.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: help setup demo serve bench test test-slow check format protos baseline stream-cost clean
+.PHONY: help setup demo serve bench test test-slow check format protos baseline stream-cost peers clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -19,6 +19,14 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)  ## Run the main job: questions through the service, drafting off, cold and warm
 	$(BIN)/draftwood demo
+
+peers: .venv-peers/.installed  ## Install the engines that `draftwood bench --peer` measures, into .venv-peers
+
+# Without dependency resolution: optimum-intel would bring a torchvision that does not fit the CPU build of torch.
+.venv-peers/.installed: benchmarks/peers/requirements-openvino-genai.txt
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $<
+	touch $@
 
 serve: $(STAMP)  ## Serve the bundled model on 127.0.0.1:50051
 	$(BIN)/draftwood serve
@@ -57,4 +65,4 @@ stream-cost: $(STAMP)  ## CPU time of the service's own work for each message
 	$(BIN)/python -m tests.service.stream_cost --streams 1 8 32
 
 clean:  ## Remove environments and caches
-	rm -rf .venv .venv-protos build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-peers .venv-protos build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -86,7 +86,7 @@ def _measure(model: LoadedModel, context: int, largest: int, seconds: float, out
     from model_runner.drafting.step_measuring import measure_curve
 
     threads = torch.get_num_threads()
-    runner = model.runner(kv_tokens=context + 2 * largest, threads=threads)
+    runner = model.factory.runner(kv_tokens=context + 2 * largest, threads=threads)
     best: dict[int, float] = {}
     for _ in progress(range(_CURVE_ROUNDS), "steps of one sequence", out):
         curve = measure_curve(

@@ -63,10 +63,10 @@ class Engine:
         full = model.max_context + config.max_draft_nodes
         capacity = config.kv_cache_tokens
         if capacity is None:
-            capacity = model.default_kv_tokens(full, config.max_running)
+            capacity = model.factory.default_kv_tokens(full, config.max_running)
         if capacity < full:
             raise InvalidValueError("kv_cache_tokens", capacity, f"one full context with its drafts needs {full}")
-        self._runner = model.runner(capacity, config.threads)
+        self._runner = model.factory.runner(capacity, config.threads)
         self._pool = KVPool(self._runner.kv, capacity, full, config.prefix_cache)
         self._scheduler = Scheduler(
             self._pool, config.max_running, config.prefill_chunk, config.shared_prefill_chunk, config.tenant_weights
@@ -175,7 +175,7 @@ class Engine:
         """Ends the sequences that the device has no KV memory for."""
 
         def error(sequence: Sequence) -> Exception:
-            return KVAllocationError(sequence.length, sequence.length * self.model.kv_bytes_per_token)
+            return KVAllocationError(sequence.length, sequence.length * self.model.factory.kv_bytes_per_token)
 
         return [self._end(sequence, error(sequence)) for sequence in self._scheduler.unallocatable()]
 

@@ -5,6 +5,7 @@ DraftwoodError
 │   └── InvalidInputError    it is wrong in another way than a value outside its range
 ├── ModelNotFoundError       there is no model under the path or name given
 ├── UnsupportedModelError    a model that trees cannot be verified on
+│   └── UnsupportedRunnerError   a model that the runner asked for cannot compute
 ├── DeadlineError            the deadline of a sequence passed or could not be met any more
 ├── ModelError               the model failed in a step; the sequences of that step end
 ├── KVAllocationError        the device has no memory for keys and values
@@ -63,6 +64,10 @@ class ModelNotFoundError(DraftwoodError):
 
 class UnsupportedModelError(DraftwoodError):
     """The model cannot be served losslessly; the message gives the reason."""
+
+
+class UnsupportedRunnerError(UnsupportedModelError):
+    """The model cannot be computed by one kind of runner; the message names the runner and gives the reason."""
 
 
 class DeadlineError(DraftwoodError):

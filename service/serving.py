@@ -43,6 +43,10 @@ class ServedModel(Protocol):
     @property
     def exact(self) -> bool: ...
     @property
+    def runner_name(self) -> str: ...
+    @property
+    def runner_reason(self) -> str: ...
+    @property
     def fingerprint(self) -> str: ...
     @property
     def vocab_size(self) -> int: ...
@@ -66,6 +70,8 @@ class ModelInfo:
     dtype: str
     device: str
     exact: bool
+    runner_name: str
+    runner_reason: str
     fingerprint: str
     vocab_size: int
     max_context: int

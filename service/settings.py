@@ -40,7 +40,12 @@ class Settings(BaseModel):
     )
     exact: bool | None = Field(
         default=None,
-        description="Make logits on CPUs independent of drafts and batch, bit by bit; unset: only below float32",
+        description="Make logits on CPUs independent of drafts and batch, bit by bit (runner torch); unset: only below"
+        " float32 with runner torch",
+    )
+    runner: Literal["auto", "openvino", "torch"] = Field(
+        default="auto",
+        description="What computes the steps; auto: openvino on CPUs for models that it supports, else torch",
     )
     threads: int | None = Field(default=None, description="Maximum number of CPU threads of a step; unset: all cores")
 

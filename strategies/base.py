@@ -89,11 +89,11 @@ class Strategy(Protocol):
 
 
 class Successors(Protocol):
-    """The model's most probable next tokens by context, as `strategies.mixing.successors.SuccessorTable` keeps them."""
+    """The model's most probable next tokens by context, as `strategies.successors.SuccessorTable` keeps them."""
 
     @property
     def rows(self) -> Int32Array:
-        """int32[r, COLUMNS], the hash table as `strategies.mixing.successors` lays it out; read at every draft."""
+        """int32[r, COLUMNS], the hash table as `strategies.successors` lays it out; read at every draft."""
 
     @property
     def nbytes(self) -> int:
@@ -112,7 +112,7 @@ class Successors(Protocol):
 class SuccessorSource(Protocol):
     """What a strategy offers besides to be a hybrid's successor table, looked up at every node of the mixed tree.
 
-    Its drafters are not started there. Its `top_k` is at least `strategies.mixing.successors.WIDTH`.
+    Its drafters are not started there. Its `top_k` is at least `strategies.successors.WIDTH`.
     """
 
     @property

@@ -14,7 +14,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from strategies.base import Strategy
+from strategies.base import Feedback, Strategy
+from strategies.draft import DraftTree
 
 ENTRY_POINT_GROUP = "draftwood.strategies"
 
@@ -84,11 +85,25 @@ def options_of(name: str) -> frozenset[str]:
 
 def warm_up(name: str) -> None:
     """Runs an instance once and drops it, so that functions that are compiled at the first call are ready."""
-    drafter = create(name).start(np.zeros(4, np.int32))
-    for _ in range(2):
-        drafter.propose(8)
-        drafter.observe(np.zeros(4, np.int32), None)
+    strategy = create(name)
+    drafter = strategy.start(np.zeros(4, np.int32))
+    for token in range(4):
+        drafter.observe(np.full(1, token, np.int32), _made_up_feedback(drafter.propose(8), strategy.top_k))
+    drafter.observe(np.zeros(4, np.int32), None)
+    drafter.propose(8)
     drafter.close()
+
+
+def _made_up_feedback(tree: DraftTree, top_k: int) -> Feedback:
+    """Feedback that accepts nothing of a tree."""
+    nodes = 1 + len(tree)
+    top = np.tile(np.arange(top_k, dtype=np.int32), (nodes, 1)) if top_k else None
+    return Feedback(
+        tokens=np.concatenate([np.zeros(1, np.int32), tree.tokens]),
+        parents=np.concatenate([np.full(1, -1, np.int32), tree.parents + np.int32(1)]),
+        predictions=np.zeros(nodes, np.int32),
+        top_tokens=top,
+    )
 
 
 def strategy_names() -> list[str]:

@@ -35,7 +35,7 @@ from service.rpc.server import RunningServer
 from service.settings import Settings
 from strategies import DraftTree, Feedback, registry, strategy_names
 from strategies.draft import Int32Array
-from tests.model_runner.families import greedy, served
+from tests.model_runner.families import greedy, served, torch_factory
 from tests.service.fakes import started_server, until
 
 QUESTIONS = read_questions()[0][:4]
@@ -211,7 +211,7 @@ async def test_a_cancelled_stream_and_a_missed_deadline_free_their_slots() -> No
 async def test_a_broken_model_ends_requests_and_not_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as (server, client):
         with monkeypatch.context() as patch:
-            patch.setattr(server.engine.model.module, "forward", lambda **_: 1 / 0)
+            patch.setattr(torch_factory(server.engine.model).module, "forward", lambda **_: 1 / 0)
             results = await asyncio.gather(
                 *(client.generate(ask(q), max_tokens=20) for q in QUESTIONS), return_exceptions=True
             )

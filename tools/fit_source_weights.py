@@ -22,9 +22,9 @@ from model_runner.loading.model import BUNDLED_MODEL, load_model
 from model_runner.request import Request, StopParams
 from model_runner.sequence import Sequence
 from strategies import HybridStrategy
-from strategies.mixing.successors import ORDERS, STEADY_BINS, WIDTH
 from strategies.mixing.weights import CHANCE_BINS, LEVELS, SOURCES, Weights
 from strategies.native import Int32Array
+from strategies.successors import ORDERS, STEADY_BINS, WIDTH
 
 BUDGETS = (16, 32, 64)
 STEP = 0.05

@@ -61,11 +61,23 @@ class Window:
         seconds: length of the window.
         tokens: tokens that arrived in the window.
         results: results of the requests sent in the window; their answers may end after it.
+        parts: the windows that this one joins; empty if it joins none.
     """
 
     seconds: float = 0.0
     tokens: int = 0
     results: list[RequestResult] = field(default_factory=list)
+    parts: list[Window] = field(default_factory=list)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """0.0 if the window is empty."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def rates(self) -> list[float]:
+        """Tokens per second of each joined window."""
+        return [window.tokens_per_s for window in self.parts]
 
     @classmethod
     def joined(cls, windows: Sequence[Window]) -> Window:
@@ -73,6 +85,7 @@ class Window:
             sum(window.seconds for window in windows),
             sum(window.tokens for window in windows),
             [result for window in windows for result in window.results],
+            [part for window in windows for part in window.parts or ([window] if window.seconds else [])],
         )
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 
 from benchmarks.load.closed_loop import Request, closed_loop
 from benchmarks.shared.report import BenchmarkError
 from draftwood_client import AsyncClient, ChatMessage, GenerateOptions, ModelInfo, Prompt
 
+Text = str | Sequence[ChatMessage | Mapping[str, str]]
+"""A prompt that is not yet token ids."""
 _WARM_UP_CLIENTS = 8
 """Clients that send the warm-up requests; affects the time of the warm-up only."""
 
@@ -79,11 +81,11 @@ def take_from(requests: Iterable[Request]) -> Callable[[], Request | None]:
     return lambda: next(left, None)
 
 
-async def fitting(client: AsyncClient, info: ModelInfo, texts: Sequence[str], max_tokens: int) -> list[Prompt]:
+async def fitting(client: AsyncClient, info: ModelInfo, texts: Sequence[str], max_tokens: int) -> list[Text]:
     """The texts that fit the context with an answer of `max_tokens`; chat messages if the model has a chat template."""
-    prompts: list[Prompt] = []
+    prompts: list[Text] = []
     for text in texts:
-        source = [ChatMessage("user", text)] if info.has_chat_template else text
+        source: Text = [ChatMessage("user", text)] if info.has_chat_template else text
         if len((await client.tokenize(source)).token_ids) + max_tokens <= info.max_context_tokens:
             prompts.append(source)
     return prompts

@@ -47,6 +47,10 @@ class ModelOptions:
             metavar="DTYPE", help="float32, bfloat16, float16 or auto: float32 on a CPU, else the dtype of the model."
         ),
     ] = "auto"
+    runner: Annotated[
+        Literal["auto", "openvino", "torch"],
+        typer.Option(metavar="RUNNER", help="openvino, torch or auto: openvino on CPUs for models that it supports."),
+    ] = "auto"
     threads: Annotated[
         int | None, typer.Option(min=1, show_default=False, help="CPU threads of the model; all cores by default.")
     ] = None
@@ -70,20 +74,22 @@ class ChosenModel:
         """The model as our engine runs it. Raises ModelNotFoundError, UnsupportedModelError, InvalidValueError."""
         from model_runner.loading.model import load_model
 
-        return load_model(self.path, device=self.options.device, dtype=self.options.dtype)
+        options = self.options
+        return load_model(self.path, device=options.device, dtype=options.dtype, runner=options.runner)
 
     def load_plain(self, like: LoadedModel) -> Any:
         """The model as transformers runs it, with the dtype and on the device of `like`."""
         from transformers import AutoModelForCausalLM
 
-        module: Any = AutoModelForCausalLM.from_pretrained(self.path, dtype=like.module.dtype)
-        return module.to(like.layout.device).eval()
+        module: Any = AutoModelForCausalLM.from_pretrained(self.path, dtype=like.dtype)
+        return module.to(like.device).eval()
 
     @property
     def server_flags(self) -> list[str]:
         """Flags of `draftwood serve` for this model."""
-        flags = ["--model", self.path, "--device", self.options.device, "--dtype", self.options.dtype]
-        return flags if self.options.threads is None else [*flags, "--threads", str(self.options.threads)]
+        options = self.options
+        flags = ["--model", self.path, "--device", options.device, "--dtype", options.dtype, "--runner", options.runner]
+        return flags if options.threads is None else [*flags, "--threads", str(options.threads)]
 
 
 @contextmanager
@@ -110,16 +116,17 @@ def chosen_model(options: ModelOptions, console: Console) -> Iterator[ChosenMode
 
 
 def describe(chosen: ChosenModel, model: LoadedModel) -> str:
-    """Name, size, dtype and device, for the title of a table."""
-    return f"{chosen.name}, {model.parameters / 1e6:,.0f}M parameters, {model.dtype}, {model.device}"
+    """Name, size, dtype, device and runner, for the title of a table."""
+    size = f"{model.parameters / 1e6:,.0f}M parameters"
+    return f"{chosen.name}, {size}, {model.dtype}, {model.device}, runner {model.runner_name}"
 
 
 def synchronize(model: LoadedModel) -> None:
     """Waits until a GPU has finished, so that its time is measured with the work that caused it."""
-    if model.layout.device.type == "cuda":
+    if model.device.startswith("cuda"):
         import torch
 
-        torch.cuda.synchronize(model.layout.device)
+        torch.cuda.synchronize(model.device)
 
 
 def _write_grown(shape: Shape, dtype: Dtype, folder: Path) -> None:

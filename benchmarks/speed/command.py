@@ -1,23 +1,28 @@
-"""`draftwood bench speed`: tokens per second of one stream, ours and transformers', on the same prompts in one run.
+"""`draftwood bench speed`: tokens per second of one stream, ours, transformers' and a peer's, on the same prompts.
 
 All contenders answer a prompt before any answers the next one, and each prompt begins with another contender, so that
 other load on the machine slows all of them alike. Warm memories have learned from other prompts; cold ones start empty
-and learn from the measured prompts, as in a service.
+and learn from the measured prompts, as in a service. Each round starts with the memories of the first one.
 """
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 
+from benchmarks.peers.process import PeerModel, PeerName, running_peer
+from benchmarks.shared.machine import OtherLoad, warning
 from benchmarks.shared.models import ChosenModel, ModelOptions, chosen_model, describe
 from benchmarks.shared.report import BenchmarkError, OutputOptions, console, progress
 from benchmarks.speed.rows import PLAIN, draw, rows_of, table_of
 from draftwood_client.cli.options import command
-from model_runner.errors import InvalidValueError
+from model_runner.errors import InvalidInputError, InvalidValueError
 
 if TYPE_CHECKING:
     from benchmarks.speed.contenders import Contender, EngineContender, Tally, Task
@@ -48,6 +53,12 @@ def speed(
         Literal["prompts", "random"],
         typer.Option(help="random: random tokens, sampled at temperature 2, which no strategy can predict."),
     ] = "prompts",
+    peer: Annotated[
+        PeerName | None, typer.Option(help="Another engine to measure as well; `make peers` installs it.")
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="How often all prompts are answered; the table shows the spread.")
+    ] = 2,
     limit: Annotated[int, typer.Option(min=1, help="Measured prompts.")] = 20,
     warm: Annotated[
         int | None,
@@ -78,6 +89,8 @@ def speed(
     output.check()
     warm = warm if warm is not None else 120 if text == "prompts" else 0
     names = _strategies(strategy)
+    if peer is not None and text == "random":
+        raise InvalidInputError("--peer", peer, "peers decode greedily; leave --text random out")
     with chosen_model(model, out) as chosen:
         import torch
 
@@ -101,14 +114,18 @@ def speed(
         else:
             task = Task(max_tokens)
             measured, others = _read(out, prompts, loaded, max_tokens, limit, warm)
-        tallies = _measure(out, chosen, engine, threads, task, names, measured, others)
+        with _references(out, chosen, loaded, threads, task, peer) as references:
+            load = OtherLoad()
+            tallies = _measure(out, engine, references, task, names, measured, others, rounds)
+            busy = load.share()
     rows = rows_of(tallies)
     name = describe(chosen, loaded)
-    title = f"{name}\n{limit} prompts; warm: after {warm} others"
+    title = f"{name}\n{limit} prompts, {rounds} rounds; warm: after {warm} others{warning(busy)}"
     if budget is not None:
         title += f"; always {budget} draft nodes"
     out.print(table_of(rows, title))
-    output.write(rows, lambda axes: draw(rows, title, axes), model=name, text=text, warm_prompts=warm, budget=budget)
+    run = {"model": name, "text": text, "warm_prompts": warm, "budget": budget, "rounds": rounds, "busy": busy}
+    output.write(rows, lambda axes: draw(rows, title, axes), **run)
     if loaded.dtype == "float32" and not all(row["identical"] for row in rows if row["engine"] == "draftwood"):
         raise BenchmarkError("some outputs differ from plain decoding in float32; this is a defect, please report it")
 
@@ -140,34 +157,56 @@ def _read(
     return split(fitting, limit, warm)
 
 
+@contextmanager
+def _references(
+    out: Console, chosen: ChosenModel, loaded: LoadedModel, threads: int, task: Task, peer: str | None
+) -> Iterator[list[Contender]]:
+    """The contenders that are not ours; none for sampled text."""
+    from benchmarks.speed.contenders import PeerContender, TransformersContender
+
+    if task.temperature > 0.0:
+        yield []
+        return
+    with out.status("Loading the model for transformers"):
+        module = chosen.load_plain(loaded)
+    references: list[Contender] = [
+        TransformersContender(module, loaded, task, threads, prompt_lookup=lookup) for lookup in (False, True)
+    ]
+    if peer is None:
+        yield references
+        return
+    if not loaded.device.startswith("cpu"):
+        raise InvalidInputError("--peer", peer, f"peers run on the CPU, and the model on {loaded.device}")
+    out.print(f"Converting and loading the model for {peer}")
+    with running_peer(peer, PeerModel(chosen.path, loaded.dtype, threads)) as process:
+        yield [*references, PeerContender(process, task)]
+
+
 def _measure(
     out: Console,
-    chosen: ChosenModel,
     engine: Engine,
-    threads: int,
+    references: list[Contender],
     task: Task,
     names: list[str],
     measured: list[Int32Array],
     others: list[Int32Array],
+    rounds: int,
 ) -> list[Tally]:
     """All tallies, in the order of the report."""
-    from benchmarks.speed.contenders import Tally, TransformersContender
+    from benchmarks.speed.contenders import Tally
 
-    references: list[Contender] = []
-    if task.temperature == 0.0:
-        with out.status("Loading the model for transformers"):
-            module = chosen.load_plain(engine.model)
-        references = [
-            TransformersContender(module, engine.model, task, threads, prompt_lookup=lookup) for lookup in (False, True)
-        ]
-    contenders = [*references, *_ours(out, engine, task, names, measured, others)]
     for reference in references:
         reference.answer(measured[0], 0)  # the first run is slower
-    tallies = [Tally(contender) for contender in contenders]
-    for i, prompt in enumerate(progress(measured, "measuring", out)):
-        first = i % len(tallies)
-        for tally in tallies[first:] + tallies[:first]:
-            tally.answers.append(tally.contender.answer(prompt, i))
+    tallies: list[Tally] = []
+    for number in range(rounds):
+        contenders = [*references, *_ours(out, engine, task, names, measured, others, number)]
+        tallies = tallies or [Tally(contender, rounds=rounds) for contender in contenders]
+        for tally, contender in zip(tallies, contenders, strict=True):
+            tally.contender = contender
+        for i, prompt in enumerate(progress(measured, f"measuring, round {number + 1}", out)):
+            first = (i + number) % len(tallies)
+            for tally in tallies[first:] + tallies[:first]:
+                tally.answers.append(tally.contender.answer(prompt, i))
     return tallies
 
 
@@ -178,20 +217,22 @@ def _ours(
     names: list[str],
     measured: list[Int32Array],
     others: list[Int32Array],
+    number: int,
 ) -> list[EngineContender]:
     """Our contenders: drafting off, then each strategy, cold and warm. All have run once, so that they are compiled."""
     from benchmarks.speed.contenders import EngineContender
     from strategies import create
     from strategies.registry import warm_up
 
-    contenders = [EngineContender(engine, task, PLAIN, None, warm=False)]
+    gc.freeze()  # as in the service: a collection that looks through the loaded model takes 0.15 s
+    contenders = [EngineContender(engine, task, PLAIN, None, warm=False, number=number)]
     contenders[0].answer(measured[0], 0)
     for name in names:
         warm_up(name)
-        EngineContender(engine, task, name, create(name), warm=False).answer(measured[0], 0)
-        contenders.append(EngineContender(engine, task, name, create(name), warm=False))
+        EngineContender(engine, task, name, create(name), warm=False, number=number).answer(measured[0], 0)
+        contenders.append(EngineContender(engine, task, name, create(name), warm=False, number=number))
         if others:
-            contender = EngineContender(engine, task, name, create(name), warm=True)
+            contender = EngineContender(engine, task, name, create(name), warm=True, number=number)
             together = engine.config.max_running
             groups = [others[at : at + together] for at in range(0, len(others), together)]
             for i, group in enumerate(progress(groups, f"{name}: answers to learn from", out)):

@@ -1,6 +1,6 @@
-"""The contenders of `bench speed`: transformers, with and without prompt lookup, and our engine with each strategy.
+"""The contenders of `bench speed`: transformers with and without prompt lookup, a peer, our engine with each strategy.
 
-All of them run in this process on token ids and write one answer at a time.
+All of them continue token ids and write one answer at a time. A peer runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from benchmarks.peers.process import Peer
 from benchmarks.shared.models import synchronize
 from benchmarks.shared.report import BenchmarkError
 from model_runner.engine import Engine
@@ -71,14 +72,26 @@ class Contender(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Tally:
-    """A contender with its answers, in the order of the prompts."""
+    """A contender with its answers: in the order of the prompts, round by round.
+
+    Attributes:
+        rounds: how often the prompts were answered, each time with the memory of the first time.
+    """
 
     contender: Contender
     answers: list[Answer] = field(default_factory=list)
+    rounds: int = 1
 
     @property
     def tokens_per_s(self) -> float:
-        return sum(len(one.tokens) for one in self.answers) / sum(one.seconds for one in self.answers)
+        return _speed(self.answers)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Tokens per second of the slowest and of the fastest round."""
+        size = len(self.answers) // self.rounds
+        speeds = [_speed(self.answers[i * size : (i + 1) * size]) for i in range(self.rounds)]
+        return min(speeds), max(speeds)
 
     @property
     def acceptance_length(self) -> float:
@@ -93,6 +106,27 @@ class Tally:
         """Share of the prompts to which both gave the same tokens."""
         pairs = zip(self.answers, other.answers, strict=True)
         return sum(mine.tokens == theirs.tokens for mine, theirs in pairs) / len(self.answers)
+
+
+def _speed(answers: Sequence[Answer]) -> float:
+    return sum(len(one.tokens) for one in answers) / sum(one.seconds for one in answers)
+
+
+class PeerContender:
+    """Another engine, in a process of its own, without drafts."""
+
+    strategy = "none"
+    warm = False
+
+    def __init__(self, peer: Peer, task: Task) -> None:
+        assert task.temperature == 0.0
+        self.engine = peer.name
+        self._peer = peer
+        self._task = task
+
+    def answer(self, prompt: Int32Array, index: int) -> Answer:
+        tokens, seconds = self._peer.generate(prompt.tolist(), self._task.max_tokens)
+        return Answer(tokens, seconds, len(tokens), 0)
 
 
 class TransformersContender:
@@ -128,7 +162,7 @@ class TransformersContender:
         hook = self._module.register_forward_pre_hook(self._note_width, with_kwargs=True)
         synchronize(self._model)
         started = time.perf_counter()
-        ids = torch.from_numpy(prompt.astype(np.int64)).to(self._model.layout.device)[None]
+        ids = torch.from_numpy(prompt.astype(np.int64)).to(self._model.device)[None]
         output = self._module.generate(ids, attention_mask=torch.ones_like(ids), **self._arguments)
         tokens = output[0, prompt.size :].tolist()
         seconds = time.perf_counter() - started
@@ -146,15 +180,19 @@ class EngineContender:
     Args:
         strategy: drafts and learns; None switches drafting off.
         warm: whether the strategy has learned from other prompts.
+        number: of the round. The payoff of drafts is measured by tenant, so each round is a tenant of its own.
     """
 
-    def __init__(self, engine: Engine, task: Task, name: str, strategy: Strategy | None, *, warm: bool) -> None:
+    def __init__(
+        self, engine: Engine, task: Task, name: str, strategy: Strategy | None, *, warm: bool, number: int = 0
+    ) -> None:
         self.engine = "draftwood"
         self.strategy = name
         self.warm = warm
         self._engine = engine
         self._task = task
         self._strategy = strategy
+        self._tenant = f"{name}, {'warm' if warm else 'cold'}, {number}"
 
     def answer(self, prompt: Int32Array, index: int) -> Answer:
         synchronize(self._engine.model)
@@ -175,7 +213,7 @@ class EngineContender:
             prompt=prompt,
             stop=StopParams(max_tokens=task.max_tokens, ignore_eos=task.ignore_eos),
             sampling=SamplingParams(temperature=task.temperature, seed=seed),
-            tenant=f"{self.strategy}, {'warm' if self.warm else 'cold'}",  # the payoff of drafts is kept by tenant
+            tenant=self._tenant,
             strategy_name=self.strategy,
             max_draft_nodes=0 if self._strategy is None else self._engine.config.max_draft_nodes,
         )

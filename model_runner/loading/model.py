@@ -13,12 +13,9 @@ from transformers.utils.logging import disable_progress_bar
 from model_runner.errors import InvalidValueError
 from model_runner.loading.checkpoint import BUNDLED_MODEL, cannot_be_loaded, name_of, require_folder
 from model_runner.loading.fingerprint import fingerprint
+from model_runner.loading.runner_choice import check_runner, choose_runner
 from model_runner.loading.tokenizer import Tokenizer, load_tokenizer
-from model_runner.runners.base import Runner
-from model_runner.runners.torch import attention
-from model_runner.runners.torch.kv_cache import KVLayout, default_capacity
-from model_runner.runners.torch.probe import probe
-from model_runner.runners.torch.runner import TorchRunner
+from model_runner.runners.base import RunnerFactory
 from model_runner.sampling.grammar import GrammarCompiler
 
 __all__ = ["BUNDLED_MODEL", "LoadedModel", "adopt", "load_model"]
@@ -27,68 +24,43 @@ _log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class LoadedModel:
     """A model that trees can be verified on, with what serving needs to know of it.
 
     Attributes:
-        module: the transformers model, its attention replaced by `attention.tree_attention`.
+        factory: the model as its runner computes it; makes runners.
+        runner_reason: why by this runner.
+        architecture: class of the transformers model.
+        dtype: "float32", "bfloat16" or "float16".
+        device: "cpu", "cuda:0", ...
+        fingerprint: 16 hexadecimal digits of model and tokenizer, the same wherever the same files are loaded.
         max_context: tokens of prompt and output together.
     """
 
     name: str
-    module: Any
+    factory: RunnerFactory
+    runner_reason: str
     tokenizer: Tokenizer
     grammars: GrammarCompiler
-    layout: KVLayout
+    architecture: str
+    dtype: str
+    device: str
+    fingerprint: str
     parameters: int
     vocab_size: int
     max_context: int
     eos_token_ids: frozenset[int]
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of the keys and values of one token."""
-        return self.layout.bytes_per_token
-
-    def default_kv_tokens(self, context: int, sequences: int) -> int:
-        """KV capacity for `sequences` contexts of so many tokens, or for as many as the free memory allows.
-
-        Raises:
-            InvalidValueError: not even one fits.
-        """
-        return default_capacity(self.layout, context, sequences)
-
-    def runner(self, kv_tokens: int, threads: int | None = None) -> Runner:
-        """What computes steps of the model.
-
-        Args:
-            kv_tokens: capacity of its KV memory.
-            threads: CPU threads of a step at most; None for the default of torch.
-        """
-        return TorchRunner(self.module, self.layout, kv_tokens, threads)
-
-    @property
-    def architecture(self) -> str:
-        return type(self.module).__name__
-
-    @property
-    def dtype(self) -> str:
-        return str(self.module.dtype).removeprefix("torch.")
+    def runner_name(self) -> str:
+        """The kind of runner that computes the model: "torch" or "openvino"."""
+        return self.factory.name
 
     @property
     def exact(self) -> bool:
         """Outputs are bit-identical with and without drafts, in any batch."""
-        return self.layout.exact
-
-    @property
-    def device(self) -> str:
-        return str(self.layout.device)
-
-    @property
-    def fingerprint(self) -> str:
-        """16 hexadecimal digits of model and tokenizer, the same wherever the same files are loaded."""
-        return fingerprint(self.module, self.tokenizer)
+        return self.factory.exact
 
 
 def load_model(
@@ -98,6 +70,7 @@ def load_model(
     dtype: str = "auto",
     max_context: int | None = None,
     exact: bool | None = None,
+    runner: str = "auto",
 ) -> LoadedModel:
     """Loads a model and its tokenizer from a folder or from the hub (its cache, where the network is out of reach).
 
@@ -105,17 +78,21 @@ def load_model(
         device: "cpu", "cuda", "cuda:1", ...; "auto" takes CUDA where there is one.
         dtype: "float32", "bfloat16" or "float16"; "auto" is float32 on a CPU and the checkpoint's own elsewhere.
         max_context: a smaller context than the model's own.
-        exact: compute so that rounding does not depend on drafts and batch, on CPUs so far. None does so where the
-            model computes in less than float32: there rounding decides tokens.
+        exact: compute so that rounding does not depend on drafts and batch, by the torch runner on CPUs. None does so
+            where the torch runner is used and the model computes in less than float32: there rounding decides tokens.
+        runner: "openvino", "torch", or "auto": OpenVINO on a CPU, if it is installed, `exact` is not asked for, and its
+            logits are those of the model; else torch.
 
     Raises:
-        InvalidValueError: device, dtype or max_context is not allowed.
+        InvalidValueError: device, dtype, max_context or runner is not allowed, or the runner has no exact mode.
         ModelNotFoundError: there is no such model.
+        UnsupportedRunnerError: OpenVINO is chosen by name and cannot compute the model; gives the reason.
         UnsupportedModelError: draft trees cannot be verified on it; gives the reason.
     """
     chosen_device = _device(device)
     if dtype != "auto" and dtype not in _DTYPES:
         raise InvalidValueError("dtype", dtype, f"it must be one of auto, {', '.join(_DTYPES)}")
+    check_runner(runner, exact)
     require_folder(path_or_id)
     disable_progress_bar()
     chosen_dtype = _DTYPES.get(dtype, torch.float32 if chosen_device.type == "cpu" else "auto")
@@ -124,34 +101,52 @@ def load_model(
     except (OSError, ValueError) as error:
         raise cannot_be_loaded(path_or_id, error) from error
     module = module.to(chosen_device).eval()
-    return adopt(module, load_tokenizer(path_or_id), name=name_of(path_or_id), max_context=max_context, exact=exact)
+    return adopt(
+        module,
+        load_tokenizer(path_or_id),
+        name=name_of(path_or_id),
+        max_context=max_context,
+        exact=exact,
+        runner=runner,
+    )
 
 
 def adopt(
-    module: Any, tokenizer: Tokenizer, *, name: str, max_context: int | None = None, exact: bool | None = None
+    module: Any,
+    tokenizer: Tokenizer,
+    *,
+    name: str,
+    max_context: int | None = None,
+    exact: bool | None = None,
+    runner: str = "torch",
 ) -> LoadedModel:
     """Makes a transformers model in memory servable: checks that trees can be verified on it, and takes it over.
 
     Args:
-        max_context, exact: as for `load_model`.
+        max_context, exact, runner: as for `load_model`. The torch runner changes the module, OpenVINO does not.
 
     Raises:
-        InvalidValueError: max_context is not allowed.
+        InvalidValueError: max_context or runner is not allowed, or the runner has no exact mode.
         UnsupportedModelError: draft trees cannot be verified on the model; gives the reason.
     """
-    attention.register()
-    parameters = sum(p.numel() for p in module.parameters())
-    layout = probe(module, module.dtype != torch.float32 if exact is None else exact)
     config: Any = module.config.get_text_config()
+    context = _max_context(config, max_context)
+    parameters = sum(p.numel() for p in module.parameters())
+    identity = fingerprint(module, tokenizer)
+    factory, reason = choose_runner(module, runner, exact, context)
     return LoadedModel(
         name=name,
-        module=module,
+        factory=factory,
+        runner_reason=reason,
         tokenizer=tokenizer,
         grammars=tokenizer.grammars(int(config.vocab_size)),
-        layout=layout,
+        architecture=type(module).__name__,
+        dtype=str(module.dtype).removeprefix("torch."),
+        device=str(module.device),
+        fingerprint=identity,
         parameters=parameters,
         vocab_size=int(config.vocab_size),
-        max_context=_max_context(config, max_context),
+        max_context=context,
         eos_token_ids=_eos_token_ids(module),
     )
 

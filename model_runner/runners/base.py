@@ -144,3 +144,34 @@ class Runner(Protocol):
 
     def keep(self, moves: KVMoves) -> None:
         """Moves the KV rows of accepted draft tokens behind the committed ones."""
+
+
+class RunnerFactory(Protocol):
+    """A model in the form that one kind of runner computes, before KV memory is allocated."""
+
+    @property
+    def name(self) -> str:
+        """The kind of runner: "torch" or "openvino"."""
+
+    @property
+    def exact(self) -> bool:
+        """Outputs are bit-identical with and without drafts, in any batch."""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of the keys and values of one token."""
+
+    def default_kv_tokens(self, context: int, sequences: int) -> int:
+        """KV capacity for `sequences` contexts of so many tokens, or for as many as the free memory allows.
+
+        Raises:
+            InvalidValueError: not even one fits.
+        """
+
+    def runner(self, kv_tokens: int, threads: int | None = None) -> Runner:
+        """A runner with KV memory of its own.
+
+        Args:
+            kv_tokens: capacity of its KV memory.
+            threads: CPU threads of a step at most; None for the default of torch.
+        """

@@ -91,7 +91,9 @@ def _loaded(settings: Settings) -> Iterator[LoadedEngine]:
         dtype=settings.dtype,
         max_context=settings.max_context,
         exact=settings.exact,
+        runner=settings.runner,
     )
+    _log.info("runner", runner=model.runner_name, reason=model.runner_reason)
     info = ModelInfo.of(model)
     with opened_memory(settings, info.fingerprint) as memory:
         engine = Engine(model, settings.engine_config, Watchdog())

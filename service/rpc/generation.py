@@ -237,6 +237,8 @@ def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
         eos_token_ids=sorted(model.eos_token_ids),
         server_version=version("draftwood"),
         exact=model.exact,
+        runner=model.runner_name,
+        runner_reason=model.runner_reason,
     )
 
 

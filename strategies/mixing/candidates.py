@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from strategies.mixing.source_trees import SourceTrees
-from strategies.mixing.successors import ORDERS, STEADY, WIDTH, extended, find
 from strategies.mixing.weights import SOURCES, TABLE, Weights, chance_bin, left_over, level_of
 from strategies.native import Float32Array, Float64Array, Int32Array, Integer, Real, compiled
+from strategies.successors import ORDERS, STEADY, WIDTH, extended, find
 from strategies.tree_index import NO_NODE
 
 TOKEN, SOURCE_NODE, RANKS = 0, 1, 2

@@ -13,9 +13,9 @@ import numpy as np
 from strategies.mixing.candidates import OUTSIDE, SOURCE_NODE, TOKEN, Workspace, collect, to_probabilities
 from strategies.mixing.source_gain import dominant_source
 from strategies.mixing.source_trees import SourceTrees
-from strategies.mixing.successors import read_context
 from strategies.mixing.weights import Weights
 from strategies.native import Float32Array, Int32Array, Integer, Real, compiled, flattened
+from strategies.successors import read_context
 from strategies.tree_index import NO_NODE
 
 _ITEM_TOKEN, _ITEM_PARENT, _ITEM_SOURCE_NODE, _ITEM_SOURCE = range(4)

@@ -18,10 +18,10 @@ from typing import cast
 from strategies.base import Drafter, Feedback, SourceCounts, Strategy, Successors, SuccessorSource
 from strategies.draft import DraftTree, checked
 from strategies.mixing.mixer import Mixer, SequenceMixer
-from strategies.mixing.successors import COLUMNS, WIDTH, has_layout
 from strategies.mixing.weights import SOURCES, TABLE
 from strategies.native import Int32Array
 from strategies.registry import create, options_of, register
+from strategies.successors import COLUMNS, WIDTH, has_layout
 
 _LEAST_GAIN = 0.005
 """The probability that a source must add to the token that is written. Not tuned; jacobi, which gains 0.005 a node,

@@ -19,9 +19,9 @@ from strategies.mixing.candidates import (
 )
 from strategies.mixing.source_gain import record_gains
 from strategies.mixing.source_trees import SourceTrees
-from strategies.mixing.successors import ORDERS, WIDTH
 from strategies.mixing.weights import SOURCES, Weights, chance_bin
 from strategies.native import Float32Array, Int32Array, Integer, Real, compiled, flattened
+from strategies.successors import ORDERS, WIDTH
 from strategies.tree_index import NO_NODE
 
 _RATE, _TRUST_RATE = 0.03, 0.003

@@ -16,9 +16,10 @@ from strategies.mixing.candidates import Workspace, workspace_for
 from strategies.mixing.expansion import MixedDraft, empty_draft, expand
 from strategies.mixing.learning import learn
 from strategies.mixing.source_trees import add_source, empty_source_trees
-from strategies.mixing.successors import COLUMNS, NOWHERE, ORDERS, WIDTH
+from strategies.mixing.unused_nodes import FillWorkspace, fill, fill_workspace_for
 from strategies.mixing.weights import SOURCES, TABLE, Weights, prior_weights
 from strategies.native import Int32Array
+from strategies.successors import COLUMNS, NOWHERE, ORDERS, WIDTH
 from strategies.tree_index import NO_NODE
 
 _NO_ROWS = np.empty((0, COLUMNS), np.int32)
@@ -34,6 +35,7 @@ class Mixer:
         self.weights: Weights = prior_weights()
         self._budget = 0
         self._workspace: Workspace | None = None
+        self._fill_workspace: FillWorkspace | None = None
 
     @property
     def nbytes(self) -> int:
@@ -46,6 +48,12 @@ class Mixer:
             self._budget = max(budget, 64)
             self._workspace = workspace_for(self._budget)
         return self._workspace
+
+    def fill_workspace(self, budget: int) -> FillWorkspace:
+        """A workspace for filling drafts of up to `budget` nodes."""
+        if self._fill_workspace is None or budget >= self._fill_workspace.left.shape[0]:
+            self._fill_workspace = fill_workspace_for(max(budget, 64))
+        return self._fill_workspace
 
 
 class SequenceMixer:
@@ -62,6 +70,7 @@ class SequenceMixer:
         self._tail = np.full(ORDERS, NOWHERE, np.int32)
         self._tail[ORDERS - tail.shape[0] :] = tail
         self._draft: MixedDraft | None = None
+        self._top_tokens: Int32Array | None = None
         self._trees = empty_source_trees(64)
         self._located = np.empty(64, np.int32)
         self._active = np.zeros(SOURCES + 1, np.int32)
@@ -79,6 +88,8 @@ class SequenceMixer:
         self._active[TABLE] = table is not None
         space, rows = empty_draft(budget), _NO_ROWS if table is None else table.rows
         n = expand(self._trees, self._mixer.weights, self._mixer.workspace(budget), rows, self._tail, space)
+        if table is not None and self._top_tokens is not None and n < budget:
+            n = fill(self._top_tokens, space, n, self._mixer.fill_workspace(budget))
         self._draft = draft = MixedDraft(space.tokens[:n], space.parents[:n], space.scores[:n], space.sources[:n])
         return DraftTree(draft.tokens, draft.parents, draft.scores)
 
@@ -95,7 +106,7 @@ class SequenceMixer:
                 table.note(self._tail, _NO_NODES, _NO_NODES, _NO_TOP_TOKENS)
             else:
                 table.note(self._tail, feedback.tokens, feedback.parents, feedback.top_tokens)
-        self._draft = None
+        self._draft, self._top_tokens = None, None if feedback is None else feedback.top_tokens
         written = accepted[-ORDERS:]
         self._tail[: ORDERS - written.shape[0]] = self._tail[written.shape[0] :]
         self._tail[ORDERS - written.shape[0] :] = written

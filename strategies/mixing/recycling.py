@@ -10,9 +10,9 @@ from __future__ import annotations
 from strategies.base import Feedback
 from strategies.draft import DraftTree
 from strategies.mixing.mixer import Mixer, SequenceMixer
-from strategies.mixing.successors import WIDTH, SuccessorTable
 from strategies.native import Int32Array
 from strategies.registry import register
+from strategies.successors import WIDTH, SuccessorTable
 
 
 @register("recycling")

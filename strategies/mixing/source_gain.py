@@ -10,9 +10,9 @@ import math
 
 from strategies.mixing.candidates import LOGIT, RANKS, SOURCE_NODE, Workspace
 from strategies.mixing.source_trees import SourceTrees
-from strategies.mixing.successors import ORDERS, WIDTH
 from strategies.mixing.weights import SOURCES, TABLE, Weights
 from strategies.native import Int32Array, Real, compiled
+from strategies.successors import ORDERS, WIDTH
 
 _RATE = 0.005
 """Weight of the latest token in the running mean: about 200 tokens. Not tuned. That gains are differences of

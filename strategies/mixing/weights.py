@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from strategies.mixing.successors import ORDERS, STEADY_BINS, WIDTH
 from strategies.native import Float32Array, Real, compiled
+from strategies.successors import ORDERS, STEADY_BINS, WIDTH
 
 SOURCES = 4
 """How many tree-shaped sources can be mixed."""

@@ -47,6 +47,7 @@ def test_every_subcommand_explains_itself(name: str, capsys: pytest.CaptureFixtu
         (["speed", "--strategy", "magic"], 2, "strategy: 'magic' is not allowed; it must be one of"),
         (["speed", "--prompts", "/no/such/file"], 1, "/no/such/file"),
         (["speed", "--limit", "100", "--warm", "100"], 1, "but only 140 fit the model"),
+        (["speed", "--peer", "openvino-genai", "--text", "random"], 2, "peers decode greedily"),
         (["load", "--concurrency", "1,x"], 2, "it must be numbers from 1 to 4096"),
         (["load", "--warm", "140"], 1, "leave none to measure"),
         (["load", "--model", "/no/such/model"], 1, "the service ended with status 1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from transformers import (
 
 from model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt, load_model
 from model_runner.loading.tokenizer import Tokenizer
+from model_runner.runners.torch.runner import TorchRunnerFactory
 from strategies.draft import Int32Array
 
 VOCAB = 256
@@ -59,6 +61,13 @@ _CONFIGS: dict[str, Any] = {
 }
 RANDOM_FAMILIES = tuple(_CONFIGS)
 FAMILIES = (*RANDOM_FAMILIES, "bundled")
+OPENVINO_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gpt-neox", "phi", "bundled")
+"""Those that the openvino runner computes; the others have soft-capping or a window shorter than their context."""
+
+
+def with_runners(families: Iterable[str], by_openvino: Iterable[str]) -> list[tuple[str, str]]:
+    """Families with the runner torch, and some with OpenVINO as well."""
+    return [*((family, "torch") for family in families), *((family, "openvino") for family in by_openvino)]
 
 
 def _plain(family: str) -> Any:
@@ -84,17 +93,23 @@ def reference(family: str) -> Any:
 
 
 @functools.cache
-def served(family: str) -> LoadedModel:
+def served(family: str, runner: str = "torch") -> LoadedModel:
     """The family's model as Draftwood runs it."""
     if family == "bundled":
-        return load_model(BUNDLED_MODEL, dtype="float32", max_context=512)
-    return adopted(family, torch.float32, exact=None)
+        return load_model(BUNDLED_MODEL, dtype="float32", max_context=512, runner=runner)
+    return adopted(family, torch.float32, exact=None, runner=runner)
 
 
-def adopted(family: str, dtype: torch.dtype, exact: bool | None = True) -> LoadedModel:
+def adopted(family: str, dtype: torch.dtype, exact: bool | None = True, runner: str = "torch") -> LoadedModel:
     """A tiny random model of the family as Draftwood runs it."""
     tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
-    return adopt(_plain(family).to(dtype), tokenizer, name=family, exact=exact)
+    return adopt(_plain(family).to(dtype), tokenizer, name=family, exact=exact, runner=runner)
+
+
+def torch_factory(model: LoadedModel) -> TorchRunnerFactory:
+    """A model's module and layout, where torch computes it."""
+    assert isinstance(model.factory, TorchRunnerFactory)
+    return model.factory
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from model_runner.runners.torch.kv_cache import KVLayout, KVRegion
 from model_runner.sequence import Sequence, SequenceState
 from strategies import DraftTree, Feedback
 from strategies.draft import Int32Array
-from tests.model_runner.families import as_prompt, greedy, served
+from tests.model_runner.families import as_prompt, greedy, served, torch_factory
 from tests.model_runner.sequences import make_sequence
 
 PROMPT = (3, 1, 4, 1, 5)
@@ -122,7 +122,7 @@ def test_an_error_in_the_model_ends_the_step_and_not_the_engine(
     engine.add(first)
     engine.step()
     with monkeypatch.context() as patch:
-        patch.setattr(model.module, "forward", lambda **_: 1 / 0)
+        patch.setattr(torch_factory(model).module, "forward", lambda **_: 1 / 0)
         [output] = engine.step()
     assert output.sequence is first
     assert output.finish is not None

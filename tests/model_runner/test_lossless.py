@@ -19,7 +19,16 @@ from model_runner.request import StopParams
 from model_runner.sequence import Sequence
 from strategies import Strategy
 from tests import phrase_book
-from tests.model_runner.families import FAMILIES, VOCAB, WINDOW, as_prompt, greedy, served
+from tests.model_runner.families import (
+    FAMILIES,
+    OPENVINO_FAMILIES,
+    VOCAB,
+    WINDOW,
+    as_prompt,
+    greedy,
+    served,
+    with_runners,
+)
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import make_sequence
 
@@ -58,8 +67,10 @@ def generate(
     return sequences
 
 
-def fixed_engine(family: str, **options: Any) -> Engine:
-    return Engine(served(family), EngineConfig(max_draft_nodes=64, adaptive_budget=False, max_running=5, **options))
+def fixed_engine(family: str, runner: str = "torch", **options: Any) -> Engine:
+    return Engine(
+        served(family, runner), EngineConfig(max_draft_nodes=64, adaptive_budget=False, max_running=5, **options)
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -74,13 +85,13 @@ def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 5])
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "runner"), with_runners(FAMILIES, ["qwen3"]))
 @given(prompts=prompts)
 @few_examples
 def test_every_strategy_at_every_budget(
-    family: str, name: str, batch_size: int, prompts: list[tuple[int, ...]]
+    family: str, runner: str, name: str, batch_size: int, prompts: list[tuple[int, ...]]
 ) -> None:
-    engine = fixed_engine(family)
+    engine = fixed_engine(family, runner)
     texts = [[*prompt, *greedy(family, prompt, NEW_TOKENS)] for prompt in prompts]
     wrong = [[*text[:-10], *reversed(text[-10:])] for text in texts]
     for nodes in BUDGETS:
@@ -94,28 +105,29 @@ def test_every_strategy_at_every_budget(
                 assert sequence.output == greedy(family, prompt, NEW_TOKENS)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "runner"), with_runners(FAMILIES, OPENVINO_FAMILIES))
 @given(prompts=prompts, seed=st.integers(0, 2**16), chunk=st.sampled_from([3, 16, 512]))
 @few_examples
-def test_trees_of_any_shape(family: str, prompts: list[tuple[int, ...]], seed: int, chunk: int) -> None:
+def test_trees_of_any_shape(family: str, runner: str, prompts: list[tuple[int, ...]], seed: int, chunk: int) -> None:
     """Deep paths, wrong branches, prompts in chunks, five sequences at different points of their lives."""
     answers = {prompt: greedy(family, prompt, NEW_TOKENS) for prompt in prompts}
-    engine = fixed_engine(family, prefill_chunk=chunk)
+    engine = fixed_engine(family, runner, prefill_chunk=chunk)
     oracle = OracleStrategy(answers, VOCAB, seed)
     sequences = generate(engine, prompts, oracle, 64, StopParams(NEW_TOKENS))
     assert [s.output for s in sequences] == list(answers.values())
     assert sum(s.stats.accepted_tokens for s in sequences) > NEW_TOKENS
 
 
+@pytest.mark.parametrize("runner", ["torch", "openvino"])
 @pytest.mark.parametrize("name", NAMES)
-def test_bundled_model_answers_questions(name: str) -> None:
+def test_bundled_model_answers_questions(name: str, runner: str) -> None:
     """Real text: most of it is drafted and accepted the second time, and nothing changes."""
-    model = served("bundled")
+    model = served("bundled", runner)
     questions = ["where is my order", "i want a refund!!", "how do I change my adress"]
     batch = [tuple(model.tokenizer.encode_chat([{"role": "user", "content": q}]).tolist()) for q in questions]
     expected = [greedy("bundled", prompt, 80) for prompt in batch]
     texts = [[*prompt[-4:], *answer] for prompt, answer in zip(batch, expected, strict=True)]
-    engine, strategy = fixed_engine("bundled"), phrase_book.create(name, texts)
+    engine, strategy = fixed_engine("bundled", runner), phrase_book.create(name, texts)
     for _ in range(2):
         sequences = generate(engine, batch, strategy, 24, StopParams(80))
         assert [s.output for s in sequences] == expected
@@ -178,8 +190,9 @@ def test_min_tokens_suppresses_the_end(min_tokens: int) -> None:
         assert sequence.output == expected
 
 
-def test_adaptive_budget_changes_no_token() -> None:
-    model = served("bundled")
+@pytest.mark.parametrize("runner", ["torch", "openvino"])
+def test_adaptive_budget_changes_no_token(runner: str) -> None:
+    model = served("bundled", runner)
     engine = Engine(model, EngineConfig(max_draft_nodes=32))
     prompt = tuple(model.tokenizer.encode_chat([{"role": "user", "content": "cancel my order 4411"}]).tolist())
     strategy = strategies.create("trie")

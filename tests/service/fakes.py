@@ -58,6 +58,8 @@ class FakeModel:
     dtype: str = "float32"
     device: str = "cpu"
     exact: bool = True
+    runner_name: str = "torch"
+    runner_reason: str = "it was asked for"
     fingerprint: str = "f" * 16
     vocab_size: int = 256
     max_context: int = 4096

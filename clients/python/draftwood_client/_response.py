@@ -114,6 +114,8 @@ def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
         eos_token_ids=tuple(message.eos_token_ids),
         server_version=message.server_version,
         exact=message.exact,
+        runner=message.runner,
+        runner_reason=message.runner_reason,
     )
 
 

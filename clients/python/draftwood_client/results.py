@@ -223,6 +223,8 @@ class ModelInfo:
         max_context_tokens: prompt and answer together.
         max_draft_nodes: the server's limit of draft nodes per step.
         exact: logits are the same to the last bit with and without drafts, in any batch.
+        runner: what computes the steps, "openvino" or "torch"; "" from servers that do not tell.
+        runner_reason: why this runner was chosen.
     """
 
     model: str
@@ -241,3 +243,5 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     server_version: str
     exact: bool
+    runner: str = ""
+    runner_reason: str = ""

@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from model_runner.errors import InvalidValueError, KVAllocationError
+from model_runner.errors import KVAllocationError
 from model_runner.runners.base import KVMoves
 from model_runner.runners.torch.exact_attention import ONES
-from model_runner.runners.torch.machine import free_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,25 +98,6 @@ def _empty(shape: tuple[int, ...], layout: KVLayout) -> torch.Tensor:
     size = math.prod(shape) * layout.dtype.itemsize
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(memory, dtype=layout.dtype).view(shape)
-
-
-def default_capacity(layout: KVLayout, context: int, sequences: int) -> int:
-    """Tokens for `sequences` whole contexts, or for as many as fit a share of the device's free memory.
-
-    Raises:
-        InvalidValueError: not even one fits.
-    """
-    share = 0.8 if layout.device.type == "cuda" else 0.5
-    affordable = int(share * free_bytes(layout.device)) // layout.bytes_per_token
-    if affordable < context:
-        gigabytes = context * layout.bytes_per_token / 1e9
-        raise InvalidValueError(
-            "max_context",
-            context,
-            f"keys and values of one context take {gigabytes:.1f} GB, for which memory does not suffice; at most"
-            f" {affordable} tokens fit {share:.0%} of what is free, and kv_cache_tokens can set another limit",
-        )
-    return min(sequences * context, affordable)
 
 
 class KVCache:

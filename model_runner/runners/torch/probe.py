@@ -12,6 +12,7 @@ import torch
 from model_runner.errors import UnsupportedModelError
 from model_runner.runners.base import StepBatch
 from model_runner.runners.batch import BatchRow, lay_out
+from model_runner.runners.probing import TOLERANCE, difference, path_with_wrong_siblings
 from model_runner.runners.torch.attention import ATTENTION_NAME, TorchBatch
 from model_runner.runners.torch.kv_cache import KVCache, KVLayout
 from model_runner.runners.torch.linear.fused_linear import of_one_input, watch
@@ -27,7 +28,6 @@ _CONTEXT, _PATH = 9, 5
 _EXACT_CONTEXT = 150
 """Tokens of the prompt in the trial of exact attention: it ends in the second block of `exact_attention`."""
 _PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention"})
-_TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
 
 @torch.inference_mode()
@@ -75,12 +75,11 @@ def probe(module: Any, exact: bool) -> KVLayout:
             f"{name} does not run with tree attention: {type(error).__name__}: {error}"
         ) from error
     _check_windows(name, config, layout, windows)
-    expected = plain.logits[0, _CONTEXT - 1 :].float()
-    difference = float((logits.float() - expected).abs().max() / expected.abs().max().clamp(min=1.0))
-    if not difference <= _TOLERANCE[module.dtype]:
+    differing, tolerance = difference(logits, plain.logits[0, _CONTEXT - 1 :]), TOLERANCE[module.dtype]
+    if not differing <= tolerance:
         raise UnsupportedModelError(
-            f"{name}: logits over a draft tree differ from the model's own by {difference:.1e} (at most"
-            f" {_TOLERANCE[module.dtype]:.0e} is rounding), so its attention is not what tree attention computes"
+            f"{name}: logits over a draft tree differ from the model's own by {differing:.1e} (at most"
+            f" {tolerance:.0e} is rounding), so its attention is not what tree attention computes"
         )
     return layout
 
@@ -119,7 +118,7 @@ def _tree_logits(module: Any, layout: KVLayout, tokens: Int32Array) -> tuple[tor
     region = kv.allocate(kv.capacity)
     prefill = BatchRow(region, 0, tokens[: _CONTEXT - 1], EMPTY_TREE, logits_from=_CONTEXT - 2)
     forward(module, lay_out([prefill]), kv)
-    tree = _path_with_wrong_siblings(tokens[_CONTEXT:], module.config.get_text_config().vocab_size)
+    tree = path_with_wrong_siblings(tokens[_CONTEXT:], module.config.get_text_config().vocab_size)
     drafted = BatchRow(region, _CONTEXT - 1, tokens[_CONTEXT - 1 : _CONTEXT], tree, logits_from=0)
     batch = _WatchedBatch(lay_out([drafted]), kv)
     logits: torch.Tensor = module(**batch.inputs()).logits[0]
@@ -135,7 +134,7 @@ def _is_exact(module: Any, layout: KVLayout, tokens: Int32Array) -> bool:
     region = kv.allocate(kv.capacity)
     forward(module, lay_out([BatchRow(region, 0, context[:-1], EMPTY_TREE, logits_from=n - 2)]), kv)
     crowd = DraftTree.of([*range(min(40, vocab))], [NO_NODE] * min(40, vocab))
-    tree = merged([crowd, _path_with_wrong_siblings(path, vocab)])
+    tree = merged([crowd, path_with_wrong_siblings(path, vocab)])
     drafted = forward(module, lay_out([BatchRow(region, n - 1, context[-1:], tree, logits_from=0)]), kv)
     rows = [0]
     for token in path.tolist():
@@ -153,14 +152,6 @@ def _is_exact(module: Any, layout: KVLayout, tokens: Int32Array) -> bool:
 
 def _longest(module: Any) -> int:
     return int(getattr(module.config.get_text_config(), "max_position_embeddings", None) or 2 * _EXACT_CONTEXT)
-
-
-def _path_with_wrong_siblings(path: Int32Array, vocab: int) -> DraftTree:
-    """A tree with the path at nodes 0, 2, 4, ... and a sibling with another token beside each."""
-    tokens = np.stack([path, (path + 1) % vocab], 1).reshape(-1)
-    parents = np.repeat(np.arange(-2, 2 * len(path) - 2, 2, dtype=np.int32), 2)
-    parents[:2] = -1
-    return DraftTree.of(tokens, parents)
 
 
 def _check_windows(name: str, config: Any, layout: KVLayout, windows: list[int | None]) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 
 from model_runner.runners.base import UNLIMITED, KVMoves, Predictions, StepBatch
+from model_runner.runners.kv_capacity import default_capacity
+from model_runner.runners.most_probable import most_probable
 from model_runner.runners.torch.attention import TorchBatch
 from model_runner.runners.torch.exact_attention import draft_limits
 from model_runner.runners.torch.kv_cache import KVCache, KVLayout
-from model_runner.runners.torch.most_probable import most_probable
 
 
 class TorchRunner:
@@ -41,6 +43,34 @@ class TorchRunner:
     def keep(self, moves: KVMoves) -> None:
         with torch.inference_mode():
             self.kv.move(moves)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TorchRunnerFactory:
+    """Implements `runners.base.RunnerFactory`.
+
+    Attributes:
+        module: a transformers model whose attention is `attention.tree_attention`, see `probe`.
+        layout: the shape of its keys and values.
+    """
+
+    name: ClassVar[str] = "torch"
+    module: Any
+    layout: KVLayout
+
+    @property
+    def exact(self) -> bool:
+        return self.layout.exact
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.layout.bytes_per_token
+
+    def default_kv_tokens(self, context: int, sequences: int) -> int:
+        return default_capacity(self.layout.bytes_per_token, self.layout.device, context, sequences)
+
+    def runner(self, kv_tokens: int, threads: int | None = None) -> TorchRunner:
+        return TorchRunner(self.module, self.layout, kv_tokens, threads)
 
 
 def forward(module: Any, batch: StepBatch, kv: KVCache) -> torch.Tensor:

@@ -10,12 +10,15 @@ import pytest
 
 from benchmarks.commands import bench
 from benchmarks.load.closed_loop import RequestResult, Window
-from benchmarks.load.command import p_value, read_levels, row_of
+from benchmarks.load.command import read_levels
+from benchmarks.load.rows import p_value, peer_row, row_of
 from model_runner.errors import InvalidValueError
 from tests.benchmarks.load.results import failed
+from tests.benchmarks.peers.fake import ECHO, UsePeer
 
 KEYS = {
-    "concurrency", "drafting", "tokens_per_s", "ttft_p50", "ttft_p99", "ttft_p99_vs_off",
+    "engine", "concurrency", "drafting", "tokens_per_s", "tokens_per_s_min", "tokens_per_s_max", "vs_peer",
+    "ttft_p50", "ttft_p99", "ttft_p99_vs_off",
     "ttft_p99_chance", "tpot_p50", "tpot_p99", "errors", "requests",
     "seconds", "acceptance_length",
 }  # fmt: skip
@@ -32,6 +35,15 @@ def test_a_row_counts_tokens_of_the_window_and_latencies_of_the_requests() -> No
     assert (row["tpot_p50"], row["tpot_p99"]) == (625.0, 992.5)
     assert (row["errors"], row["requests"]) == (1, 3)
     assert row["acceptance_length"] == pytest.approx(10 / 7, abs=0.001)
+    assert (row["tokens_per_s_min"], row["tokens_per_s_max"], row["vs_peer"]) == (1.5, 3.0, None)
+
+
+def test_throughput_is_compared_with_the_peer() -> None:
+    window, peer = Window(2.0, 6), Window(1.0, 6)
+    assert row_of(2, False, window, window, peer)["vs_peer"] == 0.5
+    row = peer_row("openvino-genai", 2, peer)
+    assert set(row) == KEYS
+    assert (row["engine"], row["tokens_per_s"], row["vs_peer"], row["ttft_p50"]) == ("openvino-genai", 6.0, 1.0, None)
 
 
 def test_a_window_without_answers_has_no_latencies() -> None:
@@ -75,3 +87,20 @@ def test_the_command_measures_a_real_service(tmp_path: Path, capsys: pytest.Capt
         assert (row["acceptance_length"] > 1.0) is row["drafting"]
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert max(map(len, captured.out.splitlines())) <= 100
+
+
+def test_a_peer_is_measured_beside_the_service(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], use_peer: UsePeer
+) -> None:
+    use_peer(ECHO)
+    report = tmp_path / "load.json"
+    arguments = ["--concurrency", "2", "--duration", "1", "--warm", "4", "--max-tokens", "8", "--threads", "1"]
+    status = bench(["load", "--peer", "openvino-genai", *arguments, "--json", str(report)])
+    captured = capsys.readouterr()
+    assert status == 0, captured.err
+    rows = json.loads(report.read_text())["rows"]
+    assert [(row["engine"], row["drafting"]) for row in rows] == [
+        ("openvino-genai", False), ("draftwood", False), ("draftwood", True),
+    ]  # fmt: skip
+    assert rows[0]["tokens_per_s"] == 2 * 2 * 136  # of the fake: a token per prompt and stream in half a second
+    assert all(row["vs_peer"] > 0 for row in rows)

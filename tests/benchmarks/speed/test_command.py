@@ -11,12 +11,13 @@ import pytest
 from benchmarks.commands import bench
 from strategies import DraftTree, Feedback, registry
 from strategies.draft import Int32Array
+from tests.benchmarks.peers.fake import ECHO, UsePeer
 from tests.benchmarks.speed.test_rows import KEYS
 
 
 def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
     report = tmp_path / "speed.json"
-    assert bench(["speed", "--threads", "1", "--json", str(report), *arguments]) == 0
+    assert bench(["speed", "--threads", "1", "--rounds", "1", "--json", str(report), *arguments]) == 0
     found: dict[str, Any] = json.loads(report.read_text())
     assert all(set(row) == KEYS for row in found["rows"])
     return found
@@ -62,6 +63,21 @@ def test_random_text_is_sampled_and_the_same_with_and_without_drafts(tmp_path: P
     found = run(tmp_path, "--text", "random", "--limit", "2", "--max-tokens", "20", "--strategy", "trie")
     assert [(row["engine"], row["strategy"]) for row in found["rows"]] == [("draftwood", "none"), ("draftwood", "trie")]
     assert all(row["identical"] and row["vs_transformers"] is None for row in found["rows"])
+
+
+def test_a_peer_answers_the_same_prompts(tmp_path: Path, use_peer: UsePeer) -> None:
+    use_peer(ECHO)
+    found = run(
+        tmp_path, "--peer", "openvino-genai", "--rounds", "2", "--limit", "2", "--warm", "0", "--max-tokens", "8",
+        "--strategy", "trie",
+    )  # fmt: skip
+    peer = found["rows"][2]
+    assert (peer["engine"], peer["strategy"], peer["vs_peer"], peer["identical_share"]) == (
+        "openvino-genai", "none", 1.0, 0.0,
+    )  # fmt: skip
+    assert all(row["vs_peer"] > 0 and row["identical"] for row in found["rows"][3:])
+    assert found["rounds"] == 2
+    assert found["busy"] is None or 0.0 <= found["busy"] <= 1.0
 
 
 def test_a_strategy_that_breaks_is_no_result(

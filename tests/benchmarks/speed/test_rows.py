@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from benchmarks.speed.contenders import Answer, Tally
-from benchmarks.speed.rows import label, rows_of
+from benchmarks.speed.rows import label, rows_of, table_of
 from strategies.draft import Int32Array
 
 KEYS = {
-    "engine", "strategy", "warm", "tokens_per_s", "acceptance_length", "nodes_per_step", "vs_transformers", "vs_plain",
+    "engine", "strategy", "warm", "tokens_per_s", "tokens_per_s_min", "tokens_per_s_max", "vs_peer",
+    "acceptance_length", "nodes_per_step", "vs_transformers", "vs_plain",
     "identical", "identical_share", "identical_to_plain",
 }  # fmt: skip
 
@@ -39,6 +40,17 @@ def test_rows_compare_totals_and_answers() -> None:
     assert (rows[2]["identical_share"], rows[2]["identical_to_plain"]) == (0.5, 0.5)
     assert (rows[2]["acceptance_length"], rows[2]["nodes_per_step"]) == (2.0, 5.0)
     assert [label(row) for row in rows] == ["HF generate", "drafting off", "trie, warm"]
+
+
+def test_rows_show_the_spread_of_rounds_and_the_speed_relative_to_the_peer() -> None:
+    peer = Tally(Written("openvino-genai", "none"), [Answer([1, 2], 1.0, 2, 0), Answer([1, 2], 3.0, 2, 0)], rounds=2)
+    plain = Tally(Written("draftwood", "none"), [Answer([1, 2], 2.0, 2, 0), Answer([1, 2], 6.0, 2, 0)], rounds=2)
+    rows = rows_of([peer, plain])
+    assert [row["vs_peer"] for row in rows] == [1.0, 0.5]
+    assert [(row["tokens_per_s_min"], row["tokens_per_s_max"]) for row in rows] == [(0.67, 2.0), (0.33, 1.0)]
+    assert label(rows[0]) == "openvino-genai"
+    assert "x peer" in {column.header for column in table_of(rows, "").columns}
+    assert "x peer" not in {column.header for column in table_of(rows_of([plain]), "").columns}
 
 
 def test_without_transformers_drafting_off_is_the_judge() -> None:

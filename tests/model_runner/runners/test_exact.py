@@ -135,8 +135,8 @@ def test_real_text_in_bfloat16_with_every_strategy() -> None:
 
 
 def test_exact_is_the_default_below_float32() -> None:
-    assert load_model(BUNDLED_MODEL, dtype="bfloat16").exact
-    assert not load_model(BUNDLED_MODEL, dtype="float32").exact
+    assert load_model(BUNDLED_MODEL, dtype="bfloat16", runner="torch").exact
+    assert not load_model(BUNDLED_MODEL, dtype="float32", runner="torch").exact
 
 
 def test_any_number_of_threads_gives_the_same_bits() -> None:
@@ -148,7 +148,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
 
 def test_without_exact_mode_bfloat16_depends_on_the_batch() -> None:
     """What exact mode is for; where this fails it is not needed."""
-    loose = load_model(BUNDLED_MODEL, dtype="bfloat16", exact=False)
+    loose = load_model(BUNDLED_MODEL, dtype="bfloat16", exact=False, runner="torch")
     assert not loose.exact
     alone, together = (Engine(loose, EngineConfig(max_draft_nodes=64, adaptive_budget=False)) for _ in range(2))
     wanted = [write(alone, [prompt], None, 0.0)[0] for prompt in prompts("bundled")]

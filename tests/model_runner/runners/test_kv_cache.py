@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_runner.errors import InvalidValueError, KVAllocationError
+from model_runner.errors import KVAllocationError
 from model_runner.runners.base import KVMoves
-from model_runner.runners.torch import kv_cache, machine
-from model_runner.runners.torch.kv_cache import KVCache, KVLayout, KVRegion, default_capacity
+from model_runner.runners.torch.kv_cache import KVCache, KVLayout, KVRegion
 
 LAYOUT = KVLayout(2, 3, 4, 5, torch.float32, torch.device("cpu"))
 
@@ -79,29 +76,3 @@ def test_rows_are_copied_to_a_larger_region() -> None:
     cache.copy(small, large, 7)
     assert cache.region(large).keys[1, 2, :, 3].tolist() == [1.0] * 7 + [2.0] * 13
     assert cache.region(large).values[0, 0, :, 4].tolist() == [-1.0] * 7 + [-2.0] * 13
-
-
-def test_the_default_capacity_is_what_sequences_can_use_and_memory_affords(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_cache, "free_bytes", lambda _: 1000 * LAYOUT.bytes_per_token)
-    assert default_capacity(LAYOUT, 100, 3) == 300
-    assert default_capacity(LAYOUT, 100, 30) == 500
-    assert default_capacity(LAYOUT, 500, 30) == 500
-    with pytest.raises(InvalidValueError, match="at most 500 tokens") as caught:
-        default_capacity(LAYOUT, 501, 1)
-    assert caught.value.field == "max_context"
-
-
-def test_free_memory_is_the_lesser_of_the_machines_and_the_containers(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal:  2000 kB\nMemAvailable:   1500 kB\nHugePages_Total:  0\n")
-    assert machine._machine_bytes(tmp_path / "meminfo") == 1500 * 1024
-    assert machine._machine_bytes(tmp_path / "absent") > 2**20
-    for name, text in (
-        ("memory.max", "9000\n"),
-        ("memory.current", "5000\n"),
-        ("memory.stat", "anon 1\ninactive_file 2000\n"),
-    ):
-        (tmp_path / name).write_text(text)
-    assert machine._container_bytes(tmp_path) == 9000 - 5000 + 2000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert machine._container_bytes(tmp_path) == machine._container_bytes(tmp_path / "absent") == 2**63
-    assert 0 < machine.free_bytes(torch.device("cpu")) < 2**63

@@ -13,7 +13,7 @@ from model_runner.runners.torch.attention import TorchBatch
 from model_runner.runners.torch.kv_cache import KVCache
 from model_runner.runners.torch.machine import bound_kernel_caches, kernel_width
 from strategies import EMPTY_TREE
-from tests.model_runner.families import served
+from tests.model_runner.families import served, torch_factory
 
 
 def test_products_have_few_widths_and_little_is_added() -> None:
@@ -29,12 +29,12 @@ def test_products_have_few_widths_and_little_is_added() -> None:
 @pytest.mark.parametrize("size", [1, 33, 70])
 def test_what_a_batch_is_filled_up_with_changes_nothing(size: int) -> None:
     torch.set_num_threads(1)
-    model = served("llama")
+    factory = torch_factory(served("llama"))
     depths = np.arange(size, dtype=np.int32)
     tokens = (7 * depths + 3).astype(np.int32) % 250
 
     def logits(parts: list[slice]) -> torch.Tensor:
-        kv, rows = KVCache(model.layout, 100), []
+        kv, rows = KVCache(factory.layout, 100), []
         region = kv.allocate(100)
         for part in parts:
             n = len(tokens[part])
@@ -42,7 +42,7 @@ def test_what_a_batch_is_filled_up_with_changes_nothing(size: int) -> None:
             inputs = TorchBatch(batch, kv).inputs()
             assert inputs["input_ids"].shape == inputs["position_ids"].shape == (1, kernel_width(n))
             with torch.inference_mode():
-                rows.append(model.module(**inputs).logits[0, :n])
+                rows.append(factory.module(**inputs).logits[0, :n])
         return torch.cat(rows)
 
     torch.testing.assert_close(logits([slice(0, size)]), logits([slice(i, i + 1) for i in range(size)]))

@@ -20,7 +20,7 @@ from model_runner.loading.tokenizer import Tokenizer
 from model_runner.request import GrammarKind, SamplingParams, StopParams
 from model_runner.sequence import Sequence as EngineSequence
 from strategies import Strategy
-from tests.model_runner.families import as_prompt, tiny
+from tests.model_runner.families import as_prompt, tiny, with_runners
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import make_sequence
 
@@ -82,13 +82,13 @@ BACKENDS = {"byte-level": byte_level, "byte-fallback": byte_fallback}
 
 
 @functools.cache
-def served(family: str, kind: str) -> tuple[LoadedModel, Any]:
+def served(family: str, runner: str, kind: str) -> tuple[LoadedModel, Any]:
     """A tiny random model with such a tokenizer, as we run it and as transformers does."""
     torch.set_num_threads(1)
     fast = PreTrainedTokenizerFast(tokenizer_object=BACKENDS[kind](), pad_token="<pad>", eos_token="</s>")
     # More columns than tokens, as many models have.
     plain, ours = (tiny(family, vocab_size=len(fast) + 7, eos_token_id=1) for _ in range(2))
-    return adopt(ours, Tokenizer(fast), name=family), plain
+    return adopt(ours, Tokenizer(fast), name=family, runner=runner), plain
 
 
 def expected(model: LoadedModel, plain: Any, kind: GrammarKind, prompt: tuple[int, ...]) -> list[int]:
@@ -139,10 +139,12 @@ def write(
 
 
 @pytest.mark.parametrize("kind", GRAMMARS)
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt-neox", "qwen3"])
+@pytest.mark.parametrize(("family", "runner"), with_runners(["llama", "gemma2", "gpt-neox", "qwen3"], ["qwen3"]))
 @pytest.mark.parametrize("tokenizer", BACKENDS)
-def test_the_answer_is_plain_decodings_with_any_draft(tokenizer: str, family: str, kind: GrammarKind) -> None:
-    model, plain = served(family, tokenizer)
+def test_the_answer_is_plain_decodings_with_any_draft(
+    tokenizer: str, family: str, runner: str, kind: GrammarKind
+) -> None:
+    model, plain = served(family, runner, tokenizer)
     prompt = tuple(model.tokenizer.encode("where is my order?").tolist())
     answer = expected(model, plain, kind, prompt)
     engine = Engine(model, EngineConfig(max_draft_nodes=24, adaptive_budget=False))
@@ -156,7 +158,7 @@ def test_the_answer_is_plain_decodings_with_any_draft(tokenizer: str, family: st
 
 @pytest.mark.parametrize("tokenizer", BACKENDS)
 def test_sampled_answers_follow_the_schema_and_do_not_depend_on_drafts(tokenizer: str) -> None:
-    model, _ = served("llama", tokenizer)
+    model, _ = served("llama", "torch", tokenizer)
     prompt = tuple(model.tokenizer.encode("please").tolist())
     engine = Engine(model, EngineConfig(max_draft_nodes=24, adaptive_budget=False))
     cities = set()

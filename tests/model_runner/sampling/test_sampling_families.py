@@ -13,7 +13,7 @@ from model_runner.output import TokenLogprobs
 from model_runner.request import SamplingParams, StopParams
 from model_runner.sequence import Sequence
 from strategies import Strategy
-from tests.model_runner.families import FAMILIES, VOCAB, WINDOW, reference
+from tests.model_runner.families import FAMILIES, OPENVINO_FAMILIES, VOCAB, WINDOW, reference, with_runners
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sampling.test_token_chooser import (
     PROMPT,
@@ -45,16 +45,16 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("family", OTHERS)
+@pytest.mark.parametrize(("family", "runner"), with_runners(OTHERS, ["llama"]))
 @given(wanted=params, stop=stops, others=st.lists(params, min_size=7, max_size=7))
 @few_examples
 def test_every_setting_alone_in_a_batch_and_with_any_draft(
-    family: str, wanted: SamplingParams, stop: StopParams, others: list[SamplingParams]
+    family: str, runner: str, wanted: SamplingParams, stop: StopParams, others: list[SamplingParams]
 ) -> None:
     assert len(LONGER) > WINDOW
     answer = expected(family, LONGER, wanted, stop)
     oracle = OracleStrategy({LONGER: answer}, VOCAB, seed=1)
-    engine, hybrid = engine_for(family), strategies.create("hybrid")
+    engine, hybrid = engine_for(family, runner), strategies.create("hybrid")
     drafting: list[Strategy | None] = [None, oracle, hybrid, hybrid]
     for strategy in drafting:
         one = sequence(LONGER, wanted, stop, strategy)
@@ -68,15 +68,15 @@ def test_every_setting_alone_in_a_batch_and_with_any_draft(
     engine.check()
 
 
-@pytest.mark.parametrize("family", OTHERS)
-def test_log_probabilities_are_the_models_own(family: str) -> None:
+@pytest.mark.parametrize(("family", "runner"), with_runners(OTHERS, OPENVINO_FAMILIES))
+def test_log_probabilities_are_the_models_own(family: str, runner: str) -> None:
     wanted, stop = SamplingParams(temperature=1.1, top_p=0.9, seed=9, logprobs=4), StopParams(12)
     answer = expected(family, LONGER, wanted, stop)
     with torch.inference_mode():
         logits = reference(family)(input_ids=torch.tensor([[*LONGER, *answer]])).logits[0]
     law = torch.log_softmax(logits[len(LONGER) - 1 : -1].float(), -1)
     one = sequence(LONGER, wanted, stop, OracleStrategy({LONGER: answer}, VOCAB, seed=2))
-    found = write(engine_for(family), one)[one]
+    found = write(engine_for(family, runner), one)[one]
     assert one.output == answer
     assert one.stats.accepted_tokens > 0
     torch.testing.assert_close(

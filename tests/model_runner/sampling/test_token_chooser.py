@@ -134,8 +134,8 @@ def run(engine: Engine, *sequences: Sequence) -> None:
     raise AssertionError("the engine never ends")
 
 
-def engine_for(family: str) -> Engine:
-    return Engine(served(family), EngineConfig(max_draft_nodes=24, adaptive_budget=False))
+def engine_for(family: str, runner: str = "torch") -> Engine:
+    return Engine(served(family, runner), EngineConfig(max_draft_nodes=24, adaptive_budget=False))
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from model_runner.engine import Engine, EngineConfig
 from model_runner.output import FinishReason
 from model_runner.request import GrammarKind, SamplingParams, StopParams
 from model_runner.sequence import Sequence, SequenceState
-from tests.model_runner.families import VOCAB, as_prompt, greedy, served
+from tests.model_runner.families import VOCAB, as_prompt, greedy, served, torch_factory, with_runners
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import make_sequence
 
@@ -30,9 +30,9 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def engine_of(family: str = "llama", **options: Any) -> Engine:
+def engine_of(family: str = "llama", runner: str = "torch", **options: Any) -> Engine:
     defaults = {"max_draft_nodes": NODES, "adaptive_budget": False, "max_running": 6}
-    return Engine(served(family), EngineConfig(**{**defaults, **options}))
+    return Engine(served(family, runner), EngineConfig(**{**defaults, **options}))
 
 
 def finish(engine: Engine) -> None:
@@ -52,11 +52,14 @@ def answer(engine: Engine, prompt: tuple[int, ...], new_tokens: int, **options: 
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen2-sliding", "gpt-neox"])
-def test_preempted_sequences_write_what_they_would_have_written(family: str, prefix_cache: bool) -> None:
+@pytest.mark.parametrize(
+    ("family", "runner"), with_runners(["llama", "gemma2", "qwen2-sliding", "gpt-neox"], ["gpt-neox"])
+)
+def test_preempted_sequences_write_what_they_would_have_written(family: str, runner: str, prefix_cache: bool) -> None:
     prompts = [tuple(int(t) for t in np.random.default_rng(i).integers(0, 9, 5 + 9 * i)) for i in range(6)]
     answers = {prompt: greedy(family, prompt, 120) for prompt in prompts}
-    engine = engine_of(family, kv_cache_tokens=CONTEXT + NODES + 120, prefix_cache=prefix_cache, prefill_chunk=50)
+    kv_cache_tokens = CONTEXT + NODES + 120
+    engine = engine_of(family, runner, kv_cache_tokens=kv_cache_tokens, prefix_cache=prefix_cache, prefill_chunk=50)
     oracle = OracleStrategy(answers, VOCAB, seed=1)
     sequences = [
         make_sequence(str(i), as_prompt(prompt), StopParams(120), strategy=oracle, max_draft_nodes=4 * i)
@@ -95,11 +98,12 @@ def test_preempted_sequences_whose_prefill_others_skip_steps_for(family: str) ->
     assert sum(s.stats.preemptions > 0 for s in sequences) >= 2
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize(("family", "runner"), with_runners(["llama", "gemma2"], ["llama"]))
 @given(data=st.data())
 @few_examples
-def test_arrivals_and_cancellations_at_any_time(family: str, data: st.DataObject) -> None:
-    engine = engine_of(family, kv_cache_tokens=CONTEXT + NODES + data.draw(st.integers(0, 200)), prefill_chunk=40)
+def test_arrivals_and_cancellations_at_any_time(family: str, runner: str, data: st.DataObject) -> None:
+    kv_cache_tokens = CONTEXT + NODES + data.draw(st.integers(0, 200))
+    engine = engine_of(family, runner, kv_cache_tokens=kv_cache_tokens, prefill_chunk=40)
     strategy = strategies.create("trie")
     added: list[Sequence] = []
     cancelled: set[Sequence] = set()
@@ -237,8 +241,9 @@ def test_prefixes_are_right_after_eviction() -> None:
     assert 0 < reused < 12
 
 
-def test_samples_of_one_prompt_share_its_prefill() -> None:
-    engine = engine_of(prefill_chunk=64, shared_prefill_chunk=64)
+@pytest.mark.parametrize("runner", ["torch", "openvino"])
+def test_samples_of_one_prompt_share_its_prefill(runner: str) -> None:
+    engine = engine_of(runner=runner, prefill_chunk=64, shared_prefill_chunk=64)
     prompt = as_prompt((4, 1, 1) * 50)
     samples = [make_sequence(str(i), prompt, StopParams(10), SamplingParams(temperature=1.0, seed=i)) for i in range(5)]
     for sample in samples:
@@ -247,7 +252,7 @@ def test_samples_of_one_prompt_share_its_prefill() -> None:
     assert [s.stats.cached_prompt_tokens for s in samples] == [0, 149, 149, 149, 149]
     for i, sample in enumerate(samples):
         alone = make_sequence("r", prompt, StopParams(10), SamplingParams(temperature=1.0, seed=i))
-        engine = engine_of(prefix_cache=False)
+        engine = engine_of(runner=runner, prefix_cache=False)
         engine.add(alone)
         finish(engine)
         assert sample.output == alone.output
@@ -274,7 +279,7 @@ def test_a_failed_step_leaves_no_prefix_behind(monkeypatch: pytest.MonkeyPatch) 
     engine.add(make_sequence("r", as_prompt(prompt), StopParams(9)))
     engine.step()
     with monkeypatch.context() as patch:
-        patch.setattr(engine.model.module, "forward", lambda **_: 1 / 0)
+        patch.setattr(torch_factory(engine.model).module, "forward", lambda **_: 1 / 0)
         finish(engine)
     sequence = answer(engine, prompt, 9)
     assert sequence.stats.cached_prompt_tokens == 0

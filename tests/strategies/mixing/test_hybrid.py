@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from strategies import DraftTree, Feedback, HybridStrategy, JacobiStrategy, TrieStrategy, UnknownStrategyError, registry
 from strategies.base import Drafter, SuccessorSource
 from strategies.draft import Int32Array
-from strategies.mixing.successors import WIDTH, SuccessorTable
 from strategies.registry import register
+from strategies.successors import WIDTH, SuccessorTable
 from tests.strategies.test_draft import trees
 from tests.strategies.toy_model import ToyModel, run
 

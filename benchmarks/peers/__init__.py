@@ -1,0 +1,1 @@
+"""Other inference engines that `bench speed` and `bench load` measure beside ours, each in a process of its own."""

@@ -1,0 +1,132 @@
+"""OpenVINO GenAI as a peer of the benchmarks; the protocol is described in `benchmarks/peers/process.py`.
+
+Runs in `.venv-peers` and imports nothing of Draftwood. One ContinuousBatchingPipeline serves single streams and many:
+LLMPipeline wraps the same pipeline on x86.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+PRECISION = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+KV_CACHE_GB = 2
+
+
+class Engine:
+    """The loaded model."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        import openvino_genai
+        from optimum.exporters.openvino import main_export
+        from optimum.intel import OVConfig
+
+        folder = Path(request["folder"])
+        # Larger models would be compressed to int8 by default. The plugin converts float32 to the precision below.
+        weights = OVConfig(dtype="fp32")
+        main_export(request["model"], folder, task="text-generation-with-past", ov_config=weights)
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.cache_size = KV_CACHE_GB
+        scheduler.max_num_seqs = request["streams"]
+        scheduler.enable_prefix_caching = request["prefix_cache"]
+        precision = PRECISION[request["dtype"]]
+        properties = {
+            "INFERENCE_PRECISION_HINT": precision,
+            "KV_CACHE_PRECISION": precision,  # the default, u8, is not lossless
+            "INFERENCE_NUM_THREADS": request["threads"],
+            "NUM_STREAMS": 1,
+            "PERFORMANCE_HINT": "LATENCY",
+        }
+        self.version: str = openvino_genai.__version__
+        self._folder = folder
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", properties)
+        self._ids = itertools.count()
+
+    def generate(self, prompt: list[int], max_tokens: int) -> dict[str, Any]:
+        """The greedy answer to one prompt."""
+        config = self._config(max_tokens)
+        started = time.perf_counter()
+        handle = self._add(prompt, config)
+        tokens: list[int] = []
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+            tokens += _new_tokens(handle)
+        return {"tokens": tokens, "seconds": time.perf_counter() - started}
+
+    def load_test(self, prompts: list[list[int]], max_tokens: int, streams: int, seconds: float) -> dict[str, Any]:
+        """Keeps `streams` requests running for `seconds`; counts the tokens that they get."""
+        config = self._config(max_tokens)
+        endless = itertools.cycle(prompts)
+        handles = [self._add(next(endless), config) for _ in range(streams)]
+        count = 0
+        started = time.perf_counter()
+        while (elapsed := time.perf_counter() - started) < seconds:
+            self._pipeline.step()
+            for i, handle in enumerate(handles):
+                count += len(_new_tokens(handle))
+                if _finished(handle):
+                    handles[i] = self._add(next(endless), config)
+        for handle in handles:
+            handle.stop()
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+        return {"tokens": count, "seconds": elapsed}
+
+    def _config(self, max_tokens: int) -> Any:
+        import openvino_genai
+
+        config = openvino_genai.GenerationConfig(self._folder / "generation_config.json")
+        config.max_new_tokens = max_tokens
+        config.do_sample = False
+        return config
+
+    def _add(self, prompt: list[int], config: Any) -> Any:
+        import numpy as np
+        import openvino
+
+        ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
+        return self._pipeline.add_request(next(self._ids), ids, config)
+
+
+def _new_tokens(handle: Any) -> list[int]:
+    tokens: list[int] = []
+    while handle.can_read():
+        for output in handle.read().values():
+            tokens += output.generated_ids
+    return tokens
+
+
+def _finished(handle: Any) -> bool:
+    import openvino_genai
+
+    return bool(handle.get_status() != openvino_genai.GenerationStatus.RUNNING)
+
+
+def main() -> None:
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # libraries print there
+    engine: Engine | None = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        operation = request.pop("op")
+        try:
+            if operation == "load":
+                engine = Engine(request)
+                answer: dict[str, Any] = {"version": engine.version}
+            else:
+                assert engine is not None
+                run = engine.generate if operation == "generate" else engine.load_test
+                answer = run(**request)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main()

@@ -1,0 +1,74 @@
+"""Chooses what computes a model: OpenVINO on CPUs where it can, torch everywhere else."""
+
+from __future__ import annotations
+
+import logging
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from model_runner.errors import InvalidValueError, UnsupportedRunnerError
+from model_runner.runners.base import RunnerFactory
+from model_runner.runners.torch import attention
+from model_runner.runners.torch.probe import probe
+from model_runner.runners.torch.runner import TorchRunnerFactory
+
+RUNNERS = ("auto", "openvino", "torch")
+
+_log = logging.getLogger(__name__)
+
+
+def check_runner(runner: str, exact: bool | None) -> None:
+    """Raises InvalidValueError for a runner that does not exist, or that lacks the exact mode asked for."""
+    if runner not in RUNNERS:
+        raise InvalidValueError("runner", runner, f"it must be one of {', '.join(RUNNERS)}")
+    if runner == "openvino" and exact:
+        raise InvalidValueError("exact", exact, "the openvino runner has no exact mode; use runner torch")
+
+
+def choose_runner(module: Any, runner: str, exact: bool | None, max_context: int) -> tuple[RunnerFactory, str]:
+    """The model as a runner computes it, and why by this runner.
+
+    Args:
+        module: an unmodified transformers model. The torch runner takes it over, see `runners.torch.probe`; the
+            openvino runner leaves it as it was.
+        runner, exact: as for `loading.model.load_model`.
+
+    Raises:
+        InvalidValueError: there is no such runner, or it has no exact mode.
+        UnsupportedRunnerError: OpenVINO is chosen by name and cannot compute the model.
+        UnsupportedModelError: draft trees cannot be verified on the model; gives the reason.
+    """
+    check_runner(runner, exact)
+    if runner == "torch":
+        return _torch(module, exact), "chosen by name"
+    try:
+        factory, reason = _openvino(module, bool(exact), max_context), "the model is on a CPU"
+    except UnsupportedRunnerError as error:
+        if runner == "openvino":
+            raise
+        factory, reason = _torch(module, exact), str(error)
+    if runner == "openvino":
+        return factory, "chosen by name"
+    _log.info("runner %s: %s", factory.name, reason)
+    return factory, reason
+
+
+def _torch(module: Any, exact: bool | None) -> RunnerFactory:
+    attention.register()
+    layout = probe(module, module.dtype != torch.float32 if exact is None else exact)
+    return TorchRunnerFactory(module, layout)
+
+
+def _openvino(module: Any, exact: bool, max_context: int) -> RunnerFactory:
+    if module.device.type != "cpu":
+        raise UnsupportedRunnerError(f"OpenVINO: runs on CPUs only, the model is on {module.device}")
+    if exact:
+        raise UnsupportedRunnerError("OpenVINO: has no exact mode")
+    if find_spec("openvino") is None:
+        raise UnsupportedRunnerError("OpenVINO: the package openvino is not installed")
+    # A package that need not be there, and takes half a second to import.
+    from model_runner.runners.openvino.factory import OpenVinoRunnerFactory
+
+    return OpenVinoRunnerFactory(module, max_context)

@@ -1,0 +1,66 @@
+"""Takes a transformers model over for OpenVINO: converts it, checks what it computes, compiles it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import openvino as ov
+import torch
+
+from model_runner.errors import UnsupportedRunnerError
+from model_runner.runners.kv_capacity import default_capacity
+from model_runner.runners.openvino.conversion import convert
+from model_runner.runners.openvino.probe import probe
+from model_runner.runners.openvino.runner import OpenVinoRunner
+
+_PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
+_CPU = torch.device("cpu")
+
+
+class OpenVinoRunnerFactory:
+    """Implements `runners.base.RunnerFactory`. Keeps nothing of the module but its weights.
+
+    Args:
+        module: an unmodified transformers model on a CPU; is left as it was.
+        max_context: positions that it will be run on at most.
+
+    Raises:
+        UnsupportedRunnerError: the model cannot be converted, or computes something else then; with the reason.
+    """
+
+    name: ClassVar[str] = "openvino"
+    exact: ClassVar[bool] = False
+
+    def __init__(self, module: Any, max_context: int) -> None:
+        dtype = str(module.dtype).removeprefix("torch.")
+        if dtype not in _PRECISIONS:
+            raise UnsupportedRunnerError(f"OpenVINO: dtype {dtype} is not supported; use float32 or bfloat16")
+        if dtype == "bfloat16" and "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            raise UnsupportedRunnerError("OpenVINO: this CPU has no bfloat16 instructions; use float32")
+        self._model, self._layout = convert(module, max_context)
+        self._compiled: dict[int, ov.CompiledModel] = {}
+        probe(module, self.runner, max_context)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self._layout.bytes_per_token
+
+    def default_kv_tokens(self, context: int, sequences: int) -> int:
+        return default_capacity(self._layout.bytes_per_token, _CPU, context, sequences)
+
+    def runner(self, kv_tokens: int, threads: int | None = None) -> OpenVinoRunner:
+        """Compiles the model once for each number of threads."""
+        threads = threads or torch.get_num_threads()
+        if threads not in self._compiled:
+            self._compiled[threads] = _compile(self._model, self._layout.dtype, threads)
+        return OpenVinoRunner(self._compiled[threads], self._layout, kv_tokens, threads)
+
+
+def _compile(model: ov.Model, dtype: str, threads: int) -> ov.CompiledModel:
+    options = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": _PRECISIONS[dtype],
+        "KV_CACHE_PRECISION": _PRECISIONS[dtype],
+        "INFERENCE_NUM_THREADS": str(threads),
+    }
+    return ov.Core().compile_model(model, "CPU", options)

@@ -1,0 +1,68 @@
+"""Checks that a converted model computes what the module computes, over trees in a batch of two sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from model_runner.errors import UnsupportedRunnerError
+from model_runner.runners.base import Runner
+from model_runner.runners.batch import BatchRow, lay_out
+from model_runner.runners.openvino.kv_pages import PAGE
+from model_runner.runners.probing import TOLERANCE, difference, path_with_wrong_siblings
+from strategies.draft import EMPTY_TREE, Int32Array
+
+_PATH = 5
+"""Tokens of the true path of a tree."""
+_CONTEXTS = (PAGE + 9, PAGE - 2 * _PATH + 3)
+"""Tokens of the two prompts: one is longer than a page, the tree of the other crosses the end of one."""
+
+
+@torch.inference_mode()
+def probe(module: Any, make_runner: Callable[[int], Runner], max_context: int) -> None:
+    """Compares logits along the true paths of two trees, each with a wrong sibling beside every node, with those of the
+    module's plain forward pass over the plain sequences.
+
+    Args:
+        make_runner: a runner of the converted model, for a number of KV tokens.
+
+    Raises:
+        UnsupportedRunnerError: they differ by more than rounding.
+    """
+    name, vocab = type(module).__name__, int(module.config.get_text_config().vocab_size)
+    random = np.random.default_rng(0)
+    longest = max(max_context - _PATH, 2)
+    sequences = [random.integers(0, vocab, min(n, longest) + _PATH, np.int32) for n in _CONTEXTS]
+    try:
+        logits = _tree_logits(make_runner(len(sequences) * 4 * PAGE), sequences, vocab)
+    except Exception as error:
+        raise UnsupportedRunnerError(f"OpenVINO: {name}: {type(error).__name__}: {error}") from error
+    tolerance = TOLERANCE[module.dtype]
+    for tokens, of_sequence in zip(sequences, logits, strict=True):
+        ids = torch.from_numpy(tokens.astype(np.int64))[None]
+        expected = module(input_ids=ids, use_cache=False).logits[0, -_PATH - 1 :]
+        differing = difference(of_sequence, expected)
+        if not differing <= tolerance:
+            raise UnsupportedRunnerError(
+                f"OpenVINO: {name}: logits over a draft tree differ from the model's own by {differing:.1e} (at most"
+                f" {tolerance:.0e} is rounding)"
+            )
+
+
+def _tree_logits(runner: Runner, sequences: list[Int32Array], vocab: int) -> torch.Tensor:
+    """Logits [sequence, 1 + path, vocab] after the last token of each prompt and along the true path of its tree."""
+    threads = runner.thread_counts[-1]
+    regions = [runner.kv.allocate(tokens.size + _PATH) for tokens in sequences]
+    prefill, drafted = [], []
+    for region, tokens in zip(regions, sequences, strict=True):
+        context = tokens.size - _PATH
+        tree = path_with_wrong_siblings(tokens[context:], vocab)
+        prefill.append(BatchRow(region, 0, tokens[: context - 1], EMPTY_TREE, logits_from=context - 2))
+        drafted.append(BatchRow(region, context - 1, tokens[context - 1 : context], tree, logits_from=0))
+    runner.step(lay_out(prefill), 0, threads)
+    logits: torch.Tensor = runner.step(lay_out(drafted), 0, threads).logits
+    on_path = [0, *range(1, 2 * _PATH, 2)]
+    return logits.view(len(sequences), 1 + 2 * _PATH, vocab)[:, on_path].clone()

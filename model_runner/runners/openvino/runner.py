@@ -1,0 +1,112 @@
+"""Computes steps with OpenVINO on a CPU. Has no exact mode: the bits of a row depend on the width of the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+import torch
+
+from model_runner.runners.base import UNLIMITED, KVMoves, Predictions, StepBatch
+from model_runner.runners.most_probable import most_probable
+from model_runner.runners.openvino.kv_pages import KVPages, PageLayout
+from strategies.draft import Int32Array
+
+UInt8Array = npt.NDArray[np.uint8]
+
+
+class OpenVinoRunner:
+    """Implements `runners.base.Runner`.
+
+    Args:
+        compiled: what `compiling.compile_model` returned for a converted model.
+        layout: the shape of its pages.
+        kv_tokens: tokens over all KV regions, those kept for reuse included.
+        threads: CPU threads that the model was compiled for.
+    """
+
+    def __init__(self, compiled: ov.CompiledModel, layout: PageLayout, kv_tokens: int, threads: int) -> None:
+        self.kv = KVPages(layout, kv_tokens)
+        self.thread_counts = (threads,)
+        self._request = compiled.create_infer_request()
+        self._caches = self.kv.tensors()
+        for name, tensor in self._caches.items():
+            self._request.set_tensor(name, tensor)
+
+    def draft_limits(self, position: int) -> tuple[int, int]:
+        return UNLIMITED, UNLIMITED
+
+    def step(self, batch: StepBatch, top_k: int, threads: int) -> Predictions:
+        assert (threads,) == self.thread_counts
+        inputs = step_inputs(batch, self.kv)
+        for name, array in inputs.items():
+            self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+        self._request.infer()
+        logits = torch.from_numpy(self._request.get_output_tensor(0).data)
+        return Predictions(logits, *most_probable(logits, top_k))
+
+    def keep(self, moves: KVMoves) -> None:
+        self.kv.move(moves)
+
+
+def step_inputs(batch: StepBatch, kv: KVPages) -> dict[str, npt.NDArray[Any]]:
+    """The inputs of a converted model for one step, see `conversion.convert`."""
+    ends = batch.contexts + np.diff(batch.begins)
+    rows = zip(batch.regions.tolist(), batch.contexts.tolist(), ends.tolist(), strict=True)
+    pages = [kv.pages(region, context, end) for region, context, end in rows]
+    page_begins = np.zeros(batch.rows + 1, np.int32)
+    np.cumsum([of_row.shape[0] for of_row in pages], out=page_begins[1:])
+    mask, mask_begins = tree_mask(batch.parents, batch.begins)
+    return {
+        "input_ids": batch.tokens.astype(np.int64)[:, None],
+        "position_ids": batch.positions.astype(np.int64)[:, None],
+        "logit_rows": batch.logit_rows.astype(np.int64),
+        "past_lens": batch.contexts,
+        "subsequence_begins": batch.begins,
+        "block_indices": np.concatenate(pages),
+        "block_indices_begins": page_begins,
+        "max_context_len": np.array(ends.max(), np.int32),
+        "qq_bias": mask,
+        "qq_bias_begins": mask_begins,
+    }
+
+
+def tree_mask(parents: Int32Array, begins: Int32Array) -> tuple[UInt8Array, Int32Array]:
+    """`qq_bias` and `qq_bias_begins` of PagedAttention for the trees of a `StepBatch`.
+
+    A chain has no bytes in the mask: attention is causal then.
+    """
+    mask_begins = np.zeros(begins.shape[0], np.int32)
+    _size_masks(parents, begins, mask_begins)
+    mask = np.zeros(mask_begins[-1], np.uint8)
+    _fill_masks(parents, begins, mask_begins, mask)
+    return mask, mask_begins
+
+
+@numba.njit(cache=True, nogil=True)
+def _size_masks(parents: Int32Array, begins: Int32Array, mask_begins: Int32Array) -> None:
+    for row in range(begins.shape[0] - 1):
+        n = begins[row + 1] - begins[row]
+        chain = True
+        for i in range(n):
+            chain = chain and parents[begins[row] + i] == i - 1
+        mask_begins[row + 1] = mask_begins[row] + (0 if chain else n * n)
+
+
+@numba.njit(cache=True, nogil=True)
+def _fill_masks(parents: Int32Array, begins: Int32Array, mask_begins: Int32Array, mask: UInt8Array) -> None:
+    for row in range(begins.shape[0] - 1):
+        if mask_begins[row + 1] == mask_begins[row]:
+            continue
+        n = begins[row + 1] - begins[row]
+        for i in range(n):
+            of_token = mask_begins[row] + i * n
+            parent = parents[begins[row] + i]
+            if parent >= 0:
+                of_parent = mask_begins[row] + parent * n
+                for j in range(parent + 1):
+                    mask[of_token + j] = mask[of_parent + j]
+            mask[of_token + i] = 1

@@ -1,0 +1,63 @@
+"""The protocol with a peer, and its failures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers import process
+from benchmarks.peers.process import PeerError, PeerModel, running_peer
+from tests.benchmarks.peers.fake import ECHO, UsePeer, answering
+
+MODEL = PeerModel("folder", "float32", 1)
+
+
+def test_a_peer_answers_prompts_and_load_tests(use_peer: UsePeer) -> None:
+    use_peer(ECHO)
+    with running_peer("openvino-genai", MODEL) as peer:
+        assert peer.version == "1"
+        assert peer.generate([5, 6, 7], 2) == ([5, 6], 0.5)
+        assert peer.load_test([[1], [2]], 8, streams=3, seconds=1.5) == (6, 1.5)
+
+
+def test_a_missing_environment_names_the_command_that_makes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(process, "PYTHON", tmp_path / "python")
+    with pytest.raises(PeerError, match="python is missing; run `make peers`"), running_peer("openvino-genai", MODEL):
+        pass
+    with pytest.raises(PeerError, match="vllm: not available yet"), running_peer("vllm", MODEL):
+        pass
+
+
+def test_a_peer_that_dies_is_reported_with_its_status_and_last_lines(use_peer: UsePeer) -> None:
+    use_peer("import sys\nsys.stdin.readline()\nsys.exit('no memory')")
+    with pytest.raises(PeerError, match="ended with status 1\\nno memory"), running_peer("openvino-genai", MODEL):
+        pass
+
+
+def test_a_peer_that_hangs_is_given_up(use_peer: UsePeer) -> None:
+    use_peer("import sys\nsys.stdin.readline()\nsys.stdin.readline()")
+    with (
+        pytest.raises(PeerError, match=r"no answer to load within 0.2 s"),
+        running_peer("openvino-genai", MODEL, timeout=0.2),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("Loading...", "its answer to generate is no JSON object: 'Loading...'"),
+        ("[1]", "its answer to generate is no JSON object"),
+        ('{"error": "bad prompt"}', "generate failed: bad prompt"),
+        ('{"seconds": 1.0}', '"tokens" of its answer is missing or of a wrong type'),
+        ('{"tokens": ["a"], "seconds": 1.0}', '"tokens" of its answer are no token ids'),
+        ('{"tokens": [1], "seconds": "1"}', '"seconds" of its answer is missing or of a wrong type'),
+        ('{"tokens": [1], "seconds": 0.0}', '"seconds" of its answer is not positive'),
+    ],
+)
+def test_a_malformed_answer_is_an_error(answer: str, message: str, use_peer: UsePeer) -> None:
+    use_peer(answering(generate=answer))
+    with running_peer("openvino-genai", MODEL) as peer, pytest.raises(PeerError) as raised:
+        peer.generate([1], 1)
+    assert message in str(raised.value)

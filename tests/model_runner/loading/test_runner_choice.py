@@ -1,0 +1,83 @@
+"""Which runner computes a model, why, and that nothing else about the model depends on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from model_runner.errors import InvalidValueError, UnsupportedRunnerError
+from model_runner.loading import runner_choice
+from model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt, load_model
+from model_runner.loading.tokenizer import Tokenizer
+from tests.model_runner.families import tiny
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def adopted(family: str, dtype: torch.dtype = torch.float32, **options: Any) -> LoadedModel:
+    return adopt(tiny(family).to(dtype), Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL)), name="m", **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_openvino_is_the_choice_on_a_cpu(dtype: torch.dtype, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    model = adopted("llama", dtype, runner="auto")
+    assert (model.runner_name, model.runner_reason, model.exact) == ("openvino", "the model is on a CPU", False)
+    assert "runner openvino: the model is on a CPU" in caplog.text
+
+
+@pytest.mark.parametrize(("family", "reason"), [("gemma2", "window of 12"), ("mistral-sliding", "window of 12")])
+def test_what_openvino_cannot_compute_falls_back_to_torch(
+    family: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    model = adopted(family, runner="auto")
+    assert model.runner_name == "torch"
+    assert reason in model.runner_reason
+    assert model.runner_reason in caplog.text
+    with pytest.raises(UnsupportedRunnerError, match=reason):
+        adopted(family, runner="openvino")
+
+
+def test_exact_mode_is_torchs() -> None:
+    model = adopted("llama", runner="auto", exact=True)
+    assert (model.runner_name, model.exact) == ("torch", True)
+    assert "exact" in model.runner_reason
+    with pytest.raises(InvalidValueError, match="the openvino runner has no exact mode; use runner torch") as caught:
+        load_model(BUNDLED_MODEL, runner="openvino", exact=True)
+    assert caught.value.field == "exact"
+
+
+def test_where_the_package_is_missing_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_choice, "find_spec", lambda name: None)
+    assert adopted("llama", runner="auto").runner_reason == "OpenVINO: the package openvino is not installed"
+    with pytest.raises(UnsupportedRunnerError, match="not installed"):
+        adopted("llama", runner="openvino")
+
+
+def test_an_unknown_runner_is_named() -> None:
+    with pytest.raises(InvalidValueError, match="auto, openvino, torch") as caught:
+        load_model(BUNDLED_MODEL, runner="onnx")
+    assert caught.value.field == "runner"
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "phi"])
+def test_all_else_is_the_same_with_every_runner(family: str) -> None:
+    chosen = {"factory", "runner_reason", "tokenizer", "grammars"}
+    by_torch, by_openvino = (
+        {
+            field.name: getattr(model, field.name)
+            for field in dataclasses.fields(LoadedModel)
+            if field.name not in chosen
+        }
+        for model in (adopted(family, runner="torch"), adopted(family, runner="openvino"))
+    )
+    assert by_torch == by_openvino

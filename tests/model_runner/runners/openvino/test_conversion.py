@@ -1,0 +1,123 @@
+"""Which models OpenVINO computes, and that conversion leaves no trace on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+
+from model_runner.errors import UnsupportedRunnerError
+from model_runner.runners.openvino import runner
+from model_runner.runners.openvino.factory import OpenVinoRunnerFactory
+from tests.model_runner.families import OPENVINO_FAMILIES, RANDOM_FAMILIES, tiny
+
+_TINY: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "vocab_size": 128,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_EXPERTS: dict[str, Any] = {"num_key_value_heads": 2, "num_experts_per_tok": 2}
+
+
+def build(config: Any) -> Any:
+    torch.manual_seed(0)
+    return tf.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (lambda: tf.MambaConfig(**{**_TINY, "state_size": 8}), "layers of type linear_attention"),
+        (lambda: tf.BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=128), "0 of 2 layers"),
+        (lambda: tf.MistralConfig(**_TINY, num_key_value_heads=8), "4 heads cannot share 8 heads"),
+        (
+            lambda: tf.MistralConfig(**_TINY, num_key_value_heads=2, sliding_window=12),
+            "a sliding window of 12 tokens",
+        ),
+        (
+            lambda: tf.Gemma2Config(**_TINY, head_dim=16, attn_logit_softcapping=5.0, sliding_window=4096),
+            "soft-capping",
+        ),
+        (
+            lambda: tf.GptOssConfig(**_TINY, num_key_value_heads=2, head_dim=16, num_local_experts=4),
+            "sinks|sliding window",
+        ),
+    ],
+)
+def test_refused_with_the_reason(config: Any, reason: str) -> None:
+    with pytest.raises(UnsupportedRunnerError, match=f"OpenVINO: .*({reason})"):
+        OpenVinoRunnerFactory(build(config()), max_context=128)
+
+
+def test_a_window_that_no_context_exceeds_is_no_hindrance() -> None:
+    module = build(tf.MistralConfig(**_TINY, num_key_value_heads=2, sliding_window=128))
+    assert OpenVinoRunnerFactory(module, max_context=128).name == "openvino"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        lambda: tf.MixtralConfig(**_TINY, **_EXPERTS, num_local_experts=4),
+        lambda: tf.Qwen3MoeConfig(**_TINY, **_EXPERTS, num_experts=4, moe_intermediate_size=32),
+    ],
+)
+def test_mixtures_of_experts_are_computed(config: Any) -> None:
+    assert OpenVinoRunnerFactory(build(config()), max_context=128).name == "openvino"
+
+
+def test_float16_is_refused() -> None:
+    with pytest.raises(UnsupportedRunnerError, match="float16 is not supported"):
+        OpenVinoRunnerFactory(tiny("llama").half(), max_context=128)
+
+
+def test_a_graph_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the mask of a tree, nodes see their siblings."""
+    monkeypatch.setattr(runner, "tree_mask", lambda parents, begins: (np.zeros(0, np.uint8), np.zeros_like(begins)))
+    with pytest.raises(UnsupportedRunnerError, match=r"differ from the model's own by .*e.*\(at most 1e-03"):
+        OpenVinoRunnerFactory(tiny("llama"), max_context=128)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_the_module_is_left_as_it_was(family: str, dtype: torch.dtype) -> None:
+    module = tiny(family).to(dtype)
+    ids = torch.arange(20)[None]
+    state = {name: tensor.clone() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    with torch.inference_mode():
+        before = module(ids).logits
+    config = dict(vars(module.config))
+    OpenVinoRunnerFactory(module, max_context=128)
+    assert dict(vars(module.config)) == config
+    assert module.config._attn_implementation == "eager"
+    assert not any(part._forward_pre_hooks for part in module.modules())
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        assert tensor.dtype == state[name].dtype
+        assert torch.equal(tensor, state[name])
+    with torch.inference_mode():
+        assert torch.equal(module(ids).logits, before)
+
+
+@pytest.mark.parametrize("family", [family for family in OPENVINO_FAMILIES if family in RANDOM_FAMILIES])
+def test_bfloat16_is_computed(family: str) -> None:
+    module = tiny(family).to(torch.bfloat16)
+    config = module.config
+    assert OpenVinoRunnerFactory(module, max_context=128).kv_bytes_per_token == (
+        config.num_hidden_layers
+        * getattr(config, "num_key_value_heads", config.num_attention_heads)
+        * 2
+        * getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+        * torch.bfloat16.itemsize
+    )
