@@ -87,11 +87,16 @@ async def _well_formed(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, method: str, request_id: str) -> None:
-    """Ends the call with the error's status, unless it has ended."""
+    """Ends the call with the error's status.
+
+    Raises:
+        asyncio.CancelledError: the client is gone. A handler that returned would make gRPC send a status while the
+            write that the client broke off is still pending, which it logs as an error.
+    """
     if rule_for(error).code is INTERNAL.code:
         _log.error("internal error", method=method, request_id=request_id, exc_info=error)
     if isinstance(error, ClientGoneError) or context.cancelled() or context.done():
-        return
+        raise asyncio.CancelledError from error
     code, text, trailing = to_status(error, request_id)
     try:
         async with asyncio.timeout(_ABORT_SECONDS):
