@@ -11,14 +11,16 @@ import torch
 from model_runner.errors import UnsupportedRunnerError
 from model_runner.runners.base import Runner
 from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.runners.openvino.kv_pages import PAGE
+from model_runner.runners.openvino.kv_pages import PAGE_SIZE
 from model_runner.runners.probing import TOLERANCE, difference, path_with_wrong_siblings
 from strategies.draft import EMPTY_TREE, Int32Array
 
 _PATH = 5
 """Tokens of the true path of a tree."""
-_CONTEXTS = (PAGE + 9, PAGE - 2 * _PATH + 3)
+_CONTEXTS = (PAGE_SIZE + 9, PAGE_SIZE - 2 * _PATH + 3)
 """Tokens of the two prompts: one is longer than a page, the tree of the other crosses the end of one."""
+_PAGES = 4
+"""Pages of each: more than they need."""
 
 
 @torch.inference_mode()
@@ -37,7 +39,7 @@ def probe(module: Any, make_runner: Callable[[int], Runner], max_context: int) -
     longest = max(max_context - _PATH, 2)
     sequences = [random.integers(0, vocab, min(n, longest) + _PATH, np.int32) for n in _CONTEXTS]
     try:
-        logits = _tree_logits(make_runner(len(sequences) * 4 * PAGE), sequences, vocab)
+        logits = _tree_logits(make_runner(len(sequences) * _PAGES * PAGE_SIZE), sequences, vocab)
     except Exception as error:
         raise UnsupportedRunnerError(f"OpenVINO: {name}: {type(error).__name__}: {error}") from error
     tolerance = TOLERANCE[module.dtype]
@@ -55,13 +57,13 @@ def probe(module: Any, make_runner: Callable[[int], Runner], max_context: int) -
 def _tree_logits(runner: Runner, sequences: list[Int32Array], vocab: int) -> torch.Tensor:
     """Logits [sequence, 1 + path, vocab] after the last token of each prompt and along the true path of its tree."""
     threads = runner.thread_counts[-1]
-    regions = [runner.kv.allocate(tokens.size + _PATH) for tokens in sequences]
+    tables = np.random.default_rng(1).permutation(runner.pages).astype(np.int32).reshape(len(sequences), _PAGES)
     prefill, drafted = [], []
-    for region, tokens in zip(regions, sequences, strict=True):
+    for pages, tokens in zip(tables, sequences, strict=True):
         context = tokens.size - _PATH
         tree = path_with_wrong_siblings(tokens[context:], vocab)
-        prefill.append(BatchRow(region, 0, tokens[: context - 1], EMPTY_TREE, logits_from=context - 2))
-        drafted.append(BatchRow(region, context - 1, tokens[context - 1 : context], tree, logits_from=0))
+        prefill.append(BatchRow(pages, 0, tokens[: context - 1], EMPTY_TREE, logits_from=context - 2))
+        drafted.append(BatchRow(pages, context - 1, tokens[context - 1 : context], tree, logits_from=0))
     runner.step(lay_out(prefill), 0, threads)
     logits: torch.Tensor = runner.step(lay_out(drafted), 0, threads).logits
     on_path = [0, *range(1, 2 * _PATH, 2)]

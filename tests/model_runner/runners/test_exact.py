@@ -94,11 +94,11 @@ def test_the_same_bits_with_any_draft_in_any_batch(family: str, dtype: torch.dty
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt-neox", "bundled"])
 def test_the_same_bits_after_a_preemption(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was written token by token is computed again in chunks, and goes on from there, drafted."""
-    monkeypatch.setattr(kv_pool, "GROWTH", 8)  # so that the regions of short answers have to grow
+    monkeypatch.setattr(kv_pool, "GROWTH", 8)  # so that short answers need further pages
     wanted = plain(family, torch.bfloat16, 1.0)
     answers = {prompt: tokens for prompt, (tokens, _) in zip(prompts(family), wanted, strict=True)}
     for prefix_cache, chunk in ((True, 512), (False, 90)):
-        options = {"kv_cache_tokens": 620, "prefix_cache": prefix_cache, "prefill_chunk": chunk}
+        options = {"kv_cache_tokens": 400, "prefix_cache": prefix_cache, "prefill_chunk": chunk}
         crowded = engine(family, torch.bfloat16, max_running=5, **options)
         oracle = OracleStrategy(answers, VOCAB, seed=3)
         sequences = [sampled(prompt, 1.0, oracle) for prompt in prompts(family)]
