@@ -15,7 +15,22 @@ import numpy.typing as npt
 
 from strategies.draft import Int32Array
 
-UNLIMITED = sys.maxsize
+
+class DraftLimits(NamedTuple):
+    """What draft trees a runner can verify.
+
+    Attributes:
+        levels: how deep they may be.
+        nodes: how large.
+        branches: False for chains only.
+    """
+
+    levels: int = sys.maxsize
+    nodes: int = sys.maxsize
+    branches: bool = True
+
+
+NO_LIMITS = DraftLimits()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -126,8 +141,8 @@ class Runner(Protocol):
     def thread_counts(self) -> tuple[int, ...]:
         """Numbers of CPU threads that a step may run on, ascending; one where the choice makes no difference."""
 
-    def draft_limits(self, position: int) -> tuple[int, int]:
-        """How deep and how large a draft tree under the token at `position` may be: levels and nodes."""
+    def draft_limits(self, position: int) -> DraftLimits:
+        """Of the draft tree under the token at `position`."""
 
     def step(self, batch: StepBatch, top_k: int, threads: int) -> Predictions:
         """One forward pass; writes the keys and values of all its tokens.

@@ -48,7 +48,7 @@ class PagePool:
         self.references[pages] += 1
 
     def release(self, pages: Int32Array) -> Int32Array:
-        """One reference less to each. Returns those that have none any more, in the same order; they are not free yet."""
+        """One reference less to each. Returns those that have none any more, in their order; they are not free yet."""
         assert (self.references[pages] > 0).all()
         self.references[pages] -= 1
         unused: Int32Array = pages[self.references[pages] == 0]
@@ -67,7 +67,7 @@ class PagePool:
         assert not self.references[self._is_free].any()
 
     def _from_the_largest_gap(self, count: int) -> Int32Array:
-        """From the middle of the longest run of free pages, so that tables on both sides of it can still grow in place."""
+        """From the middle of the longest run of free pages, so that tables on both sides of it can grow in place."""
         free = np.flatnonzero(self._is_free).astype(np.int32)
         ends = np.flatnonzero(np.diff(free, append=np.int32(-1)) != 1)
         lengths = np.diff(ends, prepend=-1)

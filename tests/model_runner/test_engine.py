@@ -1,4 +1,4 @@
-"""The engine's life: endings, errors, limits; every slot, KV region and drafter is freed whatever happens."""
+"""The engine's life: endings, errors, limits; every slot, KV page and drafter is freed whatever happens."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from model_runner.runners.base import Runner
 from model_runner.runners.batch import BatchRow, lay_out
 from model_runner.runners.openvino.kv_pages import PAGE_SIZE
 from model_runner.runners.probing import TOLERANCE, difference, path_with_wrong_siblings
-from strategies.draft import EMPTY_TREE, Int32Array
+from strategies.draft import EMPTY_TREE, DraftTree, Int32Array
 
 _PATH = 5
 """Tokens of the true path of a tree."""
@@ -58,13 +58,16 @@ def _tree_logits(runner: Runner, sequences: list[Int32Array], vocab: int) -> tor
     """Logits [sequence, 1 + path, vocab] after the last token of each prompt and along the true path of its tree."""
     threads = runner.thread_counts[-1]
     tables = np.random.default_rng(1).permutation(runner.pages).astype(np.int32).reshape(len(sequences), _PAGES)
-    prefill, drafted = [], []
+    prefill, drafted, on_path = [], [], []
     for pages, tokens in zip(tables, sequences, strict=True):
         context = tokens.size - _PATH
-        tree = path_with_wrong_siblings(tokens[context:], vocab)
+        branches = runner.draft_limits(context - 1).branches
+        path = tokens[context:]
+        tree = path_with_wrong_siblings(path, vocab) if branches else DraftTree.of(path)
+        on_path.append([0, *(range(1, 2 * _PATH, 2) if branches else range(1, _PATH + 1))])
         prefill.append(BatchRow(pages, 0, tokens[: context - 1], EMPTY_TREE, logits_from=context - 2))
         drafted.append(BatchRow(pages, context - 1, tokens[context - 1 : context], tree, logits_from=0))
     runner.step(lay_out(prefill), 0, threads)
     logits: torch.Tensor = runner.step(lay_out(drafted), 0, threads).logits
-    on_path = [0, *range(1, 2 * _PATH, 2)]
-    return logits.view(len(sequences), 1 + 2 * _PATH, vocab)[:, on_path].clone()
+    of_row = torch.tensor_split(logits, [1 + len(drafted[0].tree)])
+    return torch.stack([of_row[i][nodes] for i, nodes in enumerate(on_path)])

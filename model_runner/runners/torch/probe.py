@@ -12,7 +12,7 @@ import torch
 from model_runner.errors import UnsupportedModelError
 from model_runner.runners.base import StepBatch
 from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.runners.probing import TOLERANCE, difference, path_with_wrong_siblings
+from model_runner.runners.probing import TOLERANCE, difference, hidden_window, path_with_wrong_siblings
 from model_runner.runners.torch.attention import ATTENTION_NAME, TorchBatch
 from model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
 from model_runner.runners.torch.linear.fused_linear import of_one_input, watch
@@ -162,10 +162,5 @@ def _check_windows(name: str, config: Any, layout: KVLayout, windows: list[int |
         raise UnsupportedModelError(
             f"{name} called attention {len(windows)} times for {layout.layers} layers with keys and values"
         )
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)
-    for layer, (kind, window) in enumerate(zip(kinds, windows, strict=True)):
-        if kind == "sliding_attention" and window != config.sliding_window:
-            raise UnsupportedModelError(
-                f"{name} hides the sliding window of layer {layer} from its attention function: {window} was passed,"
-                f" the config says {config.sliding_window}"
-            )
+    if reason := hidden_window(config, windows):
+        raise UnsupportedModelError(f"{name} {reason}")

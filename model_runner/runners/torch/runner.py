@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from model_runner.runners.base import UNLIMITED, KVMoves, Predictions, StepBatch
+from model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
 from model_runner.runners.kv_capacity import default_capacity
 from model_runner.runners.most_probable import most_probable
 from model_runner.runners.torch.attention import TorchBatch
@@ -32,8 +32,8 @@ class TorchRunner:
         self.pages, self.page_size = self._kv.pages, PAGE_SIZE
         self.thread_counts = _thread_counts(threads or torch.get_num_threads(), layout.device)
 
-    def draft_limits(self, position: int) -> tuple[int, int]:
-        return draft_limits(position) if self._layout.exact else (UNLIMITED, UNLIMITED)
+    def draft_limits(self, position: int) -> DraftLimits:
+        return draft_limits(position) if self._layout.exact else NO_LIMITS
 
     @torch.inference_mode()
     def step(self, batch: StepBatch, top_k: int, threads: int) -> Predictions:
