@@ -47,7 +47,7 @@ class Settings(BaseModel):
         default="auto",
         description="What computes the steps; auto: openvino on CPUs for models that it supports, else torch",
     )
-    threads: int | None = Field(default=None, description="Maximum number of CPU threads of a step; unset: all cores")
+    threads: int | None = Field(default=None, description="CPU threads of a step; unset: all cores")
 
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all interfaces")
     port: int = Field(default=50051, ge=0, le=65535, description="Port to listen on; 0 for any free port")

@@ -137,19 +137,14 @@ class Runner(Protocol):
     def page_size(self) -> int:
         """Tokens of a page."""
 
-    @property
-    def thread_counts(self) -> tuple[int, ...]:
-        """Numbers of CPU threads that a step may run on, ascending; one where the choice makes no difference."""
-
     def draft_limits(self, position: int) -> DraftLimits:
         """Of the draft tree under the token at `position`."""
 
-    def step(self, batch: StepBatch, top_k: int, threads: int) -> Predictions:
+    def step(self, batch: StepBatch, top_k: int) -> Predictions:
         """One forward pass; writes the keys and values of all its tokens.
 
         Args:
             top_k: how many most probable tokens to return for each row of logits.
-            threads: one of `thread_counts`.
         """
 
     def keep(self, moves: KVMoves) -> None:
@@ -183,7 +178,7 @@ class RunnerFactory(Protocol):
 
         Args:
             kv_tokens: capacity of its KV memory, rounded up to full pages.
-            threads: CPU threads of a step at most; None for the default of torch.
+            threads: CPU threads of a step; None for the default of torch.
 
         Raises:
             InvalidValueError: the device has no memory for it.

@@ -53,7 +53,7 @@ class OpenVinoRunnerFactory:
         threads = threads or torch.get_num_threads()
         if threads not in self._compiled:
             self._compiled[threads] = _compile(self._model, self._layout.dtype, threads)
-        return OpenVinoRunner(self._compiled[threads], self._layout, self._window, kv_tokens, threads)
+        return OpenVinoRunner(self._compiled[threads], self._layout, self._window, kv_tokens)
 
 
 def _compile(model: ov.Model, dtype: str, threads: int) -> ov.CompiledModel:

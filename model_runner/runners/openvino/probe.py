@@ -56,7 +56,6 @@ def probe(module: Any, make_runner: Callable[[int], Runner], max_context: int) -
 
 def _tree_logits(runner: Runner, sequences: list[Int32Array], vocab: int) -> torch.Tensor:
     """Logits [sequence, 1 + path, vocab] after the last token of each prompt and along the true path of its tree."""
-    threads = runner.thread_counts[-1]
     tables = np.random.default_rng(1).permutation(runner.pages).astype(np.int32).reshape(len(sequences), _PAGES)
     prefill, drafted, on_path = [], [], []
     for pages, tokens in zip(tables, sequences, strict=True):
@@ -67,7 +66,7 @@ def _tree_logits(runner: Runner, sequences: list[Int32Array], vocab: int) -> tor
         on_path.append([0, *(range(1, 2 * _PATH, 2) if branches else range(1, _PATH + 1))])
         prefill.append(BatchRow(pages, 0, tokens[: context - 1], EMPTY_TREE, logits_from=context - 2))
         drafted.append(BatchRow(pages, context - 1, tokens[context - 1 : context], tree, logits_from=0))
-    runner.step(lay_out(prefill), 0, threads)
-    logits: torch.Tensor = runner.step(lay_out(drafted), 0, threads).logits
+    runner.step(lay_out(prefill), 0)
+    logits: torch.Tensor = runner.step(lay_out(drafted), 0).logits
     of_row = torch.tensor_split(logits, [1 + len(drafted[0].tree)])
     return torch.stack([of_row[i][nodes] for i, nodes in enumerate(on_path)])

@@ -28,15 +28,11 @@ class OpenVinoRunner:
         layout: the shape of its pages.
         window: tokens that some layer attends to; None if every layer attends to all.
         kv_tokens: capacity of its KV memory.
-        threads: CPU threads that the model was compiled for.
     """
 
-    def __init__(
-        self, compiled: ov.CompiledModel, layout: PageLayout, window: int | None, kv_tokens: int, threads: int
-    ) -> None:
+    def __init__(self, compiled: ov.CompiledModel, layout: PageLayout, window: int | None, kv_tokens: int) -> None:
         self._kv = KVPages(layout, kv_tokens)
         self.pages, self.page_size = self._kv.pages, PAGE_SIZE
-        self.thread_counts = (threads,)
         self._window = window
         self._request = compiled.create_infer_request()
         self._caches = self._kv.tensors()
@@ -51,8 +47,7 @@ class OpenVinoRunner:
         within_window = self._window - 1 - position
         return DraftLimits(nodes=within_window) if within_window >= _LEAST_TREE else DraftLimits(branches=False)
 
-    def step(self, batch: StepBatch, top_k: int, threads: int) -> Predictions:
-        assert (threads,) == self.thread_counts
+    def step(self, batch: StepBatch, top_k: int) -> Predictions:
         inputs = step_inputs(batch)
         for name, array in inputs.items():
             self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
