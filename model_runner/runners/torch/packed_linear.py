@@ -70,9 +70,8 @@ def pack_linears(module: nn.Module) -> int:
     Subclasses of `nn.Linear` are left alone: they may compute something else.
     """
     found = {name: child for name, child in module.named_modules(remove_duplicate=False) if _is_linear(child)}
-    for dtype in sorted(
-        {str(linear.weight.dtype) for linear in found.values() if not _multiplies_in(linear.weight.dtype)}
-    ):
+    dtypes = {linear.weight.dtype for linear in found.values()}
+    for dtype in sorted(str(dtype) for dtype in dtypes if not _multiplies_in(dtype)):
         _log.warning("oneDNN does not multiply in %s on this machine: drafts cost more there", dtype)
     packable = [name for name, linear in found.items() if _multiplies_in(linear.weight.dtype)]
     for name in packable:
