@@ -60,7 +60,7 @@ def answer(engine: Engine, prompt: tuple[int, ...], new_tokens: int, **options: 
 def test_preempted_sequences_write_what_they_would_have_written(family: str, runner: str, prefix_cache: bool) -> None:
     prompts = [tuple(int(t) for t in np.random.default_rng(i).integers(0, 9, 5 + 9 * i)) for i in range(6)]
     answers = {prompt: greedy(family, prompt, 120) for prompt in prompts}
-    kv_cache_tokens = CONTEXT + NODES + 120
+    kv_cache_tokens = CONTEXT + NODES
     engine = engine_of(family, runner, kv_cache_tokens=kv_cache_tokens, prefix_cache=prefix_cache, prefill_chunk=50)
     oracle = OracleStrategy(answers, VOCAB, seed=1)
     sequences = [
