@@ -202,9 +202,11 @@ class EngineContender:
         seconds = time.perf_counter() - started
         return Answer(list(sequence.output), seconds, sequence.stats.decode_steps, sequence.stats.draft_tokens)
 
-    def learn(self, prompts: Iterable[Int32Array], seed: int) -> None:
+    def answer_together(self, prompts: Iterable[Int32Array], seed: int) -> list[list[int]]:
         """Answers prompts in one batch; the strategy learns from them as in a service."""
-        self._run([self._sequence(prompt, seed + i) for i, prompt in enumerate(prompts)])
+        sequences = [self._sequence(prompt, seed + i) for i, prompt in enumerate(prompts)]
+        self._run(sequences)
+        return [list(sequence.output) for sequence in sequences]
 
     def _sequence(self, prompt: Int32Array, seed: int) -> EngineSequence:
         task = self._task
