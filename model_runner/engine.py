@@ -184,7 +184,7 @@ class Engine:
         sequence.stats.first_scheduled_at = now
         self._policy.start(sequence)
         decoder = self.model.tokenizer.stream(request.prompt, request.include_special_tokens)
-        chooser = TokenChooser(sequence, eos, self.model.vocab_size)
+        chooser = TokenChooser(sequence, eos, self.model.vocab_size, self.model.defaults.constraints)
         self._writers[sequence] = SequenceWriter(sequence, chooser, OutputText(decoder, request.stop, eos))
 
     def _lay_out(self, drafts: SequenceOf[Draft]) -> StepBatch:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from model_runner.request import GrammarKind
+from model_runner.sampling.generation_defaults import GenerationDefaults
 from model_runner.sequence import Grammar
 from strategies.draft import Int32Array
 
@@ -55,6 +56,8 @@ class ServedModel(Protocol):
     @property
     def eos_token_ids(self) -> frozenset[int]: ...
     @property
+    def defaults(self) -> GenerationDefaults: ...
+    @property
     def tokenizer(self) -> TextTokenizer: ...
     @property
     def grammars(self) -> Grammars: ...
@@ -76,6 +79,7 @@ class ModelInfo:
     vocab_size: int
     max_context: int
     eos_token_ids: frozenset[int]
+    defaults: GenerationDefaults
 
     @classmethod
     def of(cls, model: Any) -> ModelInfo:

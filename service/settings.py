@@ -47,6 +47,10 @@ class Settings(BaseModel):
         default="auto",
         description="What computes the steps; auto: openvino on CPUs for models that it supports, else torch",
     )
+    generation_defaults: Literal["model", "greedy"] = Field(
+        default="model",
+        description="Where defaults of requests come from: the model's generation_config.json, or greedy decoding",
+    )
     threads: int | None = Field(default=None, description="CPU threads of a step; unset: all cores")
 
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all interfaces")

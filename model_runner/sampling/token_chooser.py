@@ -17,6 +17,8 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from model_runner.output import TokenLogprobs
 from model_runner.request import SamplingParams
+from model_runner.sampling.constraints import ConstrainedLogits
+from model_runner.sampling.generation_defaults import NO_CONSTRAINTS, Constraints
 from model_runner.sequence import Sequence
 
 _Warper = Callable[[Any, torch.Tensor], torch.Tensor]
@@ -26,15 +28,23 @@ class TokenChooser:
     """Chooses the tokens of one sequence, one after the other; remembers what it chose.
 
     Logits are processed in the order of transformers' `generate`: repetition penalty, then presence and frequency
-    penalties and logit bias, tokens that min_tokens or a grammar forbid, temperature, top-k, top-p, min-p.
+    penalties and logit bias, tokens that min_tokens, the model's constraints or a grammar forbid, temperature, top-k,
+    top-p, min-p.
 
     Args:
         sequence: the sequence to write; its output is empty.
         eos_token_ids: the model's end-of-sequence tokens.
         vocab_size: columns of the logits.
+        constraints: of the model.
     """
 
-    def __init__(self, sequence: Sequence, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+    def __init__(
+        self,
+        sequence: Sequence,
+        eos_token_ids: frozenset[int],
+        vocab_size: int,
+        constraints: Constraints = NO_CONSTRAINTS,
+    ) -> None:
         request = sequence.request
         params, stop = request.sampling, request.stop
         self.grammar = sequence.grammar
@@ -50,11 +60,15 @@ class TokenChooser:
             self._seen[torch.from_numpy(request.prompt.astype(np.int64))] = True
         if params.presence_penalty or params.frequency_penalty:
             self._counts = torch.zeros(vocab_size)
+        self._constrained = None
+        if constraints and self.grammar is None:  # a format alone determines what may be written
+            self._constrained = ConstrainedLogits(constraints, request.prompt, stop.max_tokens, eos_token_ids)
         self._plain = (
             params.temperature == 0.0
             and self._seen is None
             and self._counts is None
             and not params.logit_bias
+            and self._constrained is None
             and self.grammar is None
         )
 
@@ -94,6 +108,8 @@ class TokenChooser:
             scores[token] += bias
         if locked:
             scores[self._ends] = -torch.inf
+        if self._constrained is not None:
+            scores = self._constrained.process(scores)
         if self.grammar is not None:
             self.grammar.mask(scores)
         if params.temperature == 0.0:
@@ -110,6 +126,8 @@ class TokenChooser:
             self._seen[token] = True
         if self._counts is not None:
             self._counts[token] += 1.0
+        if self._constrained is not None:
+            self._constrained.accept(token)
         if self.grammar is not None:
             self.grammar.accept(token)
 

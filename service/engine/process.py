@@ -92,6 +92,7 @@ def _loaded(settings: Settings) -> Iterator[LoadedEngine]:
         max_context=settings.max_context,
         exact=settings.exact,
         runner=settings.runner,
+        generation_defaults=settings.generation_defaults,
     )
     _log.info("runner", runner=model.runner_name, reason=model.runner_reason)
     info = ModelInfo.of(model)

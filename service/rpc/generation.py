@@ -16,6 +16,7 @@ import numpy as np
 from draftwood.v1 import generation_pb2 as pb
 from model_runner.output import Finish, FinishReason
 from model_runner.request import Request
+from model_runner.sampling.generation_defaults import GenerationDefaults
 from model_runner.statistics import SequenceStats
 from service.engine.bridge import EngineBridge
 from service.engine.stream import Pending, Sample, Stream
@@ -67,7 +68,8 @@ class GenerationServicer:
         """Streams one Started, Deltas and one Finished, or raises the error that ends the call with one status."""
         tenant = resolve_tenant(request.tenant)
         with RequestLog(call.request_id, tenant, call.arrived_at) as record:
-            stream = self._bridge.admit(read_samples(request.sampling, self._settings.max_running))
+            defaults = self._serving.model.defaults.sampling
+            stream = self._bridge.admit(read_samples(request.sampling, self._settings.max_running, defaults))
             seconds = self._seconds(call)
             timer = asyncio.get_running_loop().call_later(seconds, stream.fail, DeadlineExceededError(seconds))
             try:
@@ -239,6 +241,28 @@ def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
         exact=model.exact,
         runner=model.runner_name,
         runner_reason=model.runner_reason,
+        generation_defaults=_defaults(model.defaults),
+    )
+
+
+def _defaults(defaults: GenerationDefaults) -> pb.GenerationDefaults:
+    sampling, constraints = defaults.sampling, defaults.constraints
+    return pb.GenerationDefaults(
+        sampling=pb.SamplingOptions(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+        ),
+        stop=pb.StopOptions(max_tokens=defaults.max_tokens, min_tokens=defaults.min_tokens),
+        constraints=pb.LogitConstraints(
+            no_repeat_ngram_size=constraints.no_repeat_ngram_size,
+            bad_words=[pb.TokenIds(ids=words) for words in constraints.bad_words],
+            suppressed=constraints.suppressed,
+            suppressed_first=constraints.suppressed_first,
+            forced_last=constraints.forced_last,
+        ),
     )
 
 

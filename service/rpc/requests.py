@@ -40,11 +40,12 @@ class Prompt:
     ids: Int32Array
 
 
-def read_samples(options: pb.SamplingOptions, limit: int) -> int:
+def read_samples(options: pb.SamplingOptions, limit: int, defaults: SamplingParams) -> int:
     """The number of samples.
 
     Args:
         limit: upper bound.
+        defaults: of the model.
 
     Raises:
         InvalidValueError: it is out of range, or above 1 with greedy decoding, which would repeat one answer.
@@ -53,7 +54,8 @@ def read_samples(options: pb.SamplingOptions, limit: int) -> int:
         return 1
     if not 1 <= options.n <= limit:
         raise InvalidValueError("sampling.n", options.n, f"it must lie in [1, {limit}]")
-    if options.n > 1 and not options.temperature:
+    temperature = options.temperature if options.HasField("temperature") else defaults.temperature
+    if options.n > 1 and not temperature:
         raise InvalidInputError("sampling.n", options.n, "several samples need a temperature above 0")
     return options.n
 
@@ -76,15 +78,16 @@ async def read_requests(
     Raises:
         InvalidValueError: a field is wrong.
     """
-    sampling = read_sampling(request, serving.model.vocab_size)
+    sampling = read_sampling(request, serving.model)
     strategy_name, max_nodes = _drafting(request.drafting, serving)
     prompt = await read_prompt(request, serving.model)
     stop = read_stop(request.stop, serving.model, prompt)
     if request.format.WhichOneof("format"):
-        for name, value in (("ignore_eos", stop.ignore_eos), ("min_tokens", stop.min_tokens)):
-            if value:
+        for name in ("ignore_eos", "min_tokens"):
+            if getattr(request.stop, name):
                 problem = "cannot be combined with format, which determines the end of the answer"
                 raise InvalidInputError(f"stop.{name}", None, problem)
+        stop = replace(stop, min_tokens=0)
     output_format = await read_format(request.format, serving.model)
     return [
         Request(
@@ -105,8 +108,9 @@ async def read_requests(
     ]
 
 
-def read_sampling(request: pb.GenerateRequest, vocab_size: int) -> SamplingParams:
-    """The options that are set, with defaults for the others; a seed is drawn if one is needed and none is given.
+def read_sampling(request: pb.GenerateRequest, model: ServedModel) -> SamplingParams:
+    """The options that are set, with the model's defaults for the others; a seed is drawn if one is needed and none is
+    given.
 
     Raises:
         InvalidValueError: an option is outside its range.
@@ -121,11 +125,12 @@ def read_sampling(request: pb.GenerateRequest, vocab_size: int) -> SamplingParam
     if len(bias) > MAX_LOGIT_BIASES:
         problem = f"has {len(bias)} items; at most {MAX_LOGIT_BIASES} are allowed"
         raise InvalidInputError("sampling.logit_bias", None, problem)
-    require_in_vocabulary("sampling.logit_bias", np.array([token for token, _ in bias], np.int32), vocab_size)
-    if values.get("temperature") and not request.sampling.HasField("seed"):
-        values["seed"] = secrets.randbits(64)
+    require_in_vocabulary("sampling.logit_bias", np.array([token for token, _ in bias], np.int32), model.vocab_size)
     logprobs = request.output.top_logprobs if request.output.HasField("top_logprobs") else None
-    return SamplingParams(**values, logit_bias=tuple(bias), logprobs=logprobs)
+    sampling = replace(model.defaults.sampling, **values, logit_bias=tuple(bias), logprobs=logprobs)
+    if sampling.temperature and not request.sampling.HasField("seed"):
+        return replace(sampling, seed=secrets.randbits(64))
+    return sampling
 
 
 async def read_format(options: pb.OutputFormat, model: ServedModel) -> Format | None:
@@ -171,7 +176,7 @@ async def read_prompt(request: pb.GenerateRequest | pb.TokenizeRequest, model: S
 
 
 def read_stop(options: pb.StopOptions, model: ServedModel, prompt: Prompt) -> StopParams:
-    """When the answer ends; without max_tokens, at the end of the context.
+    """When the answer ends; without max_tokens and a default of the model, at the end of the context.
 
     Raises:
         InvalidValueError: a value is wrong, or prompt and answer do not fit the context.
@@ -179,7 +184,9 @@ def read_stop(options: pb.StopOptions, model: ServedModel, prompt: Prompt) -> St
     available = model.max_context - prompt.ids.size
     if available < 1:
         raise _too_long(prompt.field, prompt.ids.size, model)
-    max_tokens = options.max_tokens if options.HasField("max_tokens") else available
+    defaults = model.defaults
+    usual = min(defaults.max_tokens or available, available)
+    max_tokens = options.max_tokens if options.HasField("max_tokens") else usual
     if max_tokens > available:
         prompt_part = f"the prompt has {prompt.ids.size} of the context's {model.max_context} tokens"
         allowed = f"it must be at most {available}, since {prompt_part}"
@@ -197,7 +204,7 @@ def read_stop(options: pb.StopOptions, model: ServedModel, prompt: Prompt) -> St
     require_in_vocabulary("stop.token_ids", np.array(options.token_ids, np.int32), model.vocab_size)
     return StopParams(
         max_tokens=max_tokens,
-        min_tokens=options.min_tokens,
+        min_tokens=options.min_tokens if options.HasField("min_tokens") else min(defaults.min_tokens, max_tokens),
         strings=tuple(options.strings),
         token_ids=frozenset(options.token_ids),
         ignore_eos=options.ignore_eos,
