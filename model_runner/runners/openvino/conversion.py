@@ -24,6 +24,7 @@ from transformers import AttentionInterface
 from transformers.utils import logging as transformers_logging
 
 from model_runner.errors import UnsupportedRunnerError
+from model_runner.runners.openvino.joining import join_products
 from model_runner.runners.openvino.kv_pages import PageLayout
 from model_runner.runners.openvino.paged_attention import OPERATOR, add_parameters, paged_attention
 
@@ -231,4 +232,6 @@ def _to_openvino(model: torch.nn.Module) -> ov.Model:
         front_end = FrontEndManager().load_by_framework("pytorch")
         front_end.add_extension(ConversionExtension(OPERATOR, paged_attention))
         converted: ov.Model = front_end.convert(front_end.load(decoder))
+    converted.reshape({name: ov.PartialShape([-1, 1]) for name in ("input_ids", "position_ids")})
+    join_products(converted)
     return converted
