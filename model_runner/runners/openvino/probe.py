@@ -63,6 +63,6 @@ def _tree_logits(runner: Runner, sequences: list[Int32Array], vocab: int) -> tor
         prefill.append(BatchRow(region, 0, tokens[: context - 1], EMPTY_TREE, logits_from=context - 2))
         drafted.append(BatchRow(region, context - 1, tokens[context - 1 : context], tree, logits_from=0))
     runner.step(lay_out(prefill), 0, threads)
-    logits: torch.Tensor = runner.step(lay_out(drafted), 0, threads).logits
+    logits = torch.from_numpy(runner.step(lay_out(drafted), 0, threads).logits)
     on_path = [0, *range(1, 2 * _PATH, 2)]
     return logits.view(len(sequences), 1 + 2 * _PATH, vocab)[:, on_path].clone()

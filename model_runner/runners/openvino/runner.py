@@ -8,7 +8,6 @@ import numba
 import numpy as np
 import numpy.typing as npt
 import openvino as ov
-import torch
 
 from model_runner.runners.base import UNLIMITED, KVMoves, Predictions, StepBatch
 from model_runner.runners.most_probable import most_probable
@@ -35,40 +34,51 @@ class OpenVinoRunner:
         self._caches = self.kv.tensors()
         for name, tensor in self._caches.items():
             self._request.set_tensor(name, tensor)
+        types = {place.get_any_name(): place.get_element_type() for place in compiled.inputs}
+        self._dtypes = {name: kind.to_dtype() for name, kind in types.items() if name not in self._caches}
+        self._inputs: dict[str, npt.NDArray[Any]] = {}
 
     def draft_limits(self, position: int) -> tuple[int, int]:
         return UNLIMITED, UNLIMITED
 
     def step(self, batch: StepBatch, top_k: int, threads: int) -> Predictions:
         assert (threads,) == self.thread_counts
-        inputs = step_inputs(batch, self.kv)
-        for name, array in inputs.items():
-            self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+        for name, array in step_inputs(batch, self.kv).items():
+            self._set_input(name, array)
         self._request.infer()
-        logits = torch.from_numpy(self._request.get_output_tensor(0).data)
+        logits = self._request.get_output_tensor(0).data
         return Predictions(logits, *most_probable(logits, top_k))
 
     def keep(self, moves: KVMoves) -> None:
         self.kv.move(moves)
 
+    def _set_input(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Copies into the memory of the last step where the shape is the same: setting a tensor takes ten times as
+        long."""
+        held = self._inputs.get(name)
+        if held is None or held.shape != array.shape:
+            held = self._inputs[name] = np.empty(array.shape, self._dtypes[name])
+            self._request.set_tensor(name, ov.Tensor(held, shared_memory=True))
+        held[...] = array
+
 
 def step_inputs(batch: StepBatch, kv: KVPages) -> dict[str, npt.NDArray[Any]]:
-    """The inputs of a converted model for one step, see `conversion.convert`."""
-    ends = batch.contexts + np.diff(batch.begins)
+    """The inputs of a converted model for one step, see `conversion.convert`; of integers of any size."""
+    ends = batch.contexts + batch.begins[1:] - batch.begins[:-1]
     rows = zip(batch.regions.tolist(), batch.contexts.tolist(), ends.tolist(), strict=True)
     pages = [kv.pages(region, context, end) for region, context, end in rows]
     page_begins = np.zeros(batch.rows + 1, np.int32)
     np.cumsum([of_row.shape[0] for of_row in pages], out=page_begins[1:])
     mask, mask_begins = tree_mask(batch.parents, batch.begins)
     return {
-        "input_ids": batch.tokens.astype(np.int64)[:, None],
-        "position_ids": batch.positions.astype(np.int64)[:, None],
-        "logit_rows": batch.logit_rows.astype(np.int64),
+        "input_ids": batch.tokens[:, None],
+        "position_ids": batch.positions[:, None],
+        "logit_rows": batch.logit_rows,
         "past_lens": batch.contexts,
         "subsequence_begins": batch.begins,
-        "block_indices": np.concatenate(pages),
+        "block_indices": pages[0] if len(pages) == 1 else np.concatenate(pages),
         "block_indices_begins": page_begins,
-        "max_context_len": np.array(ends.max(), np.int32),
+        "max_context_len": ends.max(),
         "qq_bias": mask,
         "qq_bias_begins": mask_begins,
     }
