@@ -60,7 +60,9 @@ class StepBatch:
     @property
     def mean_context(self) -> int:
         """Committed tokens that a token of the step attends to, on average over the tokens."""
-        return int(self.contexts @ (self.begins[1:] - self.begins[:-1])) // self.size
+        if self.rows == 1:
+            return int(self.contexts[0])
+        return int(self.contexts @ np.diff(self.begins)) // self.size
 
 
 class Predictions(NamedTuple):
