@@ -139,7 +139,7 @@ def convert(module: Any, max_context: int) -> tuple[ov.Model, PageLayout]:
     """The model with paged tree attention, and the shape of its pages; `module` is left as it was.
 
     Its inputs are those of `_FlatModel` and of `paged_attention.PARAMETERS`, its output is logits float32[R, vocab].
-    Weights are float32, or bfloat16 where those of `module` are. They share memory with `module`.
+    Weights are float32. They share memory with a float32 `module`, except those of products that were joined.
 
     Args:
         max_context: positions that the model will be run on at most.
@@ -156,6 +156,7 @@ def convert(module: Any, max_context: int) -> tuple[ov.Model, PageLayout]:
     except Exception as error:
         reason = trace.refusal or f"the model cannot be converted: {type(error).__name__}: {_first_line(error)}"
         raise UnsupportedRunnerError(f"OpenVINO: {name}: {reason}") from error
+    join_products(model)
     layers = add_parameters(model)
     if layers != config.num_hidden_layers:
         raise UnsupportedRunnerError(
@@ -233,5 +234,4 @@ def _to_openvino(model: torch.nn.Module) -> ov.Model:
         front_end.add_extension(ConversionExtension(OPERATOR, paged_attention))
         converted: ov.Model = front_end.convert(front_end.load(decoder))
     converted.reshape({name: ov.PartialShape([-1, 1]) for name in ("input_ids", "position_ids")})
-    join_products(converted)
     return converted

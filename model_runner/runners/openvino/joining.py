@@ -26,7 +26,8 @@ def join_products(model: ov.Model) -> int:
             source = node.input_value(0)
             groups[source.get_node().get_name(), source.get_index()].append(product)
     joined = 0
-    for group in groups.values():
+    while groups:
+        _, group = groups.popitem()  # so that the weights of one group are freed before the next one is copied
         if len(group) > 1 and len({product.bias is None for product in group}) == 1:
             _join(group)
             joined += len(group) - 1
