@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -81,16 +82,39 @@ class StepTimeCurve:
         """Moves the curve towards a step that took 1 + `surprise` times what was expected: a little everywhere, and
         more near its size. Sizes that no step had follow as far as the
         invariants require."""
-        nearest = int(np.argmin(np.abs(self.sizes - tokens)))
-        here = self.seconds[nearest] * (1.0 + _SMOOTHING * surprise)
-        ratios = self.sizes / self.sizes[nearest]
-        everywhere = self.seconds * (1.0 + _SMOOTHING_EVERYWHERE * surprise)
-        self.seconds = np.clip(everywhere, here * np.minimum(ratios, 1.0), here * np.maximum(ratios, 1.0))
+        self.seconds = _corrected(self.sizes, self.seconds, tokens, surprise)
         self._tabulate()
 
     def _tabulate(self) -> None:
         """Interpolated times of narrow steps, which are read in every step."""
-        self._table = np.interp(np.arange(min(self.sizes[-1], _TABLE) + 1), self.sizes, self.seconds)
+        self._table = _interpolated(self.sizes, self.seconds, int(min(self.sizes[-1], _TABLE)) + 1)
+
+
+@numba.njit("float64[::1](float64[::1], float64[::1], int64, float64)", cache=True, nogil=True)
+def _corrected(sizes: Seconds, seconds: Seconds, tokens: int, surprise: float) -> Seconds:
+    """The seconds of a curve after `StepTimeCurve.correct`. Compiled, since every step corrects the curve."""
+    nearest = np.argmin(np.abs(sizes - tokens))
+    here = seconds[nearest] * (1.0 + _SMOOTHING * surprise)
+    corrected = seconds * (1.0 + _SMOOTHING_EVERYWHERE * surprise)
+    for i in range(sizes.shape[0]):
+        ratio = sizes[i] / sizes[nearest]
+        corrected[i] = min(max(corrected[i], here * min(ratio, 1.0)), here * max(ratio, 1.0))
+    return corrected
+
+
+@numba.njit(cache=True, nogil=True)
+def _interpolated(sizes: Seconds, seconds: Seconds, count: int) -> Seconds:
+    """Seconds for 0, 1, ... count - 1 tokens, on the lines between the sizes; the same below the smallest."""
+    table, at = np.empty(count), 0
+    for tokens in range(count):
+        while at + 1 < sizes.shape[0] and tokens > sizes[at + 1]:
+            at += 1
+        if tokens <= sizes[at] or at + 1 == sizes.shape[0]:
+            table[tokens] = seconds[at]
+        else:
+            slope = (seconds[at + 1] - seconds[at]) / (sizes[at + 1] - sizes[at])
+            table[tokens] = seconds[at] + slope * (tokens - sizes[at])
+    return table
 
 
 class ContextCost(NamedTuple):
@@ -137,14 +161,14 @@ class StepTimes:
     def observe(self, tokens: int, sequences: int, seconds: float, context: int = MEASURED_CONTEXT) -> None:
         """Corrects the model by a step."""
         extra = (sequences - 1) * self._per_sequence
-        of_context = float(self._extra(np.array(tokens), sequences, context)) - extra
+        per_sequence, per_token = self._per_context
+        of_context = max(context - MEASURED_CONTEXT, 0) * (sequences * per_sequence + tokens * per_token)
         expected = self._curve.at(tokens) + extra + of_context
         # A step far from what was expected met the load of another process, not another curve.
         surprise = min(max(seconds / expected, 0.5), 2.0) - 1.0
         share = of_context / expected
         self._curve.correct(tokens, surprise * (1.0 - share))
         if share:
-            per_sequence, per_token = self._per_context
             factor = 1.0 + _SMOOTHING * surprise * share
             self._per_context = ContextCost(per_sequence * factor, per_token * factor)
         if sequences > 1:

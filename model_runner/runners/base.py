@@ -86,6 +86,8 @@ class StepBatch:
     @property
     def mean_context(self) -> int:
         """Committed tokens that a token of the step attends to, on average over the tokens."""
+        if self.rows == 1:
+            return int(self.contexts[0])
         return int(self.contexts @ np.diff(self.begins)) // self.size
 
 

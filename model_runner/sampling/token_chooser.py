@@ -21,6 +21,8 @@ from model_runner.sampling.constraints import ConstrainedLogits
 from model_runner.sampling.generation_defaults import NO_CONSTRAINTS, Constraints
 from model_runner.sequence import Sequence
 
+Logits = torch.Tensor | npt.NDArray[np.float32]
+"""What a runner predicts after one token: [vocab]."""
 _Warper = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
@@ -72,7 +74,7 @@ class TokenChooser:
             and self.grammar is None
         )
 
-    def choose(self, logits: torch.Tensor, prediction: int) -> int:
+    def choose(self, logits: Logits, prediction: int) -> int:
         """The next token.
 
         Args:
@@ -88,17 +90,17 @@ class TokenChooser:
         return token
 
     @torch.inference_mode()
-    def logprobs(self, logits: torch.Tensor, token: int) -> TokenLogprobs:
+    def logprobs(self, logits: Logits, token: int) -> TokenLogprobs:
         """Log-probabilities by the model's own logits [vocab], before any processing."""
-        scores = torch.log_softmax(logits.float(), -1)
+        scores = torch.log_softmax(torch.as_tensor(logits).float(), -1)
         count = self._params.logprobs or 0
         top = scores.topk(count)
         return TokenLogprobs(float(scores[token]), top.indices.tolist(), top.values.tolist())
 
     @torch.inference_mode()
-    def _process(self, logits: torch.Tensor, locked: bool) -> int:
+    def _process(self, logits: Logits, locked: bool) -> int:
         params = self._params
-        scores = logits.detach().to(device="cpu", dtype=torch.float32, copy=True)
+        scores = torch.as_tensor(logits).detach().to(device="cpu", dtype=torch.float32, copy=True)
         if self._seen is not None:
             penalty = params.repetition_penalty
             scores = torch.where(self._seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)

@@ -67,6 +67,6 @@ def _tree_logits(runner: Runner, sequences: list[Int32Array], vocab: int) -> tor
         prefill.append(BatchRow(pages, 0, tokens[: context - 1], EMPTY_TREE, logits_from=context - 2))
         drafted.append(BatchRow(pages, context - 1, tokens[context - 1 : context], tree, logits_from=0))
     runner.step(lay_out(prefill), 0)
-    logits: torch.Tensor = runner.step(lay_out(drafted), 0).logits
+    logits = torch.from_numpy(runner.step(lay_out(drafted), 0).logits)
     of_row = torch.tensor_split(logits, [1 + len(drafted[0].tree)])
     return torch.stack([of_row[i][nodes] for i, nodes in enumerate(on_path)])
