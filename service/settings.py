@@ -111,8 +111,15 @@ class Settings(BaseModel):
     )
 
     max_message_bytes: int = Field(
-        default=16 * _MIB, ge=1024, le=2**31 - 1, description="Maximum size of a request in bytes"
+        default=4 * _MIB, ge=1024, le=2**31 - 1, description="Maximum size of a request in bytes"
     )
+    max_prompt_characters: int | None = Field(
+        default=None,
+        ge=1,
+        description="Maximum number of characters of a prompt, all chat messages together; unset: 16 for each token of"
+        " the context, at least 65,536",
+    )
+    max_chat_messages: int = Field(default=1024, ge=1, description="Maximum number of chat messages of a prompt")
     default_timeout: float = Field(default=600.0, gt=0, description="Seconds for a request without a deadline")
     max_timeout: float = Field(default=3600.0, gt=0, description="Maximum number of seconds for any request")
     stream_interval: float = Field(

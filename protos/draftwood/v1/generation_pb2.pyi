@@ -328,7 +328,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "architecture", "parameters", "dtype", "device", "vocab_size", "max_context_tokens", "max_running_requests", "max_waiting_requests", "max_draft_nodes", "has_chat_template", "strategies", "default_strategy", "eos_token_ids", "server_version", "exact", "runner", "runner_reason", "generation_defaults")
+    __slots__ = ("model", "architecture", "parameters", "dtype", "device", "vocab_size", "max_context_tokens", "max_running_requests", "max_waiting_requests", "max_draft_nodes", "has_chat_template", "strategies", "default_strategy", "eos_token_ids", "server_version", "exact", "runner", "runner_reason", "generation_defaults", "limits")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -348,6 +348,7 @@ class GetModelInfoResponse(_message.Message):
     RUNNER_FIELD_NUMBER: _ClassVar[int]
     RUNNER_REASON_FIELD_NUMBER: _ClassVar[int]
     GENERATION_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     parameters: int
@@ -367,7 +368,30 @@ class GetModelInfoResponse(_message.Message):
     runner: str
     runner_reason: str
     generation_defaults: GenerationDefaults
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., max_draft_nodes: _Optional[int] = ..., has_chat_template: bool = ..., strategies: _Optional[_Iterable[str]] = ..., default_strategy: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., server_version: _Optional[str] = ..., exact: bool = ..., runner: _Optional[str] = ..., runner_reason: _Optional[str] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ...) -> None: ...
+    limits: RequestLimits
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., max_draft_nodes: _Optional[int] = ..., has_chat_template: bool = ..., strategies: _Optional[_Iterable[str]] = ..., default_strategy: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., server_version: _Optional[str] = ..., exact: bool = ..., runner: _Optional[str] = ..., runner_reason: _Optional[str] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., limits: _Optional[_Union[RequestLimits, _Mapping]] = ...) -> None: ...
+
+class RequestLimits(_message.Message):
+    __slots__ = ("message_bytes", "prompt_characters", "chat_messages", "stop_strings", "stop_string_characters", "stop_token_ids", "logit_biases", "format_characters", "samples")
+    MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_CHARACTERS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRING_CHARACTERS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIASES_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_CHARACTERS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    message_bytes: int
+    prompt_characters: int
+    chat_messages: int
+    stop_strings: int
+    stop_string_characters: int
+    stop_token_ids: int
+    logit_biases: int
+    format_characters: int
+    samples: int
+    def __init__(self, message_bytes: _Optional[int] = ..., prompt_characters: _Optional[int] = ..., chat_messages: _Optional[int] = ..., stop_strings: _Optional[int] = ..., stop_string_characters: _Optional[int] = ..., stop_token_ids: _Optional[int] = ..., logit_biases: _Optional[int] = ..., format_characters: _Optional[int] = ..., samples: _Optional[int] = ...) -> None: ...
 
 class GenerationDefaults(_message.Message):
     __slots__ = ("sampling", "stop", "constraints")
