@@ -32,9 +32,7 @@ def keep_bfloat16(model: ov.Model) -> int:
 
 
 def _is_matrix(node: Any) -> bool:
-    return bool(
-        node.get_type_name() == "Constant" and node.get_element_type() == ov.Type.f32 and len(node.shape) >= 2
-    )
+    return bool(node.get_type_name() == "Constant" and node.get_element_type() == ov.Type.f32 and len(node.shape) >= 2)
 
 
 def _as_float32(tensor: ov.Tensor) -> ov.Output:
