@@ -21,7 +21,7 @@ _INPUTS = 8
 
 
 def linear_layers(biases: Sequence[bool], integral: bool = False) -> ov.Model:
-    """Linear layers of 3, 4, ... outputs over the same input float32[T, 8]; `integral`: bfloat16 holds their weights."""
+    """Linear layers of 3, 4, ... outputs over one input float32[T, 8]; `integral`: bfloat16 holds their weights."""
     random = np.random.default_rng(0)
 
     def weight(*shape: int) -> npt.NDArray[np.float32]:
@@ -59,7 +59,7 @@ def test_products_of_one_input_become_one(biases: list[bool], fewer: int) -> Non
 def test_a_layer_has_four_products(family: str) -> None:
     """With biases (Qwen2) and without; nothing is transposed on the way to attention."""
     module = tiny(family)
-    model, _ = convert(module, max_context=128)
+    model, _, _ = convert(module, max_context=128)
     assert kinds(model).count("MatMul") == 4 * module.config.num_hidden_layers + 1
     for node in model.get_ops():
         if node.get_type_name() == "PagedAttentionExtension":
@@ -80,7 +80,7 @@ def test_matrices_of_bfloat16_numbers_stay_bfloat16() -> None:
 
 
 def test_the_weights_of_a_bfloat16_model_are_all_found() -> None:
-    model, _ = convert(tiny("llama").to(torch.bfloat16), max_context=128)
+    model, _, _ = convert(tiny("llama").to(torch.bfloat16), max_context=128)
     keep_bfloat16(model)
     for node in model.get_ops():
         if node.get_type_name() in ("MatMul", "Gather") and len(node.inputs()) > 1:
