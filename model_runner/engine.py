@@ -134,7 +134,7 @@ class Engine:
         """Asserts that slots, KV pages and drafters are held by live sequences that have run, and by no others."""
         self._scheduler.check()
         assert self._writers.keys() == self._policy.sequences
-        assert self._writers.keys() <= {*self._scheduler.running, *self._scheduler.preempted}
+        assert self._writers.keys() <= {*self._scheduler.live}
 
     def step(self) -> list[StepOutput]:
         """Schedules, drafts, runs the model once, verifies, commits. Returns what was written, sequence by sequence.

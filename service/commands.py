@@ -79,7 +79,12 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
     from service.serving import RemoteModel
 
     runner = EngineProcess(settings)
-    bridge = EngineBridge(runner, max_running=settings.max_running, max_waiting=settings.max_waiting)
+    bridge = EngineBridge(
+        runner,
+        max_running=settings.max_running,
+        max_waiting=settings.max_waiting,
+        weights=settings.tenant_weights,
+    )
     loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, settings.model_path))
     try:
         info = await bridge.start()

@@ -91,6 +91,12 @@ class KVPool:
         sequence.committed = shared.size * self.page_size
         return True
 
+    def missing(self, sequence: Sequence) -> int:
+        """How many pages live sequences must give up before a waiting one can be opened; 0 or less for none."""
+        blocks = self._find(sequence)
+        retained = sum(self._prefixes.is_retained(block.page) for block in blocks)
+        return self._need(sequence) - len(blocks) - (self.available - retained)
+
     def record(self, sequence: Sequence) -> None:
         """Makes what is committed of the prompt of a live sequence findable. Cheap if there is nothing new."""
         self._record(sequence, min(sequence.committed, int(sequence.request.prompt.size)))

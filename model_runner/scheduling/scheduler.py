@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import insort
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -16,6 +16,10 @@ from model_runner.sequence import Sequence, SequenceState
 
 PRIORITY_SECONDS = 60.0
 """One level of priority counts like having arrived this much earlier, so that no request waits for ever. Not tuned."""
+
+QUANTUM = 128.0
+"""Tokens, over its weight, that a tenant must have been served beyond another before one of its sequences gives way to
+the other's, where that has the slots that belong to it. Not tuned: a switch may cost the recomputation of a prompt."""
 
 _STEP_PRICE = 2
 """Price of a decoding step in prompt tokens, for fairness between tenants: the ratio of the VTC paper."""
@@ -37,11 +41,12 @@ class Work:
 class Scheduler:
     """Continuous batching: sequences join and leave at every step, within the number of slots and the KV memory.
 
-    The rank of a sequence is its arrival time, earlier by its priority. The sequences of one tenant are admitted by
-    rank; between tenants, weighted service decides. Admission needs KV memory for the tokens so far and a little
-    growth. When a running sequence needs more and there is none, the last by rank is preempted: it loses its keys and
-    values and waits, ahead of all that never ran, to recompute them. The first by rank is never preempted for another
-    one, so there is always progress, and as ranks do not change, every sequence is the first at some time.
+    The rank of a sequence is its arrival time, earlier by its priority; it orders the sequences of one tenant. Between
+    tenants, weighted service decides (`FairQueue`). Slots belong to the tenants that have live sequences, by weight; a
+    tenant uses the others' for as long as they leave them. When one asks for its own, the last by rank of the tenant
+    that holds the most is preempted: it loses its keys and values, which stay cached while there is room, and waits at
+    its rank. The same happens when a tenant was served much more than another, and when a running sequence needs more
+    memory than there is. A step always runs the last that would give way, so there is always progress.
 
     A decoding sequence runs in every step. Sequences in prefill share a chunk of tokens, a smaller one if others decode
     in the same step, so that a long prompt does not delay their next tokens.
@@ -74,12 +79,12 @@ class Scheduler:
         self._queue = FairQueue(self._ranks.__getitem__, weights)
         self._next_deadline = math.inf
         self.step_seconds = 0.0
+        self._admitted: set[Sequence] = set()
         self.running: list[Sequence] = []
-        self.preempted: list[Sequence] = []
 
     @property
     def waiting(self) -> int:
-        return len(self._queue) + len(self.preempted)
+        return len(self._queue)
 
     @property
     def live(self) -> list[Sequence]:
@@ -104,9 +109,10 @@ class Scheduler:
         """The work of the next step: finds memory for running sequences, admits waiting ones, splits the chunk."""
         for sequence in self.running:
             self._pool.record(sequence)
-        for sequence in sorted(filter(self._pool.is_short, self.running), key=self._rank):
-            if sequence.state is SequenceState.RUNNING:
-                self._find_memory(sequence)
+        if short := {*filter(self._pool.is_short, self.running)}:
+            for sequence in reversed(self._yielding()):
+                if sequence in short and sequence.state is SequenceState.RUNNING:
+                    self._find_memory(sequence)
         self._admit()
         return self._work()
 
@@ -121,24 +127,23 @@ class Scheduler:
         if sequence.state is SequenceState.RUNNING:
             self.running.remove(sequence)
             self._pool.close(sequence, keep)
-        elif sequence in self.preempted:
-            self.preempted.remove(sequence)
         else:
             self._queue.remove(sequence)
         sequence.state = SequenceState.FINISHED
+        self._admitted.discard(sequence)
         del self._ranks[sequence]
         self._queue.leave(sequence.request.tenant)
 
     def check(self) -> None:
         """Asserts that slots, memory, queues and states agree."""
-        waiting = [*self._queue, *self.preempted]
+        waiting = [*self._queue]
         assert len(self.running) <= self._max_running
         assert all(s.state is SequenceState.RUNNING for s in self.running)
         assert all(s.state is SequenceState.WAITING for s in waiting)
         assert all(s.committed == 0 for s in waiting)
         assert len({*self.running, *waiting}) == len(self.running) + len(waiting) == len(self._ranks)
         assert self._ranks.keys() == {*self.running, *waiting}
-        assert self.preempted == sorted(self.preempted, key=self._rank)
+        assert {*self.running} <= self._admitted <= self._ranks.keys()
         self._queue.check(self.live)
         self._pool.check(self.running)
 
@@ -154,22 +159,42 @@ class Scheduler:
         return sequence.request.deadline - self.step_seconds * math.ceil(sequence.length / self._prefill_chunk)
 
     def _find_memory(self, sequence: Sequence) -> None:
-        """Gives a running sequence further pages; preempts those after it by rank if need be, or else itself."""
+        """Gives a running sequence further pages; preempts those that yield before it if need be, or else itself."""
         for victim in self._victims(sequence):
             self._preempt(victim)
         if sequence.state is SequenceState.RUNNING:
             self._pool.grow(sequence)
 
     def _victims(self, sequence: Sequence) -> list[Sequence]:
-        """The sequences to preempt so that this one can grow: the last by rank, or itself if that is not enough."""
+        """The sequences to preempt so that this one can grow: itself if those that yield before it hold too little."""
         missing, victims = self._pool.shortfall(sequence), list[Sequence]()
-        for other in sorted(self.running, key=self._rank, reverse=True):
-            if missing <= 0 or missing <= self._pool.held_alone(victims):
+        if missing <= 0:
+            return []
+        for other in self._yielding():
+            if victims and missing <= self._pool.held_alone(victims):
                 return victims
             if other is sequence:
                 return [sequence]
             victims.append(other)
         raise AssertionError("the sequence is not running")
+
+    def _yielding(self) -> list[Sequence]:
+        """Running sequences in the order in which they give way: always the last by rank of the tenant that holds the
+        most for its weight, and of several such tenants of the one that was served most."""
+        of_tenant: dict[str, list[Sequence]] = {}
+        for sequence in sorted(self.running, key=self._rank):
+            of_tenant.setdefault(sequence.request.tenant, []).append(sequence)
+
+        def holds(tenant: str) -> tuple[float, float]:
+            return len(of_tenant[tenant]) / self._queue.weight(tenant), self._queue.served(tenant)
+
+        order = []
+        while of_tenant:
+            tenant = max(of_tenant, key=holds)
+            order.append(of_tenant[tenant].pop())
+            if not of_tenant[tenant]:
+                del of_tenant[tenant]
+        return order
 
     def _preempt(self, sequence: Sequence) -> None:
         """Its keys and values stay cached while the memory is not needed."""
@@ -178,29 +203,76 @@ class Scheduler:
         sequence.state = SequenceState.WAITING
         sequence.committed = 0
         sequence.stats.preemptions += 1
-        insort(self.preempted, sequence, key=self._rank)
+        self._queue.put_back(sequence)
 
     def _admit(self) -> None:
-        """Fills free slots. A sequence that is next and does not fit holds up the others, or it would wait for ever."""
-        while len(self.running) < self._max_running:
-            sequence = self._next()
-            if sequence is None:
-                return
+        """Fills free slots, and those that belong to tenants whose sequences wait.
+
+        A sequence that is next and that memory does not suffice for holds up the others, or it would wait for ever.
+        """
+        while (admission := self._next()) is not None:
+            sequence, victims = admission
+            for victim in victims:
+                self._preempt(victim)
             if not self._pool.open(sequence):
-                return
-            if self.preempted:
-                self.preempted.remove(sequence)
-            else:
-                self._queue.remove(sequence)
-                self._queue.charge(sequence.request.tenant, sequence.length - sequence.committed)
+                return  # its cached prefix was in pages that were given up
+            tenant = sequence.request.tenant
+            self._queue.remove(sequence)
+            if sequence not in self._admitted:
+                self._admitted.add(sequence)
+                self._queue.charge(tenant, sequence.length - sequence.committed)
                 sequence.stats.cached_prompt_tokens = sequence.committed
             sequence.state = SequenceState.RUNNING
             self.running.append(sequence)
 
-    def _next(self) -> Sequence | None:
-        if self.preempted:
-            return self.preempted[0]
-        return next((head for head in self._queue.heads() if not self._gains_by_waiting(head)), None)
+    def _next(self) -> tuple[Sequence, list[Sequence]] | None:
+        """The sequence to admit, and those that give way to it."""
+        free, holding = len(self.running) < self._max_running, self._holding()
+        # Tenants that lack slots of their own come first; between equals, the least served.
+        for head in sorted(self._queue.heads(), key=lambda head: not self._lacks(head.request.tenant, holding)):
+            if self._gains_by_waiting(head):
+                continue
+            victims = self._givers(head, free)
+            if victims is not None:
+                return head, victims
+            if free:
+                return None
+        return None
+
+    def _givers(self, sequence: Sequence, free: bool) -> list[Sequence] | None:
+        """The running sequences that give way so that this one can run, if need be; None if it has to wait.
+
+        Args:
+            free: there is a free slot.
+        """
+        missing = self._pool.missing(sequence)
+        if free and missing <= 0:
+            return []
+        tenant = sequence.request.tenant
+        holding = self._holding()
+        lacks = self._lacks(tenant, holding)
+        victims: list[Sequence] = []
+        for other in self._yielding():
+            giver = other.request.tenant
+            served_more = self._queue.served(giver) - self._queue.served(tenant) > QUANTUM
+            if giver == tenant or holding[giver] <= self._guaranteed(giver) or not (lacks or served_more):
+                continue
+            holding[giver] -= 1
+            victims.append(other)
+            if missing <= self._pool.held_alone(victims):
+                return victims
+        return None
+
+    def _holding(self) -> Counter[str]:
+        """Slots by tenant."""
+        return Counter(sequence.request.tenant for sequence in self.running)
+
+    def _lacks(self, tenant: str, holding: Counter[str]) -> bool:
+        """Whether a tenant holds fewer slots than belong to it."""
+        return holding[tenant] < self._guaranteed(tenant)
+
+    def _guaranteed(self, tenant: str) -> int:
+        return self._queue.guaranteed(tenant, self._max_running)
 
     def _gains_by_waiting(self, sequence: Sequence) -> bool:
         """Whether a running sequence is about to compute a prefix of this prompt, which can be shared then.

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from itertools import count
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import structlog
@@ -67,16 +69,25 @@ class EngineBridge:
         runner: where the engine runs.
         max_running: sequences that the engine decodes together.
         max_waiting: further sequences that are admitted.
+        weights: the share of a tenant in these, relative to others; 1 for those not named.
 
     Attributes:
         on_stopped: called when the engine has died.
     """
 
-    def __init__(self, runner: EngineRunner, *, max_running: int, max_waiting: int) -> None:
+    def __init__(
+        self,
+        runner: EngineRunner,
+        *,
+        max_running: int,
+        max_waiting: int,
+        weights: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         self.on_stopped: Callable[[], None] = lambda: None
         self._runner = runner
         self._max_running = max_running
         self._max_live = max_running + max_waiting
+        self._weights = weights
         self._live: set[Stream] = set()
         self._ids = count()
         self._by_id: dict[int, tuple[Stream, Sample]] = {}
@@ -111,8 +122,11 @@ class EngineBridge:
         _, self._link = await loop.create_connection(lambda: Link(self._receive, self._lost), sock=ours)
         return await self._started
 
-    def admit(self, slots: int = 1) -> Stream:
+    def admit(self, slots: int = 1, tenant: str = "") -> Stream:
         """Reserves slots for one more request, one for each of its samples, until the stream is closed.
+
+        A tenant may hold all slots. When they are taken and another one comes that holds less for its weight, the
+        newest requests of the first that have not begun are refused instead.
 
         Raises:
             EngineStoppedError, ShuttingDownError: no request is admitted any more.
@@ -122,13 +136,41 @@ class EngineBridge:
             raise EngineStoppedError("the engine has stopped")
         if self._draining:
             raise ShuttingDownError()
-        if self.live + slots > self._max_live:
-            estimate = self._request_seconds / self._max_running
-            raise QueueFullError(self._max_live, min(max(estimate, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS))
-        stream = Stream(self._submit, self._release, slots)
+        refused = self._to_refuse(slots, tenant)
+        if refused is None:
+            raise self._full()
+        for stream in refused:
+            stream.fail(self._full())
+        stream = Stream(self._submit, self._release, slots, tenant)
         self._live.add(stream)
         self._idle.clear()
         return stream
+
+    def _to_refuse(self, slots: int, tenant: str) -> list[Stream] | None:
+        """Requests to refuse so that the tenant gets these slots; None if it has to be refused itself."""
+        live = [stream for stream in self._live if not stream.failed]
+        held = Counter[str]()
+        for stream in live:
+            held[stream.tenant] += stream.slots
+        missing = held.total() + slots - self._max_live
+        if missing <= 0:
+            return []
+        share = (held[tenant] + slots) / self._weights.get(tenant, 1.0)
+        refused = []
+        for stream in sorted(live, key=lambda stream: stream.admitted_at, reverse=True):
+            left = held[stream.tenant] - stream.slots
+            if stream.begun or stream.tenant == tenant or left / self._weights.get(stream.tenant, 1.0) < share:
+                continue
+            held[stream.tenant] = left
+            refused.append(stream)
+            missing -= stream.slots
+            if missing <= 0:
+                return refused
+        return None
+
+    def _full(self) -> QueueFullError:
+        estimate = self._request_seconds / self._max_running
+        return QueueFullError(self._max_live, min(max(estimate, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS))
 
     async def run_operation(self, operation: MemoryOperation[Result]) -> Result:
         """Runs an operation on the memories in the engine's process. Cancelling the call does not stop the operation.

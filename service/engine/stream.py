@@ -73,6 +73,7 @@ class Stream:
         samples: the submitted ones; empty before that.
         finished: all samples have finished.
         ids: of the samples, on the engine's link.
+        tenant: whose it is.
         slots: number of slots that it holds, one for each sample.
         admitted_at: on the clock of `time.perf_counter`.
     """
@@ -89,6 +90,7 @@ class Stream:
         "ids",
         "samples",
         "slots",
+        "tenant",
     )
 
     def __init__(
@@ -96,6 +98,7 @@ class Stream:
         submit: Callable[[Stream, tuple[Sample, ...]], None],
         release: Callable[[Stream], None],
         slots: int = 1,
+        tenant: str = "",
     ) -> None:
         self._submit = submit
         self._release = release
@@ -105,6 +108,7 @@ class Stream:
         self._closed = False
         self._running = slots
         self.slots = slots
+        self.tenant = tenant
         self.samples: tuple[Sample, ...] = ()
         self.ids: list[int] = []
         self.admitted_at = time.perf_counter()
@@ -112,6 +116,16 @@ class Stream:
     @property
     def finished(self) -> bool:
         return self._running == 0
+
+    @property
+    def failed(self) -> bool:
+        """It was ended by `fail`, so that it needs no slots any more."""
+        return self._error is not None
+
+    @property
+    def begun(self) -> bool:
+        """Some of the answer was written."""
+        return any(sample.completion_tokens for sample in self.samples)
 
     def submit(self, *samples: Sample) -> None:
         """Sends the samples to the engine, as many as there are slots; once.

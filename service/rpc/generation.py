@@ -92,7 +92,8 @@ class GenerationServicer:
         tenant = resolve_tenant(request.tenant)
         with RequestLog(call.request_id, tenant, call.arrived_at) as record:
             defaults = self._serving.model.defaults.sampling
-            stream = self._bridge.admit(read_samples(request.sampling, self._settings.max_running, defaults))
+            samples = read_samples(request.sampling, self._settings.max_running, defaults)
+            stream = self._bridge.admit(samples, tenant)
             seconds = self._seconds(call)
             timer = asyncio.get_running_loop().call_later(seconds, stream.fail, DeadlineExceededError(seconds))
             try:

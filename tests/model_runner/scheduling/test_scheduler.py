@@ -18,7 +18,7 @@ from model_runner.errors import InvalidValueError
 from model_runner.request import StopParams
 from model_runner.scheduling.fair_queue import FairQueue
 from model_runner.scheduling.kv_pool import KVPool
-from model_runner.scheduling.scheduler import PRIORITY_SECONDS, Scheduler, Work
+from model_runner.scheduling.scheduler import PRIORITY_SECONDS, QUANTUM, Scheduler, Work
 from model_runner.sequence import Sequence, SequenceState
 from strategies.draft import Int32Array
 from tests.model_runner.fake_kv import FakeMemory
@@ -150,6 +150,91 @@ def test_a_tenant_that_comes_late_is_served_next_and_has_no_claim_from_before() 
     assert order[1:7] in (["b", "a", "b", "a", "b", "a"], ["a", "b", "a", "b", "a", "b"])
 
 
+def holding(bench: Bench) -> Counter[str]:
+    """Slots by tenant."""
+    return Counter(sequence.request.tenant for sequence in bench.scheduler.running)
+
+
+def test_a_tenant_alone_uses_all_slots_and_another_gets_its_own_in_the_next_step() -> None:
+    bench = Bench(max_running=4, prefix_cache=True)
+    for _ in range(12):
+        bench.add("a", max_tokens=400)
+    for _ in range(50):
+        bench.step()
+    assert holding(bench) == {"a": 4}
+    urgent = bench.add("b", max_tokens=10)
+    for written in range(1, 11):
+        bench.step()
+        assert len(urgent.output) == written
+    for _ in range(3):
+        bench.add("b", max_tokens=400)
+    bench.step()
+    assert holding(bench) == {"a": 2, "b": 2}
+    bench.add("c", max_tokens=400)
+    bench.step()
+    assert holding(bench)["c"] == 1
+
+
+def test_slots_belong_to_tenants_by_weight() -> None:
+    bench = Bench(max_running=8, weights={"b": 3.0})
+    for tenant in "ab":
+        for _ in range(20):
+            bench.add(tenant, max_tokens=300)
+    for _ in range(5):
+        bench.step()
+    assert holding(bench) == {"a": 2, "b": 6}
+
+
+def test_more_tenants_than_slots_take_turns() -> None:
+    bench = Bench(max_running=1, prefix_cache=True)
+    first, second = bench.add("a", max_tokens=2000), bench.add("b", max_tokens=2000)
+    for _ in range(1000):
+        bench.step()
+    assert abs(len(first.output) - len(second.output)) <= QUANTUM
+    assert first.stats.preemptions >= 4
+    assert first.stats.preemptions <= 1000 / QUANTUM * 2
+    assert 900 < len(first.output) + len(second.output) <= 1000
+
+
+def test_priority_orders_within_a_tenant_and_takes_nothing_from_another() -> None:
+    bench = Bench(max_running=4)
+    for _ in range(6):
+        bench.add("b", max_tokens=300)
+    bench.step()
+    for _ in range(6):
+        bench.add("a", max_tokens=300, priority=10)
+    low, high = bench.add("b", max_tokens=300, priority=-1), bench.add("b", max_tokens=300, priority=1)
+    for _ in range(20):
+        bench.step()
+        assert holding(bench) == {"a": 2, "b": 2}
+    while not high.output:
+        bench.step()
+    assert low.output == []
+
+
+def test_memory_that_a_tenant_holds_beyond_its_share_is_given_up_for_another() -> None:
+    bench = Bench(max_running=4, pages=60)
+    hogs = [bench.add("a", prompt=200, max_tokens=50) for _ in range(4)]
+    bench.step()
+    assert len(bench.scheduler.running) > 2
+    guest = bench.add("b", prompt=200, max_tokens=50)
+    bench.step()
+    assert guest.committed > 0
+    bench.finishing_order()
+    assert [len(s.output) for s in (*hogs, guest)] == [50] * 5
+
+
+def test_going_idle_forgives_nothing() -> None:
+    bench = Bench(max_running=1)
+    steady = bench.add("b", max_tokens=3000)
+    bench.step()
+    for _ in range(5):
+        burst = bench.add("a", max_tokens=100)
+        while burst.state is not SequenceState.FINISHED:
+            bench.step()
+    assert len(steady.output) >= 5 * 100 - QUANTUM
+
+
 def test_a_head_that_does_not_fit_is_not_overtaken_for_ever() -> None:
     bench = Bench(pages=53)
     bench.add("a", prompt=500, max_tokens=20)
@@ -184,16 +269,15 @@ def test_memory_is_taken_from_the_lowest_priority_and_then_from_the_newest() -> 
     while not newest.stats.preemptions:
         bench.step()
     assert bench.scheduler.running == [old]
-    assert bench.scheduler.preempted == [newest, low]
+    assert [*bench.scheduler._queue] == [newest, low]
     assert old.stats.preemptions == 0
     newcomer = bench.add()
     bench.scheduler.finish(old)
     bench.step()
-    assert bench.scheduler.running == [newest]
-    assert bench.scheduler.preempted == [low]
-    assert newcomer.output == []  # those who have run before come first
+    assert bench.scheduler.running == [newest, newcomer]  # both rank before the one of low priority
     bench.finishing_order()
     assert newcomer.stats.preemptions == 0
+    assert [len(s.output) for s in (low, newer, newest)] == [300, 10, 300]
 
 
 def test_a_sequence_that_the_others_give_up_too_little_for_makes_room_itself() -> None:

@@ -131,6 +131,48 @@ async def test_slots_are_bounded_and_released() -> None:
         engine.check()
 
 
+async def test_a_tenant_that_holds_all_slots_makes_room_for_another() -> None:
+    engine = FakeEngine(max_running=2)
+    engine.gate.clear()
+    async with running(engine, max_waiting=4) as bridge:
+        begun = bridge.admit(tenant="a")
+        begun.submit(sample(50))
+        engine.gate.set()
+        await begun.take()
+        engine.gate.clear()
+        waiting = [bridge.admit(tenant="a") for _ in range(5)]
+        for stream in waiting:
+            stream.submit(sample(4))
+        with pytest.raises(QueueFullError):
+            bridge.admit(tenant="a")
+        others = [bridge.admit(2, tenant="b"), bridge.admit(tenant="b")]
+        assert [stream.failed for stream in (begun, *waiting)] == [False] * 3 + [True] * 3
+        with pytest.raises(QueueFullError):
+            await waiting[-1].take()
+        with pytest.raises(QueueFullError):  # four of six slots would be more than the other's
+            bridge.admit(tenant="b")
+        others[1].submit(sample(4))
+        engine.gate.set()
+        assert len((await drained(others[1])).token_ids) == 4
+        assert len((await drained(waiting[0])).token_ids) == 4
+        for stream in (begun, *waiting, *others):
+            stream.close()
+        await until(lambda: not engine.has_work)
+
+
+async def test_slots_are_shared_out_by_weight() -> None:
+    bridge = EngineBridge(on_thread(FakeEngine()), max_running=2, max_waiting=6, weights={"b": 3.0})
+    await bridge.start()
+    first = [bridge.admit(tenant="a") for _ in range(8)]
+    second = [bridge.admit(tenant="b") for _ in range(6)]
+    assert sum(stream.failed for stream in first) == 6
+    with pytest.raises(QueueFullError):
+        bridge.admit(tenant="b")
+    for stream in (*first, *second):
+        stream.close()
+    await bridge.close()
+
+
 async def test_output_of_a_closed_stream_is_dropped() -> None:
     engine = FakeEngine()
     async with running(engine) as bridge:
