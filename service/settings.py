@@ -47,6 +47,11 @@ class Settings(BaseModel):
         default="auto",
         description="What computes the steps; auto: openvino on CPUs for models that it supports, else torch",
     )
+    weights: Literal["as-is", "int8"] = Field(
+        default="as-is",
+        description="Weights in memory; as-is: in the data type of the computation, int8: quantized to 8 bits (runner"
+        " openvino)",
+    )
     threads: int | None = Field(default=None, description="Maximum number of CPU threads of a step; unset: all cores")
 
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all interfaces")

@@ -239,6 +239,7 @@ def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
         exact=model.exact,
         runner=model.runner_name,
         runner_reason=model.runner_reason,
+        weights=model.weights,
     )
 
 

@@ -116,6 +116,7 @@ def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
         exact=message.exact,
         runner=message.runner,
         runner_reason=message.runner_reason,
+        weights=message.weights,
     )
 
 
