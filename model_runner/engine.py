@@ -14,7 +14,7 @@ from model_runner.drafting.draft_policy import Draft, DraftPolicy, Outcome
 from model_runner.drafting.step_measuring import measure_step_times
 from model_runner.drafting.watchdog import Watchdog
 from model_runner.engine_config import EngineConfig
-from model_runner.errors import DeadlineError, EngineStoppedError, InvalidValueError, KVAllocationError, ModelError
+from model_runner.errors import DeadlineError, EngineStoppedError, InvalidValueError, ModelError
 from model_runner.loading.model import LoadedModel
 from model_runner.output import StepOutput
 from model_runner.runners.base import KVMoves, Predictions, StepBatch
@@ -52,7 +52,8 @@ class Engine:
         watchdog: interrupts strategies that do not return; None for no limit.
 
     Raises:
-        InvalidValueError: the KV cache, as configured or as memory allows, cannot hold one full context.
+        InvalidValueError: the KV cache, as configured or as memory allows, cannot hold one full context, or the device
+            has no memory for it.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Engine:
         if capacity < full:
             raise InvalidValueError("kv_cache_tokens", capacity, f"one full context with its drafts needs {full}")
         self._runner = model.factory.runner(capacity, config.threads)
-        self._pool = KVPool(self._runner.kv, capacity, full, config.prefix_cache)
+        self._pool = KVPool(self._runner.pages, self._runner.page_size, config.prefix_cache)
         self._scheduler = Scheduler(
             self._pool, config.max_running, config.prefill_chunk, config.shared_prefill_chunk, config.tenant_weights
         )
@@ -130,7 +131,7 @@ class Engine:
             self._finish(sequence)
 
     def check(self) -> None:
-        """Asserts that slots, KV regions and drafters are held by live sequences that have run, and by no others."""
+        """Asserts that slots, KV pages and drafters are held by live sequences that have run, and by no others."""
         self._scheduler.check()
         assert self._writers.keys() == self._policy.sequences
         assert self._writers.keys() <= {*self._scheduler.running, *self._scheduler.preempted}
@@ -144,7 +145,6 @@ class Engine:
         started = time.perf_counter()
         outputs = self._expire(started)
         plan = self._schedule(started)
-        outputs += self._end_unallocatable()
         drafts = self._policy.propose(plan, self.running)
         if not drafts:
             return outputs
@@ -171,14 +171,6 @@ class Engine:
 
         return [self._end(sequence, late(sequence)) for sequence in self._scheduler.overdue(now)]
 
-    def _end_unallocatable(self) -> list[StepOutput]:
-        """Ends the sequences that the device has no KV memory for."""
-
-        def error(sequence: Sequence) -> Exception:
-            return KVAllocationError(sequence.length, sequence.length * self.model.factory.kv_bytes_per_token)
-
-        return [self._end(sequence, error(sequence)) for sequence in self._scheduler.unallocatable()]
-
     def _schedule(self, now: float) -> list[Work]:
         """The work of the step; its sequences get what they need to draft and to write."""
         plan = self._scheduler.schedule()
@@ -201,7 +193,7 @@ class Engine:
         for work, tree in drafts:
             sequence = work.sequence
             chain = sequence.tokens(sequence.committed, work.tokens)
-            rows.append(BatchRow(self._pool.region(sequence), sequence.committed, chain, tree, work.tokens - 1))
+            rows.append(BatchRow(self._pool.pages(sequence), sequence.committed, chain, tree, work.tokens - 1))
         return lay_out(rows, self._policy.least_score(drafts))
 
     def _forward(self, batch: StepBatch, drafts: SequenceOf[Draft]) -> tuple[Predictions, float]:
@@ -241,9 +233,9 @@ class Engine:
         return verified
 
     def _keep(self, verified: SequenceOf[_Verified]) -> None:
-        """Moves the KV rows of accepted nodes behind the committed ones."""
+        """Moves the KV entries of accepted nodes behind the committed ones."""
         moves = [
-            (self._pool.region(one.sequence), one.committed + node, one.committed + depth)
+            (self._pool.slot(one.sequence, one.committed + node), self._pool.slot(one.sequence, one.committed + depth))
             for one in verified
             for depth, node in enumerate(one.path.nodes)
             if node != depth

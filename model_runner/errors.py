@@ -8,7 +8,6 @@ DraftwoodError
 │   └── UnsupportedRunnerError   a model that the runner asked for cannot compute
 ├── DeadlineError            the deadline of a sequence passed or could not be met any more
 ├── ModelError               the model failed in a step; the sequences of that step end
-├── KVAllocationError        the device has no memory for keys and values
 └── EngineStoppedError       the engine is closed, or died
 """
 
@@ -91,23 +90,6 @@ class DeadlineError(DraftwoodError):
 
 class ModelError(DraftwoodError):
     """The model's forward pass raised; `__cause__` is what it raised."""
-
-
-class KVAllocationError(DraftwoodError):
-    """The device has no memory for a KV region.
-
-    Attributes:
-        tokens: the size of the region.
-        nbytes: the same in bytes.
-    """
-
-    def __init__(self, tokens: int, nbytes: int) -> None:
-        super().__init__(f"no memory for keys and values of {tokens} tokens ({nbytes / 1e6:.0f} MB)")
-        self.tokens = tokens
-        self.nbytes = nbytes
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.tokens, self.nbytes)
 
 
 class EngineStoppedError(DraftwoodError):

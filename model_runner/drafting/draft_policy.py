@@ -4,7 +4,7 @@ A draft passes these decisions, in this order:
 1. While prompts wait for further steps, nothing is drafted; sequences whose drafts pay skip steps (`_may_skip`).
 2. A drafter whose drafts do not pay pauses, and one that is too slow is switched off (`draft_account`).
 3. A tree has at most the nodes that the request allows, is no deeper than what is left to write, and keeps to the
-   limits of the runner (`_limited`).
+   limits of the runner.
 4. Of all trees of a step, the nodes are verified that are worth their time by the step-time model (`budget`).
 Which sources of a hybrid are asked is decided by the hybrid itself: that changes what a draft costs, not how much of
 it is verified.
@@ -27,7 +27,7 @@ from model_runner.drafting.draft_account import Payoff
 from model_runner.drafting.guarded_drafter import GuardedDrafter
 from model_runner.drafting.step_time import StepTimes
 from model_runner.drafting.watchdog import Watchdog
-from model_runner.runners.base import StepBatch
+from model_runner.runners.base import DraftLimits, StepBatch
 from model_runner.scheduling.scheduler import Work
 from model_runner.sequence import Sequence
 from strategies import EMPTY_TREE, DraftTree, Feedback
@@ -93,7 +93,7 @@ class DraftPolicy:
     def __init__(
         self,
         vocab_size: int,
-        draft_limits: Callable[[int], tuple[int, int]],
+        draft_limits: Callable[[int], DraftLimits],
         step_times: StepTimes | None,
         watchdog: Watchdog | None = None,
     ) -> None:
@@ -195,12 +195,14 @@ class DraftPolicy:
         left, nodes = sequence.request.stop.max_tokens - len(sequence.output), sequence.request.max_draft_nodes
         if left <= 1 or nodes == 0:
             return EMPTY_TREE
-        deepest, most = self._draft_limits(sequence.length - 1)
+        limits = self._draft_limits(sequence.length - 1)
         tree = drafter.propose(nodes) if sequence.output else EMPTY_TREE
         forced = forced_tokens(sequence)[:nodes]
         if forced:
             tree = merged([DraftTree.of(forced), tree])
-        return within_depth(tree.pruned(min(nodes, most)), min(left - 1, deepest))
+        if not limits.branches:
+            tree = best_chain(tree)
+        return within_depth(tree.pruned(min(nodes, limits.nodes)), min(left - 1, limits.levels))
 
 
 def _may_skip(work: Work, state: _State) -> bool:
@@ -218,6 +220,20 @@ def forced_tokens(sequence: Sequence) -> list[int]:
     except Exception:
         _log.exception("the grammar of request %r failed to compute forced tokens", sequence.request.request_id)
         return []
+
+
+def best_chain(tree: DraftTree) -> DraftTree:
+    """The path of the tree from its root that is accepted furthest on average: the sum of its scores is largest."""
+    if not len(tree):
+        return tree
+    parents, sums = tree.parents.tolist(), tree.scores.astype(np.float64)
+    for node, parent in enumerate(parents):
+        sums[node] += sums[parent] if parent >= 0 else 0.0
+    path = [int(sums.argmax())]
+    while parents[path[-1]] >= 0:
+        path.append(parents[path[-1]])
+    nodes = np.array(path[::-1])
+    return DraftTree(tree.tokens[nodes], np.arange(-1, nodes.size - 1, dtype=np.int32), tree.scores[nodes])
 
 
 def within_depth(tree: DraftTree, depth: int) -> DraftTree:

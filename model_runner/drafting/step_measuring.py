@@ -48,26 +48,21 @@ def measure_curve(
         threads: CPU threads of the step.
         context: committed tokens of each sequence.
         sequences: how many share the step.
-
-    Raises:
-        KVAllocationError: the device has no memory for these contexts.
     """
     context = min(context, max_context // 2)
     largest = min(largest, max_context - context)
-    regions = [runner.kv.allocate(context + 2 * largest) for _ in range(sequences)]
+    needed = np.arange(-(-(context + largest) // runner.page_size), dtype=np.int32)
+    # What is in the pages makes no difference, so that in a small memory sequences may have some in common.
+    tables = [(needed + i * needed.size) % runner.pages for i in range(sequences)]
 
     def seconds(size: int) -> float:
         tokens = np.zeros(size, np.int32)
-        batch = lay_out([BatchRow(region, context, tokens, EMPTY_TREE, logits_from=0) for region in regions])
+        batch = lay_out([BatchRow(pages, context, tokens, EMPTY_TREE, logits_from=0) for pages in tables])
         started = time.perf_counter()
         runner.step(batch, 0, threads)
         return time.perf_counter() - started
 
-    try:
-        return measure(seconds, largest, limit)
-    finally:
-        for region in regions:
-            runner.kv.free(region)
+    return measure(seconds, largest, limit)
 
 
 def _context_cost(runner: Runner, max_context: int, curve: StepTimeCurve, threads: int) -> ContextCost:

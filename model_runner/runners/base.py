@@ -11,10 +11,26 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from strategies.draft import Int32Array
 
-UNLIMITED = sys.maxsize
+
+class DraftLimits(NamedTuple):
+    """What draft trees a runner can verify.
+
+    Attributes:
+        levels: how deep they may be.
+        nodes: how large.
+        branches: False for chains only.
+    """
+
+    levels: int = sys.maxsize
+    nodes: int = sys.maxsize
+    branches: bool = True
+
+
+NO_LIMITS = DraftLimits()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -34,8 +50,10 @@ class StepBatch:
             its ancestors and to itself: the ancestor mask is the transitive closure of `parents`, which each runner
             builds in the form that its kernel takes.
         begins: int32[S + 1]; the tokens of batch row s are `begins[s]` to `begins[s + 1]`.
-        contexts: int32[S], committed tokens; keys and values of the i-th token of a row go to KV row `contexts[s] + i`.
-        regions: int32[S], the KV region of each batch row.
+        contexts: int32[S], committed tokens; the i-th token of a row is entry `contexts[s] + i` of its KV cache.
+        pages: int32[P], the page tables of all rows, one after the other: entry e of the KV cache of a row is in row
+            e % page_size of the page at e // page_size in its table. A table may have more pages than the step needs.
+        page_begins: int32[S + 1]; the table of batch row s is from `page_begins[s]` to `page_begins[s + 1]`.
         logit_rows: int32[R], the tokens that need logits, ascending.
     """
 
@@ -44,7 +62,8 @@ class StepBatch:
     parents: Int32Array
     begins: Int32Array
     contexts: Int32Array
-    regions: Int32Array
+    pages: Int32Array
+    page_begins: Int32Array
     logit_rows: Int32Array
 
     @property
@@ -56,6 +75,13 @@ class StepBatch:
     def rows(self) -> int:
         """S, the number of batch rows."""
         return int(self.contexts.shape[0])
+
+    def kv_slots(self, page_size: int) -> npt.NDArray[np.int64]:
+        """int64[T]: where the keys and values of each token go: page * page_size + row."""
+        sizes = np.diff(self.begins)
+        entries = np.arange(self.size) + np.repeat(self.contexts - self.begins[:-1], sizes)
+        pages = self.pages[entries // page_size + np.repeat(self.page_begins[:-1], sizes)]
+        return pages.astype(np.int64) * page_size + entries % page_size
 
     @property
     def mean_context(self) -> int:
@@ -88,51 +114,35 @@ class Predictions(NamedTuple):
 
 
 class KVMoves(NamedTuple):
-    """KV rows of accepted draft tokens that move to their final place, in every layer.
+    """Keys and values of accepted draft tokens that move to their final place, in every layer.
 
-    `targets` ascend within a region, and no row is a target before it was read as a source.
+    `targets` ascend within a sequence, and no slot is a target before it was read as a source.
 
     Attributes:
-        regions, sources, targets: int32[m].
+        sources, targets: int32[m], slots: page * page_size + row.
     """
 
-    regions: Int32Array
     sources: Int32Array
     targets: Int32Array
-
-
-class KVStore(Protocol):
-    """Memory of the KV cache, in contiguous regions that are known by a number."""
-
-    def allocate(self, tokens: int) -> int:
-        """A region for `tokens` tokens, its contents undefined.
-
-        Raises:
-            KVAllocationError: the device has no memory for it.
-        """
-
-    def free(self, region: int) -> None: ...
-
-    def copy(self, source: int, target: int, rows: int) -> None:
-        """Copies the first `rows` rows of a region to another one, in every layer."""
-
-    @property
-    def allocated_tokens(self) -> int:
-        """Tokens over all regions that are allocated and not freed."""
 
 
 class Runner(Protocol):
     """Computes steps of one model. All calls come from one thread."""
 
     @property
-    def kv(self) -> KVStore: ...
+    def pages(self) -> int:
+        """Pages of its KV memory, all of which it has from the beginning."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
 
     @property
     def thread_counts(self) -> tuple[int, ...]:
         """Numbers of CPU threads that a step may run on, ascending; one where the choice makes no difference."""
 
-    def draft_limits(self, position: int) -> tuple[int, int]:
-        """How deep and how large a draft tree under the token at `position` may be: levels and nodes."""
+    def draft_limits(self, position: int) -> DraftLimits:
+        """Of the draft tree under the token at `position`."""
 
     def step(self, batch: StepBatch, top_k: int, threads: int) -> Predictions:
         """One forward pass; writes the keys and values of all its tokens.
@@ -143,7 +153,7 @@ class Runner(Protocol):
         """
 
     def keep(self, moves: KVMoves) -> None:
-        """Moves the KV rows of accepted draft tokens behind the committed ones."""
+        """Moves keys and values of accepted draft tokens behind the committed ones."""
 
 
 class RunnerFactory(Protocol):
@@ -172,6 +182,9 @@ class RunnerFactory(Protocol):
         """A runner with KV memory of its own.
 
         Args:
-            kv_tokens: capacity of its KV memory.
+            kv_tokens: capacity of its KV memory, rounded up to full pages.
             threads: CPU threads of a step at most; None for the default of torch.
+
+        Raises:
+            InvalidValueError: the device has no memory for it.
         """

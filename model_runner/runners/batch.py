@@ -16,14 +16,14 @@ class BatchRow(NamedTuple):
     """The part of one sequence in a step, before it is laid out.
 
     Attributes:
-        region: its KV region.
+        pages: int32[p], its KV pages: at least those for its context, the chain and the tree.
         context: how many of its tokens are committed.
         chain: int32[c], the next tokens to compute, c >= 1.
         tree: the draft under the end of the chain.
         logits_from: the tokens of the row from here on need logits; row size for none.
     """
 
-    region: int
+    pages: Int32Array
     context: int
     chain: Int32Array
     tree: DraftTree
@@ -38,15 +38,17 @@ def lay_out(rows: SequenceOf[BatchRow], least_score: float = 0.0) -> StepBatch:
     """
     laid_out = [chain_with_tree(row.chain, row.tree, least_score) for row in rows]
     sizes = [tokens.shape[0] for tokens, _, _ in laid_out]
-    begins = np.zeros(len(rows) + 1, np.int32)
+    begins, page_begins = np.zeros((2, len(rows) + 1), np.int32)
     np.cumsum(sizes, out=begins[1:])
+    np.cumsum([row.pages.shape[0] for row in rows], out=page_begins[1:])
     return StepBatch(
         tokens=_joined([tokens for tokens, _, _ in laid_out]),
         positions=_joined([depths + row.context for row, (_, _, depths) in zip(rows, laid_out, strict=True)]),
         parents=_joined([parents for _, parents, _ in laid_out]),
         begins=begins,
         contexts=np.array([row.context for row in rows], np.int32),
-        regions=np.array([row.region for row in rows], np.int32),
+        pages=_joined([row.pages for row in rows]),
+        page_begins=page_begins,
         logit_rows=_joined(
             [
                 np.arange(begin + row.logits_from, begin + size, dtype=np.int32)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -24,3 +27,19 @@ def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference of two arrays of logits, relative to the largest logit that was expected."""
     expected = expected.float()
     return float((logits.float() - expected).abs().max() / expected.abs().max().clamp(min=1.0))
+
+
+def hidden_window(config: Any, windows: SequenceOf[int | None]) -> str | None:
+    """Why a model's sliding window cannot be seen to, if one of its layers hides it from its attention function.
+
+    Args:
+        windows: what each layer passes.
+    """
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)
+    for layer, (kind, window) in enumerate(zip(kinds, windows, strict=True)):
+        if kind == "sliding_attention" and window != config.sliding_window:
+            return (
+                f"hides the sliding window of layer {layer} from its attention function: {window} was passed, the"
+                f" config says {config.sliding_window}"
+            )
+    return None

@@ -1,197 +1,176 @@
-"""Allocates the KV memory: to live sequences first, and to retained prefixes with what is left. Holds no torch.
+"""The page tables of live sequences: pages of KV memory for what they need, shared where they begin alike. No torch.
 
-A sequence gets a region for what it needs now and a little growth, not for the longest output that it may write; when
-it outgrows the region, its rows move to a larger one. On two CPU cores, moving 400 rows of the bundled model takes
-0.07 ms, a fortieth of a step, once in a few hundred tokens.
+Memory is paged as in vLLM (Kwon et al., 2023, arXiv 2309.06180): a sequence holds the pages for its tokens and a little
+growth, not for the longest output that it may write. A sequence that begins like an earlier one of its tenant holds the
+same full pages by reference. Nothing is ever copied: a sequence writes only at and beyond its committed length, and
+shared pages lie below it.
 """
 
 from __future__ import annotations
 
-from model_runner.errors import KVAllocationError
-from model_runner.runners.base import KVStore
-from model_runner.scheduling.prefix_cache import PREFIX_BLOCK, CachedRegion, PrefixCache
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+
+from model_runner.scheduling.page_pool import PagePool
+from model_runner.scheduling.prefix_cache import Block, PrefixCache
 from model_runner.sequence import Sequence
 from strategies.draft import Int32Array
 
 GROWTH = 64
-"""Tokens that a sequence can write at least before its region must grow. Not tuned: growing is cheap, see above."""
-
-_SMALLEST = 128
+"""Tokens that a sequence can write at least before it needs further pages. Not tuned: taking pages is cheap."""
 
 
-def size_class(tokens: int) -> int:
-    """The smallest of 128, 192, 256, 384, 512, 768, ... that is no less. Few sizes let freed regions be reused."""
-    size = _SMALLEST
-    while size < tokens:
-        size += size // 2 if size & (size - 1) == 0 else size // 3
-    return size
+@dataclass(eq=False, slots=True)
+class _PageTable:
+    """The pages of a live sequence.
+
+    Attributes:
+        pages: int32[p]; token i of the sequence is in row i % page_size of page i // page_size.
+        known: how many of them the prefix cache knows.
+        last_known: the block of the last of these; the tenant for none.
+    """
+
+    pages: Int32Array
+    known: int
+    last_known: Block | str
 
 
 class KVPool:
-    """Accounts for every region, of live sequences and of retained prefixes, within one capacity.
+    """Shares out the pages: to live sequences first, and to prefixes that are kept for reuse with what is left.
 
     Args:
-        store: allocates the regions.
-        capacity: tokens over all regions; at least `largest`.
-        largest: the most tokens that any sequence needs, its draft included.
-        prefix_cache: retain the regions of ended sequences, and begin new sequences with the longest cached prefix.
+        pages: how many there are, at least as many as any sequence needs.
+        page_size: tokens of a page.
+        prefix_cache: keep the pages of ended sequences, and begin new sequences with the longest cached prefix.
     """
 
-    def __init__(self, store: KVStore, capacity: int, largest: int, prefix_cache: bool = True) -> None:
-        assert capacity >= largest
-        self.capacity = capacity
+    def __init__(self, pages: int, page_size: int, prefix_cache: bool = True) -> None:
+        self.page_size = page_size
         self.prefix_cache = prefix_cache
-        self._store = store
-        self._largest = largest
-        self._held: dict[Sequence, CachedRegion] = {}
-        self._prefixes = PrefixCache()
-        self._live_tokens = 0
-        self._retained_tokens = 0
+        self._pages = PagePool(pages)
+        self._prefixes = PrefixCache(page_size)
+        self._tables: dict[Sequence, _PageTable] = {}
 
     @property
-    def allocated_tokens(self) -> int:
-        """Tokens over all regions that are allocated."""
-        return self._live_tokens + self._retained_tokens
+    def available(self) -> int:
+        """Pages that live sequences do not hold."""
+        return self._pages.free + self._prefixes.retained
 
-    @property
-    def live_tokens(self) -> int:
-        """Tokens over the regions of live sequences."""
-        return self._live_tokens
+    def pages(self, sequence: Sequence) -> Int32Array:
+        """int32[p], the page table of a live sequence."""
+        return self._tables[sequence].pages
 
-    def region(self, sequence: Sequence) -> int:
-        """The number of the KV region of a live sequence."""
-        return self._held[sequence].number
-
-    def size(self, sequence: Sequence) -> int:
-        """Tokens that the region of a live sequence can hold."""
-        return self._held[sequence].capacity
+    def slot(self, sequence: Sequence, token: int) -> int:
+        """Where keys and values of a token of a live sequence are: page * page_size + row."""
+        page, row = divmod(token, self.page_size)
+        return int(self._tables[sequence].pages[page]) * self.page_size + row
 
     def cached(self, sequence: Sequence) -> int:
         """How many of the tokens of a waiting sequence are cached."""
-        return self._find(sequence)[1]
+        return len(self._find(sequence)) * self.page_size
 
     def open(self, sequence: Sequence) -> bool:
-        """Gives a sequence its region, and in it the longest cached prefix of its tokens.
+        """Gives a sequence its pages, the first of them shared with the longest cached prefix of its tokens.
 
         Sets `committed`. At least the last token is left to compute, because its logits choose the next one.
-        Returns False, and does nothing, while live sequences hold too much or the device has no memory.
+        Returns False, and does nothing, while live sequences hold too much.
         """
-        size = self._need(sequence)
-        if self._live_tokens + size > self.capacity:
+        blocks = self._find(sequence)
+        shared = np.array([block.page for block in blocks], np.int32)
+        retained = sum(map(self._prefixes.is_retained, shared.tolist()))
+        missing = self._need(sequence) - shared.size
+        if missing > self.available - retained:
             return False
-        source, shared = self._find(sequence)
-        if source is not None and self._can_take_over(source, shared, size):
-            region = CachedRegion(sequence.request.tenant, source.number, source.capacity)
-            self._prefixes.forget(source)
-            self._retained_tokens -= source.capacity
-        else:
-            if source is not None:
-                self._prefixes.touch(source)
-            number = self._allocate(size)
-            if number is None:
-                return False
-            region = CachedRegion(sequence.request.tenant, number, size)
-            # The source may have been evicted to make room.
-            shared = 0 if source is None else min(shared, source.tokens.size)
-            if source is not None and shared:
-                self._store.copy(source.number, number, shared)
-        self._live_tokens += region.capacity
-        self._held[sequence] = region
-        sequence.committed = shared
-        self.record(sequence)
+        self._prefixes.reuse(shared)
+        self._pages.share(shared)
+        last_known: Block | str = blocks[-1] if blocks else sequence.request.tenant
+        self._tables[sequence] = _PageTable(shared, shared.size, last_known)
+        self._extend(sequence, missing)
+        sequence.committed = shared.size * self.page_size
         return True
 
     def record(self, sequence: Sequence) -> None:
         """Makes what is committed of the prompt of a live sequence findable. Cheap if there is nothing new."""
-        region, prompt = self._held[sequence], sequence.request.prompt
-        known = min(sequence.committed, prompt.size)
-        if self.prefix_cache and known > region.tokens.size:
-            self._record(region, prompt[:known])
+        self._record(sequence, min(sequence.committed, int(sequence.request.prompt.size)))
 
     def is_short(self, sequence: Sequence) -> bool:
-        """Whether the next step of the sequence may need more than its region holds."""
-        return sequence.length + sequence.request.max_draft_nodes > self._held[sequence].capacity
+        """Whether the next step of the sequence may need more than its pages hold."""
+        held = self._tables[sequence].pages.size * self.page_size
+        return sequence.length + sequence.request.max_draft_nodes > held
 
     def shortfall(self, sequence: Sequence) -> int:
-        """How many tokens live sequences must free before this one can grow; 0 or less for none."""
-        return self._live_tokens + self._need(sequence) - self.capacity
+        """How many pages live sequences must give up before this one can grow; 0 or less for none."""
+        return self._need(sequence) - self._tables[sequence].pages.size - self.available
 
-    def grow(self, sequence: Sequence) -> bool:
-        """Moves a sequence, whose shortfall must be none, to a larger region.
+    def held_alone(self, sequences: SequenceOf[Sequence]) -> int:
+        """How many pages these live sequences hold and no others."""
+        held = np.concatenate([np.empty(0, np.int32), *(self.pages(sequence) for sequence in sequences)])
+        pages, times = np.unique(held, return_counts=True)
+        return int((self._pages.references[pages] == times).sum())
 
-        Returns False, and does nothing, if the device has no memory for it.
-        """
-        region, size = self._held[sequence], self._need(sequence)
-        number = self._allocate(size)
-        if number is None:
-            return False
-        self._store.copy(region.number, number, sequence.committed)
-        self._store.free(region.number)
-        self._live_tokens += size - region.capacity
-        region.number, region.capacity = number, size
-        return True
+    def grow(self, sequence: Sequence) -> None:
+        """Gives a sequence, whose shortfall must be none, the pages that it needs."""
+        self._extend(sequence, self._need(sequence) - self._tables[sequence].pages.size)
 
     def close(self, sequence: Sequence, keep: bool = True) -> None:
-        """Takes back the region of a sequence; retains it as a cached prefix if `keep`: its rows are valid."""
-        region = self._held.pop(sequence)
-        self._live_tokens -= region.capacity
-        if keep and self.prefix_cache:
-            self._record(region, sequence.tokens(0, sequence.committed))
-            if self._prefixes.worth_retaining(region):
-                self._prefixes.retain(region)
-                self._retained_tokens += region.capacity
-                return
-        self._prefixes.forget(region)
-        self._store.free(region.number)
+        """Takes back the pages of a sequence.
+
+        Args:
+            keep: what is committed is valid: keep it for later sequences. Otherwise what only this one holds is
+                forgotten.
+        """
+        if keep:
+            self._record(sequence, sequence.committed)
+        unused = self._pages.release(self._tables.pop(sequence).pages)
+        for page in reversed(unused.tolist()):  # a block is found by the ones before it, so it is of use no longer
+            if page in self._prefixes and keep:
+                self._prefixes.retain(page)
+                continue
+            if page in self._prefixes:
+                self._prefixes.forget(page)
+            self._pages.put_back(np.array([page]))
 
     def check(self, live: list[Sequence]) -> None:
-        """Asserts that live sequences alone hold regions, that the sums are right, and within the capacity."""
-        retained = self._prefixes.retained
-        regions = [*self._held.values(), *retained]
-        assert self._held.keys() == set(live)
-        assert self._live_tokens == sum(region.capacity for region in self._held.values())
-        assert self._retained_tokens == sum(region.capacity for region in retained)
-        assert self.allocated_tokens == self._store.allocated_tokens <= self.capacity
-        assert self.prefix_cache or not retained
-        assert len({region.number for region in regions}) == len(regions)
-        assert all(sequence.committed <= self.size(sequence) for sequence in self._held)
-        self._prefixes.check(list(self._held.values()))
+        """Asserts that live sequences alone have page tables, and that every page is counted once."""
+        tables = [table.pages for table in self._tables.values()]
+        held = np.concatenate([np.empty(0, np.int32), *tables])
+        assert self._tables.keys() == set(live)
+        assert np.bincount(held, minlength=self._pages.references.size).tolist() == self._pages.references.tolist()
+        assert self.available + np.unique(held).size == self._pages.references.size
+        assert self.prefix_cache or not self._prefixes.retained
+        for sequence, table in self._tables.items():
+            assert sequence.committed <= table.pages.size * self.page_size
+            # What will be written next is in no other table, and cannot be found.
+            own = table.pages[sequence.committed // self.page_size :]
+            assert (self._pages.references[own] == 1).all()
+            assert not any(page in self._prefixes for page in own.tolist())
+        self._pages.check()
+        self._prefixes.check()
 
     def _need(self, sequence: Sequence) -> int:
-        """The size of the region that the sequence should have now."""
+        """How many pages the sequence should have now."""
         tokens = min(sequence.length + GROWTH, sequence.longest) + sequence.request.max_draft_nodes
-        return min(size_class(tokens), self._largest)
+        return -(-tokens // self.page_size)
 
-    def _find(self, sequence: Sequence) -> tuple[CachedRegion | None, int]:
+    def _find(self, sequence: Sequence) -> list[Block]:
         if not self.prefix_cache:
-            return None, 0
-        request = sequence.request
-        tokens = request.prompt if not sequence.output else sequence.tokens(0, sequence.length)
-        source, shared = self._prefixes.find(request.tenant, tokens)
-        return source, min(shared, sequence.length - 1)
+            return []
+        return self._prefixes.find(sequence.request.tenant, sequence.tokens(0, sequence.length - 1))
 
-    def _can_take_over(self, source: CachedRegion, shared: int, size: int) -> bool:
-        """Whether a retained region can become the region of a sequence: large enough, and no cached block is lost."""
-        nothing_lost = shared >= PREFIX_BLOCK * len(source.hashes)
-        return nothing_lost and source.capacity >= size and self._prefixes.is_retained(source)
+    def _record(self, sequence: Sequence, committed: int) -> None:
+        table, full = self._tables[sequence], committed // self.page_size
+        if self.prefix_cache and full > table.known:
+            start = table.known * self.page_size
+            tokens = sequence.tokens(start, full * self.page_size - start)
+            table.last_known = self._prefixes.add(table.last_known, tokens, table.pages[table.known : full])
+            table.known = full
 
-    def _record(self, region: CachedRegion, tokens: Int32Array) -> None:
-        for redundant in self._prefixes.record(region, tokens):
-            self._evict(redundant)
-
-    def _allocate(self, size: int) -> int | None:
-        """A new region; evicts the least recently used prefixes if need be. None if the device has no memory."""
-        while self.allocated_tokens + size > self.capacity:
-            self._evict(self._prefixes.oldest())
-        while True:
-            try:
-                return self._store.allocate(size)
-            except KVAllocationError:
-                if not self._retained_tokens:
-                    return None
-                self._evict(self._prefixes.oldest())
-
-    def _evict(self, region: CachedRegion) -> None:
-        self._prefixes.forget(region)
-        self._retained_tokens -= region.capacity
-        self._store.free(region.number)
+    def _extend(self, sequence: Sequence, count: int) -> None:
+        """Adds pages to a page table; forgets the least recently used prefixes if need be."""
+        table = self._tables[sequence]
+        while self._pages.free < count:
+            self._pages.put_back(np.array([self._prefixes.forget_oldest()]))
+        after = int(table.pages[-1]) if table.pages.size else -1
+        table.pages = np.concatenate([table.pages, self._pages.take(count, after)])

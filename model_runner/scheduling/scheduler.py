@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from model_runner.scheduling.fair_queue import FairQueue, Rank
 from model_runner.scheduling.kv_pool import KVPool
-from model_runner.scheduling.prefix_cache import PREFIX_BLOCK, common_prefix
+from model_runner.scheduling.prefix_cache import common_prefix
 from model_runner.sequence import Sequence, SequenceState
 
 PRIORITY_SECONDS = 60.0
@@ -74,7 +74,6 @@ class Scheduler:
         self._queue = FairQueue(self._ranks.__getitem__, weights)
         self._next_deadline = math.inf
         self.step_seconds = 0.0
-        self._unallocatable: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preempted: list[Sequence] = []
 
@@ -110,11 +109,6 @@ class Scheduler:
                 self._find_memory(sequence)
         self._admit()
         return self._work()
-
-    def unallocatable(self) -> list[Sequence]:
-        """Sequences that the device has no KV memory for although none runs; the caller finishes them."""
-        found, self._unallocatable = self._unallocatable, []
-        return found
 
     def finish(self, sequence: Sequence, keep: bool = True) -> None:
         """Removes a sequence in whatever state; does nothing for a finished one.
@@ -160,24 +154,21 @@ class Scheduler:
         return sequence.request.deadline - self.step_seconds * math.ceil(sequence.length / self._prefill_chunk)
 
     def _find_memory(self, sequence: Sequence) -> None:
-        """Grows the region of a running sequence; preempts those after it by rank if need be, or else itself."""
+        """Gives a running sequence further pages; preempts those after it by rank if need be, or else itself."""
         for victim in self._victims(sequence):
             self._preempt(victim)
-        while sequence.state is SequenceState.RUNNING and not self._pool.grow(sequence):
-            self._preempt(max(self.running, key=self._rank))  # the device itself has no memory
+        if sequence.state is SequenceState.RUNNING:
+            self._pool.grow(sequence)
 
     def _victims(self, sequence: Sequence) -> list[Sequence]:
         """The sequences to preempt so that this one can grow: the last by rank, or itself if that is not enough."""
-        missing, victims = self._pool.shortfall(sequence), []
-        if missing <= 0:
-            return []
+        missing, victims = self._pool.shortfall(sequence), list[Sequence]()
         for other in sorted(self.running, key=self._rank, reverse=True):
+            if missing <= 0 or missing <= self._pool.held_alone(victims):
+                return victims
             if other is sequence:
                 return [sequence]
             victims.append(other)
-            missing -= self._pool.size(other)
-            if missing <= 0:
-                return victims
         raise AssertionError("the sequence is not running")
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -196,8 +187,6 @@ class Scheduler:
             if sequence is None:
                 return
             if not self._pool.open(sequence):
-                if not self.running:  # all memory is free, and the device has none
-                    self._unallocatable.append(sequence)
                 return
             if self.preempted:
                 self.preempted.remove(sequence)
@@ -225,7 +214,8 @@ class Scheduler:
             for other in self.running
             if other.request.tenant == sequence.request.tenant and other.committed < other.request.prompt.size
         ]
-        return max(shared, default=0) >= PREFIX_BLOCK and max(shared) >= self._pool.cached(sequence) + PREFIX_BLOCK
+        page = self._pool.page_size
+        return max(shared, default=0) >= page and max(shared) >= self._pool.cached(sequence) + page
 
     def _work(self) -> list[Work]:
         """One token for each decoding sequence, and for each tenant in prefill a share of the chunk, spent by rank."""

@@ -1,66 +1,44 @@
-"""A KV store that holds the tokens themselves in place of keys and values, so that tests see what is in which row."""
+"""KV memory that holds the tokens themselves in place of keys and values, so that tests see what is in which page."""
 
 from __future__ import annotations
 
-from itertools import count
-
-from model_runner.errors import KVAllocationError
 from model_runner.scheduling.kv_pool import KVPool
 from model_runner.scheduling.scheduler import Work
 
 JUNK = -1
 
 
-class FakeStore:
-    """Allocates regions within a capacity; a freed region is gone.
+class FakeMemory:
+    """What an engine and its runner do with the pages of a pool, over tokens.
 
     Attributes:
-        rows: of each allocated region.
-        device_tokens: what the device has memory for; less than `capacity` makes allocations fail.
+        slots: what is in each.
     """
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.device_tokens = capacity
-        self.rows: dict[int, list[int]] = {}
-        self._numbers = count()
+    def __init__(self, pool: KVPool) -> None:
+        self.pool = pool
+        self.slots = [JUNK] * (pool.available * pool.page_size)
 
-    @property
-    def allocated_tokens(self) -> int:
-        return sum(map(len, self.rows.values()))
+    def run(self, work: Work, written: list[int]) -> None:
+        """A step of a sequence: reads all that is committed, writes, commits, appends.
 
-    def allocate(self, tokens: int) -> int:
-        assert self.allocated_tokens + tokens <= self.capacity
-        if self.allocated_tokens + tokens > self.device_tokens:
-            raise KVAllocationError(tokens, tokens)
-        number = next(self._numbers)
-        self.rows[number] = [JUNK] * tokens
-        return number
+        Args:
+            written: what the sequence writes if the step reaches its end: all but the last were drafted.
+        """
+        sequence, nodes = work.sequence, work.sequence.request.max_draft_nodes
+        start, end = sequence.committed, sequence.committed + work.tokens
+        assert self.read(work, start) == sequence.tokens(0, start).tolist()
+        self.write(work, start, sequence.tokens(start, work.tokens).tolist())
+        reaches_end, sequence.committed = work.reaches_end, end
+        if reaches_end:
+            self.write(work, end, [JUNK] * nodes)
+            self.write(work, end, written[:-1])
+            sequence.committed += len(written) - 1
+            sequence.output.extend(written)
 
-    def free(self, region: int) -> None:
-        del self.rows[region]
+    def read(self, work: Work, count: int) -> list[int]:
+        return [self.slots[self.pool.slot(work.sequence, token)] for token in range(count)]
 
-    def copy(self, source: int, target: int, rows: int) -> None:
-        assert rows <= min(len(self.rows[source]), len(self.rows[target]))
-        self.rows[target][:rows] = self.rows[source][:rows]
-
-
-def run(pool: KVPool, work: Work, written: list[int]) -> None:
-    """What the engine does with a sequence in a step: reads all that is committed, writes rows, commits, appends.
-
-    Args:
-        written: what the sequence writes if the step reaches its end: all but the last were drafted.
-    """
-    sequence, store = work.sequence, pool._store
-    assert isinstance(store, FakeStore)
-    rows, nodes = store.rows[pool.region(sequence)], sequence.request.max_draft_nodes
-    start, end = sequence.committed, sequence.committed + work.tokens
-    assert rows[:start] == sequence.tokens(0, start).tolist()
-    rows[start:end] = sequence.tokens(start, work.tokens).tolist()
-    reaches_end, sequence.committed = work.reaches_end, end
-    if reaches_end:
-        assert end + nodes <= len(rows)
-        rows[end : end + nodes] = [JUNK] * nodes
-        rows[end : end + len(written) - 1] = written[:-1]
-        sequence.committed += len(written) - 1
-        sequence.output.extend(written)
+    def write(self, work: Work, start: int, tokens: list[int]) -> None:
+        for i, token in enumerate(tokens, start):
+            self.slots[self.pool.slot(work.sequence, i)] = token

@@ -1,4 +1,4 @@
-"""The engine's life: endings, errors, limits; every slot, KV region and drafter is freed whatever happens."""
+"""The engine's life: endings, errors, limits; every slot, KV page and drafter is freed whatever happens."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from model_runner.drafting.draft_account import Payoff
 from model_runner.drafting.guarded_drafter import GuardedDrafter
 from model_runner.drafting.watchdog import Watchdog
 from model_runner.engine import Engine, EngineConfig
-from model_runner.errors import EngineStoppedError, InvalidValueError, KVAllocationError, ModelError
+from model_runner.errors import EngineStoppedError, InvalidValueError, ModelError
 from model_runner.loading.model import LoadedModel
 from model_runner.output import FinishReason, StepOutput
 from model_runner.request import StopParams
-from model_runner.runners.torch.kv_cache import KVLayout, KVRegion
 from model_runner.sequence import Sequence, SequenceState
 from strategies import DraftTree, Feedback
 from strategies.draft import Int32Array
@@ -286,24 +285,15 @@ def test_a_kv_cache_too_small_for_the_context_is_refused(model: LoadedModel) -> 
         Engine(model, EngineConfig(kv_cache_tokens=100))
 
 
-def test_kv_memory_that_the_device_does_not_have_ends_one_request_and_not_the_engine(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+def test_kv_memory_that_the_device_does_not_have_is_refused_at_start(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short, long = sequence(), sequence((7,) * 200, stop=StopParams(40))
-    plain = KVRegion.empty
+    def mapped(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
 
-    def empty(layout: KVLayout, tokens: int) -> KVRegion:
-        if tokens > 128:
-            raise MemoryError
-        return plain(layout, tokens)
-
-    monkeypatch.setattr(KVRegion, "empty", empty)
-    for s in (long, short):
-        engine.add(s)
-    outputs = run(engine)
-    [error] = [o.finish.error for o in outputs if o.finish and o.finish.error]
-    assert isinstance(error, KVAllocationError)
-    assert (long.output, short.output) == ([], greedy("llama", PROMPT, 12))
+    monkeypatch.setattr("mmap.mmap", mapped)
+    with pytest.raises(InvalidValueError, match=r"kv_cache_tokens: 5000 is not allowed; the device has no memory"):
+        Engine(model, EngineConfig(kv_cache_tokens=5000))
 
 
 def test_a_preempted_sequence_drafts_only_at_the_end_of_what_it_wrote(model: LoadedModel) -> None:
@@ -318,7 +308,8 @@ def test_a_preempted_sequence_drafts_only_at_the_end_of_what_it_wrote(model: Loa
     while len(preempted.output) < 20:
         engine.step()
     engine._scheduler._preempt(preempted)
-    engine._pool._evict(engine._pool._prefixes.oldest())
+    while engine._pool._prefixes.retained:
+        engine._pool._pages.put_back(np.array([engine._pool._prefixes.forget_oldest()]))
     engine.add(prompt)
     recomputed = 0
     while preempted.length - preempted.committed > 1:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import openvino as ov
 import torch
@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 from model_runner.errors import UnsupportedRunnerError
 from model_runner.runners.openvino.kv_pages import PageLayout
 from model_runner.runners.openvino.paged_attention import OPERATOR, add_parameters, paged_attention
+from model_runner.runners.probing import hidden_window
 
 ATTENTION_NAME = "draftwood_openvino"
 _EXPERTS = "batched_mm"
@@ -35,8 +36,8 @@ _EXAMPLE_TOKENS = 7
 
 torch.library.define(
     OPERATOR,
-    "(Tensor query, Tensor key, Tensor value, float scale, int heads, int key_dim, int kv_heads, int value_dim)"
-    " -> Tensor",
+    "(Tensor query, Tensor key, Tensor value, float scale, int heads, int key_dim, int kv_heads, int value_dim,"
+    " int window) -> Tensor",
 )
 
 
@@ -50,6 +51,7 @@ def _shape_of_attention(
     key_dim: int,
     kv_heads: int,
     value_dim: int,
+    window: int,
 ) -> torch.Tensor:
     """Zeros [T, 1, head, value_dim]: while tracing only the shape matters."""
     return query.new_zeros(query.shape[0], query.shape[2], heads, value_dim)
@@ -61,21 +63,21 @@ class _Trace:
     Attributes:
         max_context: positions that the model will be run on at most.
         shapes: kv_heads, key_dim and value_dim, layer by layer.
+        windows: tokens that each layer attends to; None for all.
         refusal: why the model cannot be converted, if a call showed it.
     """
 
     def __init__(self, max_context: int) -> None:
         self.max_context = max_context
         self.shapes: list[tuple[int, int, int]] = []
+        self.windows: list[int | None] = []
         self.refusal: str | None = None
 
-    def check(self, sliding_window: int | None, softcap: float | None, sinks: torch.Tensor | None) -> None:
+    def check(self, softcap: float | None, sinks: torch.Tensor | None) -> None:
         if softcap is not None:
             self.refusal = "attention with soft-capping is not supported"
         elif sinks is not None:
             self.refusal = "attention with sinks is not supported"
-        elif sliding_window is not None and sliding_window < self.max_context:
-            self.refusal = _window_refusal(sliding_window, self.max_context)
         if self.refusal is not None:
             raise UnsupportedRunnerError(self.refusal)
 
@@ -95,16 +97,18 @@ def _traced_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention as transformers calls it, see `runners.torch.attention.tree_attention`; [T, 1, head, value_dim]."""
-    trace.check(sliding_window, softcap, s_aux)
+    trace.check(softcap, s_aux)
     heads, key_dim, kv_heads, value_dim = (
         int(size) for size in (query.shape[1], query.shape[3], key.shape[1], value.shape[3])
     )
     if heads % kv_heads:  # the kernel would divide by zero
         raise ValueError(f"{heads} heads cannot share {kv_heads} heads of keys and values")
     trace.shapes.append((kv_heads, key_dim, value_dim))
+    trace.windows.append(sliding_window)
+    window = 0 if sliding_window is None or sliding_window >= trace.max_context else sliding_window
     scale = key_dim**-0.5 if scaling is None else float(scaling)
     attend = torch.ops.draftwood.paged_attention
-    return attend(query, key, value, scale, heads, key_dim, kv_heads, value_dim), None
+    return attend(query, key, value, scale, heads, key_dim, kv_heads, value_dim, window), None
 
 
 AttentionInterface.register(ATTENTION_NAME, _traced_attention)
@@ -134,10 +138,24 @@ class _FlatModel(torch.nn.Module):
         return logits.flatten(0, 1)
 
 
-def convert(module: Any, max_context: int) -> tuple[ov.Model, PageLayout]:
-    """The model with paged tree attention, and the shape of its pages; `module` is left as it was.
+class ConvertedModel(NamedTuple):
+    """A model with paged tree attention.
 
-    Its inputs are those of `_FlatModel` and of `paged_attention.PARAMETERS`, its output is logits float32[R, vocab].
+    Attributes:
+        model: its inputs are those of `_FlatModel` and of `paged_attention.PARAMETERS`, its output is logits
+            float32[R, vocab].
+        layout: the shape of its pages.
+        window: tokens that some layer attends to, if those are fewer than the positions that the model is run on.
+    """
+
+    model: ov.Model
+    layout: PageLayout
+    window: int | None
+
+
+def convert(module: Any, max_context: int) -> ConvertedModel:
+    """The model for OpenVINO; `module` is left as it was.
+
     Weights are float32, or bfloat16 where those of `module` are. They share memory with `module`.
 
     Args:
@@ -147,7 +165,7 @@ def convert(module: Any, max_context: int) -> tuple[ov.Model, PageLayout]:
         UnsupportedRunnerError: with the reason.
     """
     name, config = type(module).__name__, module.config.get_text_config()
-    _check_config(name, config, max_context)
+    _check_config(name, config)
     trace = _Trace(max_context)
     try:
         with _as_traced(module):
@@ -164,21 +182,18 @@ def convert(module: Any, max_context: int) -> tuple[ov.Model, PageLayout]:
         raise UnsupportedRunnerError(
             f"OpenVINO: {name}: keys and values have different shapes by layer: {sorted(shapes)}"
         )
-    return model, PageLayout(layers, *shapes.pop(), str(module.dtype).removeprefix("torch."))
+    if hidden := hidden_window(config, trace.windows):
+        raise UnsupportedRunnerError(f"OpenVINO: {name} {hidden}")
+    layout = PageLayout(layers, *shapes.pop(), str(module.dtype).removeprefix("torch."))
+    windows = [window for window in trace.windows if window is not None and window < max_context]
+    return ConvertedModel(model, layout, min(windows, default=None))
 
 
-def _check_config(name: str, config: Any, max_context: int) -> None:
+def _check_config(name: str, config: Any) -> None:
     """Raises UnsupportedRunnerError for what a trace may not show."""
     kinds = set(getattr(config, "layer_types", None) or ())
     if odd := kinds - _PLAIN_LAYERS:
         raise UnsupportedRunnerError(f"OpenVINO: {name}: layers of type {', '.join(sorted(odd))} are not supported")
-    window = getattr(config, "sliding_window", None)
-    if "sliding_attention" in kinds and window is not None and window < max_context:
-        raise UnsupportedRunnerError(f"OpenVINO: {name}: {_window_refusal(window, max_context)}")
-
-
-def _window_refusal(window: int, max_context: int) -> str:
-    return f"a sliding window of {window} tokens, shorter than the context of {max_context}, is not supported"
 
 
 def _first_line(error: Exception) -> str:

@@ -41,7 +41,7 @@ class OpenVinoRunnerFactory:
             raise UnsupportedRunnerError(f"OpenVINO: dtype {dtype} is not supported; use float32 or bfloat16")
         if dtype == "bfloat16" and "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             raise UnsupportedRunnerError("OpenVINO: this CPU has no bfloat16 instructions; use float32")
-        self._model, self._layout = convert(module, max_context)
+        self._model, self._layout, self._window = convert(module, max_context)
         if int8:
             quantize_weights(self._model)
         self._compiled: dict[int, ov.CompiledModel] = {}
@@ -59,7 +59,7 @@ class OpenVinoRunnerFactory:
         threads = threads or torch.get_num_threads()
         if threads not in self._compiled:
             self._compiled[threads] = _compile(self._model, self._layout.dtype, threads)
-        return OpenVinoRunner(self._compiled[threads], self._layout, kv_tokens, threads)
+        return OpenVinoRunner(self._compiled[threads], self._layout, self._window, kv_tokens, threads)
 
 
 def _compile(model: ov.Model, dtype: str, threads: int) -> ov.CompiledModel:

@@ -1,23 +1,21 @@
-"""KV memory of the OpenVINO runner: pages of 32 positions, shared between regions that begin with the same tokens."""
+"""KV memory of the OpenVINO runner: pages of 32 tokens, in the layout of its PagedAttention."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from model_runner.errors import KVAllocationError
+from model_runner.errors import InvalidValueError
 from model_runner.runners.base import KVMoves
-from strategies.draft import Int32Array
 
-PAGE = 32
-"""Positions of a page: the block size of OpenVINO's PagedAttention on CPUs."""
+PAGE_SIZE = 32
+"""Tokens of a page: the block size of OpenVINO's PagedAttention on CPUs."""
 _ELEMENTS = {"float32": (np.float32, ov.Type.f32), "bfloat16": (np.uint16, ov.Type.bf16)}
-"""Dtype of the model: how NumPy and OpenVINO hold it. NumPy has no bfloat16; pages are only copied there."""
+"""Dtype of the model: how NumPy and OpenVINO hold it. NumPy has no bfloat16; entries are only moved there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,81 +39,39 @@ class PageLayout:
 
 
 class KVPages:
-    """Implements `runners.base.KVStore`. A region is a list of pages.
-
-    `copy` shares full pages by reference: a sequence writes only at and beyond its committed length, and no row below
-    the committed length of a region is ever written again, so a shared page never changes.
+    """The pages; `scheduling.kv_pool.KVPool` decides what is in them.
 
     Attributes:
-        keys: [layer, page, kv_head, PAGE, key_dim], of float32 or of the bits of bfloat16.
-        values: [layer, page, kv_head, PAGE, value_dim], the same.
+        keys: [layer, page, kv_head, PAGE_SIZE, key_dim], of float32 or of the bits of bfloat16.
+        values: [layer, page, kv_head, PAGE_SIZE, value_dim], the same.
 
     Args:
         layout: what a token costs.
-        capacity: tokens over all regions at most. The memory has room for twice as many, because the last page of a
-            region may be almost empty: no set of regions of 16 tokens or more runs out of pages within its capacity.
-            Pages that are never written cost nothing.
+        tokens: capacity, rounded up to full pages. Pages that are never written take no memory.
 
     Raises:
-        KVAllocationError: the machine has no memory for it.
+        InvalidValueError: the machine has no memory for it.
     """
 
-    def __init__(self, layout: PageLayout, capacity: int) -> None:
+    def __init__(self, layout: PageLayout, tokens: int) -> None:
         self.layout = layout
-        pages = 2 * _pages(capacity)
+        self.pages = -(-tokens // PAGE_SIZE)
         element = _ELEMENTS[layout.dtype][0]
-        shape = (layout.layers, pages, layout.kv_heads, PAGE)
+        shape = (layout.layers, self.pages, layout.kv_heads, PAGE_SIZE)
         try:
             self.keys: npt.NDArray[Any] = np.zeros((*shape, layout.key_dim), element)
             self.values: npt.NDArray[Any] = np.zeros((*shape, layout.value_dim), element)
         except MemoryError as error:
-            raise KVAllocationError(capacity, capacity * layout.bytes_per_token) from error
-        self._references = np.zeros(pages, np.int32)
-        self._free = list(range(pages - 1, -1, -1))
-        self._numbers = count()
-        self._pages: dict[int, Int32Array] = {}
-        self._sizes: dict[int, int] = {}
-
-    @property
-    def allocated_tokens(self) -> int:
-        return sum(self._sizes.values())
-
-    def allocate(self, tokens: int) -> int:
-        needed = _pages(tokens)
-        if needed > len(self._free):
-            raise KVAllocationError(tokens, tokens * self.layout.bytes_per_token)
-        number = next(self._numbers)
-        pages = np.array([self._free.pop() for _ in range(needed)], np.int32)
-        self._references[pages] = 1
-        self._pages[number], self._sizes[number] = pages, tokens
-        return number
-
-    def free(self, region: int) -> None:
-        del self._sizes[region]
-        self._release(self._pages.pop(region))
-
-    def copy(self, source: int, target: int, rows: int) -> None:
-        """Makes the first `rows` rows of a region those of another one too: full pages are shared, the rest copied."""
-        sources, targets = self._pages[source], self._pages[target]
-        full = rows // PAGE
-        self._references[sources[:full]] += 1
-        self._release(targets[:full])
-        targets[:full] = sources[:full]
-        if rows % PAGE:
-            for memory in (self.keys, self.values):
-                memory[:, targets[full]] = memory[:, sources[full]]
+            gigabytes = tokens * layout.bytes_per_token / 1e9
+            raise InvalidValueError(
+                "kv_cache_tokens", tokens, f"the machine has no memory for their {gigabytes:.1f} GB of keys and values"
+            ) from error
 
     def move(self, moves: KVMoves) -> None:
-        """Moves rows within their regions, in every layer."""
-        sources, targets = self._pages_of(moves.regions, moves.sources), self._pages_of(moves.regions, moves.targets)
+        """Moves entries from slots to slots, in every layer."""
+        sources, targets = divmod(moves.sources, PAGE_SIZE), divmod(moves.targets, PAGE_SIZE)
         for memory in (self.keys, self.values):
-            memory[:, targets, :, moves.targets % PAGE] = memory[:, sources, :, moves.sources % PAGE]
-
-    def pages(self, region: int, committed: int, end: int) -> Int32Array:
-        """int32[p], the pages of rows 0 to `end` of a region, of which those from `committed` on are written next."""
-        pages = self._pages[region][: _pages(end)]
-        assert (self._references[pages[committed // PAGE :]] == 1).all(), "a shared page would be written"
-        return pages
+            memory[:, targets[0], :, targets[1]] = memory[:, sources[0], :, sources[1]]
 
     def tensors(self) -> dict[str, ov.Tensor]:
         """The caches of each layer as inputs of the model, see `paged_attention.add_parameters`; no copies."""
@@ -125,16 +81,3 @@ class KVPages:
             for name, memory in (("key", self.keys), ("value", self.values))
             for layer, of_layer in enumerate(memory)
         }
-
-    def _pages_of(self, regions: Int32Array, rows: Int32Array) -> Int32Array:
-        """int32[m], the page of each row in its region."""
-        pairs = zip(regions.tolist(), (rows // PAGE).tolist(), strict=True)
-        return np.array([self._pages[region][page] for region, page in pairs], np.int32)
-
-    def _release(self, pages: Int32Array) -> None:
-        self._references[pages] -= 1
-        self._free.extend(pages[self._references[pages] == 0].tolist())
-
-
-def _pages(tokens: int) -> int:
-    return -(-tokens // PAGE)

@@ -13,7 +13,7 @@ OPERATOR = "draftwood::paged_attention"
 """The torch operator that stands for it in a traced model."""
 
 _KEY_CACHE, _VALUE_CACHE = 3, 4
-_SCALE = 9
+_SCALE, _WINDOW = 9, 10
 PARAMETERS: dict[int, tuple[str, Any, list[int]]] = {
     5: ("past_lens", ov.Type.i32, [-1]),
     6: ("subsequence_begins", ov.Type.i32, [-1]),
@@ -36,7 +36,6 @@ PARAMETERS: dict[int, tuple[str, Any, list[int]]] = {
 
 _NO_INTS, _NO_FLOATS, _ZERO = np.zeros(0, np.int32), np.zeros(0, np.float32), np.array(0, np.int32)
 _UNUSED: dict[int, Any] = {
-    10: _ZERO,  # sliding window
     11: _NO_FLOATS,  # slopes of ALiBi
     13: _NO_INTS,  # window of the aggregated scores
     14: _NO_INTS,  # rotated blocks, deltas and table
@@ -61,10 +60,11 @@ def paged_attention(context: Any) -> list[ov.Output]:
     exchanges them.
     """
     query, key, value = (context.get_input(i) for i in range(3))
-    scale, heads, key_dim, kv_heads, value_dim = (context.get_values_from_const_input(i) for i in range(3, 8))
+    scale, heads, key_dim, kv_heads, value_dim, window = (context.get_values_from_const_input(i) for i in range(3, 9))
     inputs = dict(_UNUSED)
     inputs[_KEY_CACHE] = inputs[_VALUE_CACHE] = np.zeros([1] * 4, np.float32)
     inputs[_SCALE] = np.array(scale, np.float32)
+    inputs[_WINDOW] = np.array(window, np.int32)  # the last tokens that a row attends to; 0 for all
     for number, (_, dtype, shape) in PARAMETERS.items():
         inputs[number] = np.zeros([1] * len(shape), dtype.to_dtype())
     flat = [_flat(query, heads * key_dim), _flat(key, kv_heads * key_dim), _flat(value, kv_heads * value_dim)]

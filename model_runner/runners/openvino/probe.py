@@ -11,14 +11,16 @@ import torch
 from model_runner.errors import UnsupportedRunnerError
 from model_runner.runners.base import Runner
 from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.runners.openvino.kv_pages import PAGE
+from model_runner.runners.openvino.kv_pages import PAGE_SIZE
 from model_runner.runners.probing import TOLERANCE, difference, path_with_wrong_siblings
-from strategies.draft import EMPTY_TREE, Int32Array
+from strategies.draft import EMPTY_TREE, DraftTree, Int32Array
 
 _PATH = 5
 """Tokens of the true path of a tree."""
-_CONTEXTS = (PAGE + 9, PAGE - 2 * _PATH + 3)
+_CONTEXTS = (PAGE_SIZE + 9, PAGE_SIZE - 2 * _PATH + 3)
 """Tokens of the two prompts: one is longer than a page, the tree of the other crosses the end of one."""
+_PAGES = 4
+"""Pages of each: more than they need."""
 
 INT8_TOLERANCE = 0.4
 """Largest `difference` that 8-bit weights explain. Measured: 0.03 to 0.13 on the tiny random models of the tests, 0.04
@@ -43,7 +45,7 @@ def probe(module: Any, make_runner: Callable[[int], Runner], max_context: int, *
     longest = max(max_context - _PATH, 2)
     sequences = [random.integers(0, vocab, min(n, longest) + _PATH, np.int32) for n in _CONTEXTS]
     try:
-        runner = make_runner(len(sequences) * 8 * PAGE)
+        runner = make_runner(len(sequences) * _PAGES * PAGE_SIZE)
         logits = _tree_logits(runner, sequences, vocab)
         chains = _chain_logits(runner, sequences, vocab) if int8 else None
     except Exception as error:
@@ -73,9 +75,10 @@ def _compare(
 
 def _chain_logits(runner: Runner, sequences: list[Int32Array], vocab: int) -> torch.Tensor:
     """What `_tree_logits` returns, by one plain pass over each sequence."""
+    tables = np.arange(runner.pages, dtype=np.int32).reshape(len(sequences), _PAGES)
     rows = [
-        BatchRow(runner.kv.allocate(tokens.size), 0, tokens, EMPTY_TREE, logits_from=tokens.size - 1 - _PATH)
-        for tokens in sequences
+        BatchRow(pages, 0, tokens, EMPTY_TREE, logits_from=tokens.size - 1 - _PATH)
+        for pages, tokens in zip(tables, sequences, strict=True)
     ]
     logits: torch.Tensor = runner.step(lay_out(rows), 0, runner.thread_counts[-1]).logits
     return logits.view(len(sequences), 1 + _PATH, vocab).clone()
@@ -84,14 +87,17 @@ def _chain_logits(runner: Runner, sequences: list[Int32Array], vocab: int) -> to
 def _tree_logits(runner: Runner, sequences: list[Int32Array], vocab: int) -> torch.Tensor:
     """Logits [sequence, 1 + path, vocab] after the last token of each prompt and along the true path of its tree."""
     threads = runner.thread_counts[-1]
-    regions = [runner.kv.allocate(tokens.size + _PATH) for tokens in sequences]
-    prefill, drafted = [], []
-    for region, tokens in zip(regions, sequences, strict=True):
+    tables = np.random.default_rng(1).permutation(runner.pages).astype(np.int32).reshape(len(sequences), _PAGES)
+    prefill, drafted, on_path = [], [], []
+    for pages, tokens in zip(tables, sequences, strict=True):
         context = tokens.size - _PATH
-        tree = path_with_wrong_siblings(tokens[context:], vocab)
-        prefill.append(BatchRow(region, 0, tokens[: context - 1], EMPTY_TREE, logits_from=context - 2))
-        drafted.append(BatchRow(region, context - 1, tokens[context - 1 : context], tree, logits_from=0))
+        branches = runner.draft_limits(context - 1).branches
+        path = tokens[context:]
+        tree = path_with_wrong_siblings(path, vocab) if branches else DraftTree.of(path)
+        on_path.append([0, *(range(1, 2 * _PATH, 2) if branches else range(1, _PATH + 1))])
+        prefill.append(BatchRow(pages, 0, tokens[: context - 1], EMPTY_TREE, logits_from=context - 2))
+        drafted.append(BatchRow(pages, context - 1, tokens[context - 1 : context], tree, logits_from=0))
     runner.step(lay_out(prefill), 0, threads)
     logits: torch.Tensor = runner.step(lay_out(drafted), 0, threads).logits
-    on_path = [0, *range(1, 2 * _PATH, 2)]
-    return logits.view(len(sequences), 1 + 2 * _PATH, vocab)[:, on_path].clone()
+    of_row = torch.tensor_split(logits, [1 + len(drafted[0].tree)])
+    return torch.stack([of_row[i][nodes] for i, nodes in enumerate(on_path)])

@@ -10,12 +10,14 @@ import numpy.typing as npt
 import openvino as ov
 import torch
 
-from model_runner.runners.base import UNLIMITED, KVMoves, Predictions, StepBatch
+from model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
 from model_runner.runners.most_probable import most_probable
-from model_runner.runners.openvino.kv_pages import KVPages, PageLayout
+from model_runner.runners.openvino.kv_pages import PAGE_SIZE, KVPages, PageLayout
 from strategies.draft import Int32Array
 
 UInt8Array = npt.NDArray[np.uint8]
+_LEAST_TREE = 8
+"""A smaller tree gives way to a chain of any length. Not tuned: it concerns a few steps of a sequence."""
 
 
 class OpenVinoRunner:
@@ -24,24 +26,34 @@ class OpenVinoRunner:
     Args:
         compiled: what `compiling.compile_model` returned for a converted model.
         layout: the shape of its pages.
-        kv_tokens: tokens over all KV regions, those kept for reuse included.
+        window: tokens that some layer attends to; None if every layer attends to all.
+        kv_tokens: capacity of its KV memory.
         threads: CPU threads that the model was compiled for.
     """
 
-    def __init__(self, compiled: ov.CompiledModel, layout: PageLayout, kv_tokens: int, threads: int) -> None:
-        self.kv = KVPages(layout, kv_tokens)
+    def __init__(
+        self, compiled: ov.CompiledModel, layout: PageLayout, window: int | None, kv_tokens: int, threads: int
+    ) -> None:
+        self._kv = KVPages(layout, kv_tokens)
+        self.pages, self.page_size = self._kv.pages, PAGE_SIZE
         self.thread_counts = (threads,)
+        self._window = window
         self._request = compiled.create_infer_request()
-        self._caches = self.kv.tensors()
+        self._caches = self._kv.tensors()
         for name, tensor in self._caches.items():
             self._request.set_tensor(name, tensor)
 
-    def draft_limits(self, position: int) -> tuple[int, int]:
-        return UNLIMITED, UNLIMITED
+    def draft_limits(self, position: int) -> DraftLimits:
+        """PagedAttention counts its window in rows of the step, and in a chain alone these are positions. So trees must
+        end within the window, and behind it drafts are chains."""
+        if self._window is None:
+            return NO_LIMITS
+        within_window = self._window - 1 - position
+        return DraftLimits(nodes=within_window) if within_window >= _LEAST_TREE else DraftLimits(branches=False)
 
     def step(self, batch: StepBatch, top_k: int, threads: int) -> Predictions:
         assert (threads,) == self.thread_counts
-        inputs = step_inputs(batch, self.kv)
+        inputs = step_inputs(batch)
         for name, array in inputs.items():
             self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
         self._request.infer()
@@ -49,16 +61,12 @@ class OpenVinoRunner:
         return Predictions(logits, *most_probable(logits, top_k))
 
     def keep(self, moves: KVMoves) -> None:
-        self.kv.move(moves)
+        self._kv.move(moves)
 
 
-def step_inputs(batch: StepBatch, kv: KVPages) -> dict[str, npt.NDArray[Any]]:
+def step_inputs(batch: StepBatch) -> dict[str, npt.NDArray[Any]]:
     """The inputs of a converted model for one step, see `conversion.convert`."""
     ends = batch.contexts + np.diff(batch.begins)
-    rows = zip(batch.regions.tolist(), batch.contexts.tolist(), ends.tolist(), strict=True)
-    pages = [kv.pages(region, context, end) for region, context, end in rows]
-    page_begins = np.zeros(batch.rows + 1, np.int32)
-    np.cumsum([of_row.shape[0] for of_row in pages], out=page_begins[1:])
     mask, mask_begins = tree_mask(batch.parents, batch.begins)
     return {
         "input_ids": batch.tokens.astype(np.int64)[:, None],
@@ -66,8 +74,8 @@ def step_inputs(batch: StepBatch, kv: KVPages) -> dict[str, npt.NDArray[Any]]:
         "logit_rows": batch.logit_rows.astype(np.int64),
         "past_lens": batch.contexts,
         "subsequence_begins": batch.begins,
-        "block_indices": np.concatenate(pages),
-        "block_indices_begins": page_begins,
+        "block_indices": batch.pages,
+        "block_indices_begins": batch.page_begins,
         "max_context_len": np.array(ends.max(), np.int32),
         "qq_bias": mask,
         "qq_bias_begins": mask_begins,

@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 
 from model_runner.runners.base import StepBatch
 from model_runner.runners.torch.exact_attention import attend_exactly, pieces
-from model_runner.runners.torch.kv_cache import KVCache, KVRegion
+from model_runner.runners.torch.kv_cache import KVCache, StepEntries
 from model_runner.runners.torch.machine import kernel_width
 from strategies.draft import Float32Array, Int32Array
 
@@ -25,14 +25,14 @@ ATTENTION_NAME = "draftwood"
 
 
 class TorchBatch:
-    """A `StepBatch` on its way through the model: its KV regions, and the masks of its rows as layers need them."""
+    """A `StepBatch` on its way through the model: its KV entries, and the masks of its rows as layers need them."""
 
     def __init__(self, batch: StepBatch, kv: KVCache) -> None:
         self.batch = batch
         self.layout = kv.layout
         self.begins: list[int] = batch.begins.tolist()
         self.contexts: list[int] = batch.contexts.tolist()
-        self.regions: list[KVRegion] = [kv.region(number) for number in batch.regions.tolist()]
+        self.entries = StepEntries(kv, batch)
         self._masks: dict[tuple[int, int | None], torch.Tensor | None] = {}
         self._pieces: dict[int, list[tuple[slice, int]]] = {}
 
@@ -98,7 +98,7 @@ def tree_attention(
     batch: TorchBatch,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention over a flat batch of trees; writes the keys and values of the step into their KV regions.
+    """Attention over a flat batch of trees; writes the keys and values of the step into their pages.
 
     Args:
         query: [1, head, T, key_dim]; key: [1, kv_head, T, key_dim]; value: [1, kv_head, T, value_dim].
@@ -110,13 +110,12 @@ def tree_attention(
         [1, T, head, value_dim] and no weights.
     """
     layer: int = module.layer_idx  # type: ignore[assignment]
+    batch.entries.write(layer, key[0], value[0])
     outputs = []
-    for row, region in enumerate(batch.regions):
-        start, end, first = batch.begins[row], batch.begins[row + 1], batch.contexts[row]
+    for row, first in enumerate(batch.contexts):
+        start, end = batch.begins[row], batch.begins[row + 1]
         last = first + end - start
-        keys, values = region.keys[layer], region.values[layer]
-        keys[:, first:last] = key[0, :, start:end]
-        values[:, first:last, : value.shape[3]] = value[0, :, start:end]
+        keys, values = batch.entries.read(layer, row)
         mask = batch.mask(row, sliding_window)
         if batch.layout.exact:
             for run, position in batch.pieces(row):

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from model_runner.runners.base import DraftLimits
 from strategies.draft import Int32Array
 
 SUM_BLOCK = 128
@@ -36,10 +37,10 @@ _SHARED_ROWS = 16
 """Rows of a product that several threads share are divided between them; each must get enough, as above."""
 
 
-def draft_limits(position: int) -> tuple[int, int]:
-    """How deep and how large a draft tree under the token at `position` may be: levels and nodes."""
+def draft_limits(position: int) -> DraftLimits:
+    """Of the draft tree under the token at `position`."""
     into_block = position % SUM_BLOCK
-    return SUM_BLOCK - 1 - into_block, _LONGEST_TAIL - 1 - into_block
+    return DraftLimits(levels=SUM_BLOCK - 1 - into_block, nodes=_LONGEST_TAIL - 1 - into_block)
 
 
 def pieces(positions: Int32Array) -> list[slice]:

@@ -1,20 +1,21 @@
-"""KV memory of the torch runner: one contiguous region of keys and values for each sequence."""
+"""KV memory of the torch runner: pages of 16 tokens, in one array a layer."""
 
 from __future__ import annotations
 
 import math
 import mmap
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from model_runner.errors import KVAllocationError
-from model_runner.runners.base import KVMoves
+from model_runner.errors import InvalidValueError
+from model_runner.runners.base import KVMoves, StepBatch
 from model_runner.runners.torch.exact_attention import ONES
+from strategies.draft import Int32Array
+
+PAGE_SIZE = 16
+"""Tokens of a page, vLLM's default: small, so that most of a short common prefix is in full pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,41 +45,90 @@ class KVLayout:
         return self.value_dim + (ONES if self.exact else 0)
 
 
-@dataclass(eq=False, slots=True)
-class KVRegion:
-    """Keys and values of one sequence, contiguous, so that attention gathers nothing.
+class KVCache:
+    """The pages; `scheduling.kv_pool.KVPool` decides what is in them.
 
     Attributes:
-        keys: [layer, kv_head, token, key_dim]; rows at and after the committed length are scratch space for the tree
-            of the step.
-        values: [layer, kv_head, token, value_width].
+        keys: [layer, kv_head, page * PAGE_SIZE, key_dim].
+        values: [layer, kv_head, page * PAGE_SIZE, value_width].
+
+    Args:
+        layout: what a token costs.
+        tokens: capacity, rounded up to full pages.
+
+    Raises:
+        InvalidValueError: the device has no memory for it.
     """
 
-    keys: torch.Tensor
-    values: torch.Tensor
+    def __init__(self, layout: KVLayout, tokens: int) -> None:
+        self.layout = layout
+        self.pages = -(-tokens // PAGE_SIZE)
+        shape = (layout.layers, layout.kv_heads, self.pages * PAGE_SIZE)
+        try:
+            self.keys = _empty((*shape, layout.key_dim), layout)
+            self.values = _empty((*shape, layout.value_width), layout)
+        except (MemoryError, OSError, RuntimeError) as error:  # RuntimeError: torch, on either device
+            gigabytes = tokens * layout.bytes_per_token / 1e9
+            raise InvalidValueError(
+                "kv_cache_tokens", tokens, f"the device has no memory for their {gigabytes:.1f} GB of keys and values"
+            ) from error
 
-    @classmethod
-    def empty(cls, layout: KVLayout, tokens: int) -> KVRegion:
-        """A region of `tokens` tokens, its keys and values undefined."""
-        shape = (layout.layers, layout.kv_heads, tokens)
-        keys = _empty((*shape, layout.key_dim), layout)
-        values = _empty((*shape, layout.value_width), layout)
-        values[..., layout.value_dim :] = 1.0
-        return cls(keys, values)
+    def move(self, moves: KVMoves) -> None:
+        """Moves entries from slots to slots, in every layer."""
+        sources, targets = moves.sources.astype("int64"), moves.targets.astype("int64")
+        for memory in (_plain(self.keys), _plain(self.values)):
+            memory[:, :, targets] = memory[:, :, sources]
 
-    @property
-    def capacity(self) -> int:
-        return self.keys.shape[2]
 
-    def copy_rows(self, source: KVRegion, rows: int) -> None:
-        """Takes over the first `rows` rows of another region, in every layer."""
-        self.keys[:, :, :rows] = source.keys[:, :, :rows]
-        self.values[:, :, :rows] = source.values[:, :, :rows]
+class StepEntries:
+    """Where the entries of a step are in a `KVCache`: those that it writes, and those that its rows read.
 
-    def move_rows(self, sources: npt.NDArray[np.intp], targets: npt.NDArray[np.intp]) -> None:
-        """Moves rows `sources`, intp[m], to rows `targets`, in every layer."""
-        for rows_of in (_plain(self.keys), _plain(self.values)):
-            rows_of[:, :, targets] = rows_of[:, :, sources]
+    Args:
+        kv: the memory.
+        batch: the step.
+    """
+
+    def __init__(self, kv: KVCache, batch: StepBatch) -> None:
+        self._kv = kv
+        self._written = torch.from_numpy(batch.kv_slots(PAGE_SIZE)).to(kv.layout.device)
+        ends = (batch.contexts + batch.begins[1:] - batch.begins[:-1]).tolist()
+        tables = batch.page_begins.tolist()
+        self._rows = [
+            _run_or_table(batch.pages[begin : begin + -(-end // PAGE_SIZE)], kv.layout.device)
+            for begin, end in zip(tables, ends, strict=False)
+        ]
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Stores keys [kv_head, T or more, key_dim] and values [kv_head, T or more, value_dim] of a layer."""
+        layout, size = self._kv.layout, self._written.shape[0]
+        if layout.exact:
+            values = torch.nn.functional.pad(values, (0, ONES), value=1.0)
+        self._kv.keys[layer].index_copy_(1, self._written, keys[:, :size].to(layout.dtype))
+        self._kv.values[layer].index_copy_(1, self._written, values[:, :size].to(layout.dtype))
+
+    def read(self, layer: int, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys [kv_head, at least context + T_s, key_dim] and values [..., value_width] of a batch row, in the order of
+        its entries: in place where its pages are neighbours, otherwise a copy."""
+        where = self._rows[row]
+        keys, values = self._kv.keys[layer], self._kv.values[layer]
+        if isinstance(where, slice):
+            return keys[:, where], values[:, where]
+        return _gathered(keys, where), _gathered(values, where)
+
+
+def _run_or_table(pages: Int32Array, device: torch.device) -> slice | torch.Tensor:
+    """The slots of pages int32[p] that are neighbours, otherwise the page table int64[p]."""
+    first, count = int(pages[0]), pages.shape[0]
+    if int(pages[-1]) - first == count - 1 and (pages[1:] - pages[:-1] == 1).all():
+        return slice(first * PAGE_SIZE, (first + count) * PAGE_SIZE)
+    return torch.from_numpy(pages.astype("int64")).to(device)
+
+
+def _gathered(memory: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+    """[kv_head, p * PAGE_SIZE, size] of a layer's [kv_head, slots, size] and a page table int64[p]."""
+    heads, slots, size = memory.shape
+    paged = memory.view(heads, slots // PAGE_SIZE, PAGE_SIZE * size)
+    return paged.index_select(1, pages).view(heads, -1, size)
 
 
 def _plain(tensor: torch.Tensor) -> Any:
@@ -89,83 +139,9 @@ def _plain(tensor: torch.Tensor) -> Any:
 
 
 def _empty(shape: tuple[int, ...], layout: KVLayout) -> torch.Tensor:
-    """A tensor that on a CPU is a memory mapping of its own, which returns to the system as soon as it is freed.
-
-    On the heap, regions of many sizes that come and go fragment memory to several times their own size.
-    """
+    """A tensor that on a CPU is a memory mapping of its own, of which only what is written takes memory."""
     if layout.device.type != "cpu":
         return torch.empty(shape, dtype=layout.dtype, device=layout.device)
     size = math.prod(shape) * layout.dtype.itemsize
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(memory, dtype=layout.dtype).view(shape)
-
-
-class KVCache:
-    """Allocates KV regions; `scheduling.kv_pool.KVPool` decides what for. Implements `runners.base.KVStore`.
-
-    A freed region is kept for the next one of its size: fresh memory costs a page fault for every 4 KiB that is first
-    written. What is kept and what is allocated never exceed `capacity` together.
-
-    Args:
-        layout: what a token costs.
-        capacity: tokens over all regions, allocated and kept.
-    """
-
-    def __init__(self, layout: KVLayout, capacity: int) -> None:
-        self.layout = layout
-        self.capacity = capacity
-        self._numbers = count()
-        self._regions: dict[int, KVRegion] = {}
-        self._allocated = 0
-        self._kept: list[KVRegion] = []
-
-    @property
-    def allocated_tokens(self) -> int:
-        return self._allocated
-
-    def region(self, number: int) -> KVRegion:
-        return self._regions[number]
-
-    def allocate(self, tokens: int) -> int:
-        region = self._reused(tokens)
-        if region is None:
-            self._drop_kept(self.capacity - self._allocated - tokens)
-            region = self._new(tokens)
-        number = next(self._numbers)
-        self._regions[number] = region
-        self._allocated += tokens
-        return number
-
-    def free(self, region: int) -> None:
-        freed = self._regions.pop(region)
-        self._allocated -= freed.capacity
-        self._kept.append(freed)
-        self._drop_kept(self.capacity - self._allocated)
-
-    def copy(self, source: int, target: int, rows: int) -> None:
-        self._regions[target].copy_rows(self._regions[source], rows)
-
-    def move(self, moves: KVMoves) -> None:
-        """Moves rows within their regions, in every layer."""
-        for number in dict.fromkeys(moves.regions.tolist()):
-            rows = moves.regions == number
-            self._regions[number].move_rows(moves.sources[rows].astype(np.intp), moves.targets[rows].astype(np.intp))
-
-    def _reused(self, tokens: int) -> KVRegion | None:
-        at = next((i for i, region in enumerate(self._kept) if region.capacity == tokens), None)
-        return None if at is None else self._kept.pop(at)
-
-    def _new(self, tokens: int) -> KVRegion:
-        try:
-            return KVRegion.empty(self.layout, tokens)
-        except (MemoryError, OSError, RuntimeError) as error:  # RuntimeError: torch, out of memory on either device
-            self._kept.clear()
-            try:
-                return KVRegion.empty(self.layout, tokens)
-            except (MemoryError, OSError, RuntimeError):
-                raise KVAllocationError(tokens, tokens * self.layout.bytes_per_token) from error
-
-    def _drop_kept(self, most: int) -> None:
-        """Drops kept regions, those freed longest ago first, until at most `most` tokens are kept."""
-        while self._kept and sum(region.capacity for region in self._kept) > most:
-            self._kept.pop(0)

@@ -12,9 +12,9 @@ import torch
 from model_runner.errors import UnsupportedModelError
 from model_runner.runners.base import StepBatch
 from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.runners.probing import TOLERANCE, difference, path_with_wrong_siblings
+from model_runner.runners.probing import TOLERANCE, difference, hidden_window, path_with_wrong_siblings
 from model_runner.runners.torch.attention import ATTENTION_NAME, TorchBatch
-from model_runner.runners.torch.kv_cache import KVCache, KVLayout
+from model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
 from model_runner.runners.torch.linear.fused_linear import of_one_input, watch
 from model_runner.runners.torch.linear.packing import linear_shapes, pack_linears
 from model_runner.runners.torch.machine import bound_kernel_caches
@@ -115,27 +115,30 @@ class _WatchedBatch(TorchBatch):
 def _tree_logits(module: Any, layout: KVLayout, tokens: Int32Array) -> tuple[torch.Tensor, list[int | None]]:
     """Logits [1 + path, vocab] along the true path of a tree, its context committed before; and each layer's window."""
     kv = KVCache(layout, _CONTEXT + 2 * _PATH)
-    region = kv.allocate(kv.capacity)
-    prefill = BatchRow(region, 0, tokens[: _CONTEXT - 1], EMPTY_TREE, logits_from=_CONTEXT - 2)
+    pages = np.arange(kv.pages, dtype=np.int32)
+    prefill = BatchRow(pages, 0, tokens[: _CONTEXT - 1], EMPTY_TREE, logits_from=_CONTEXT - 2)
     forward(module, lay_out([prefill]), kv)
     tree = path_with_wrong_siblings(tokens[_CONTEXT:], module.config.get_text_config().vocab_size)
-    drafted = BatchRow(region, _CONTEXT - 1, tokens[_CONTEXT - 1 : _CONTEXT], tree, logits_from=0)
+    drafted = BatchRow(pages, _CONTEXT - 1, tokens[_CONTEXT - 1 : _CONTEXT], tree, logits_from=0)
     batch = _WatchedBatch(lay_out([drafted]), kv)
     logits: torch.Tensor = module(**batch.inputs()).logits[0]
     return logits[[0, *range(1, 2 * _PATH, 2)]], batch.windows
 
 
 def _is_exact(module: Any, layout: KVLayout, tokens: Int32Array) -> bool:
-    """Whether the logits of nodes of a draft tree, far from their rows in plain decoding, have the same bits."""
+    """Whether the logits of nodes of a draft tree, far from their rows in plain decoding and in pages that are no
+    neighbours, have the same bits."""
     vocab, path = module.config.get_text_config().vocab_size, tokens[_CONTEXT:]
     context = np.resize(tokens[:_CONTEXT], min(_EXACT_CONTEXT, _longest(module) - _PATH - 1)).astype(np.int32)
     n = context.shape[0]
-    kv = KVCache(layout, n + 64)
-    region = kv.allocate(kv.capacity)
-    forward(module, lay_out([BatchRow(region, 0, context[:-1], EMPTY_TREE, logits_from=n - 2)]), kv)
+    kv = KVCache(layout, 2 * (n // PAGE_SIZE + 4) * PAGE_SIZE)
+    neighbours, scattered = np.arange(kv.pages, dtype=np.int32).reshape(2, -1)
+    scattered = scattered[::-1].copy()
+    both = [BatchRow(pages, 0, context[:-1], EMPTY_TREE, logits_from=n - 2) for pages in (neighbours, scattered)]
+    forward(module, lay_out(both), kv)
     crowd = DraftTree.of([*range(min(40, vocab))], [NO_NODE] * min(40, vocab))
     tree = merged([crowd, path_with_wrong_siblings(path, vocab)])
-    drafted = forward(module, lay_out([BatchRow(region, n - 1, context[-1:], tree, logits_from=0)]), kv)
+    drafted = forward(module, lay_out([BatchRow(scattered, n - 1, context[-1:], tree, logits_from=0)]), kv)
     rows = [0]
     for token in path.tolist():
         children = (tree.parents == rows[-1] - 1) & (tree.tokens == token)
@@ -144,7 +147,7 @@ def _is_exact(module: Any, layout: KVLayout, tokens: Int32Array) -> bool:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for at, token in enumerate([int(context[-1]), *path.tolist()]):
-        one = BatchRow(region, n - 1 + at, np.array([token], np.int32), EMPTY_TREE, logits_from=0)
+        one = BatchRow(neighbours, n - 1 + at, np.array([token], np.int32), EMPTY_TREE, logits_from=0)
         plain.append(forward(module, lay_out([one]), kv))
     torch.set_num_threads(threads)
     return torch.equal(torch.cat(plain), drafted[rows])
@@ -159,10 +162,5 @@ def _check_windows(name: str, config: Any, layout: KVLayout, windows: list[int |
         raise UnsupportedModelError(
             f"{name} called attention {len(windows)} times for {layout.layers} layers with keys and values"
         )
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)
-    for layer, (kind, window) in enumerate(zip(kinds, windows, strict=True)):
-        if kind == "sliding_attention" and window != config.sliding_window:
-            raise UnsupportedModelError(
-                f"{name} hides the sliding window of layer {layer} from its attention function: {window} was passed,"
-                f" the config says {config.sliding_window}"
-            )
+    if reason := hidden_window(config, windows):
+        raise UnsupportedModelError(f"{name} {reason}")

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from model_runner.runners.base import UNLIMITED, KVMoves, Predictions, StepBatch
+from model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
 from model_runner.runners.kv_capacity import default_capacity
 from model_runner.runners.most_probable import most_probable
 from model_runner.runners.torch.attention import TorchBatch
 from model_runner.runners.torch.exact_attention import draft_limits
-from model_runner.runners.torch.kv_cache import KVCache, KVLayout
+from model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
 
 
 class TorchRunner:
@@ -21,28 +21,29 @@ class TorchRunner:
     Args:
         module: a transformers model whose attention is `attention.tree_attention`, see `probe`.
         layout: the shape of its keys and values.
-        kv_tokens: tokens over all KV regions, those kept for reuse included.
+        kv_tokens: capacity of its KV memory.
         threads: CPU threads of a step at most; None takes torch's default.
     """
 
     def __init__(self, module: Any, layout: KVLayout, kv_tokens: int, threads: int | None = None) -> None:
         self._module = module
         self._layout = layout
-        self.kv = KVCache(layout, kv_tokens)
+        self._kv = KVCache(layout, kv_tokens)
+        self.pages, self.page_size = self._kv.pages, PAGE_SIZE
         self.thread_counts = _thread_counts(threads or torch.get_num_threads(), layout.device)
 
-    def draft_limits(self, position: int) -> tuple[int, int]:
-        return draft_limits(position) if self._layout.exact else (UNLIMITED, UNLIMITED)
+    def draft_limits(self, position: int) -> DraftLimits:
+        return draft_limits(position) if self._layout.exact else NO_LIMITS
 
     @torch.inference_mode()
     def step(self, batch: StepBatch, top_k: int, threads: int) -> Predictions:
         torch.set_num_threads(threads)
-        logits = forward(self._module, batch, self.kv)
+        logits = forward(self._module, batch, self._kv)
         return Predictions(logits, *most_probable(logits, top_k))
 
     def keep(self, moves: KVMoves) -> None:
         with torch.inference_mode():
-            self.kv.move(moves)
+            self._kv.move(moves)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -9,14 +9,14 @@ import pytest
 
 from model_runner.drafting import draft_account, guarded_drafter
 from model_runner.drafting.draft_account import Payoff
-from model_runner.drafting.draft_policy import DraftPolicy, within_depth
+from model_runner.drafting.draft_policy import DraftPolicy, best_chain, within_depth
 from model_runner.drafting.guarded_drafter import GuardedDrafter
 from model_runner.drafting.step_time import ContextCost, StepTimeCurve, StepTimes
 from model_runner.request import StopParams
-from model_runner.runners.base import UNLIMITED
+from model_runner.runners.base import NO_LIMITS, DraftLimits
 from model_runner.scheduling.scheduler import Work
 from model_runner.sequence import Sequence
-from strategies import DraftTree
+from strategies import EMPTY_TREE, DraftTree
 from tests.model_runner.drafting.test_guarded_drafter import NOTHING, Clock, Plugin, sequence_of
 from tests.model_runner.sequences import make_sequence
 
@@ -84,8 +84,8 @@ def tree_of(policy: DraftPolicy, sequence: Sequence) -> DraftTree:
 
 def test_a_draft_keeps_to_the_limits_of_request_output_and_runner() -> None:
     chain = Plugin(DraftTree.of(range(16), scores=np.linspace(0.9, 0.1, 16)))
-    free = DraftPolicy(100, lambda _: (UNLIMITED, UNLIMITED), None)
-    narrow = DraftPolicy(100, lambda _: (4, 9), None)
+    free = DraftPolicy(100, lambda _: NO_LIMITS, None)
+    narrow = DraftPolicy(100, lambda _: DraftLimits(levels=4, nodes=9), None)
     assert len(tree_of(free, decoding(chain, written=1))) == 16
     assert len(tree_of(free, decoding(chain, written=35))) == 4, "five tokens are left, one is the model's own"
     assert len(tree_of(free, decoding(chain, written=39))) == 0
@@ -93,6 +93,22 @@ def test_a_draft_keeps_to_the_limits_of_request_output_and_runner() -> None:
     assert len(tree_of(narrow, decoding(chain, written=1))) == 4
     bush = Plugin(DraftTree.of(range(16), [-1] * 16, np.linspace(0.9, 0.1, 16)))
     assert tree_of(narrow, decoding(bush, written=1)).tokens.tolist() == list(range(9))
+    chains_only = DraftPolicy(100, lambda _: DraftLimits(nodes=9, branches=False), None)
+    assert tree_of(chains_only, decoding(chain, written=1)).tokens.tolist() == list(range(9))
+    assert tree_of(chains_only, decoding(bush, written=1)).tokens.tolist() == [0]
+
+
+def test_the_best_chain_of_a_tree_is_accepted_furthest() -> None:
+    #     1 (0.6)            2 (0.5)
+    #     3 (0.1)            4 (0.45)  5 (0.05)
+    #                        6 (0.2)
+    scores = [0.6, 0.5, 0.45, 0.2, 0.1, 0.05]
+    tree = DraftTree.of([1, 2, 4, 6, 3, 5], [-1, -1, 1, 2, 0, 1], scores)
+    chain = best_chain(tree)
+    assert chain.tokens.tolist() == [2, 4, 6]
+    assert chain.parents.tolist() == [-1, 0, 1]
+    assert chain.scores.tolist() == pytest.approx([0.5, 0.45, 0.2])
+    assert len(best_chain(EMPTY_TREE)) == 0
 
 
 def test_long_contexts_are_drafted_for_more_sparingly() -> None:
@@ -103,7 +119,7 @@ def test_long_contexts_are_drafted_for_more_sparingly() -> None:
     kept = []
     for context in (100, 1000, 10_000):
         times = StepTimes({1: curve}, {1: 0.0}, {1: ContextCost(per_sequence=1e-5, per_token=1e-4)})
-        policy = DraftPolicy(100, lambda _: (UNLIMITED, UNLIMITED), times)
+        policy = DraftPolicy(100, lambda _: NO_LIMITS, times)
         sequence = decoding(bush, written=1, context=context)
         policy.start(sequence)
         drafts = policy.propose([Work(sequence, 1)], running=1)

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_runner.runners.batch import chain_with_tree
-from strategies import DraftTree
+from model_runner.runners.batch import BatchRow, chain_with_tree, lay_out
+from strategies import EMPTY_TREE, DraftTree
 from tests.strategies.test_draft import paths, trees
 
 
@@ -20,3 +20,25 @@ def test_a_chain_goes_on_in_the_nodes_that_score_enough(tree: DraftTree, length:
     expected = [(*whole, *path) for path, score in paths(tree).items() if score >= least]
     assert found == [whole[: i + 1] for i in range(length)] + expected
     assert depths.tolist() == [len(path) - 1 for path in found]
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=4), st.sampled_from([1, 4, 32]))
+def test_every_token_has_the_slot_of_its_place_in_the_page_table(rows: list[tuple[int, int]], page_size: int) -> None:
+    order = np.random.default_rng(0).permutation(500).astype(np.int32)
+    tables, expected = [], []
+    for context, count in rows:
+        needed = -(-(context + count) // page_size)
+        tables.append(order[:needed])
+        order = order[needed:]
+        expected += [
+            int(tables[-1][entry // page_size]) * page_size + entry % page_size
+            for entry in range(context, context + count)
+        ]
+    batch = lay_out(
+        [
+            BatchRow(pages, context, np.zeros(count, np.int32), EMPTY_TREE, logits_from=count)
+            for pages, (context, count) in zip(tables, rows, strict=True)
+        ]
+    )
+    assert batch.kv_slots(page_size).tolist() == expected
+    assert batch.page_begins.tolist() == np.cumsum([0, *map(len, tables)]).tolist()

@@ -1,6 +1,9 @@
-"""KV regions and the memory for them."""
+"""KV memory of the torch runner: what a step writes is what it and later ones read, wherever the pages are."""
 
 from __future__ import annotations
+
+import dataclasses
+import mmap
 
 import numpy as np
 import pytest
@@ -8,71 +11,93 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_runner.errors import KVAllocationError
-from model_runner.runners.base import KVMoves
-from model_runner.runners.torch.kv_cache import KVCache, KVLayout, KVRegion
+from model_runner.errors import InvalidValueError
+from model_runner.runners.base import KVMoves, StepBatch
+from model_runner.runners.batch import BatchRow, lay_out
+from model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout, StepEntries
+from strategies import EMPTY_TREE
+from strategies.draft import Int32Array
 
 LAYOUT = KVLayout(2, 3, 4, 5, torch.float32, torch.device("cpu"))
 
 
-@given(st.integers(0, 10), st.sets(st.integers(0, 19)).map(sorted))
-def test_keeps_the_accepted_rows_in_order(committed: int, rows: list[int]) -> None:
-    cache = KVCache(LAYOUT, 80)
-    others, number = cache.allocate(40), cache.allocate(40)
-    for one in (others, number):
-        region = cache.region(one)
-        region.keys.copy_(torch.arange(40).view(1, 1, 40, 1).expand_as(region.keys))
-        region.values.copy_(-torch.arange(40).view(1, 1, 40, 1).expand_as(region.values))
-    moves = [(number, committed + row, committed + i) for i, row in enumerate(rows) if row != i]
-    cache.move(KVMoves(*np.array(moves, np.int32).reshape(-1, 3).T))
-    expected = [*range(committed), *(committed + row for row in rows)]
-    region = cache.region(number)
-    for layer in range(2):
-        assert region.keys[layer, 0, : len(expected), 0].tolist() == expected
-        assert region.values[layer, 2, : len(expected), 4].tolist() == [-row for row in expected]
-    assert cache.region(others).keys[1, 1, :, 1].tolist() == [*range(40)]
+def chain(pages: Int32Array, context: int, count: int) -> BatchRow:
+    return BatchRow(pages, context, np.zeros(count, np.int32), EMPTY_TREE, logits_from=count)
 
 
-def test_freed_memory_is_used_again_and_never_exceeds_the_capacity() -> None:
-    cache = KVCache(LAYOUT, 100)
-    first = cache.allocate(60)
-    memory = cache.region(first)
-    cache.free(first)
-    again = cache.allocate(60)
-    assert cache.region(again) is memory
-    cache.free(again)
-    second = cache.allocate(80)
-    assert cache.region(second) is not memory
-    cache.free(second)
-    assert cache.region(cache.allocate(60)) is not memory
-    assert cache.allocated_tokens == 60
+def write(kv: KVCache, batch: StepBatch, values: list[int]) -> StepEntries:
+    """Fills the entries of the step in every layer with these values, negative ones in the values."""
+    entries = StepEntries(kv, batch)
+    column = torch.tensor(values, dtype=torch.float32)[None, :, None]
+    for layer in range(kv.layout.layers):
+        entries.write(layer, column.expand(3, -1, 4), -column.expand(3, -1, 5))
+    return entries
+
+
+def read(entries: StepEntries, row: int, count: int) -> list[float]:
+    found: list[float] = []
+    for layer in range(LAYOUT.layers):
+        keys, values = entries.read(layer, row)
+        found = keys[0, :count, 0].tolist()
+        assert torch.equal(keys[:, :count], torch.tensor(found)[None, :, None].expand(3, -1, 4))
+        assert torch.equal(values[:, :count, :5], -torch.tensor(found)[None, :, None].expand(3, -1, 5))
+    return found
+
+
+@given(st.permutations(range(12)), st.booleans())
+def test_a_step_reads_what_was_written_in_neighbouring_pages_or_not(order: list[int], exact: bool) -> None:
+    layout = dataclasses.replace(LAYOUT, exact=exact)
+    kv = KVCache(layout, 12 * PAGE_SIZE)
+    scattered, neighbours = np.array(order[:5], np.int32), np.array(sorted(order[5:9]), np.int32)
+    first = lay_out([chain(scattered, 0, 40), chain(neighbours, 0, 3)])
+    write(kv, first, [*range(40), *range(100, 103)])
+    entries = write(
+        kv, lay_out([chain(neighbours, 3, 20), chain(scattered, 40, 9)]), [*range(103, 123), *range(40, 49)]
+    )
+    assert read(entries, 0, 23) == [*range(100, 123)]
+    assert read(entries, 1, 49) == [*range(49)]
+    if exact:
+        assert entries.read(1, 1)[1][..., 5:].eq(1.0)[:, :49].all()
+
+
+def test_neighbouring_pages_are_read_in_place() -> None:
+    kv = KVCache(LAYOUT, 12 * PAGE_SIZE)
+    in_place = StepEntries(kv, lay_out([chain(np.array([3, 4, 5, 9], np.int32), 0, 3 * PAGE_SIZE)]))
+    gathered = StepEntries(kv, lay_out([chain(np.array([3, 4, 5, 9], np.int32), 0, 3 * PAGE_SIZE + 1)]))
+    kv.keys[1].fill_(7.0)
+    for entries, base in ((in_place, True), (gathered, False)):
+        keys, _ = entries.read(1, 0)
+        assert (keys.untyped_storage().data_ptr() == kv.keys.untyped_storage().data_ptr()) == base
+        assert keys[:, : 3 * PAGE_SIZE].eq(7.0).all()
+
+
+@given(st.integers(0, 10), st.sets(st.integers(0, 19)).map(sorted), st.permutations(range(4)))
+def test_keeps_the_accepted_entries_in_order(committed: int, accepted: list[int], order: list[int]) -> None:
+    kv = KVCache(LAYOUT, 4 * PAGE_SIZE)
+    pages, others = np.array(order[:2], np.int32), np.array(order[2:], np.int32)
+    write(kv, lay_out([chain(pages, 0, committed + 20), chain(others, 0, 20)]), [*range(committed + 20), *range(20)])
+    slots = lay_out([chain(pages, 0, 2 * PAGE_SIZE)]).kv_slots(PAGE_SIZE).astype(np.int32)
+    moves = [(committed + row, committed + i) for i, row in enumerate(accepted) if row != i]
+    kv.move(KVMoves(*slots[np.array(moves, np.int32).reshape(-1, 2).T]))
+    entries = StepEntries(kv, lay_out([chain(pages, 0, committed + 20), chain(others, 0, 20)]))
+    expected = [*range(committed), *(committed + row for row in accepted)]
+    assert read(entries, 0, len(expected)) == expected
+    assert read(entries, 1, 20) == [*range(20)]
 
 
 def test_memory_that_the_device_does_not_have_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = KVCache(LAYOUT, 100)
-    cache.free(cache.allocate(30))
-
-    def empty(layout: KVLayout, tokens: int) -> KVRegion:
+    def mapped(*_: object, **__: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(KVRegion, "empty", empty)
-    cache.allocate(30)  # was kept
-    with pytest.raises(KVAllocationError, match="40 tokens"):
-        cache.allocate(40)
-    assert cache.allocated_tokens == 30
+    monkeypatch.setattr(mmap, "mmap", mapped)
+    with pytest.raises(InvalidValueError, match="40 is not allowed") as caught:
+        KVCache(LAYOUT, 40)
+    assert caught.value.field == "kv_cache_tokens"
 
 
-def test_a_token_costs_what_the_layout_says() -> None:
-    region = KVRegion.empty(LAYOUT, 10)
-    assert LAYOUT.bytes_per_token * 10 == region.keys.nbytes + region.values.nbytes
-
-
-def test_rows_are_copied_to_a_larger_region() -> None:
-    cache = KVCache(LAYOUT, 30)
-    small, large = cache.allocate(10), cache.allocate(20)
-    for number, value in ((small, 1.0), (large, 2.0)):
-        cache.region(number).keys.fill_(value)
-        cache.region(number).values.fill_(-value)
-    cache.copy(small, large, 7)
-    assert cache.region(large).keys[1, 2, :, 3].tolist() == [1.0] * 7 + [2.0] * 13
-    assert cache.region(large).values[0, 0, :, 4].tolist() == [-1.0] * 7 + [-2.0] * 13
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_token_costs_what_the_layout_says(exact: bool) -> None:
+    layout = dataclasses.replace(LAYOUT, exact=exact)
+    kv = KVCache(layout, PAGE_SIZE + 1)
+    assert kv.pages == 2
+    assert layout.bytes_per_token * 2 * PAGE_SIZE == kv.keys.nbytes + kv.values.nbytes

@@ -35,10 +35,10 @@ def test_what_a_batch_is_filled_up_with_changes_nothing(size: int) -> None:
 
     def logits(parts: list[slice]) -> torch.Tensor:
         kv, rows = KVCache(factory.layout, 100), []
-        region = kv.allocate(100)
+        pages = np.arange(kv.pages, dtype=np.int32)
         for part in parts:
             n = len(tokens[part])
-            batch = lay_out([BatchRow(region, part.start, tokens[part], EMPTY_TREE, logits_from=0)])
+            batch = lay_out([BatchRow(pages, part.start, tokens[part], EMPTY_TREE, logits_from=0)])
             inputs = TorchBatch(batch, kv).inputs()
             assert inputs["input_ids"].shape == inputs["position_ids"].shape == (1, kernel_width(n))
             with torch.inference_mode():

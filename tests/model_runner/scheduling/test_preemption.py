@@ -14,6 +14,7 @@ import strategies
 from model_runner.engine import Engine, EngineConfig
 from model_runner.output import FinishReason
 from model_runner.request import GrammarKind, SamplingParams, StopParams
+from model_runner.runners.torch.kv_cache import PAGE_SIZE
 from model_runner.sequence import Sequence, SequenceState
 from tests.model_runner.families import VOCAB, as_prompt, greedy, served, torch_factory, with_runners
 from tests.model_runner.oracle import OracleStrategy
@@ -166,7 +167,7 @@ def test_sampling_penalties_and_stop_strings_survive_a_preemption() -> None:
         return sequences, written
 
     plenty, free = outputs()
-    scarce, short = outputs(kv_cache_tokens=560)
+    scarce, short = outputs(kv_cache_tokens=530)
     assert sum(s.stats.preemptions for s in plenty) == 0
     assert sum(s.stats.preemptions for s in scarce) > 0
     assert [s.output for s in scarce] == [s.output for s in plenty]
@@ -209,18 +210,18 @@ def test_each_turn_of_a_chat_reuses_the_turns_before(family: str) -> None:
     for turn in range(4):
         sequence = answer(engine, chat, 15, strategy=strategy, tenant="a")
         assert sequence.output == greedy(family, chat, 15)
-        # All but the last token written, whose keys and values nobody needed, and the user's new words.
-        assert sequence.stats.cached_prompt_tokens == (0 if turn == 0 else len(chat) - 1 - 8)
+        # All full pages but for the last token written, whose keys and values nobody needed, and the user's new words.
+        assert sequence.stats.cached_prompt_tokens == (0 if turn == 0 else (len(chat) - 1 - 8) // PAGE_SIZE * PAGE_SIZE)
         chat = (*chat, *sequence.output, *range(turn, turn + 8))
 
 
 def test_another_tenants_prompt_is_never_reused() -> None:
     engine = engine_of()
-    prompt = (7, 2) * 40
+    prompt = (7, 2) * 75
     first, again = (answer(engine, prompt, 9, tenant="a") for _ in range(2))
     other = answer(engine, prompt, 9, tenant="b")
     assert first.output == again.output == other.output == greedy("llama", prompt, 9)
-    assert [s.stats.cached_prompt_tokens for s in (first, again, other)] == [0, len(prompt) - 1, 0]
+    assert [s.stats.cached_prompt_tokens for s in (first, again, other)] == [0, 144, 0]
 
 
 def test_without_the_prefix_cache_nothing_is_reused() -> None:
@@ -244,12 +245,12 @@ def test_prefixes_are_right_after_eviction() -> None:
 @pytest.mark.parametrize("runner", ["torch", "openvino"])
 def test_samples_of_one_prompt_share_its_prefill(runner: str) -> None:
     engine = engine_of(runner=runner, prefill_chunk=64, shared_prefill_chunk=64)
-    prompt = as_prompt((4, 1, 1) * 50)
+    prompt, shared = as_prompt((4, 1, 1) * 50), {"torch": 144, "openvino": 128}[runner]
     samples = [make_sequence(str(i), prompt, StopParams(10), SamplingParams(temperature=1.0, seed=i)) for i in range(5)]
     for sample in samples:
         engine.add(sample)
     finish(engine)
-    assert [s.stats.cached_prompt_tokens for s in samples] == [0, 149, 149, 149, 149]
+    assert [s.stats.cached_prompt_tokens for s in samples] == [0, shared, shared, shared, shared]
     for i, sample in enumerate(samples):
         alone = make_sequence("r", prompt, StopParams(10), SamplingParams(temperature=1.0, seed=i))
         engine = engine_of(runner=runner, prefix_cache=False)

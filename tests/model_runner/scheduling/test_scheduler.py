@@ -21,25 +21,25 @@ from model_runner.scheduling.kv_pool import KVPool
 from model_runner.scheduling.scheduler import PRIORITY_SECONDS, Scheduler, Work
 from model_runner.sequence import Sequence, SequenceState
 from strategies.draft import Int32Array
-from tests.model_runner.fake_kv import FakeStore, run
+from tests.model_runner.fake_kv import FakeMemory
 from tests.model_runner.sequences import make_sequence
 
-LARGEST = 8000
+PAGE = 16
 
 
 class Bench:
-    """A scheduler over a fake KV store, and an engine that writes one token a step."""
+    """A scheduler over fake KV memory, and an engine that writes one token a step."""
 
     def __init__(
         self,
         max_running: int = 4,
-        capacity: int = 10**6,
-        largest: int = LARGEST,
+        pages: int = 10**4,
         prefix_cache: bool = False,
         **options: object,
     ) -> None:
-        self.store = FakeStore(capacity)
-        self.pool = KVPool(self.store, capacity, largest, prefix_cache)
+        self.pages = pages
+        self.pool = KVPool(pages, PAGE, prefix_cache)
+        self.memory = FakeMemory(self.pool)
         chunks = {"prefill_chunk": 512, "shared_chunk": 128, **options}
         self.scheduler = Scheduler(self.pool, max_running, **chunks)  # type: ignore[arg-type]
         self.serial = 0
@@ -57,7 +57,7 @@ class Bench:
         plan = self.scheduler.schedule()
         self.scheduler.check()
         for work in plan:
-            run(self.pool, work, written(work.sequence))
+            self.memory.run(work, written(work.sequence))
             if len(work.sequence.output) == work.sequence.request.stop.max_tokens:
                 self.scheduler.finish(work.sequence)
         self.scheduler.check()
@@ -151,7 +151,7 @@ def test_a_tenant_that_comes_late_is_served_next_and_has_no_claim_from_before() 
 
 
 def test_a_head_that_does_not_fit_is_not_overtaken_for_ever() -> None:
-    bench = Bench(capacity=1000, largest=900)
+    bench = Bench(pages=53)
     bench.add("a", prompt=500, max_tokens=20)
     large = bench.add("b", prompt=800, max_tokens=20)
     for _ in range(30):
@@ -174,66 +174,54 @@ def test_priority_comes_first_but_not_for_ever() -> None:
 
 
 def test_memory_is_taken_from_the_lowest_priority_and_then_from_the_newest() -> None:
-    bench = Bench(capacity=450, largest=384)
+    bench = Bench(pages=20)
     low = bench.add(priority=-1, max_tokens=300)
     old, newer, newest = bench.add(max_tokens=300), bench.add(max_tokens=10), bench.add(max_tokens=300)
     while not low.stats.preemptions:
         bench.step()
-    # Room for the oldest's 256 tokens beside its 128 takes the regions of two others.
     assert newer.state is SequenceState.FINISHED
+    assert bench.scheduler.running == [old, newest]
+    while not newest.stats.preemptions:
+        bench.step()
     assert bench.scheduler.running == [old]
     assert bench.scheduler.preempted == [newest, low]
     assert old.stats.preemptions == 0
     newcomer = bench.add()
     bench.scheduler.finish(old)
     bench.step()
-    assert bench.scheduler.running[:2] == [newest, low]
+    assert bench.scheduler.running == [newest]
+    assert bench.scheduler.preempted == [low]
+    assert newcomer.output == []  # those who have run before come first
     bench.finishing_order()
     assert newcomer.stats.preemptions == 0
 
 
-def test_who_was_preempted_later_comes_back_first_if_it_ranks_first() -> None:
-    bench = Bench(capacity=450, largest=384)
-    first = bench.add(prompt=180, max_tokens=200)
+def test_a_sequence_that_the_others_give_up_too_little_for_makes_room_itself() -> None:
+    bench = Bench(pages=20)
+    first = bench.add(prompt=150, max_tokens=100)
     second = bench.add(prompt=4, max_tokens=300)
-    while not first.stats.preemptions:
-        bench.step()
-    assert bench.scheduler.running == [second]  # its region was too small to make room for the first
     while not second.stats.preemptions:
         bench.step()
     assert bench.scheduler.running == [first]
-    assert bench.scheduler.preempted == [second]
-
-
-def test_a_sequence_whose_old_and_new_region_do_not_fit_together_computes_itself_again() -> None:
-    bench = Bench(capacity=300, largest=300)
-    alone = bench.add(max_tokens=280)
     bench.finishing_order()
-    assert alone.output == [7] * 280
-    assert alone.stats.preemptions > 0
+    assert first.stats.preemptions == 0
+    assert second.output == [7] * 300
 
 
-def test_a_device_that_runs_out_of_memory_preempts_and_loses_nothing() -> None:
-    """The capacity was set above what the device has: each allocation beyond that fails."""
-    bench = Bench(capacity=2000, largest=400, prefix_cache=True)
-    bench.store.device_tokens = 600
-    sequences = [bench.add(max_tokens=200) for _ in range(4)]
+def test_nobody_is_preempted_where_that_would_not_be_enough() -> None:
+    """All but one page of the last by rank are shared with the first, so it gives up too little for the second."""
+    bench = Bench(pages=40, prefix_cache=True)
+    prompt = np.arange(300, dtype=np.int32)
+    first = bench.add(prompt=prompt, max_tokens=5)
+    bench.step()
+    second, last = bench.add(prompt=4, max_tokens=310), bench.add(prompt=prompt, max_tokens=5)
+    bench.scheduler.schedule()
+    assert last.committed == 288
+    pool = bench.pool
+    assert pool.held_alone([last]) < pool.pages(last).size - 288 // PAGE + 1
+    assert pool.held_alone([first, last]) == pool.held_alone([first]) + pool.held_alone([last]) + 288 // PAGE
     bench.finishing_order()
-    assert [s.output for s in sequences] == [[7] * 200] * 4
-    assert sum(s.stats.preemptions for s in sequences) > 0
-    assert sequences[0].stats.preemptions == 0  # the first by rank is never the victim of others
-
-
-def test_a_sequence_that_the_device_has_no_memory_for_does_not_block_the_others() -> None:
-    bench = Bench(capacity=2000, largest=900)
-    bench.store.device_tokens = 300
-    large, small = bench.add(prompt=700), bench.add()
-    assert bench.step() == []
-    assert bench.scheduler.unallocatable() == [large]
-    assert bench.scheduler.unallocatable() == []
-    bench.scheduler.finish(large)
-    bench.finishing_order()
-    assert small.output == [7] * 8
+    assert [len(s.output) for s in (first, second, last)] == [5, 310, 5]
 
 
 def test_samples_of_one_prompt_share_its_prefill() -> None:
@@ -245,9 +233,9 @@ def test_samples_of_one_prompt_share_its_prefill() -> None:
     while bench.scheduler.live:
         for work in bench.step():
             prefill[work.sequence.request.tenant] += work.tokens
-    # A prefill of 1,300 and four steps for the first, a last prompt token and four steps for the others.
-    assert prefill == {"a": 1300 + 4 + 3 * 5, "b": 1300 + 4}
-    assert [s.stats.cached_prompt_tokens for s in samples] == [0, 1299, 1299, 1299]
+    # A prefill of 1,300 and four steps for the first; for the others what is not in a full page, and four steps.
+    assert prefill == {"a": 1300 + 4 + 3 * (4 + 4), "b": 1300 + 4}
+    assert [s.stats.cached_prompt_tokens for s in samples] == [0, 1296, 1296, 1296]
     assert other.stats.cached_prompt_tokens == 0
 
 
@@ -310,16 +298,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     live = Values("live")
 
     @initialize(
-        capacity=st.integers(400, 1200),
+        pages=st.integers(25, 75),
         max_running=st.integers(1, 6),
         chunk=st.integers(1, 60),
         prefix_cache=st.booleans(),
     )
-    def _make(self, capacity: int, max_running: int, chunk: int, prefix_cache: bool) -> None:
+    def _make(self, pages: int, max_running: int, chunk: int, prefix_cache: bool) -> None:
         self.bench = Bench(
             max_running,
-            capacity,
-            largest=400,
+            pages,
             prefix_cache=prefix_cache,
             prefill_chunk=chunk,
             shared_chunk=chunk // 2 + 1,
@@ -382,7 +369,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.write(1)
         assert scheduler.live == []
         assert all(len(s.output) == s.request.stop.max_tokens for s in left)
-        assert self.bench.pool.live_tokens == 0
+        assert self.bench.pool.available == self.bench.pages
 
     def write(self, accepted: int) -> list[Work]:
         def written(sequence: Sequence) -> list[int]:

@@ -10,6 +10,7 @@ import torch
 import transformers as tf
 
 from model_runner.errors import UnsupportedRunnerError
+from model_runner.runners.base import NO_LIMITS, DraftLimits
 from model_runner.runners.openvino import runner
 from model_runner.runners.openvino.factory import OpenVinoRunnerFactory
 from tests.model_runner.families import OPENVINO_FAMILIES, RANDOM_FAMILIES, tiny
@@ -44,16 +45,12 @@ def _one_thread() -> None:
         (lambda: tf.BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=128), "0 of 2 layers"),
         (lambda: tf.MistralConfig(**_TINY, num_key_value_heads=8), "4 heads cannot share 8 heads"),
         (
-            lambda: tf.MistralConfig(**_TINY, num_key_value_heads=2, sliding_window=12),
-            "a sliding window of 12 tokens",
-        ),
-        (
             lambda: tf.Gemma2Config(**_TINY, head_dim=16, attn_logit_softcapping=5.0, sliding_window=4096),
             "soft-capping",
         ),
         (
             lambda: tf.GptOssConfig(**_TINY, num_key_value_heads=2, head_dim=16, num_local_experts=4),
-            "sinks|sliding window",
+            "sinks",
         ),
     ],
 )
@@ -62,9 +59,22 @@ def test_refused_with_the_reason(config: Any, reason: str) -> None:
         OpenVinoRunnerFactory(build(config()), max_context=128)
 
 
-def test_a_window_that_no_context_exceeds_is_no_hindrance() -> None:
-    module = build(tf.MistralConfig(**_TINY, num_key_value_heads=2, sliding_window=128))
-    assert OpenVinoRunnerFactory(module, max_context=128).name == "openvino"
+def test_behind_a_window_drafts_are_chains_and_before_it_trees_end_in_it() -> None:
+    module = build(tf.MistralConfig(**_TINY, num_key_value_heads=2, sliding_window=60))
+    limits = OpenVinoRunnerFactory(module, max_context=128).runner(128).draft_limits
+    assert limits(30) == DraftLimits(nodes=29)  # the last of them is in row 59
+    assert limits(51) == DraftLimits(nodes=8)
+    assert limits(52) == limits(100) == DraftLimits(branches=False)
+    assert OpenVinoRunnerFactory(module, max_context=60).runner(128).draft_limits(52) == NO_LIMITS
+
+
+def test_a_window_that_the_attention_is_not_told_of_is_refused() -> None:
+    module = build(tf.MistralConfig(**_TINY, num_key_value_heads=2, sliding_window=12))
+    for layer in module.model.layers:
+        layer.self_attn.sliding_window = None
+    module.config.layer_types = ["sliding_attention"] * 2
+    with pytest.raises(UnsupportedRunnerError, match="MistralForCausalLM hides the sliding window of layer 0"):
+        OpenVinoRunnerFactory(module, max_context=128)
 
 
 @pytest.mark.parametrize(

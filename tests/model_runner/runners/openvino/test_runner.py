@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.runners.openvino.kv_pages import PAGE, KVPages, PageLayout
+from model_runner.runners.openvino.kv_pages import PAGE_SIZE
 from model_runner.runners.openvino.runner import step_inputs, tree_mask
 from strategies.draft import EMPTY_TREE
 
@@ -31,20 +31,18 @@ def test_a_token_sees_its_ancestors_and_itself(rows: list[tuple[int, ...]]) -> N
         assert of_row.reshape(expected.shape).tolist() == expected.tolist()
 
 
-def test_each_sequence_brings_the_pages_of_its_rows() -> None:
-    kv = KVPages(PageLayout(1, 1, 2, 2, "float32"), 20 * PAGE)
-    first, second = kv.allocate(4 * PAGE), kv.allocate(4 * PAGE)
+def test_each_sequence_brings_its_page_table() -> None:
     three = np.arange(3, dtype=np.int32)
     batch = lay_out(
         [
-            BatchRow(second, PAGE - 2, three, EMPTY_TREE, logits_from=2),
-            BatchRow(first, 5, three[:1], EMPTY_TREE, logits_from=0),
+            BatchRow(np.array([7, 4], np.int32), PAGE_SIZE - 2, three, EMPTY_TREE, logits_from=2),
+            BatchRow(np.array([5], np.int32), 5, three[:1], EMPTY_TREE, logits_from=0),
         ]
     )
-    inputs = step_inputs(batch, kv)
-    assert inputs["block_indices"].tolist() == [*kv._pages[second][:2].tolist(), int(kv._pages[first][0])]
+    inputs = step_inputs(batch)
+    assert inputs["block_indices"].tolist() == [7, 4, 5]
     assert inputs["block_indices_begins"].tolist() == [0, 2, 3]
-    assert inputs["past_lens"].tolist() == [PAGE - 2, 5]
-    assert inputs["max_context_len"] == PAGE + 1
+    assert inputs["past_lens"].tolist() == [PAGE_SIZE - 2, 5]
+    assert inputs["max_context_len"] == PAGE_SIZE + 1
     assert inputs["logit_rows"].tolist() == [2, 3]
     assert inputs["input_ids"].shape == inputs["position_ids"].shape == (4, 1)

@@ -1,0 +1,228 @@
+"""Which prefixes are found, who may find them, and that pages always hold what they are found for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle as Values
+from hypothesis.stateful import RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from model_runner.request import StopParams
+from model_runner.scheduling.kv_pool import GROWTH, KVPool
+from model_runner.scheduling.prefix_cache import common_prefix
+from model_runner.scheduling.scheduler import Work
+from model_runner.sequence import Sequence
+from strategies.draft import Int32Array
+from tests.model_runner.fake_kv import FakeMemory
+from tests.model_runner.sequences import make_sequence
+
+PAGE = 16
+
+
+def memory_of(pages: int, prefix_cache: bool = True) -> FakeMemory:
+    return FakeMemory(KVPool(pages, PAGE, prefix_cache))
+
+
+def tokens(*parts: tuple[int, int]) -> Int32Array:
+    """int32[n]: for each (token, count) that many of it."""
+    return np.concatenate([np.full(count, token, np.int32) for token, count in parts])
+
+
+def ended(memory: FakeMemory, prompt: Int32Array, tenant: str = "a", output: int = 1, keep: bool = True) -> None:
+    """A sequence of that prompt ran and ended."""
+    sequence = start(memory, prompt, tenant)
+    memory.run(Work(sequence, sequence.length - sequence.committed), list(range(1000, 1000 + output)))
+    memory.pool.close(sequence, keep)
+    memory.pool.check([])
+
+
+def start(memory: FakeMemory, prompt: Int32Array, tenant: str = "a") -> Sequence:
+    sequence = make_sequence("r", prompt, StopParams(50), tenant=tenant, max_draft_nodes=50)
+    assert memory.pool.open(sequence)
+    return sequence
+
+
+def pages(count: int) -> int:
+    return -(-count // PAGE)
+
+
+@given(st.lists(st.integers(0, 2), max_size=70), st.lists(st.integers(0, 2), max_size=70), st.integers(0, 70))
+def test_the_common_prefix_ends_where_tokens_differ(a: list[int], b: list[int], common: int) -> None:
+    left, right = np.array(a[:common] + b, np.int32), np.array(a, np.int32)
+    expected = next(
+        (i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y), min(len(left), len(right))
+    )
+    assert common_prefix(left, right) == common_prefix(right, left) == expected
+
+
+def test_the_next_chat_turn_begins_with_the_pages_of_the_last_one() -> None:
+    memory = memory_of(100)
+    ended(memory, tokens((1, 100)), output=20)
+    second = start(memory, np.concatenate([tokens((1, 100)), np.arange(1000, 1020, dtype=np.int32), tokens((2, 9))]))
+    assert second.committed == 112  # of the 119 that were computed, those in full pages
+    memory.run(Work(second, 17), [5])
+    memory.pool.check([second])
+
+
+def test_what_begins_alike_is_held_once() -> None:
+    memory = memory_of(100)
+    ended(memory, tokens((1, 64), (2, 40)))
+    sequences = [start(memory, tokens((1, 64), (3, 40))) for _ in range(2)]
+    assert [s.committed for s in sequences] == [64, 64]
+    assert start(memory, tokens((1, 64), (2, 40), (4, 40))).committed == 96
+    shared, own = 64 // PAGE, pages(104 + 50 + 50) - 64 // PAGE
+    assert memory.pool.held_alone(sequences) == 2 * own
+    assert memory.pool.available == 100 - shared - 2 * own - 2 - (pages(144 + 50 + 50) - 6)
+
+
+@pytest.mark.parametrize("size", [PAGE, PAGE + 1, 100])
+def test_the_last_token_is_always_computed(size: int) -> None:
+    memory = memory_of(100)
+    ended(memory, tokens((1, size)), output=30)
+    assert start(memory, tokens((1, size))).committed == (size - 1) // PAGE * PAGE
+
+
+def test_a_live_sequences_prompt_serves_as_prefix() -> None:
+    memory = memory_of(100)
+    first = start(memory, tokens((1, 80), (2, 50)))
+    assert start(memory, tokens((1, 80), (3, 50))).committed == 0
+    memory.run(Work(first, 70), [])
+    memory.pool.record(first)
+    assert start(memory, tokens((1, 80), (4, 50))).committed == 64
+
+
+def test_tenants_never_meet() -> None:
+    memory = memory_of(100)
+    ended(memory, tokens((1, 100)), "a")
+    live = start(memory, tokens((2, 100)), "a")
+    memory.run(Work(live, 100), [7])
+    memory.pool.record(live)
+    for prompt in (tokens((1, 100)), tokens((2, 100))):
+        assert start(memory, prompt, "b").committed == 0
+        assert start(memory, prompt, "a").committed == 96
+
+
+def test_what_is_known_already_takes_no_further_memory() -> None:
+    memory = memory_of(200)
+    for _ in range(3):
+        ended(memory, tokens((1, 100)), output=5)
+    assert memory.pool._prefixes.retained == 6
+    ended(memory, tokens((1, 90)))
+    assert memory.pool._prefixes.retained == 6
+    ended(memory, tokens((1, 100), (2, 100)))
+    assert memory.pool._prefixes.retained == 12
+
+
+def test_the_least_recently_used_prefix_yields_to_live_sequences() -> None:
+    memory = memory_of(42)
+    for token in (1, 2, 3):
+        ended(memory, tokens((token, 80)))
+    assert memory.pool._prefixes.retained == 15
+    used = start(memory, tokens((1, 32), (9, 48)))
+    assert used.committed == 32
+    others = [start(memory, tokens((token, 80))) for token in (7, 8)]  # for these, the ends of 1 and of 2 must go
+    found = [memory.pool.cached(make_sequence("r", tokens((token, 80)), StopParams(1), tenant="a")) for token in (1, 2)]
+    assert found == [32, 16]
+    assert memory.pool.cached(make_sequence("r", tokens((3, 81)), StopParams(1), tenant="a")) == 80
+    memory.pool.check([used, *others])
+
+
+@pytest.mark.parametrize(("prefix_cache", "keep"), [(False, True), (True, False)])
+def test_nothing_is_retained_where_it_must_not_be(prefix_cache: bool, keep: bool) -> None:
+    memory = memory_of(100, prefix_cache)
+    ended(memory, tokens((1, 100)), keep=keep)
+    assert memory.pool._prefixes.retained == 0
+    assert memory.pool.available == 100
+    assert start(memory, tokens((1, 100))).committed == 0
+
+
+def test_a_sequence_grows_page_by_page_and_nothing_is_copied() -> None:
+    memory = memory_of(100)
+    sequence = make_sequence("r", tokens((1, 20)), StopParams(400), max_draft_nodes=10)
+    assert memory.pool.open(sequence)
+    held = memory.pool.pages(sequence).tolist()
+    while len(sequence.output) < 400:
+        if memory.pool.is_short(sequence):
+            assert memory.pool.shortfall(sequence) <= 0
+            memory.pool.grow(sequence)
+            assert memory.pool.pages(sequence).tolist()[: len(held)] == held
+            held = memory.pool.pages(sequence).tolist()
+            assert len(held) <= pages(sequence.length + GROWTH + 10)
+        pending = sequence.length - sequence.committed
+        memory.run(Work(sequence, pending), [len(sequence.output)] * 5)
+        memory.pool.check([sequence])
+    assert len(held) == pages(430)
+
+
+prompts = st.lists(st.sampled_from([(1, 16), (2, 16), (3, 40), (4, 7)]), min_size=1, max_size=6)
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Sequences come, write, grow and go in a pool that is too small; every row read holds what it should."""
+
+    live = Values("live")
+
+    @initialize(pages=st.integers(32, 100), prefix_cache=st.booleans())
+    def make(self, pages: int, prefix_cache: bool) -> None:
+        self.memory = memory_of(pages, prefix_cache)
+        self.pool = self.memory.pool
+        self.running: list[Sequence] = []
+
+    @rule(
+        target=live,
+        prompt=prompts,
+        tenant=st.sampled_from("ab"),
+        max_tokens=st.integers(1, 200),
+        nodes=st.integers(0, 40),
+    )
+    def open(self, prompt: list[tuple[int, int]], tenant: str, max_tokens: int, nodes: int) -> Sequence:
+        # Each tenant's tokens are its own, so that a row of another's would be seen.
+        ids = tokens(*prompt) + np.int32(100 * ord(tenant))
+        sequence = make_sequence("r", ids, StopParams(max_tokens), tenant=tenant, max_draft_nodes=nodes)
+        available = self.pool.available
+        if self.pool.open(sequence):
+            self.running.append(sequence)
+            assert sequence.committed < sequence.length
+        else:
+            assert self.pool.available == available < pages(min(GROWTH, max_tokens) + ids.size + nodes)
+        return sequence
+
+    @rule(sequence=live, share=st.floats(0, 1), accepted=st.integers(1, 9))
+    def step(self, sequence: Sequence, share: float, accepted: int) -> None:
+        left = sequence.request.stop.max_tokens - len(sequence.output)
+        if sequence not in self.running or left == 0:
+            return
+        if self.pool.is_short(sequence):
+            if self.pool.shortfall(sequence) > 0:
+                return
+            self.pool.grow(sequence)
+        pending = sequence.length - sequence.committed
+        written = [7] * min(accepted, left, sequence.request.max_draft_nodes + 1)
+        self.memory.run(Work(sequence, max(1, round(share * pending))), written)
+        self.pool.record(sequence)
+
+    @rule(data=st.data())
+    def what_some_give_up_is_available(self, data: st.DataObject) -> None:
+        if not self.running:
+            return
+        some = data.draw(st.lists(st.sampled_from(self.running), unique_by=id))
+        expected = self.pool.available + self.pool.held_alone(some)
+        for sequence in some:
+            self.running.remove(sequence)
+            self.pool.close(sequence)
+        assert self.pool.available == expected
+
+    @rule(sequence=consumes(live), keep=st.booleans())
+    def close(self, sequence: Sequence, keep: bool) -> None:
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self.pool.close(sequence, keep)
+
+    @invariant()
+    def lawful(self) -> None:
+        self.pool.check(self.running)
+
+
+TestPool = PoolMachine.TestCase
