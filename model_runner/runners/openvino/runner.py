@@ -13,6 +13,7 @@ import torch
 from model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
 from model_runner.runners.most_probable import most_probable
 from model_runner.runners.openvino.kv_pages import PAGE_SIZE, KVPages, PageLayout
+from model_runner.runners.openvino.pairing import ATTENTION_ROWS, paired
 from strategies.draft import Int32Array
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -34,8 +35,9 @@ class OpenVinoRunner:
     def __init__(
         self, compiled: ov.CompiledModel, layout: PageLayout, window: int | None, kv_tokens: int, threads: int
     ) -> None:
-        self._kv = KVPages(layout, kv_tokens)
-        self.pages, self.page_size = self._kv.pages, PAGE_SIZE
+        self._kv = KVPages(layout, kv_tokens + PAGE_SIZE)
+        self.pages, self.page_size = self._kv.pages - 1, PAGE_SIZE  # the last one is spare, see `pairing.paired`
+        self._paired = any(ATTENTION_ROWS in port.get_names() for port in compiled.inputs)
         self.thread_counts = (threads,)
         self._window = window
         self._request = compiled.create_infer_request()
@@ -54,6 +56,8 @@ class OpenVinoRunner:
     def step(self, batch: StepBatch, top_k: int, threads: int) -> Predictions:
         assert (threads,) == self.thread_counts
         inputs = step_inputs(batch)
+        if self._paired:
+            inputs = paired(batch, inputs, self.pages)
         for name, array in inputs.items():
             self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
         self._request.infer()

@@ -40,11 +40,12 @@ def quantize_weights(model: ov.Model) -> None:
             " quantized"
         )
     for matrix, axis in matrices.values():
+        consumers = matrix.output(0).get_target_inputs()
         levels, scales, zero_points = quantize(matrix.get_data(dtype=np.float32), axis)
         centred = ops.subtract(_as_float(levels), _as_float(zero_points))
         product = ops.multiply(centred, ops.constant(scales))
         product.set_friendly_name(f"{matrix.get_friendly_name()}/dequantized")
-        for consumer in matrix.output(0).get_target_inputs():
+        for consumer in consumers:
             consumer.replace_source_output(product.output(0))
     model.validate_nodes_and_infer_types()
 
