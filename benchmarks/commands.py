@@ -21,6 +21,7 @@ COMMANDS = {
     "step": ("benchmarks.step:step", "Time of one forward pass by its number of tokens."),
     "speed": ("benchmarks.speed.command:speed", "Tokens per second of one stream, against transformers."),
     "load": ("benchmarks.load.command:load", "Throughput and latency of a service at several concurrencies."),
+    "quality": ("benchmarks.quality:quality", "What 8-bit weights cost in likelihood of held-out text."),
     "share": ("benchmarks.share.command:share", "Cost and gain of a memory that replicas share."),
     "soak": ("benchmarks.soak.command:soak", "Mixed traffic for a long time, to find leaks."),
     "replay": ("benchmarks.replay.command:replay_command", "Acceptance length of a strategy on recorded outputs."),
