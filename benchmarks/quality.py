@@ -1,4 +1,4 @@
-"""`draftwood bench quality`: what a text costs a model in nats per token, in its own data type and with 8-bit weights."""
+"""`draftwood bench quality`: the likelihood of a text by a model, in its own data type and with 8-bit weights."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def quality(
     output: OutputOptions,
     text: Annotated[
         Path,
-        typer.Option(metavar="FILE", help="JSON lines with the texts `instruction` and `response`, held out in training."),
+        typer.Option(metavar="FILE", help="Held-out text: JSON lines with `instruction` and `response`."),
     ],
     limit: Annotated[int | None, typer.Option(min=1, help="Lines to read; all by default.", show_default=False)] = None,
 ) -> None:

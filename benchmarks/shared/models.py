@@ -128,8 +128,8 @@ def chosen_model(options: ModelOptions, console: Console) -> Iterator[ChosenMode
 
 def describe(chosen: ChosenModel, model: LoadedModel) -> str:
     """Name, size, data types, device and runner, for the title of a table."""
-    types = precision(model.dtype, model.weights)
-    return f"{chosen.name}, {model.parameters / 1e6:,.0f}M parameters, {types}, {model.device}, runner {model.runner_name}"
+    size, types = f"{model.parameters / 1e6:,.0f}M parameters", precision(model.dtype, model.weights)
+    return f"{chosen.name}, {size}, {types}, {model.device}, runner {model.runner_name}"
 
 
 def precision(dtype: str, weights: str) -> str:

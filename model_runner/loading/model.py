@@ -89,8 +89,8 @@ def load_model(
             then change nothing about what the quantized model writes.
 
     Raises:
-        InvalidValueError: device, dtype, max_context, runner or weights is not allowed, the runner has no exact mode, or
-            the model cannot be computed with such weights; gives the reason.
+        InvalidValueError: device, dtype, max_context, runner or weights is not allowed, the runner has no exact mode,
+            or the model cannot be computed with such weights; gives the reason.
         ModelNotFoundError: there is no such model.
         UnsupportedRunnerError: OpenVINO is chosen by name and cannot compute the model; gives the reason.
         UnsupportedModelError: draft trees cannot be verified on it; gives the reason.

@@ -31,7 +31,8 @@ class OpenVinoRunnerFactory:
         int8: quantize the weights to 8 bits.
 
     Raises:
-        UnsupportedRunnerError: the model cannot be converted or quantized, or computes something else then; with the reason.
+        UnsupportedRunnerError: the model cannot be converted or quantized, or computes something else then; with the
+            reason.
     """
 
     name: ClassVar[str] = "openvino"

@@ -1,7 +1,7 @@
 """8-bit weights of a converted model, which OpenVINO's products and look-ups read as they are.
 
-A matrix becomes unsigned integers with one scale and one zero point for each output channel, which is what NNCF calls
-INT8_ASYM and OpenVINO's exporter takes for int8. NNCF itself would bring scipy, scikit-learn and pandas for these lines.
+A matrix becomes unsigned integers with one scale and one zero point for each output channel, which NNCF calls
+INT8_ASYM and OpenVINO's exporter takes for int8. NNCF itself would bring scipy and scikit-learn for these lines.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def quantize_weights(model: ov.Model) -> None:
     total = sum(_elements(node) for node in model.get_ops() if _is_float_constant(node))
     if quantized < _LEAST_SHARE * total:
         raise UnsupportedRunnerError(
-            f"OpenVINO: only {quantized / total:.0%} of the weights are in linear layers and the embedding, which can be"
-            " quantized"
+            f"OpenVINO: only {quantized / total:.0%} of the weights are in linear layers and the embedding; others, such"
+            " as those of experts, cannot be quantized"
         )
     for matrix, axis in matrices.values():
         consumers = matrix.output(0).get_target_inputs()

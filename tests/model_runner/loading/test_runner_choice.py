@@ -80,7 +80,7 @@ def test_8_bit_weights_are_refused_before_anything_is_loaded(options: dict[str, 
 
 @pytest.mark.parametrize("runner", ["auto", "openvino"])
 def test_8_bit_weights_of_a_model_that_openvino_cannot_compute(runner: str) -> None:
-    with pytest.raises(InvalidValueError, match="it must be as-is for this model; OpenVINO: .*soft-capping") as caught:
+    with pytest.raises(InvalidValueError, match=r"it must be as-is for this model; OpenVINO: .*soft-capping") as caught:
         adopted("gemma2", runner=runner, weights="int8")
     assert (caught.value.field, caught.value.value) == ("weights", "int8")
 

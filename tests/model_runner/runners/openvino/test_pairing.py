@@ -46,7 +46,9 @@ def test_a_token_alone_has_the_logits_of_the_same_token_in_a_chain() -> None:
     if "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         pytest.skip("this CPU has no bfloat16 instructions")
     torch.set_num_threads(1)
-    factory = OpenVinoRunnerFactory(tiny("llama").to(torch.bfloat16), max_context=128, int8=True)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}  # multiples of the groups of activations
+    module = tiny("llama", **sizes).to(torch.bfloat16)
+    factory = OpenVinoRunnerFactory(module, max_context=128, int8=True)
     runner = factory.runner(2 * PAGE_SIZE, 1)
     assert runner.pages == 2
     tokens = np.random.default_rng(0).integers(0, VOCAB, 2 * PAGE_SIZE, np.int32)

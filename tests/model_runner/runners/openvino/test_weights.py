@@ -40,7 +40,7 @@ def _one_thread() -> None:
 def bundled(dtype: str) -> LoadedModel:
     if dtype == "bfloat16" and "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         pytest.skip("this CPU has no bfloat16 instructions")
-    return load_model(BUNDLED_MODEL, dtype=dtype, max_context=512, weights="int8")
+    return load_model(BUNDLED_MODEL, dtype=dtype, max_context=128, weights="int8")
 
 
 def questions(model: LoadedModel) -> list[tuple[int, ...]]:
@@ -48,13 +48,18 @@ def questions(model: LoadedModel) -> list[tuple[int, ...]]:
 
 
 def answers(
-    model: LoadedModel, sampling: SamplingParams, strategy: Strategy | None, together: bool, **config: Any
+    model: LoadedModel,
+    sampling: SamplingParams,
+    strategy: Strategy | None,
+    together: bool,
+    new_tokens: int = 50,
+    **config: Any,
 ) -> list[Sequence]:
     """All questions, in one batch or one after the other."""
     engine = Engine(model, EngineConfig(max_draft_nodes=24, adaptive_budget=False, prefix_cache=False, **config))
-    nodes = 0 if strategy is None else 24
+    nodes, stop = 0 if strategy is None else 24, StopParams(new_tokens, ignore_eos=True)
     sequences = [
-        make_sequence(str(i), as_prompt(prompt), StopParams(50), sampling, strategy=strategy, max_draft_nodes=nodes)
+        make_sequence(str(i), as_prompt(prompt), stop, sampling, strategy=strategy, max_draft_nodes=nodes)
         for i, prompt in enumerate(questions(model))
     ]
     for sequence in sequences:
@@ -67,9 +72,9 @@ def answers(
 
 
 @functools.cache
-def plain(dtype: str, sampling: SamplingParams) -> list[list[int]]:
+def plain(dtype: str, sampling: SamplingParams, new_tokens: int = 50) -> list[list[int]]:
     """What the quantized model writes without drafts, alone."""
-    return [list(one.output) for one in answers(bundled(dtype), sampling, None, together=False)]
+    return [list(one.output) for one in answers(bundled(dtype), sampling, None, False, new_tokens)]
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
@@ -85,9 +90,9 @@ def test_drafts_change_no_token(name: str, dtype: str, sampling: SamplingParams)
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_trees_of_any_shape_and_preemption_change_no_token(dtype: str) -> None:
-    model, expected = bundled(dtype), plain(dtype, SamplingParams())
+    model, expected = bundled(dtype), plain(dtype, SamplingParams(), 100)
     oracle = OracleStrategy(dict(zip(questions(model), expected, strict=True)), VOCAB, 1)
-    sequences = answers(model, SamplingParams(), oracle, together=True, max_running=3, kv_cache_tokens=192)
+    sequences = answers(model, SamplingParams(), oracle, True, 100, kv_cache_tokens=192)
     assert [one.output for one in sequences] == expected
     assert sum(one.stats.preemptions for one in sequences) > 0
     assert sum(one.stats.accepted_tokens for one in sequences) > 0
