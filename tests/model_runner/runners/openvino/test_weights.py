@@ -109,7 +109,7 @@ def test_a_matrix_is_rounded_by_half_a_step_at_most(rows: list[list[float]]) -> 
     matrix = np.array(rows, np.float32)
     for axis in (0, 1):
         levels, scales, zero_points = weights.quantize(matrix, axis)
-        assert (levels.dtype, zero_points.dtype, scales.dtype) == (np.uint8, np.uint8, np.float32)
+        assert [array.dtype.name for array in (levels, zero_points, scales)] == ["uint8", "uint8", "float32"]
         assert scales.shape == zero_points.shape == matrix.max(axis, keepdims=True).shape
         rounded = (levels.astype(np.float32) - zero_points) * scales
         # An end of the range may fall beyond the last level by what the zero point was rounded.
