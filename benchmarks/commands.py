@@ -22,6 +22,7 @@ COMMANDS = {
     "speed": ("benchmarks.speed.command:speed", "Tokens per second of one stream, against transformers."),
     "lossless": ("benchmarks.lossless:lossless", "Greedy answers that differ from transformers', and by how little."),
     "load": ("benchmarks.load.command:load", "Throughput and latency of a service at several concurrencies."),
+    "quality": ("benchmarks.quality:quality", "What 8-bit weights cost in likelihood of held-out text."),
     "share": ("benchmarks.share.command:share", "Cost and gain of a memory that replicas share."),
     "soak": ("benchmarks.soak.command:soak", "Mixed traffic for a long time, to find leaks."),
     "replay": ("benchmarks.replay.command:replay_command", "Acceptance length of a strategy on recorded outputs."),

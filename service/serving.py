@@ -45,6 +45,8 @@ class ServedModel(Protocol):
     @property
     def dtype(self) -> str: ...
     @property
+    def weights(self) -> str: ...
+    @property
     def device(self) -> str: ...
     @property
     def exact(self) -> bool: ...
@@ -76,6 +78,7 @@ class ModelInfo:
     architecture: str
     parameters: int
     dtype: str
+    weights: str
     device: str
     exact: bool
     runner_name: str

@@ -47,6 +47,11 @@ class Settings(BaseModel):
         default="auto",
         description="What computes the steps; auto: openvino on CPUs for models that it supports, else torch",
     )
+    weights: Literal["as-is", "int8"] = Field(
+        default="as-is",
+        description="Weights in memory; as-is: in the data type of the computation, int8: quantized to 8 bits (runner"
+        " openvino)",
+    )
     generation_defaults: Literal["model", "greedy"] = Field(
         default="model",
         description="Where defaults of requests come from: the model's generation_config.json, or greedy decoding",

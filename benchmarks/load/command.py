@@ -23,7 +23,7 @@ from benchmarks.load.questions import Questions, fitting, take_from
 from benchmarks.load.rows import draw, first_tokens, peer_row, row_of, table_of
 from benchmarks.peers.process import Peer, PeerModel, PeerName, running_peer
 from benchmarks.shared.machine import OtherLoad, warning
-from benchmarks.shared.models import ChosenModel, ModelOptions, chosen_model
+from benchmarks.shared.models import ChosenModel, ModelOptions, chosen_model, precision
 from benchmarks.shared.prompts import read_prompts
 from benchmarks.shared.report import BenchmarkError, OutputOptions, console
 from benchmarks.shared.server_process import server_process
@@ -99,7 +99,8 @@ def load(
     if peer is not None:
         rows = [*(peer_row(peer, level, window) for level, window in sorted(peers.items())), *rows]
         rows.sort(key=lambda row: row["concurrency"])
-    name = f"{chosen.name}, {info.parameters / 1e6:,.0f}M parameters, {info.dtype}, {info.device}"
+    types = precision(info.dtype, info.weights)
+    name = f"{chosen.name}, {info.parameters / 1e6:,.0f}M parameters, {types}, {info.device}"
     title = f"{name}\n{info.default_strategy} after {warm} other prompts; at most {running} requests decode together"
     title += warning(busy)
     out.print(table_of(rows, title))
@@ -132,7 +133,10 @@ def _start(
     out.print(f"Converting and loading the model for {peer}")
     threads = chosen.options.threads or torch.get_num_threads()
     return stack.enter_context(
-        running_peer(peer, PeerModel(chosen.path, info.dtype, threads, streams, prefix_cache=True))
+        running_peer(
+            peer,
+            PeerModel(chosen.path, info.dtype, threads, streams, prefix_cache=True, weights=chosen.options.weights),
+        )
     )
 
 

@@ -30,6 +30,8 @@ class Engine:
         # Larger models would be compressed to int8 by default. The plugin converts float32 to the precision below.
         weights = OVConfig(dtype="fp32")
         main_export(request["model"], folder, task="text-generation-with-past", ov_config=weights)
+        if request["weights"] == "int8":
+            _quantize(folder)
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.cache_size = KV_CACHE_GB
         scheduler.max_num_seqs = request["streams"]
@@ -91,6 +93,20 @@ class Engine:
 
         ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
         return self._pipeline.add_request(next(self._ids), ids, config)
+
+
+def _quantize(folder: Path) -> None:
+    """Quantizes the weights of an exported model as `optimum-cli export openvino --weight-format int8` does."""
+    import nncf
+    import openvino
+
+    path = folder / "openvino_model.xml"
+    model = nncf.compress_weights(openvino.Core().read_model(path), mode=nncf.CompressWeightsMode.INT8_ASYM)
+    quantized = folder / "quantized.xml"
+    openvino.save_model(model, quantized, compress_to_fp16=False)
+    del model  # it reads from the file that is replaced
+    quantized.replace(path)
+    quantized.with_suffix(".bin").replace(path.with_suffix(".bin"))
 
 
 def _new_tokens(handle: Any) -> list[int]:

@@ -2,7 +2,7 @@
 
 | request | answer |
 |---|---|
-| `{"op": "load", "model", "dtype", "threads", "folder", "streams", "prefix_cache"}` | `{"version"}` |
+| `{"op": "load", "model", "dtype", "weights", "threads", "folder", "streams", "prefix_cache"}` | `{"version"}` |
 | `{"op": "generate", "prompt", "max_tokens"}` | `{"tokens", "seconds"}` |
 | `{"op": "load_test", "prompts", "max_tokens", "streams", "seconds"}` | `{"tokens", "seconds"}` |
 
@@ -50,6 +50,7 @@ class PeerModel:
     Attributes:
         path: folder or hub id.
         dtype: of weights, activations and KV cache: "float32", "bfloat16" or "float16".
+        weights: "int8" where the peer quantizes its weights to 8 bits; otherwise they have the dtype.
         streams: requests that decode in one batch, at most.
         prefix_cache: whether prompts may share the KV entries of a common prefix.
     """
@@ -59,6 +60,7 @@ class PeerModel:
     threads: int
     streams: int = 1
     prefix_cache: bool = False
+    weights: str = "as-is"
 
 
 class Peer:
@@ -162,6 +164,7 @@ def running_peer(name: str, model: PeerModel, timeout: float = LOAD_TIMEOUT) -> 
                 "op": "load",
                 "model": model.path,
                 "dtype": model.dtype,
+                "weights": model.weights,
                 "threads": model.threads,
                 "streams": model.streams,
                 "prefix_cache": model.prefix_cache,

@@ -51,6 +51,10 @@ class ModelOptions:
         Literal["auto", "openvino", "torch"],
         typer.Option(metavar="RUNNER", help="openvino, torch or auto: openvino on CPUs for models that it supports."),
     ] = "auto"
+    weights: Annotated[
+        Literal["as-is", "int8"],
+        typer.Option(metavar="WEIGHTS", help="as-is or int8: quantized to 8 bits, by runner openvino and by peers."),
+    ] = "as-is"
     threads: Annotated[
         int | None, typer.Option(min=1, show_default=False, help="CPU threads of the model; all cores by default.")
     ] = None
@@ -75,7 +79,13 @@ class ChosenModel:
         from model_runner.loading.model import load_model
 
         options = self.options
-        return load_model(self.path, device=options.device, dtype=options.dtype, runner=options.runner)
+        return load_model(
+            self.path,
+            device=options.device,
+            dtype=options.dtype,
+            runner=options.runner,
+            weights=options.weights,
+        )
 
     def load_plain(self, like: LoadedModel) -> Any:
         """The model as transformers runs it, with the dtype and on the device of `like`."""
@@ -88,7 +98,8 @@ class ChosenModel:
     def server_flags(self) -> list[str]:
         """Flags of `draftwood serve` for this model."""
         options = self.options
-        flags = ["--model", self.path, "--device", options.device, "--dtype", options.dtype, "--runner", options.runner]
+        flags = ["--model", self.path, "--device", options.device, "--dtype", options.dtype]
+        flags += ["--runner", options.runner, "--weights", options.weights]
         return flags if options.threads is None else [*flags, "--threads", str(options.threads)]
 
 
@@ -116,9 +127,14 @@ def chosen_model(options: ModelOptions, console: Console) -> Iterator[ChosenMode
 
 
 def describe(chosen: ChosenModel, model: LoadedModel) -> str:
-    """Name, size, dtype, device and runner, for the title of a table."""
-    size = f"{model.parameters / 1e6:,.0f}M parameters"
-    return f"{chosen.name}, {size}, {model.dtype}, {model.device}, runner {model.runner_name}"
+    """Name, size, data types, device and runner, for the title of a table."""
+    size, types = f"{model.parameters / 1e6:,.0f}M parameters", precision(model.dtype, model.weights)
+    return f"{chosen.name}, {size}, {types}, {model.device}, runner {model.runner_name}"
+
+
+def precision(dtype: str, weights: str) -> str:
+    """The data types of a model, for the title of a table."""
+    return dtype if weights in ("", dtype) else f"{dtype} with {weights} weights"
 
 
 def synchronize(model: LoadedModel) -> None:

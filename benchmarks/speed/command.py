@@ -118,7 +118,7 @@ def speed(
             load = OtherLoad()
             tallies = _measure(out, engine, references, task, names, measured, others, rounds)
             busy = load.share()
-    rows = rows_of(tallies)
+    rows = rows_of(tallies, quantized=loaded.weights == "int8")
     name = describe(chosen, loaded)
     title = f"{name}\n{limit} prompts, {rounds} rounds; warm: after {warm} others{warning(busy)}"
     if budget is not None:
@@ -178,7 +178,7 @@ def _references(
     if not loaded.device.startswith("cpu"):
         raise InvalidInputError("--peer", peer, f"peers run on the CPU, and the model on {loaded.device}")
     out.print(f"Converting and loading the model for {peer}")
-    with running_peer(peer, PeerModel(chosen.path, loaded.dtype, threads)) as process:
+    with running_peer(peer, PeerModel(chosen.path, loaded.dtype, threads, weights=chosen.options.weights)) as process:
         yield [*references, PeerContender(process, task)]
 
 

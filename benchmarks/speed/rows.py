@@ -16,16 +16,20 @@ PLAIN = "none"
 """The strategy name of drafting off."""
 
 
-def rows_of(tallies: Sequence[Tally]) -> list[dict[str, Any]]:
+def rows_of(tallies: Sequence[Tally], *, quantized: bool = False) -> list[dict[str, Any]]:
     """The rows of the report. Ratios to transformers and to the peer are null where they did not run.
 
-    "identical" and "identical_share" compare answers with transformers' greedy `generate`, or with drafting off where
-    transformers did not run; "identical_to_plain" is the share of answers that equal ours with drafting off.
+    "identical" and "identical_share" compare answers with those of "identical_to": transformers' greedy `generate`, or
+    drafting off where transformers did not run or our model is quantized, which is another model than transformers
+    runs. "identical_to_plain" is the share of answers that equal ours with drafting off.
+
+    Args:
+        quantized: our weights have 8 bits.
     """
     reference = next((tally for tally in tallies if tally.contender.engine == "transformers"), None)
     plain = next(t for t in tallies if t.contender.engine == "draftwood" and t.contender.strategy == PLAIN)
     peer = next((t for t in tallies if t.contender.engine not in ("transformers", "draftwood")), None)
-    expected = plain if reference is None else reference
+    expected = plain if reference is None or quantized else reference
     return [
         {
             "engine": tally.contender.engine,
@@ -41,6 +45,7 @@ def rows_of(tallies: Sequence[Tally]) -> list[dict[str, Any]]:
             "vs_plain": round(tally.tokens_per_s / plain.tokens_per_s, 3),
             "identical": tally.share_like(expected) == 1.0,
             "identical_share": round(tally.share_like(expected), 3),
+            "identical_to": "drafting off" if expected is plain else "transformers' generate",
             "identical_to_plain": round(tally.share_like(plain), 3),
         }
         for tally in tallies
@@ -75,11 +80,10 @@ def table_of(rows: list[dict[str, Any]], title: str) -> Table:
             shown(row["nodes_per_step"], 1),
             f"{row['identical_share']:.0%}",
         )
-    expected = "drafting off" if rows[0]["vs_transformers"] is None else "transformers' generate"
     table.caption = (
         "+-: half the range of the rounds; HF: transformers; x HF, x off: speed relative to its"
         f" generate and to drafting off; {'x peer: relative to the peer; ' if peer else ''}acc.: tokens per step;"
-        f" nodes: draft tokens verified per step; same: answers identical to those of {expected}"
+        f" nodes: draft tokens verified per step; same: answers identical to those of {rows[0]['identical_to']}"
     )
     return table
 

@@ -16,7 +16,8 @@ def fingerprint(module: Any, tokenizer: Tokenizer) -> str:
     """16 hexadecimal digits of the architecture, a few elements of every vector of weights and the whole tokenizer.
 
     Vectors (norms, biases) and the input embedding keep their layout on every device and in every packing; a model
-    that was trained further differs in them. Weights count as bfloat16: a checkpoint is one model in all precisions.
+    that was trained further differs in them. Weights count as bfloat16: a checkpoint is one model in all precisions, 8
+    bits included. What one of them wrote makes good drafts for the others, and drafts decide no token.
     """
     digest = hashlib.sha256(type(module).__name__.encode())
     embedding = module.get_input_embeddings().weight

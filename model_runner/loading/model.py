@@ -13,7 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 from model_runner.errors import InvalidValueError
 from model_runner.loading.checkpoint import BUNDLED_MODEL, cannot_be_loaded, name_of, require_folder
 from model_runner.loading.fingerprint import fingerprint
-from model_runner.loading.runner_choice import check_runner, choose_runner
+from model_runner.loading.runner_choice import check_runner, check_weights, choose_runner
 from model_runner.loading.tokenizer import Tokenizer, load_tokenizer
 from model_runner.runners.base import RunnerFactory
 from model_runner.sampling.generation_defaults import SOURCES, GenerationDefaults, eos_token_ids
@@ -34,7 +34,8 @@ class LoadedModel:
         factory: the model as its runner computes it; makes runners.
         runner_reason: why by this runner.
         architecture: class of the transformers model.
-        dtype: "float32", "bfloat16" or "float16".
+        dtype: "float32", "bfloat16" or "float16": of the computation.
+        weights: what they are stored as: `dtype`, or "int8".
         device: "cpu", "cuda:0", ...
         fingerprint: 16 hexadecimal digits of model and tokenizer, the same wherever the same files are loaded.
         max_context: tokens of prompt and output together.
@@ -48,6 +49,7 @@ class LoadedModel:
     grammars: GrammarCompiler
     architecture: str
     dtype: str
+    weights: str
     device: str
     fingerprint: str
     parameters: int
@@ -75,6 +77,7 @@ def load_model(
     max_context: int | None = None,
     exact: bool | None = None,
     runner: str = "auto",
+    weights: str = "as-is",
     generation_defaults: str = "model",
 ) -> LoadedModel:
     """Loads a model and its tokenizer from a folder or from the hub (its cache, where the network is out of reach).
@@ -87,11 +90,13 @@ def load_model(
             where the torch runner is used and the model computes in less than float32: there rounding decides tokens.
         runner: "openvino", "torch", or "auto": OpenVINO on a CPU, if it is installed, `exact` is not asked for, and its
             logits are those of the model; else torch.
+        weights: "as-is": in `dtype`; "int8": quantized to 8 bits, which only the openvino runner computes with. Drafts
+            then change nothing about what the quantized model writes.
         generation_defaults: "model" takes defaults of requests from the model's generation config, "greedy" ignores it.
 
     Raises:
-        InvalidValueError: device, dtype, max_context, runner or generation_defaults is not allowed, or the runner has
-            no exact mode.
+        InvalidValueError: device, dtype, max_context, runner, weights or generation_defaults is not allowed, the runner
+            has no exact mode, or the model cannot be computed with such weights; gives the reason.
         ModelNotFoundError: there is no such model.
         UnsupportedRunnerError: OpenVINO is chosen by name and cannot compute the model; gives the reason.
         UnsupportedModelError: draft trees cannot be verified on it; gives the reason.
@@ -100,6 +105,7 @@ def load_model(
     if dtype != "auto" and dtype not in _DTYPES:
         raise InvalidValueError("dtype", dtype, f"it must be one of auto, {', '.join(_DTYPES)}")
     check_runner(runner, exact)
+    check_weights(weights, runner, exact)
     if generation_defaults not in SOURCES:
         raise InvalidValueError("generation_defaults", generation_defaults, f"it must be one of {', '.join(SOURCES)}")
     require_folder(path_or_id)
@@ -117,6 +123,7 @@ def load_model(
         max_context=max_context,
         exact=exact,
         runner=runner,
+        weights=weights,
         defaults=generation_defaults,
     )
 
@@ -129,23 +136,26 @@ def adopt(
     max_context: int | None = None,
     exact: bool | None = None,
     runner: str = "torch",
+    weights: str = "as-is",
     defaults: str = "model",
 ) -> LoadedModel:
     """Makes a transformers model in memory servable: checks that trees can be verified on it, and takes it over.
 
     Args:
-        max_context, exact, runner: as for `load_model`. The torch runner changes the module, OpenVINO does not.
+        max_context, exact, runner, weights: as for `load_model`. The torch runner changes the module, OpenVINO does
+            not.
         defaults: as generation_defaults there.
 
     Raises:
-        InvalidValueError: max_context or runner is not allowed, or the runner has no exact mode.
+        InvalidValueError: max_context, runner or weights is not allowed, or the runner has no exact mode.
         UnsupportedModelError: draft trees cannot be verified on the model; gives the reason.
     """
     config: Any = module.config.get_text_config()
     context = _max_context(config, max_context)
     parameters = sum(p.numel() for p in module.parameters())
+    dtype = str(module.dtype).removeprefix("torch.")
     identity = fingerprint(module, tokenizer)
-    factory, reason = choose_runner(module, runner, exact, context)
+    factory, reason = choose_runner(module, runner, exact, context, weights)
     return LoadedModel(
         name=name,
         factory=factory,
@@ -153,7 +163,8 @@ def adopt(
         tokenizer=tokenizer,
         grammars=tokenizer.grammars(int(config.vocab_size)),
         architecture=type(module).__name__,
-        dtype=str(module.dtype).removeprefix("torch."),
+        dtype=dtype,
+        weights=dtype if weights == "as-is" else weights,
         device=str(module.device),
         fingerprint=identity,
         parameters=parameters,

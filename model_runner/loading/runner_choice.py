@@ -15,6 +15,7 @@ from model_runner.runners.torch.probe import probe
 from model_runner.runners.torch.runner import TorchRunnerFactory
 
 RUNNERS = ("auto", "openvino", "torch")
+WEIGHTS = ("as-is", "int8")
 
 _log = logging.getLogger(__name__)
 
@@ -27,20 +28,35 @@ def check_runner(runner: str, exact: bool | None) -> None:
         raise InvalidValueError("exact", exact, "the openvino runner has no exact mode; use runner torch")
 
 
-def choose_runner(module: Any, runner: str, exact: bool | None, max_context: int) -> tuple[RunnerFactory, str]:
+def check_weights(weights: str, runner: str, exact: bool | None) -> None:
+    """Raises InvalidValueError for weights that do not exist, or that no runner has with the other choices."""
+    if weights not in WEIGHTS:
+        raise InvalidValueError("weights", weights, f"it must be one of {', '.join(WEIGHTS)}")
+    if weights == "int8" and runner == "torch":
+        raise InvalidValueError("weights", weights, "it must be as-is with runner torch; int8 needs runner openvino")
+    if weights == "int8" and exact:
+        raise InvalidValueError("weights", weights, "it must be as-is in exact mode; int8 needs runner openvino")
+
+
+def choose_runner(
+    module: Any, runner: str, exact: bool | None, max_context: int, weights: str = "as-is"
+) -> tuple[RunnerFactory, str]:
     """The model as a runner computes it, and why by this runner.
 
     Args:
         module: an unmodified transformers model. The torch runner takes it over, see `runners.torch.probe`; the
             openvino runner leaves it as it was.
-        runner, exact: as for `loading.model.load_model`.
+        runner, exact, weights: as for `loading.model.load_model`.
 
     Raises:
-        InvalidValueError: there is no such runner, or it has no exact mode.
+        InvalidValueError: there is no such runner, it has no exact mode, or no runner has such weights for this model.
         UnsupportedRunnerError: OpenVINO is chosen by name and cannot compute the model.
         UnsupportedModelError: draft trees cannot be verified on the model; gives the reason.
     """
     check_runner(runner, exact)
+    check_weights(weights, runner, exact)
+    if weights == "int8":
+        return _with_8_bits(module, max_context), "weights are int8"
     if runner == "torch":
         return _torch(module, exact), "chosen by name"
     try:
@@ -61,7 +77,14 @@ def _torch(module: Any, exact: bool | None) -> RunnerFactory:
     return TorchRunnerFactory(module, layout)
 
 
-def _openvino(module: Any, exact: bool, max_context: int) -> RunnerFactory:
+def _with_8_bits(module: Any, max_context: int) -> RunnerFactory:
+    try:
+        return _openvino(module, False, max_context, int8=True)
+    except UnsupportedRunnerError as error:
+        raise InvalidValueError("weights", "int8", f"it must be as-is for this model; {error}") from error
+
+
+def _openvino(module: Any, exact: bool, max_context: int, *, int8: bool = False) -> RunnerFactory:
     if module.device.type != "cpu":
         raise UnsupportedRunnerError(f"OpenVINO: runs on CPUs only, the model is on {module.device}")
     if exact:
@@ -71,4 +94,4 @@ def _openvino(module: Any, exact: bool, max_context: int) -> RunnerFactory:
     # A package that need not be there, and takes half a second to import.
     from model_runner.runners.openvino.factory import OpenVinoRunnerFactory
 
-    return OpenVinoRunnerFactory(module, max_context)
+    return OpenVinoRunnerFactory(module, max_context, int8=int8)

@@ -92,9 +92,10 @@ def _loaded(settings: Settings) -> Iterator[LoadedEngine]:
         max_context=settings.max_context,
         exact=settings.exact,
         runner=settings.runner,
+        weights=settings.weights,
         generation_defaults=settings.generation_defaults,
     )
-    _log.info("runner", runner=model.runner_name, reason=model.runner_reason)
+    _log.info("runner", runner=model.runner_name, weights=model.weights, reason=model.runner_reason)
     info = ModelInfo.of(model)
     with opened_memory(settings, info.fingerprint) as memory:
         engine = Engine(model, settings.engine_config, Watchdog())

@@ -274,6 +274,7 @@ def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
         exact=model.exact,
         runner=model.runner_name,
         runner_reason=model.runner_reason,
+        weights=model.weights,
         generation_defaults=_defaults(model.defaults),
         limits=pb.RequestLimits(
             message_bytes=settings.max_message_bytes,

@@ -213,6 +213,8 @@ class FakeServer(GenerationServiceServicer):
             model="fake",
             architecture="FakeForCausalLM",
             parameters=6_000_000,
+            dtype="bfloat16",
+            weights="int8",
             strategies=["none", "trie"],
             default_strategy="trie",
             has_chat_template=self.has_chat_template,

@@ -115,6 +115,7 @@ def test_unary_calls(server: FakeServer) -> None:
         assert client.detokenize([228, 98]) == "äb"
         info = client.model_info()
     assert (info.model, info.strategies, info.eos_token_ids) == ("fake", ("none", "trie"), (2,))
+    assert (info.dtype, info.weights) == ("bfloat16", "int8")
 
 
 def test_waits_until_the_server_is_ready(server: FakeServer) -> None:

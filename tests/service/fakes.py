@@ -57,6 +57,7 @@ class FakeModel:
     architecture: str = "FakeForCausalLM"
     parameters: int = 1000
     dtype: str = "float32"
+    weights: str = "float32"
     device: str = "cpu"
     exact: bool = True
     runner_name: str = "torch"

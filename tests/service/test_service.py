@@ -51,6 +51,7 @@ async def test_model_info() -> None:
         assert (info.max_running_requests, info.max_waiting_requests, info.max_draft_nodes) == (4, 7, 5)
         assert {"none", "trie"} <= set(info.strategies)
         assert info.default_strategy == "hybrid"
+        assert (info.runner, info.dtype, info.weights) == ("torch", "float32", "float32")
         assert info.server_version
 
 

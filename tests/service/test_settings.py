@@ -50,6 +50,15 @@ def test_tenant_weights_from_any_source(tmp_path: Path) -> None:
     assert Settings().tenant_weights == {}
 
 
+def test_weights_from_any_source(tmp_path: Path) -> None:
+    path = tmp_path / "weights.yaml"
+    path.write_text("weights: int8\n")
+    assert read_settings(["--config", str(path)], {}).weights == "int8"
+    assert read_settings(["--config", str(path), "--weights", "as-is"], {}).weights == "as-is"
+    assert read_settings([], {"DRAFTWOOD_WEIGHTS": "int8"}).weights == "int8"
+    assert "'as-is' or 'int8'" in str(error_of(["--weights", "int4"]))
+
+
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings().port = 1

@@ -117,6 +117,7 @@ def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
         exact=message.exact,
         runner=message.runner,
         runner_reason=message.runner_reason,
+        weights=message.weights,
         generation_defaults=_generation_defaults(message.generation_defaults),
     )
 

@@ -251,6 +251,7 @@ class ModelInfo:
         exact: logits are the same to the last bit with and without drafts, in any batch.
         runner: what computes the steps, "openvino" or "torch"; "" from servers that do not tell.
         runner_reason: why this runner was chosen.
+        weights: what they are stored as, the dtype or "int8"; "" from servers that do not tell.
     """
 
     model: str
@@ -271,4 +272,5 @@ class ModelInfo:
     exact: bool
     runner: str = ""
     runner_reason: str = ""
+    weights: str = ""
     generation_defaults: GenerationDefaults = GenerationDefaults()

@@ -12,6 +12,7 @@ import openvino as ov
 from model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
 from model_runner.runners.most_probable import most_probable
 from model_runner.runners.openvino.kv_pages import PAGE_SIZE, KVPages, PageLayout
+from model_runner.runners.openvino.pairing import ATTENTION_ROWS, paired
 from strategies.draft import Int32Array
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -30,8 +31,9 @@ class OpenVinoRunner:
     """
 
     def __init__(self, compiled: ov.CompiledModel, layout: PageLayout, window: int | None, kv_tokens: int) -> None:
-        self._kv = KVPages(layout, kv_tokens)
-        self.pages, self.page_size = self._kv.pages, PAGE_SIZE
+        self._kv = KVPages(layout, kv_tokens + PAGE_SIZE)
+        self.pages, self.page_size = self._kv.pages - 1, PAGE_SIZE  # the last one is spare, see `pairing.paired`
+        self._paired = any(ATTENTION_ROWS in port.get_names() for port in compiled.inputs)
         self._window = window
         self._request = compiled.create_infer_request()
         self._caches = self._kv.tensors()
@@ -50,7 +52,10 @@ class OpenVinoRunner:
         return DraftLimits(nodes=within_window) if within_window >= _LEAST_TREE else DraftLimits(branches=False)
 
     def step(self, batch: StepBatch, top_k: int) -> Predictions:
-        for name, array in step_inputs(batch).items():
+        inputs = step_inputs(batch)
+        if self._paired:
+            inputs = paired(batch, inputs, self.pages)
+        for name, array in inputs.items():
             self._set_input(name, array)
         self._request.infer()
         logits = self._request.get_output_tensor(0).data

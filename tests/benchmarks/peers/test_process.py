@@ -21,6 +21,13 @@ def test_a_peer_answers_prompts_and_load_tests(use_peer: UsePeer) -> None:
         assert peer.load_test([[1], [2]], 8, streams=3, seconds=1.5) == (6, 1.5)
 
 
+def test_a_peer_is_told_the_data_types(use_peer: UsePeer) -> None:
+    load = """{"version": request["dtype"] + " " + request["weights"]}"""
+    use_peer(f"import json, sys\nrequest = json.loads(sys.stdin.readline())\nprint(json.dumps({load}), flush=True)")
+    with running_peer("openvino-genai", PeerModel("folder", "bfloat16", 1, weights="int8")) as peer:
+        assert peer.version == "bfloat16 int8"
+
+
 def test_a_missing_environment_names_the_command_that_makes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(process, "PYTHON", tmp_path / "python")
     with pytest.raises(PeerError, match="python is missing; run `make peers`"), running_peer("openvino-genai", MODEL):

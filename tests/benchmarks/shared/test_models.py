@@ -31,6 +31,7 @@ def test_a_grown_model_is_gone_when_it_is_no_longer_needed() -> None:
         assert (folder / "model.safetensors").is_file()
         assert (folder / "tokenizer.json").is_file()
         assert chosen.server_flags == [
-            "--model", str(folder), "--device", "auto", "--dtype", "auto", "--runner", "auto", "--threads", "1"
+            "--model", str(folder), "--device", "auto", "--dtype", "auto", "--runner", "auto", "--weights", "as-is",
+            "--threads", "1",
         ]  # fmt: skip
     assert not folder.exists()

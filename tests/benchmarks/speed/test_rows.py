@@ -9,7 +9,7 @@ from strategies.draft import Int32Array
 KEYS = {
     "engine", "strategy", "warm", "tokens_per_s", "tokens_per_s_min", "tokens_per_s_max", "vs_peer",
     "acceptance_length", "nodes_per_step", "vs_transformers", "vs_plain",
-    "identical", "identical_share", "identical_to_plain",
+    "identical", "identical_share", "identical_to", "identical_to_plain",
 }  # fmt: skip
 
 
@@ -51,6 +51,17 @@ def test_rows_show_the_spread_of_rounds_and_the_speed_relative_to_the_peer() -> 
     assert label(rows[0]) == "openvino-genai"
     assert "x peer" in {column.header for column in table_of(rows, "").columns}
     assert "x peer" not in {column.header for column in table_of(rows_of([plain]), "").columns}
+
+
+def test_a_quantized_model_is_compared_with_itself_without_drafts() -> None:
+    reference = tally(Written("transformers", "none"), Answer([1, 2], 2.0, 2, 0))
+    plain = tally(Written("draftwood", "none"), Answer([1, 7], 1.0, 2, 0))
+    warm = tally(Written("draftwood", "trie", True), Answer([1, 7], 1.0, 2, 0))
+    rows = rows_of([reference, plain, warm], quantized=True)
+    assert [row["identical"] for row in rows] == [False, True, True]
+    assert {row["identical_to"] for row in rows} == {"drafting off"}
+    assert "identical to those of drafting off" in str(table_of(rows, "").caption)
+    assert {row["identical_to"] for row in rows_of([reference, plain, warm])} == {"transformers' generate"}
 
 
 def test_without_transformers_drafting_off_is_the_judge() -> None:

@@ -56,6 +56,41 @@ def test_exact_mode_is_torchs() -> None:
     assert caught.value.field == "exact"
 
 
+def test_8_bit_weights_need_openvino() -> None:
+    model = adopted("llama", runner="auto", weights="int8")
+    assert (model.runner_name, model.runner_reason) == ("openvino", "weights are int8")
+    assert (model.dtype, model.weights) == ("float32", "int8")
+    assert model.fingerprint == adopted("llama", runner="torch").fingerprint
+    assert adopted("llama", torch.bfloat16, runner="torch").weights == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed"),
+    [
+        ({"runner": "torch"}, "it must be as-is with runner torch"),
+        ({"exact": True}, "it must be as-is in exact mode"),
+    ],
+)
+def test_8_bit_weights_are_refused_before_anything_is_loaded(options: dict[str, Any], allowed: str) -> None:
+    with pytest.raises(InvalidValueError) as caught:
+        load_model("/no/such/folder", weights="int8", **options)
+    assert (caught.value.field, caught.value.value) == ("weights", "int8")
+    assert allowed in caught.value.allowed
+
+
+@pytest.mark.parametrize("runner", ["auto", "openvino"])
+def test_8_bit_weights_of_a_model_that_openvino_cannot_compute(runner: str) -> None:
+    with pytest.raises(InvalidValueError, match=r"it must be as-is for this model; OpenVINO: .*soft-capping") as caught:
+        adopted("gemma2", runner=runner, weights="int8")
+    assert (caught.value.field, caught.value.value) == ("weights", "int8")
+
+
+def test_unknown_weights_are_named() -> None:
+    with pytest.raises(InvalidValueError, match="as-is, int8") as caught:
+        load_model(BUNDLED_MODEL, weights="int4")
+    assert caught.value.field == "weights"
+
+
 def test_where_the_package_is_missing_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_choice, "find_spec", lambda name: None)
     assert adopted("llama", runner="auto").runner_reason == "OpenVINO: the package openvino is not installed"

@@ -1,0 +1,62 @@
+"""Single tokens are computed twice by attention: what a step is given then, and that bits do not depend on widths."""
+
+from __future__ import annotations
+
+import numpy as np
+import openvino as ov
+import pytest
+import torch
+
+from model_runner.runners.batch import BatchRow, lay_out
+from model_runner.runners.openvino.factory import OpenVinoRunnerFactory
+from model_runner.runners.openvino.kv_pages import PAGE_SIZE
+from model_runner.runners.openvino.pairing import paired
+from model_runner.runners.openvino.runner import step_inputs
+from strategies.draft import EMPTY_TREE, Int32Array
+from tests.model_runner.families import VOCAB, tiny
+
+
+def pages(*numbers: int) -> Int32Array:
+    return np.array(numbers, np.int32)
+
+
+def test_each_single_token_is_followed_by_itself() -> None:
+    tokens = np.arange(3, dtype=np.int32)
+    batch = lay_out(
+        [
+            BatchRow(pages(7), 5, tokens[:1], EMPTY_TREE, logits_from=0),
+            BatchRow(pages(4, 2), PAGE_SIZE, tokens, EMPTY_TREE, logits_from=2),
+            BatchRow(pages(3), PAGE_SIZE - 1, tokens[:1], EMPTY_TREE, logits_from=0),
+            BatchRow(pages(6, 8), PAGE_SIZE - 1, tokens[:1], EMPTY_TREE, logits_from=0),
+        ]
+    )
+    inputs = paired(batch, step_inputs(batch), spare_page=9)
+    assert inputs["attention_rows"].tolist() == [0, 0, 1, 2, 3, 4, 4, 5, 5]
+    assert inputs["token_rows"].tolist() == [0, 2, 3, 4, 5, 7]
+    assert inputs["subsequence_begins"].tolist() == [0, 2, 5, 7, 9]
+    assert inputs["block_indices"].tolist() == [7, 4, 2, 3, 9, 6, 8]
+    assert inputs["block_indices_begins"].tolist() == [0, 1, 3, 5, 7]
+    assert inputs["max_context_len"] == PAGE_SIZE + 3
+    assert inputs["input_ids"].shape == (6, 1)
+    assert {inputs[name].dtype for name in ("attention_rows", "token_rows", "block_indices")} == {np.dtype(np.int32)}
+
+
+def test_a_token_alone_has_the_logits_of_the_same_token_in_a_chain() -> None:
+    """To the end of the last page of the sequence and of the memory."""
+    if "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        pytest.skip("this CPU has no bfloat16 instructions")
+    torch.set_num_threads(1)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}  # multiples of the groups of activations
+    module = tiny("llama", **sizes).to(torch.bfloat16)
+    factory = OpenVinoRunnerFactory(module, max_context=128, int8=True)
+    runner = factory.runner(2 * PAGE_SIZE, 1)
+    assert runner.pages == 2
+    tokens = np.random.default_rng(0).integers(0, VOCAB, 2 * PAGE_SIZE, np.int32)
+    chain = runner.step(lay_out([BatchRow(pages(0, 1), 0, tokens, EMPTY_TREE, logits_from=0)]), 0).logits.copy()
+    for at in range(tokens.size):
+        used = pages(1, 0)[: at // PAGE_SIZE + 1]
+        batch = lay_out([BatchRow(used, at, tokens[at : at + 1], EMPTY_TREE, logits_from=0)])
+        alone = runner.step(batch, 0).logits
+        assert alone.shape == (1, VOCAB)
+        # Another kernel rounds otherwise: the difference is 0.1 then, see docs/decisions.md.
+        assert np.allclose(alone[0], chain[at], atol=1e-3, rtol=1e-3)

@@ -1,0 +1,181 @@
+"""8-bit weights: how matrices are rounded, which models are refused, and that drafts change no token."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import pytest
+import torch
+import transformers as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+import strategies
+from model_runner.engine import Engine, EngineConfig
+from model_runner.errors import UnsupportedRunnerError
+from model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
+from model_runner.request import SamplingParams, StopParams
+from model_runner.runners.openvino import probe, weights
+from model_runner.runners.openvino.conversion import convert
+from model_runner.runners.openvino.factory import OpenVinoRunnerFactory
+from model_runner.sequence import Sequence
+from strategies import Strategy
+from tests.model_runner.families import VOCAB, as_prompt, tiny
+from tests.model_runner.oracle import OracleStrategy
+from tests.model_runner.sequences import make_sequence
+
+QUESTIONS = ("where is my order", "i want a refund!!", "how do I change my adress")
+SAMPLED = SamplingParams(temperature=0.8, seed=3)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@functools.cache
+def bundled(dtype: str) -> LoadedModel:
+    if dtype == "bfloat16" and "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        pytest.skip("this CPU has no bfloat16 instructions")
+    return load_model(BUNDLED_MODEL, dtype=dtype, max_context=128, weights="int8")
+
+
+def questions(model: LoadedModel) -> list[tuple[int, ...]]:
+    return [tuple(model.tokenizer.encode_chat([{"role": "user", "content": text}]).tolist()) for text in QUESTIONS]
+
+
+def answers(
+    model: LoadedModel,
+    sampling: SamplingParams,
+    strategy: Strategy | None,
+    together: bool,
+    new_tokens: int = 50,
+    **config: Any,
+) -> list[Sequence]:
+    """All questions, in one batch or one after the other."""
+    engine = Engine(model, EngineConfig(max_draft_nodes=24, adaptive_budget=False, prefix_cache=False, **config))
+    nodes, stop = 0 if strategy is None else 24, StopParams(new_tokens, ignore_eos=True)
+    sequences = [
+        make_sequence(str(i), as_prompt(prompt), stop, sampling, strategy=strategy, max_draft_nodes=nodes)
+        for i, prompt in enumerate(questions(model))
+    ]
+    for sequence in sequences:
+        engine.add(sequence)
+        while not together and engine.has_work:
+            engine.step()
+    while engine.has_work:
+        engine.step()
+    return sequences
+
+
+@functools.cache
+def plain(dtype: str, sampling: SamplingParams, new_tokens: int = 50) -> list[list[int]]:
+    """What the quantized model writes without drafts, alone."""
+    return [list(one.output) for one in answers(bundled(dtype), sampling, None, False, new_tokens)]
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["trie", "hybrid"])
+def test_drafts_change_no_token(name: str, dtype: str, sampling: SamplingParams) -> None:
+    strategy = strategies.create(name)
+    for _ in range(2):
+        sequences = answers(bundled(dtype), sampling, strategy, together=True)
+        assert [one.output for one in sequences] == plain(dtype, sampling)
+    assert sum(one.stats.accepted_tokens for one in sequences) > 40
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_trees_of_any_shape_and_preemption_change_no_token(dtype: str) -> None:
+    model, expected = bundled(dtype), plain(dtype, SamplingParams(), 100)
+    oracle = OracleStrategy(dict(zip(questions(model), expected, strict=True)), VOCAB, 1)
+    sequences = answers(model, SamplingParams(), oracle, True, 100, kv_cache_tokens=192)
+    assert [one.output for one in sequences] == expected
+    assert sum(one.stats.preemptions for one in sequences) > 0
+    assert sum(one.stats.accepted_tokens for one in sequences) > 0
+
+
+@given(
+    st.integers(1, 6).flatmap(
+        lambda columns: st.lists(
+            st.lists(st.floats(-100, 100, width=32), min_size=columns, max_size=columns), min_size=1, max_size=6
+        )
+    )
+)
+def test_a_matrix_is_rounded_by_half_a_step_at_most(rows: list[list[float]]) -> None:
+    matrix = np.array(rows, np.float32)
+    for axis in (0, 1):
+        levels, scales, zero_points = weights.quantize(matrix, axis)
+        assert [array.dtype.name for array in (levels, zero_points, scales)] == ["uint8", "uint8", "float32"]
+        assert scales.shape == zero_points.shape == matrix.max(axis, keepdims=True).shape
+        rounded = (levels.astype(np.float32) - zero_points) * scales
+        # An end of the range may fall beyond the last level by what the zero point was rounded.
+        assert (np.abs(rounded - matrix) <= scales * 1.001).all()
+        assert (rounded[matrix == 0.0] == 0.0).all()
+        if (matrix.min(axis) <= 0.0).all():
+            assert np.abs(rounded - matrix).mean() <= scales.mean() * 0.501
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt-neox"])
+def test_all_matrices_have_8_bits(family: str) -> None:
+    """Tied or not, and whatever the order of their sides."""
+    model = convert(tiny(family), 128)[0]
+    before = _matrices(model)
+    weights.quantize_weights(model)
+    assert len(before) > 3 * 4
+    assert _matrices(model) == []
+    stored = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
+    assert sum(node.get_element_type() == ov.Type.u8 and node.shape[-1] > 1 for node in stored) == len(before)
+
+
+def _matrices(model: ov.Model) -> list[str]:
+    return [
+        node.get_friendly_name()
+        for node in model.get_ordered_ops()
+        if node.get_type_name() == "Constant"
+        and node.get_element_type() == ov.Type.f32
+        and len(node.shape) == 2
+        and min(node.shape) > 1
+    ]
+
+
+def test_experts_are_refused() -> None:
+    config = tf.MixtralConfig(
+        hidden_size=64, num_hidden_layers=2, intermediate_size=128, num_attention_heads=4, vocab_size=128,
+        num_key_value_heads=2, num_experts_per_tok=2, num_local_experts=8,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    module = tf.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with pytest.raises(UnsupportedRunnerError, match=r"only \d+% of the weights are in linear layers"):
+        OpenVinoRunnerFactory(module, max_context=128, int8=True)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "bundled"])
+def test_a_broken_quantization_is_refused(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row with the zero point of another, as a wrong axis or order would give."""
+
+    def broken(matrix: Any, axis: int) -> tuple[Any, Any, Any]:
+        levels, scales, zero_points = quantize(matrix, axis)
+        return levels, scales, np.roll(zero_points, 1)
+
+    quantize = weights.quantize
+    monkeypatch.setattr(weights, "quantize", broken)
+    if family == "bundled":
+        module: Any = tf.AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+    else:
+        module = tiny(family)
+    with pytest.raises(UnsupportedRunnerError, match="logits with 8-bit weights differ from the model's own"):
+        OpenVinoRunnerFactory(module, max_context=128, int8=True)
+
+
+def test_trees_are_compared_with_the_quantized_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a mask, nodes see their siblings; the bound of quantization is too wide to notice."""
+    from model_runner.runners.openvino import runner
+
+    monkeypatch.setattr(probe, "INT8_TOLERANCE", 10.0)
+    monkeypatch.setattr(runner, "tree_mask", lambda parents, begins: (np.zeros(0, np.uint8), np.zeros_like(begins)))
+    with pytest.raises(UnsupportedRunnerError, match="logits over a draft tree differ"):
+        OpenVinoRunnerFactory(tiny("llama"), max_context=128, int8=True)
