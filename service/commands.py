@@ -31,7 +31,8 @@ def serve(args: list[str]) -> int | None:
     """Serves until SIGTERM or SIGINT, which drain; a second SIGINT exits at once.
 
     Returns:
-        The exit status: 0 after a drain, 2 for a bad setting, 1 for any other reason not to serve.
+        The exit status: 0 after a drain, 2 for a bad setting, 1 for any other reason not to serve, the death of the
+        engine among them, so that who runs the service starts it anew.
     """
     try:
         settings = read_settings(args, os.environ)
@@ -50,11 +51,15 @@ def _fail(error: DraftwoodError, status: int) -> int:
 
 
 async def _serve(settings: Settings) -> int:
+    from model_runner.loading.checkpoint import require_folder
     from service.rpc.server import BoundServer, RunningServer
 
     bound = BoundServer(settings)
+    require_folder(settings.model_path)
     # There is nothing to drain yet: signals end the process.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    await bound.start()
+    _log.info("loading", address=bound.address, model=settings.model_path)
     bridge, model = await _start_engine(settings)
     server = RunningServer(bound, model, bridge)
     await server.start()
@@ -62,9 +67,10 @@ async def _serve(settings: Settings) -> int:
     _log.info("serving", address=bound.address, model=model.name, device=model.device, dtype=model.dtype)
     if settings.ready_file is not None:
         _write_whole(settings.ready_file, bound.address + "\n")
-    await stopping.wait()
+    waiting = [asyncio.create_task(event.wait()) for event in (stopping, server.failed)]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     await server.stop()
-    return 0
+    return _FAILURE if server.failed.is_set() else 0
 
 
 async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:

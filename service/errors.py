@@ -3,6 +3,7 @@
 DraftwoodError
 ├── QueueFullError          the limit of live requests is reached
 ├── TooMuchTextError        too many long texts wait to be read
+├── LoadingError            the model is not loaded yet
 ├── ShuttingDownError       the service is stopping
 ├── DeadlineExceededError   the request's deadline has passed
 ├── ReaderStalledError      the client stopped reading its answer
@@ -52,6 +53,13 @@ class TooMuchTextError(DraftwoodError):
     def __init__(self, of_tenant: int) -> None:
         super().__init__(f"too many long texts wait to be read, {of_tenant} of this tenant; try again later")
         self.of_tenant = of_tenant
+
+
+class LoadingError(DraftwoodError):
+    """The model is not loaded yet."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is loading its model")
 
 
 class ShuttingDownError(DraftwoodError):
@@ -114,6 +122,7 @@ RULES: dict[type[BaseException], Rule] = {
     InvalidValueError: Rule(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_VALUE"),
     QueueFullError: Rule(grpc.StatusCode.UNAVAILABLE, "QUEUE_FULL", retry_seconds=1.0),
     TooMuchTextError: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MUCH_TEXT", retry_seconds=1.0),
+    LoadingError: Rule(grpc.StatusCode.UNAVAILABLE, "LOADING", retry_seconds=1.0),
     ShuttingDownError: Rule(grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN", retry_seconds=1.0),
     EngineStoppedError: Rule(
         grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPED", "the engine of this server has stopped", retry_seconds=5.0

@@ -191,8 +191,14 @@ class EngineBridge:
             del self._memory_calls[call_id]
 
     def drain(self) -> None:
-        """Admits no further request; live ones continue."""
+        """Admits no further request, and refuses those that wait; as many as run together continue."""
         self._draining = True
+        left = self._max_running - sum(stream.slots for stream in self._live if stream.begun)
+        for stream in sorted(self._live, key=lambda stream: stream.admitted_at):
+            if not stream.begun:
+                left -= stream.slots
+                if left < 0:
+                    stream.fail(ShuttingDownError())
 
     async def wait_idle(self, seconds: float) -> bool:
         """Waits until no request is live; returns whether that happened within `seconds`."""

@@ -6,16 +6,19 @@ import asyncio
 import errno
 import os
 import socket
+from collections.abc import Mapping
+from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from model_runner.errors import InvalidInputError
 from service.engine.bridge import EngineBridge
-from service.errors import ShuttingDownError
-from service.rpc.calls import handlers
+from service.errors import LoadingError, ShuttingDownError
+from service.rpc.calls import Call, Method, handlers
 from service.rpc.generation import SERVICE, GenerationServicer
 from service.rpc.memory import SERVICE as MEMORY_SERVICE
 from service.rpc.memory import MemoryServicer
@@ -29,10 +32,18 @@ _STATUS_SECONDS = 1.0
 """For cut-off streams to send their status. Not tuned."""
 _STOP_SECONDS = 0.5
 """For calls that do not end by themselves, such as health watches, at the stop. Not tuned."""
+_ENGINE_SECONDS = 5.0
+"""For the engine to end by itself. With the default `drain_grace`, all of it is less than Kubernetes' 30 s."""
+
+
+_SERVICES = (SERVICE, MEMORY_SERVICE)
 
 
 class BoundServer:
     """A bound port. It is bound before the model is loaded, so that an address in use is reported at once.
+
+    Once started, health is NOT_SERVING and every other call is refused with `LoadingError`, until a `RunningServer`
+    takes over.
 
     Raises:
         InvalidInputError: the server cannot listen on the address, with the reason.
@@ -42,6 +53,9 @@ class BoundServer:
         _require_free(settings)
         self.settings = settings
         self.grpc_server = grpc.aio.server(options=_options(settings))
+        self.health = health.aio.HealthServicer()
+        self.handlers = [_Handlers(service) for service in _SERVICES]
+        self._started = False
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         credentials = server_credentials(settings)
         try:
@@ -52,10 +66,45 @@ class BoundServer:
         except RuntimeError as error:
             raise InvalidInputError("port", settings.port, f"cannot listen on {host}:{settings.port}") from error
         self.address = f"{host}:{self.port}"
+        self.grpc_server.add_generic_rpc_handlers(tuple(self.handlers))
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc_server)
+        names = [service.full_name for service in _SERVICES]
+        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc_server)
+
+    async def start(self) -> None:
+        """Answers calls from now on; does nothing if it does so already."""
+        if not self._started:
+            self._started = True
+            await self.set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+            await self.grpc_server.start()
+
+    async def set_health(self, status: object) -> None:
+        for name in ("", *(service.full_name for service in _SERVICES)):
+            await self.health.set(name, status)
+
+
+class _Handlers(grpc.GenericRpcHandler):
+    """The methods of a service; until there are any, each call is refused."""
+
+    def __init__(self, service: ServiceDescriptor) -> None:
+        async def refuse(request: Any, call: Call) -> None:
+            raise LoadingError()
+
+        self._service = service
+        self._handlers = handlers(service, {method.name: refuse for method in service.methods})
+
+    def use(self, methods: Mapping[str, Method]) -> None:
+        self._handlers = handlers(self._service, methods)
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        return self._handlers.service(handler_call_details)
 
 
 class RunningServer:
     """Serves a model until it is stopped.
+
+    Attributes:
+        failed: set when the engine has died; what is left to do is to stop.
 
     Args:
         bridge: to the engine of this model, started. The server closes it.
@@ -65,34 +114,29 @@ class RunningServer:
         settings = bound.settings
         self.address = bound.address
         self.port = bound.port
+        self.failed = asyncio.Event()
         self._settings = settings
-        self._server = bound.grpc_server
-        self._health = health.aio.HealthServicer()
+        self._bound = bound
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping: asyncio.Task[None] | None = None
         self.bridge = bridge
         bridge.on_stopped = self._engine_stopped
         self._servicer = GenerationServicer(Serving.of(model, settings), self.bridge, settings)
-        memory_servicer = MemoryServicer(bridge, model, settings)
-        self._server.add_generic_rpc_handlers(
-            (handlers(SERVICE, self._servicer.methods), handlers(MEMORY_SERVICE, memory_servicer.methods))
-        )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection(
-            (SERVICE.full_name, MEMORY_SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
-        )
+        methods = (self._servicer.methods, MemoryServicer(bridge, model, settings).methods)
+        for of_service, its_methods in zip(bound.handlers, methods, strict=True):
+            of_service.use(its_methods)
 
     async def start(self) -> None:
         """Starts serving."""
-        await self._server.start()
+        await self._bound.start()
         if not self.bridge.stopped:
-            await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+            await self._bound.set_health(health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, grace: float | None = None) -> None:
         """Drains and stops; further calls wait for the same stop.
 
-        Health becomes NOT_SERVING, no request is admitted any more, live ones get `grace` seconds (None: the settings'
-        `drain_grace`), the others end with UNAVAILABLE, and the engine is closed.
+        Health becomes NOT_SERVING, no request is admitted any more, those that wait end with UNAVAILABLE at once, live
+        ones get `grace` seconds (None: the settings' `drain_grace`) before they do, and the engine is closed.
         """
         if self._stopping is None:
             seconds = self._settings.drain_grace if grace is None else grace
@@ -100,24 +144,21 @@ class RunningServer:
         await asyncio.shield(self._stopping)
 
     async def _stop(self, grace: float) -> None:
-        await self._health.enter_graceful_shutdown()
+        await self._bound.health.enter_graceful_shutdown()
         self.bridge.drain()
         _log.info("draining", live=self.bridge.live, grace_seconds=grace)
         if not await self.bridge.wait_idle(grace):
             _log.warning("drain grace is over", aborted=self.bridge.live)
             self.bridge.fail_live(ShuttingDownError)
             await self.bridge.wait_idle(_STATUS_SECONDS)
-        await self._server.stop(_STOP_SECONDS)
-        await self.bridge.close()
+        await self._bound.grpc_server.stop(_STOP_SECONDS)
+        await self.bridge.close(_ENGINE_SECONDS)
         self._servicer.close()
         _log.info("stopped")
 
-    async def _set_health(self, status: object) -> None:
-        for name in ("", SERVICE.full_name):
-            await self._health.set(name, status)
-
     def _engine_stopped(self) -> None:
-        task = asyncio.create_task(self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING))
+        self.failed.set()
+        task = asyncio.create_task(self._bound.set_health(health_pb2.HealthCheckResponse.NOT_SERVING))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

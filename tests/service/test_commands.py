@@ -33,6 +33,11 @@ sys.exit(status)
 """
 
 
+DEATH = SERVE_FAKE.replace("engine.step_seconds = 0.01", "engine.step_error = RuntimeError('dead')").replace(
+    "assert engine.closed and not engine.has_work", ""
+)
+
+
 def environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith("DRAFTWOOD_")}
 
@@ -45,9 +50,9 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
 class Process:
     """The fake service in a process of its own."""
 
-    def __init__(self, folder: Path, *args: str) -> None:
+    def __init__(self, folder: Path, *args: str, script: str = SERVE_FAKE) -> None:
         ready = folder / "ready"
-        command = [sys.executable, "-c", SERVE_FAKE, "--port", "0", "--ready-file", str(ready), *args]
+        command = [sys.executable, "-c", script, "--port", "0", "--ready-file", str(ready), *args]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
         for _ in range(3000):
             if ready.exists() or self.process.poll() is not None:
@@ -94,6 +99,17 @@ def test_a_second_interrupt_exits_at_once(tmp_path: Path) -> None:
         service.process.send_signal(signal.SIGINT)
         status, _ = service.ends()
     assert status == 130
+
+
+def test_a_service_whose_engine_died_exits_so_that_it_is_started_anew(tmp_path: Path) -> None:
+    service = Process(tmp_path, script=DEATH)
+    with grpc.insecure_channel(service.address) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            list(pb_grpc.GenerationServiceStub(channel).Generate(pb.GenerateRequest(text="hello")))
+        status, log = service.ends()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert status == 1
+    assert "engine died" in log
 
 
 def test_a_bad_setting_is_one_line_and_status_two() -> None:

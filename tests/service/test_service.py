@@ -14,10 +14,10 @@ from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from model_runner.errors import InvalidValueError
 from service.rpc.generation import SERVICE
-from service.rpc.server import BoundServer
+from service.rpc.server import _SERVICES, BoundServer, RunningServer
 from service.settings import Settings
 from tests.certificates import make_certificate
-from tests.service.fakes import FakeEngine, FakeModel, answer, serving, started_server, until
+from tests.service.fakes import FakeEngine, FakeModel, answer, serving, started_bridge, started_server, until
 from tests.service.rpc.test_endings import ask, reason, started
 
 Status = health_pb2.HealthCheckResponse
@@ -94,6 +94,41 @@ async def test_drain_lets_live_requests_finish_and_admits_none() -> None:
         await stopping
         await served.server.stop()
         assert served.engine.closed
+
+
+async def test_calls_are_answered_while_the_model_is_loaded() -> None:
+    settings = Settings(port=0, max_running=4)
+    bound, engine, model = BoundServer(settings), FakeEngine(), FakeModel()
+    await bound.start()
+    async with grpc.aio.insecure_channel(bound.address) as channel:
+        health, stub = health_pb2_grpc.HealthStub(channel), pb_grpc.GenerationServiceStub(channel)
+        for service in _SERVICES:
+            checked = await health.Check(health_pb2.HealthCheckRequest(service=service.full_name))
+            assert checked.status == Status.NOT_SERVING
+        early = await answer(stub.Generate(ask()))
+        assert early.status.code() is grpc.StatusCode.UNAVAILABLE
+        assert reason(early.status) == "LOADING"
+        with pytest.raises(grpc.aio.AioRpcError, match="the server is loading its model"):
+            await stub.GetModelInfo(pb.GetModelInfoRequest())
+        server = RunningServer(bound, model, await started_bridge(settings, model, lambda: engine))
+        await server.start()
+        assert (await health.Check(health_pb2.HealthCheckRequest())).status == Status.SERVING
+        assert (await answer(stub.Generate(ask(max_tokens=4)))).finished.usage.completion_tokens == 4
+    await server.stop()
+
+
+async def test_what_waits_is_refused_at_once_when_a_drain_begins() -> None:
+    async with serving() as served:
+        served.engine.gate.clear()
+        live = [asyncio.create_task(answer(served.stub.Generate(ask(max_tokens=50)))) for _ in range(7)]
+        await until(lambda: served.server.bridge.live == 7)
+        stopping = asyncio.create_task(served.server.stop(grace=10.0))
+        await until(lambda: sum(one.done() for one in live) == 3)
+        served.engine.gate.set()
+        answers = [await one for one in live]
+        assert [reason(one.error) for one in answers if one.error is not None] == ["SHUTTING_DOWN"] * 3
+        assert [one.finished.usage.completion_tokens for one in answers if one.error is None] == [50] * 4
+        await stopping
 
 
 async def test_reflection_lists_the_services() -> None:
