@@ -146,6 +146,10 @@ async def read_format(options: pb.OutputFormat, model: ServedModel, text_work: T
     """
     kind = options.WhichOneof("format")
     if kind is None:
+        if options.ByteSize():
+            raise InvalidInputError(
+                "format", None, "is of a kind that this server does not know; it must not be ignored"
+            )
         return None
     text: str = getattr(options, kind)
     if not 1 <= len(text) <= MAX_GRAMMAR_CHARACTERS:

@@ -191,7 +191,8 @@ class _Target:
         form = f"must be memory, embedded, or a URL with a host that begins with one of {schemes}"
         scheme, separator, rest = url.partition("://")
         credentials, _, location = rest.rpartition("@")
-        hidden = f"{scheme}{separator}{'...@' if credentials else ''}{location}"
+        address, question, _ = location.partition("?")  # a query may have the password of Sentinels
+        hidden = f"{scheme}{separator}{'...@' if credentials else ''}{address}{question and '?...'}"
         if scheme not in _SCHEMES or not location:
             raise InvalidInputError("store", hidden, form)
         base, _, kind = scheme.partition("+")

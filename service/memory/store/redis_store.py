@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
-from service.memory.errors import MemoryStoreError
+from service.memory.errors import MemoryStoreError, StoreFullError
 from service.memory.naming import Keys, activity_keys
 from service.memory.store.base import (
     TOMBSTONE_SECONDS,
@@ -23,7 +24,7 @@ from service.memory.store.base import (
     StoredMemoryInfo,
 )
 from service.memory.store.redis_client import RedisClient, Script
-from service.memory.store.scripts import ACTIVITY, ANNOUNCE, APPEND, FOLD, INFO, PURGE, READ, SEED, SET_ASIDE
+from service.memory.store.scripts import ACTIVITY, ANNOUNCE, APPEND, FOLD, INFO, LEASE, PURGE, READ, SEED, SET_ASIDE
 
 _ASIDE_SECONDS = 7 * 24 * 3600
 """How long an unreadable snapshot is kept for inspection. Not tuned."""
@@ -69,7 +70,7 @@ class RedisStore:
 
     async def lease(self, tag: str, holder: str, seconds: float) -> bool:
         key = Keys.of(tag).lease
-        return await self._client.command("SET", key, holder, "NX", "PX", round(1000 * seconds)) is not None
+        return bool(await self._client.run(Script(LEASE, [key, f"{key}:none"], [holder, round(1000 * seconds)])))
 
     async def fold(self, fold: Fold, holder: str) -> bool:
         keys = Keys.of(fold.tag)
@@ -91,8 +92,12 @@ class RedisStore:
     async def purge(self, tag: str, at_least: int, only_raise: bool = False) -> int:
         keys = Keys.of(tag)
         arguments = [at_least, int(only_raise), 1000 * TOMBSTONE_SECONDS]
-        await self._client.run(Script(ANNOUNCE, self._active, [tag]))
-        return int(await self._client.run(Script(PURGE, [*_main_keys(tag), keys.lease, keys.aside], arguments)))
+        epoch = int(await self._client.run(Script(PURGE, [*_main_keys(tag), keys.lease, keys.aside], arguments)))
+        # Afterwards, since a server that is full refuses it: a purge is what makes room. Who does not hear of it
+        # compares its memory with the store's before long.
+        with contextlib.suppress(StoreFullError):
+            await self._client.run(Script(ANNOUNCE, self._active, [tag]))
+        return epoch
 
     async def set_aside(self, tag: str, snapshot: bytes) -> bool:
         keys = Keys.of(tag)

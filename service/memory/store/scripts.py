@@ -106,6 +106,14 @@ return {number(m[1]), pos, m[3] or '', after, before, missing and 1 or 0, mark, 
 """
 )
 
+# KEYS: lease, and a key that never exists. ARGV: holder ms. A server that is full refuses a script's first write if it
+# may take memory, and none after another write: to fold is what makes room.
+LEASE = """
+redis.call('DEL', KEYS[2])
+if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end
+return 0
+"""
+
 # KEYS: log snap meta lease. ARGV: holder epoch position chain tokens records value tail ttl_ms max_marks mark_seconds.
 FOLD = (
     _COMMON

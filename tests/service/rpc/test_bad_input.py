@@ -114,6 +114,11 @@ BAD: dict[str, tuple[pb.GenerateRequest, str, str]] = {
         "stop.min_tokens",
         "cannot be combined with format",
     ),
+    "format of a later version": (
+        request(format=pb.OutputFormat.FromString(b"\x32\x01a")),
+        "format",
+        "a kind that this server does not know",
+    ),
     "not a grammar": (request(format=pb.OutputFormat(lark="start: (")), "format.lark", "not a valid grammar"),
     "priority": (request(priority=11), "priority", r"11 is not allowed.*\[-10, 10\]"),
     "long tenant": (request(tenant="ä" * 129), "tenant", "at most 256 bytes"),

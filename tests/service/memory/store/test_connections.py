@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from model_runner.errors import InvalidValueError
-from service.memory.errors import StoreUnavailableError
+from service.memory.errors import StoreFullError, StoreUnavailableError
+from service.memory.store.base import Fold, Limits
 from service.memory.store.embedded import EmbeddedServer
 from service.memory.store.redis_client import RedisClient, RedisTls
+from service.memory.store.redis_store import RedisStore
 from tests.certificates import make_certificate
 from tests.service.fakes import until
-from tests.service.memory.helpers import agreed, learn_output, numbers, replicas
+from tests.service.memory.helpers import FINGERPRINT, agreed, learn_output, numbers, replicas
 from tests.service.memory.servers import Valkey, alive, wait_for
 
 
@@ -42,12 +44,36 @@ def test_urls(url: str, description: str) -> None:
 @pytest.mark.parametrize(
     "url",
     ["", "h:6379", "http://h", "redis://", "redis://:secret@", "redis://a,b", "redis+cluster://h/3",
-     "redis+sentinel://h", "redis://secret@h:port", "redis://secret@h/db"],
+     "redis+sentinel://h", "redis://secret@h:port", "redis://secret@h/db",
+     "redis+sentinel://h:port/main?sentinel_password=secret"],
 )  # fmt: skip
 def test_bad_urls_are_refused_without_their_password(url: str) -> None:
     with pytest.raises(InvalidValueError, match="store") as raised:
         RedisClient(url)
     assert "secret" not in str(raised.value)
+
+
+async def test_what_makes_room_works_in_a_full_store() -> None:
+    """Purges, and leases for folds, which replace a log by a smaller snapshot."""
+    with Valkey() as server:
+        async with replicas(1, server.url) as [memory]:
+            for start in range(3):
+                await learn_output(memory, "acme", numbers(50, 100 * start))
+            await until(lambda: memory.outbox.pending == 0 and memory.counters().pushed >= 3)
+        store = RedisStore(RedisClient(server.url), FINGERPRINT, Limits(1 << 20, 0.0))
+        [tag] = await store.tags()
+        server.client.config_set("maxmemory-policy", "noeviction")
+        server.client.config_set("maxmemory", "1")
+        with pytest.raises(StoreFullError):
+            await store.seed(Fold(tag, 1, 1, "", b"x", 1, 1))
+        assert await store.lease(tag, "one", 30.0)
+        assert not await store.lease(tag, "two", 30.0)
+        [before] = await store.info([tag])
+        await store.purge(tag, 0)
+        server.client.config_set("maxmemory", "0")
+        assert before.tokens == 150
+        assert [one.tokens for one in await store.info([tag])] in ([], [0])
+        await store.close()
 
 
 async def test_a_refused_connection() -> None:
