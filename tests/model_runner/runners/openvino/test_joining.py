@@ -21,7 +21,7 @@ _INPUTS = 8
 
 
 def linear_layers(biases: Sequence[bool], integral: bool = False) -> ov.Model:
-    """Linear layers of 3, 4, ... outputs over the same input float32[T, 8]; `integral`: bfloat16 holds their weights."""
+    """Linear layers of 3, 4, ... outputs over the same input float32[T, 8]; `integral`: in whole numbers."""
     random = np.random.default_rng(0)
 
     def weight(*shape: int) -> npt.NDArray[np.float32]:
