@@ -115,8 +115,8 @@ def score(model: LoadedModel, exchanges: list[Exchange], out: Console) -> Scores
     for question, answer in progress(exchanges, "reading answers", out):
         tokens = np.concatenate([question, answer])[:-1]
         row = BatchRow(pages, 0, tokens, EMPTY_TREE, logits_from=question.size - 1)
-        predictions = runner.step(lay_out([row]), 0, runner.thread_counts[-1])
-        log_probabilities = torch.log_softmax(predictions.logits.float(), -1).cpu()
+        predictions = runner.step(lay_out([row]), 0)
+        log_probabilities = torch.log_softmax(torch.as_tensor(predictions.logits).float(), -1).cpu()
         nats.append(-log_probabilities.numpy()[np.arange(answer.size), answer].astype(np.float64))
         most_probable.append(predictions.tokens.copy())
     return Scores(np.concatenate(nats), np.concatenate(most_probable))

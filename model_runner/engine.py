@@ -184,7 +184,7 @@ class Engine:
         sequence.stats.first_scheduled_at = now
         self._policy.start(sequence)
         decoder = self.model.tokenizer.stream(request.prompt, request.include_special_tokens)
-        chooser = TokenChooser(sequence, eos, self.model.vocab_size)
+        chooser = TokenChooser(sequence, eos, self.model.vocab_size, self.model.defaults.constraints)
         self._writers[sequence] = SequenceWriter(sequence, chooser, OutputText(decoder, request.stop, eos))
 
     def _lay_out(self, drafts: SequenceOf[Draft]) -> StepBatch:
@@ -198,13 +198,11 @@ class Engine:
 
     def _forward(self, batch: StepBatch, drafts: SequenceOf[Draft]) -> tuple[Predictions, float]:
         """What the model predicts at every row of logits, and the seconds that it took."""
-        reads_prompt = any(work.tokens > 1 for work, _ in drafts)  # a first token waits for this step
-        threads = self._policy.choose_threads(batch, urgent=reads_prompt, default=self._runner.thread_counts[-1])
         top_k = self._policy.top_k(drafts)
         started = time.perf_counter()
-        predictions = self._runner.step(batch, top_k, threads)
+        predictions = self._runner.step(batch, top_k)
         seconds = time.perf_counter() - started
-        self._policy.observe_step(batch, threads, seconds)
+        self._policy.observe_step(batch, seconds)
         return predictions, seconds
 
     def _verify(

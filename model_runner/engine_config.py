@@ -16,8 +16,8 @@ class EngineConfig:
     Attributes:
         max_running: sequences in one step at most.
         max_draft_nodes: draft nodes of one sequence in one step at most.
-        adaptive_budget: verify only the nodes that are worth their time, and run on as many threads as pay, by
-            measured step times; otherwise verify all that a strategy proposes, on all threads.
+        adaptive_budget: verify only the nodes that are worth their time by measured step times; otherwise all that a
+            strategy proposes.
         prefill_chunk: prompt tokens a step, over all sequences, where no sequence decodes.
         shared_prefill_chunk: the same where any does, so that a long prompt does not hold up the others' next tokens;
             no more than `prefill_chunk`.
@@ -28,7 +28,7 @@ class EngineConfig:
             with the same tokens.
         tenant_weights: a tenant's share of the engine next to the others', above 0; 1 for those not named. Read as the
             engine runs, so that it may be a view of weights that change.
-        threads: CPU threads of the model at most; None takes torch's default. A step takes as many of them as pay.
+        threads: CPU threads of the model; None takes torch's default.
 
     Raises:
         InvalidValueError: a value is outside its range.

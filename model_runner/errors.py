@@ -13,7 +13,12 @@ DraftwoodError
 
 from __future__ import annotations
 
+from reprlib import Repr
 from typing import Any
+
+_SHORT = Repr()
+"""Shows a value of a caller, however large it is, in few characters and little time."""
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
 
 
 class DraftwoodError(Exception):
@@ -30,8 +35,7 @@ class InvalidValueError(DraftwoodError, ValueError):
     """
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
-        shown = repr(value)
-        super().__init__(f"{field}: {shown if len(shown) <= 200 else shown[:197] + '...'} is not allowed; {allowed}")
+        super().__init__(f"{field}: {_SHORT.repr(value)} is not allowed; {allowed}")
         self.field = field
         self.value = value
         self.allowed = allowed

@@ -2,6 +2,7 @@
 
 DraftwoodError
 ├── QueueFullError          the limit of live requests is reached
+├── TooMuchTextError        too many long texts wait to be read
 ├── ShuttingDownError       the service is stopping
 ├── DeadlineExceededError   the request's deadline has passed
 ├── ReaderStalledError      the client stopped reading its answer
@@ -22,6 +23,7 @@ from model_runner.errors import DeadlineError, DraftwoodError, EngineStoppedErro
 from service.memory.errors import MemoryPurgedError, StoreFullError, StoreRefusedError, StoreUnavailableError
 
 ERROR_DOMAIN = "draftwood"
+_MAX_TEXT = 500
 
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
@@ -38,6 +40,18 @@ class QueueFullError(DraftwoodError):
         super().__init__(f"{limit} requests are running or waiting, which is the limit; try again later")
         self.limit = limit
         self.retry_seconds = retry_seconds
+
+
+class TooMuchTextError(DraftwoodError):
+    """Too many long texts wait to be tokenized, or grammars to be compiled.
+
+    Attributes:
+        of_tenant: how many of them are the tenant's.
+    """
+
+    def __init__(self, of_tenant: int) -> None:
+        super().__init__(f"too many long texts wait to be read, {of_tenant} of this tenant; try again later")
+        self.of_tenant = of_tenant
 
 
 class ShuttingDownError(DraftwoodError):
@@ -99,6 +113,7 @@ INTERNAL = Rule(grpc.StatusCode.INTERNAL, "INTERNAL", "internal error; the serve
 RULES: dict[type[BaseException], Rule] = {
     InvalidValueError: Rule(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_VALUE"),
     QueueFullError: Rule(grpc.StatusCode.UNAVAILABLE, "QUEUE_FULL", retry_seconds=1.0),
+    TooMuchTextError: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MUCH_TEXT", retry_seconds=1.0),
     ShuttingDownError: Rule(grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN", retry_seconds=1.0),
     EngineStoppedError: Rule(
         grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPED", "the engine of this server has stopped", retry_seconds=5.0
@@ -120,16 +135,21 @@ def rule_for(error: BaseException) -> Rule:
     return next((RULES[kind] for kind in type(error).__mro__ if kind in RULES), INTERNAL)
 
 
+def shortened(text: str) -> str:
+    """Cut where HTTP/2 could not carry it: status and details travel in headers, which are 8 KiB at most."""
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
+
+
 def to_status(error: BaseException, request_id: str) -> tuple[grpc.StatusCode, str, Metadata]:
     """Code, message and trailing metadata with google.rpc details, as `context.abort` takes them."""
     rule = rule_for(error)
-    text = str(error) if rule.message is None else rule.message
+    text = shortened(str(error)) if rule.message is None else rule.message
     details: list[message.Message] = [
         error_details_pb2.ErrorInfo(reason=rule.reason, domain=ERROR_DOMAIN, metadata={"request_id": request_id})
     ]
     pushback: Metadata = ()
     if isinstance(error, InvalidValueError):
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=str(error))
+        violation = error_details_pb2.BadRequest.FieldViolation(field=shortened(error.field), description=text)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if rule.retry_seconds is not None:
         milliseconds = round(1000 * getattr(error, "retry_seconds", rule.retry_seconds))

@@ -7,8 +7,14 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from model_runner.request import GrammarKind
+from model_runner.sampling.generation_defaults import GenerationDefaults
 from model_runner.sequence import Grammar
+from service.settings import Settings
 from strategies.draft import Int32Array
+
+_CHARACTERS_OF_TOKEN = 16
+"""Characters of a prompt for each token of the context, four times what text has on average. Not tuned."""
+_LEAST_CHARACTERS = 65_536
 
 
 class TextTokenizer(Protocol):
@@ -57,6 +63,8 @@ class ServedModel(Protocol):
     @property
     def eos_token_ids(self) -> frozenset[int]: ...
     @property
+    def defaults(self) -> GenerationDefaults: ...
+    @property
     def tokenizer(self) -> TextTokenizer: ...
     @property
     def grammars(self) -> Grammars: ...
@@ -79,6 +87,7 @@ class ModelInfo:
     vocab_size: int
     max_context: int
     eos_token_ids: frozenset[int]
+    defaults: GenerationDefaults
 
     @classmethod
     def of(cls, model: Any) -> ModelInfo:
@@ -101,8 +110,20 @@ class Serving:
     Attributes:
         default_strategy: the drafting strategy of requests that name none.
         max_draft_nodes: limit of draft nodes a step and sequence.
+        max_prompt_characters: of all chat messages together.
+        max_chat_messages: of one prompt.
     """
 
     model: ServedModel
     default_strategy: str
     max_draft_nodes: int
+    max_prompt_characters: int
+    max_chat_messages: int
+
+    @classmethod
+    def of(cls, model: ServedModel, settings: Settings) -> Serving:
+        """The model with the limits of the settings."""
+        characters = settings.max_prompt_characters
+        if characters is None:
+            characters = max(_CHARACTERS_OF_TOKEN * model.max_context, _LEAST_CHARACTERS)
+        return cls(model, settings.strategy, settings.max_draft_nodes, characters, settings.max_chat_messages)

@@ -52,7 +52,11 @@ class Settings(BaseModel):
         description="Weights in memory; as-is: in the data type of the computation, int8: quantized to 8 bits (runner"
         " openvino)",
     )
-    threads: int | None = Field(default=None, description="Maximum number of CPU threads of a step; unset: all cores")
+    generation_defaults: Literal["model", "greedy"] = Field(
+        default="model",
+        description="Where defaults of requests come from: the model's generation_config.json, or greedy decoding",
+    )
+    threads: int | None = Field(default=None, description="CPU threads of a step; unset: all cores")
 
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all interfaces")
     port: int = Field(default=50051, ge=0, le=65535, description="Port to listen on; 0 for any free port")
@@ -112,8 +116,15 @@ class Settings(BaseModel):
     )
 
     max_message_bytes: int = Field(
-        default=16 * _MIB, ge=1024, le=2**31 - 1, description="Maximum size of a request in bytes"
+        default=4 * _MIB, ge=1024, le=2**31 - 1, description="Maximum size of a request in bytes"
     )
+    max_prompt_characters: int | None = Field(
+        default=None,
+        ge=1,
+        description="Maximum number of characters of a prompt, all chat messages together; unset: 16 for each token of"
+        " the context, at least 65,536",
+    )
+    max_chat_messages: int = Field(default=1024, ge=1, description="Maximum number of chat messages of a prompt")
     default_timeout: float = Field(default=600.0, gt=0, description="Seconds for a request without a deadline")
     max_timeout: float = Field(default=3600.0, gt=0, description="Maximum number of seconds for any request")
     stream_interval: float = Field(

@@ -236,6 +236,6 @@ def _ours(
             together = engine.config.max_running
             groups = [others[at : at + together] for at in range(0, len(others), together)]
             for i, group in enumerate(progress(groups, f"{name}: answers to learn from", out)):
-                contender.learn(group, _LEARNING_SEED + i * together)
+                contender.answer_together(group, _LEARNING_SEED + i * together)
             contenders.append(contender)
     return contenders

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -202,17 +202,22 @@ class EngineContender:
         seconds = time.perf_counter() - started
         return Answer(list(sequence.output), seconds, sequence.stats.decode_steps, sequence.stats.draft_tokens)
 
-    def learn(self, prompts: Iterable[Int32Array], seed: int) -> None:
+    def answer_together(self, prompts: Iterable[Int32Array], seed: int) -> list[list[int]]:
         """Answers prompts in one batch; the strategy learns from them as in a service."""
-        self._run([self._sequence(prompt, seed + i) for i, prompt in enumerate(prompts)])
+        sequences = [self._sequence(prompt, seed + i) for i, prompt in enumerate(prompts)]
+        self._run(sequences)
+        return [list(sequence.output) for sequence in sequences]
 
     def _sequence(self, prompt: Int32Array, seed: int) -> EngineSequence:
         task = self._task
+        sampling = SamplingParams(temperature=task.temperature, seed=seed)
+        if task.temperature == 0.0:  # the model's own penalties, as in transformers
+            sampling = replace(self._engine.model.defaults.sampling, temperature=0.0, seed=seed)
         request = Request(
             request_id=f"{self.strategy}-{seed}",
             prompt=prompt,
             stop=StopParams(max_tokens=task.max_tokens, ignore_eos=task.ignore_eos),
-            sampling=SamplingParams(temperature=task.temperature, seed=seed),
+            sampling=sampling,
             tenant=self._tenant,
             strategy_name=self.strategy,
             max_draft_nodes=0 if self._strategy is None else self._engine.config.max_draft_nodes,

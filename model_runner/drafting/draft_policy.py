@@ -161,21 +161,10 @@ class DraftPolicy:
         """How many of the most probable tokens at each node the drafters of the step need, at most."""
         return max(self._states[draft.work.sequence].drafter.top_k for draft in drafts)
 
-    def choose_threads(self, batch: StepBatch, urgent: bool, default: int) -> int:
-        """The number of threads for a step.
-
-        Args:
-            urgent: a first token waits for the step, so no other number is tried.
-            default: taken without a step-time model.
-        """
-        if self._step_times is None:
-            return default
-        return self._step_times.choose_threads(batch.size, batch.rows, urgent)
-
-    def observe_step(self, batch: StepBatch, threads: int, seconds: float) -> None:
+    def observe_step(self, batch: StepBatch, seconds: float) -> None:
         """The model took so many seconds for a batch."""
         if self._step_times is not None:
-            self._step_times.observe(batch.size, batch.rows, threads, seconds, batch.mean_context)
+            self._step_times.observe(batch.size, batch.rows, seconds, batch.mean_context)
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """A step in which a sequence wrote tokens."""

@@ -18,16 +18,14 @@ _LONG_CONTEXT, _SOME_TOKENS = 1024, 16
 
 
 def measure_step_times(runner: Runner, max_context: int, largest: int) -> StepTimes:
-    """For each number of threads that a step may run on: what tokens cost, up to `largest` of one sequence, and what
-    each further sequence and longer contexts add. Takes a second or two."""
-    curves, per_sequence, per_context = {}, {}, {}
-    for threads in runner.thread_counts:
-        curve = measure_curve(runner, max_context, largest, limit=1.0, threads=threads)
-        several = measure_curve(runner, max_context, 1, limit=0.1, threads=threads, sequences=_SEVERAL)
-        curves[threads] = curve
-        per_sequence[threads] = max(several.at(1) - curve.at(_SEVERAL), 0.0) / (_SEVERAL - 1)
-        per_context[threads] = _context_cost(runner, max_context, curve, threads)
-    return StepTimes(curves, per_sequence, per_context)
+    """What tokens cost, up to `largest` of one sequence, and what each further sequence and longer contexts add.
+
+    Takes a second or two.
+    """
+    curve = measure_curve(runner, max_context, largest, limit=1.0)
+    several = measure_curve(runner, max_context, 1, limit=0.1, sequences=_SEVERAL)
+    per_sequence = max(several.at(1) - curve.at(_SEVERAL), 0.0) / (_SEVERAL - 1)
+    return StepTimes(curve, per_sequence, _context_cost(runner, max_context, curve))
 
 
 def measure_curve(
@@ -36,7 +34,6 @@ def measure_curve(
     largest: int,
     *,
     limit: float,
-    threads: int,
     context: int = MEASURED_CONTEXT,
     sequences: int = 1,
 ) -> StepTimeCurve:
@@ -45,7 +42,6 @@ def measure_curve(
     Args:
         max_context: of the model; `context` is cut to half of it, and `largest` to the rest.
         limit: seconds after which no further round of measurements begins.
-        threads: CPU threads of the step.
         context: committed tokens of each sequence.
         sequences: how many share the step.
     """
@@ -59,19 +55,19 @@ def measure_curve(
         tokens = np.zeros(size, np.int32)
         batch = lay_out([BatchRow(pages, context, tokens, EMPTY_TREE, logits_from=0) for pages in tables])
         started = time.perf_counter()
-        runner.step(batch, 0, threads)
+        runner.step(batch, 0)
         return time.perf_counter() - started
 
     return measure(seconds, largest, limit)
 
 
-def _context_cost(runner: Runner, max_context: int, curve: StepTimeCurve, threads: int) -> ContextCost:
+def _context_cost(runner: Runner, max_context: int, curve: StepTimeCurve) -> ContextCost:
     """What positions beyond the measured context add, from two sizes of step with a longer one."""
     beyond = min(_LONG_CONTEXT, max_context // 2) - MEASURED_CONTEXT
     tokens = min(_SOME_TOKENS, max_context // 2)
     if beyond < MEASURED_CONTEXT or tokens < 2:
         return ContextCost()
-    long = measure_curve(runner, max_context, tokens, limit=0.1, threads=threads, context=MEASURED_CONTEXT + beyond)
+    long = measure_curve(runner, max_context, tokens, limit=0.1, context=MEASURED_CONTEXT + beyond)
     one, some = (max(long.at(n) - curve.at(n), 0.0) / beyond for n in (1, tokens))
     per_token = max(some - one, 0.0) / (tokens - 1)
     return ContextCost(per_sequence=max(one - per_token, 0.0), per_token=per_token)

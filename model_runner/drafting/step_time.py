@@ -1,19 +1,17 @@
 """The step-time model: what a step costs, measured at start and corrected by every step. No torch.
 
-A step costs what a measured curve gives for its number of tokens, on each number of CPU threads that it may run on;
-every further sequence adds its own attention calls, and every position of context beyond the measured one adds to
-those. Which number of threads is faster, and how far the load of another process moves that, only measuring shows; so
-does the cost of steps that are wider than any measured at start: the drafts of many sequences together.
+A step costs what a measured curve gives for its number of tokens; every further sequence adds its own attention calls,
+and every position of context beyond the measured one adds to those. Steps themselves show what wider ones cost than any
+measured at start, the drafts of many sequences together, and how far the load of another process moves it all.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from functools import reduce
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import NamedTuple
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -31,14 +29,6 @@ _TABLE = 256
 """Tokens of a step up to which its cost is looked up, and not computed: most are narrower."""
 _LEAST_SHARE = 0.1
 """Share of a surprise that is attributed to further sequences at least; else a cost once measured as 0 would stay 0."""
-_TRIAL_WEIGHT = 4.0
-"""Weight of a trial step relative to others: trials are rare."""
-_TRIAL_EVERY, _TRIAL_STEPS = 128, 4
-"""Steps from one trial to the next, and steps of a trial: the first pays for sleeping threads and cold caches."""
-_TRIAL_COST = 1.5
-"""What is expected to take this much longer is not tried."""
-_WORTH_MORE_THREADS = 1.08
-"""More threads must save this factor: they are taken from everything else on the machine."""
 
 Seconds = npt.NDArray[np.float64]
 
@@ -92,16 +82,39 @@ class StepTimeCurve:
         """Moves the curve towards a step that took 1 + `surprise` times what was expected: a little everywhere, and
         more near its size. Sizes that no step had follow as far as the
         invariants require."""
-        nearest = int(np.argmin(np.abs(self.sizes - tokens)))
-        here = self.seconds[nearest] * (1.0 + _SMOOTHING * surprise)
-        ratios = self.sizes / self.sizes[nearest]
-        everywhere = self.seconds * (1.0 + _SMOOTHING_EVERYWHERE * surprise)
-        self.seconds = np.clip(everywhere, here * np.minimum(ratios, 1.0), here * np.maximum(ratios, 1.0))
+        self.seconds = _corrected(self.sizes, self.seconds, tokens, surprise)
         self._tabulate()
 
     def _tabulate(self) -> None:
         """Interpolated times of narrow steps, which are read in every step."""
-        self._table = np.interp(np.arange(min(self.sizes[-1], _TABLE) + 1), self.sizes, self.seconds)
+        self._table = _interpolated(self.sizes, self.seconds, int(min(self.sizes[-1], _TABLE)) + 1)
+
+
+@numba.njit("float64[::1](float64[::1], float64[::1], int64, float64)", cache=True, nogil=True)
+def _corrected(sizes: Seconds, seconds: Seconds, tokens: int, surprise: float) -> Seconds:
+    """The seconds of a curve after `StepTimeCurve.correct`. Compiled, since every step corrects the curve."""
+    nearest = np.argmin(np.abs(sizes - tokens))
+    here = seconds[nearest] * (1.0 + _SMOOTHING * surprise)
+    corrected = seconds * (1.0 + _SMOOTHING_EVERYWHERE * surprise)
+    for i in range(sizes.shape[0]):
+        ratio = sizes[i] / sizes[nearest]
+        corrected[i] = min(max(corrected[i], here * min(ratio, 1.0)), here * max(ratio, 1.0))
+    return corrected
+
+
+@numba.njit(cache=True, nogil=True)
+def _interpolated(sizes: Seconds, seconds: Seconds, count: int) -> Seconds:
+    """Seconds for 0, 1, ... count - 1 tokens, on the lines between the sizes; the same below the smallest."""
+    table, at = np.empty(count), 0
+    for tokens in range(count):
+        while at + 1 < sizes.shape[0] and tokens > sizes[at + 1]:
+            at += 1
+        if tokens <= sizes[at] or at + 1 == sizes.shape[0]:
+            table[tokens] = seconds[at]
+        else:
+            slope = (seconds[at + 1] - seconds[at]) / (sizes[at + 1] - sizes[at])
+            table[tokens] = seconds[at] + slope * (tokens - sizes[at])
+    return table
 
 
 class ContextCost(NamedTuple):
@@ -116,98 +129,58 @@ class ContextCost(NamedTuple):
     per_token: float = 0.0
 
 
+_NO_COST = ContextCost()
+
+
 class StepTimes:
-    """What a step costs, and how many CPU threads it should run on.
+    """What a step costs.
 
     Args:
-        curves: number of threads -> the curve of a step of one sequence on them; at least one.
-        per_sequence: number of threads -> seconds that every further sequence adds.
-        per_context: number of threads -> what longer contexts add; nothing for those that are missing.
+        curve: of a step of one sequence.
+        per_sequence: seconds that every further sequence adds.
+        per_context: what longer contexts add.
     """
 
-    def __init__(
-        self,
-        curves: dict[int, StepTimeCurve],
-        per_sequence: dict[int, float],
-        per_context: Mapping[int, ContextCost] = MappingProxyType({}),
-    ) -> None:
-        self._curves = {threads: curve.widened() for threads, curve in sorted(curves.items())}
-        self._per_sequence = dict(per_sequence)
-        self._per_context = {threads: per_context.get(threads, ContextCost()) for threads in curves}
-        self._tabulate_single()
-        self._steps = 0
-        self._tried = self._trial_left = 0
+    def __init__(self, curve: StepTimeCurve, per_sequence: float = 0.0, per_context: ContextCost = _NO_COST) -> None:
+        self._curve = curve.widened()
+        self._per_sequence = per_sequence
+        self._per_context = per_context
 
     def between(self, fewest: int, most: int, sequences: int, context: int = MEASURED_CONTEXT) -> Seconds:
-        """Seconds for `fewest` tokens, one more, and so on to `most`, on the best number of threads.
+        """Seconds for `fewest` tokens, one more, and so on to `most`.
 
         Args:
             sequences: how many share the step.
             context: committed tokens that each token attends to, on average.
         """
-        if sequences == 1 and context <= MEASURED_CONTEXT and most < self._single.size:
-            return self._single[fewest : most + 1]
-        tokens = np.arange(fewest, most + 1)
-        costs = [
-            curve.between(fewest, most) + self._extra(threads, tokens, sequences, context)
-            for threads, curve in self._curves.items()
-        ]
-        return np.asarray(reduce(np.minimum, costs))
+        costs = self._curve.between(fewest, most)
+        if sequences == 1 and context <= MEASURED_CONTEXT:
+            return costs
+        return np.asarray(costs + self._extra(np.arange(fewest, most + 1), sequences, context))
 
-    def choose_threads(self, tokens: int, sequences: int, urgent: bool = False) -> int:
-        """The number of threads for the next step: the fewest of those that are about as fast as any.
-
-        Now and then another number is tried for a few steps, because one bad measurement must not decide for ever. An
-        urgent step ends such a trial.
-        """
-        more, extra = sequences - 1, self._per_sequence
-        costs = {threads: curve.at(tokens) + more * extra[threads] for threads, curve in self._curves.items()}
-        least = min(costs.values())
-        best = next(threads for threads, cost in costs.items() if cost <= _WORTH_MORE_THREADS * least)
-        others = [threads for threads, cost in costs.items() if threads != best and cost < _TRIAL_COST * least]
-        self._steps += 1
-        self._trial_left = max(self._trial_left - 1, 0)
-        if others and self._steps % _TRIAL_EVERY == 0:
-            self._tried = others[self._steps // _TRIAL_EVERY % len(others)]
-            self._trial_left = _TRIAL_STEPS
-        if urgent or self._tried not in others:
-            self._trial_left = 0
-        return self._tried if self._trial_left else best
-
-    def observe(
-        self, tokens: int, sequences: int, threads: int, seconds: float, context: int = MEASURED_CONTEXT
-    ) -> None:
-        """Corrects the model by a step that ran on the threads of `choose_threads`, except by the first of a trial."""
-        if self._trial_left == _TRIAL_STEPS:
-            return
-        curve, extra = self._curves[threads], (sequences - 1) * self._per_sequence[threads]
-        of_context = float(self._extra(threads, np.array(tokens), sequences, context)) - extra
-        expected = curve.at(tokens) + extra + of_context
+    def observe(self, tokens: int, sequences: int, seconds: float, context: int = MEASURED_CONTEXT) -> None:
+        """Corrects the model by a step."""
+        extra = (sequences - 1) * self._per_sequence
+        per_sequence, per_token = self._per_context
+        of_context = max(context - MEASURED_CONTEXT, 0) * (sequences * per_sequence + tokens * per_token)
+        expected = self._curve.at(tokens) + extra + of_context
         # A step far from what was expected met the load of another process, not another curve.
         surprise = min(max(seconds / expected, 0.5), 2.0) - 1.0
-        if self._trial_left:
-            surprise *= _TRIAL_WEIGHT
         share = of_context / expected
-        curve.correct(tokens, surprise * (1.0 - share))
+        self._curve.correct(tokens, surprise * (1.0 - share))
         if share:
-            per_sequence, per_token = self._per_context[threads]
             factor = 1.0 + _SMOOTHING * surprise * share
-            self._per_context[threads] = ContextCost(per_sequence * factor, per_token * factor)
+            self._per_context = ContextCost(per_sequence * factor, per_token * factor)
         if sequences > 1:
             blamed = max(extra, _LEAST_SHARE * expected)
-            self._per_sequence[threads] = max(0.0, extra + _SMOOTHING * surprise * blamed) / (sequences - 1)
-        self._tabulate_single()
+            self._per_sequence = max(0.0, extra + _SMOOTHING * surprise * blamed) / (sequences - 1)
 
-    def _extra(self, threads: int, tokens: npt.NDArray[np.int64], sequences: int, context: int) -> Seconds:
+    def _extra(self, tokens: npt.NDArray[np.int64], sequences: int, context: int) -> Seconds:
         """Seconds on top of the curve, for further sequences and for their contexts."""
-        per_sequence, per_token = self._per_context[threads]
+        per_sequence, per_token = self._per_context
         beyond = max(context - MEASURED_CONTEXT, 0)
-        further = (sequences - 1) * self._per_sequence[threads]
+        further = (sequences - 1) * self._per_sequence
         return np.asarray(further + beyond * (sequences * per_sequence + tokens * per_token))
-
-    def _tabulate_single(self) -> None:
-        """The table of what a step of one sequence costs."""
-        self._single = reduce(np.minimum, [curve.between(0, _TABLE) for curve in self._curves.values()])
 
 
 def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTimeCurve:

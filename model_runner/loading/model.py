@@ -16,6 +16,8 @@ from model_runner.loading.fingerprint import fingerprint
 from model_runner.loading.runner_choice import check_runner, check_weights, choose_runner
 from model_runner.loading.tokenizer import Tokenizer, load_tokenizer
 from model_runner.runners.base import RunnerFactory
+from model_runner.sampling.generation_defaults import SOURCES, GenerationDefaults, eos_token_ids
+from model_runner.sampling.generation_defaults import generation_defaults as read_defaults
 from model_runner.sampling.grammar import GrammarCompiler
 
 __all__ = ["BUNDLED_MODEL", "LoadedModel", "adopt", "load_model"]
@@ -37,6 +39,7 @@ class LoadedModel:
         device: "cpu", "cuda:0", ...
         fingerprint: 16 hexadecimal digits of model and tokenizer, the same wherever the same files are loaded.
         max_context: tokens of prompt and output together.
+        defaults: what the generation config of the model asks for.
     """
 
     name: str
@@ -53,6 +56,7 @@ class LoadedModel:
     vocab_size: int
     max_context: int
     eos_token_ids: frozenset[int]
+    defaults: GenerationDefaults
 
     @property
     def runner_name(self) -> str:
@@ -74,6 +78,7 @@ def load_model(
     exact: bool | None = None,
     runner: str = "auto",
     weights: str = "as-is",
+    generation_defaults: str = "model",
 ) -> LoadedModel:
     """Loads a model and its tokenizer from a folder or from the hub (its cache, where the network is out of reach).
 
@@ -87,10 +92,11 @@ def load_model(
             logits are those of the model; else torch.
         weights: "as-is": in `dtype`; "int8": quantized to 8 bits, which only the openvino runner computes with. Drafts
             then change nothing about what the quantized model writes.
+        generation_defaults: "model" takes defaults of requests from the model's generation config, "greedy" ignores it.
 
     Raises:
-        InvalidValueError: device, dtype, max_context, runner or weights is not allowed, the runner has no exact mode,
-            or the model cannot be computed with such weights; gives the reason.
+        InvalidValueError: device, dtype, max_context, runner, weights or generation_defaults is not allowed, the runner
+            has no exact mode, or the model cannot be computed with such weights; gives the reason.
         ModelNotFoundError: there is no such model.
         UnsupportedRunnerError: OpenVINO is chosen by name and cannot compute the model; gives the reason.
         UnsupportedModelError: draft trees cannot be verified on it; gives the reason.
@@ -100,6 +106,8 @@ def load_model(
         raise InvalidValueError("dtype", dtype, f"it must be one of auto, {', '.join(_DTYPES)}")
     check_runner(runner, exact)
     check_weights(weights, runner, exact)
+    if generation_defaults not in SOURCES:
+        raise InvalidValueError("generation_defaults", generation_defaults, f"it must be one of {', '.join(SOURCES)}")
     require_folder(path_or_id)
     disable_progress_bar()
     chosen_dtype = _DTYPES.get(dtype, torch.float32 if chosen_device.type == "cpu" else "auto")
@@ -116,6 +124,7 @@ def load_model(
         exact=exact,
         runner=runner,
         weights=weights,
+        defaults=generation_defaults,
     )
 
 
@@ -128,12 +137,14 @@ def adopt(
     exact: bool | None = None,
     runner: str = "torch",
     weights: str = "as-is",
+    defaults: str = "model",
 ) -> LoadedModel:
     """Makes a transformers model in memory servable: checks that trees can be verified on it, and takes it over.
 
     Args:
         max_context, exact, runner, weights: as for `load_model`. The torch runner changes the module, OpenVINO does
             not.
+        defaults: as generation_defaults there.
 
     Raises:
         InvalidValueError: max_context, runner or weights is not allowed, or the runner has no exact mode.
@@ -159,7 +170,8 @@ def adopt(
         parameters=parameters,
         vocab_size=int(config.vocab_size),
         max_context=context,
-        eos_token_ids=_eos_token_ids(module),
+        eos_token_ids=eos_token_ids(module),
+        defaults=read_defaults(type(module).__name__, module.generation_config, defaults),
     )
 
 
@@ -191,10 +203,3 @@ def _max_context(config: Any, wanted: int | None) -> int:
     if not 2 <= wanted <= limit:
         raise InvalidValueError("max_context", wanted, f"it must lie in [2, {limit}] for this model")
     return wanted
-
-
-def _eos_token_ids(module: Any) -> frozenset[int]:
-    ids = module.generation_config.eos_token_id if module.generation_config is not None else None
-    if ids is None:
-        ids = module.config.get_text_config().eos_token_id
-    return frozenset([] if ids is None else [ids] if isinstance(ids, int) else ids)

@@ -86,6 +86,8 @@ class StepBatch:
     @property
     def mean_context(self) -> int:
         """Committed tokens that a token of the step attends to, on average over the tokens."""
+        if self.rows == 1:
+            return int(self.contexts[0])
         return int(self.contexts @ np.diff(self.begins)) // self.size
 
 
@@ -137,19 +139,14 @@ class Runner(Protocol):
     def page_size(self) -> int:
         """Tokens of a page."""
 
-    @property
-    def thread_counts(self) -> tuple[int, ...]:
-        """Numbers of CPU threads that a step may run on, ascending; one where the choice makes no difference."""
-
     def draft_limits(self, position: int) -> DraftLimits:
         """Of the draft tree under the token at `position`."""
 
-    def step(self, batch: StepBatch, top_k: int, threads: int) -> Predictions:
+    def step(self, batch: StepBatch, top_k: int) -> Predictions:
         """One forward pass; writes the keys and values of all its tokens.
 
         Args:
             top_k: how many most probable tokens to return for each row of logits.
-            threads: one of `thread_counts`.
         """
 
     def keep(self, moves: KVMoves) -> None:
@@ -183,7 +180,7 @@ class RunnerFactory(Protocol):
 
         Args:
             kv_tokens: capacity of its KV memory, rounded up to full pages.
-            threads: CPU threads of a step at most; None for the default of torch.
+            threads: CPU threads of a step; None for the default of torch.
 
         Raises:
             InvalidValueError: the device has no memory for it.

@@ -36,43 +36,38 @@ def lay_out(rows: SequenceOf[BatchRow], least_score: float = 0.0) -> StepBatch:
     Args:
         least_score: of each tree only the nodes with at least this score; they are a tree themselves.
     """
-    laid_out = [chain_with_tree(row.chain, row.tree, least_score) for row in rows]
-    sizes = [tokens.shape[0] for tokens, _, _ in laid_out]
-    begins, page_begins = np.zeros((2, len(rows) + 1), np.int32)
-    np.cumsum(sizes, out=begins[1:])
-    np.cumsum([row.pages.shape[0] for row in rows], out=page_begins[1:])
+    most = sum(row.chain.shape[0] + len(row.tree) for row in rows)
+    tokens, positions, parents, logit_rows = np.empty((4, most), np.int32)
+    begins, page_begins, filled, logits = [0], [0], 0, 0
+    for row in rows:
+        tree = row.tree
+        taken, with_logits = _fill(
+            row.chain,
+            tree.tokens,
+            tree.parents,
+            tree.scores,
+            least_score,
+            row.context,
+            filled,
+            row.logits_from,
+            tokens[filled:],
+            positions[filled:],
+            parents[filled:],
+            logit_rows[logits:],
+        )
+        filled, logits = filled + taken, logits + with_logits
+        begins.append(filled)
+        page_begins.append(page_begins[-1] + row.pages.shape[0])
     return StepBatch(
-        tokens=_joined([tokens for tokens, _, _ in laid_out]),
-        positions=_joined([depths + row.context for row, (_, _, depths) in zip(rows, laid_out, strict=True)]),
-        parents=_joined([parents for _, parents, _ in laid_out]),
-        begins=begins,
+        tokens=tokens[:filled],
+        positions=positions[:filled],
+        parents=parents[:filled],
+        begins=np.array(begins, np.int32),
         contexts=np.array([row.context for row in rows], np.int32),
-        pages=_joined([row.pages for row in rows]),
-        page_begins=page_begins,
-        logit_rows=_joined(
-            [
-                np.arange(begin + row.logits_from, begin + size, dtype=np.int32)
-                for row, begin, size in zip(rows, begins.tolist()[:-1], sizes, strict=True)
-            ]
-        ),
+        pages=rows[0].pages if len(rows) == 1 else np.concatenate([row.pages for row in rows]),
+        page_begins=np.array(page_begins, np.int32),
+        logit_rows=logit_rows[:logits],
     )
-
-
-def chain_with_tree(
-    chain: Int32Array, tree: DraftTree, least_score: float = 0.0
-) -> tuple[Int32Array, Int32Array, Int32Array]:
-    """Tokens, parents and depths, each int32[c + n], of a chain int32[c] with the n best nodes of a tree under its end.
-
-    Args:
-        least_score: nodes with a lower score are left out.
-    """
-    tokens, parents, depths = np.empty((3, chain.shape[0] + len(tree)), np.int32)
-    size = int(_fill(chain, tree.tokens, tree.parents, tree.scores, least_score, tokens, parents, depths))
-    return tokens[:size], parents[:size], depths[:size]
-
-
-def _joined(parts: list[Int32Array]) -> Int32Array:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -82,20 +77,30 @@ def _fill(
     tree_parents: Int32Array,
     scores: Float32Array,
     least_score: float,
+    context: int,
+    begin: int,
+    logits_from: int,
     tokens: Int32Array,
+    positions: Int32Array,
     parents: Int32Array,
-    depths: Int32Array,
-) -> int:
-    """Fills the last three; returns how much of them."""
+    logit_rows: Int32Array,
+) -> tuple[int, int]:
+    """Fills the last four with the chain and the nodes of the tree that score enough; returns how much of them.
+
+    Args:
+        begin: the tokens of the step before those of this row.
+    """
     c = chain.shape[0]
     for i in range(c):
-        tokens[i], parents[i], depths[i] = chain[i], i - 1, i
+        tokens[i], positions[i], parents[i] = chain[i], context + i, i - 1
     size: int = c
     places = np.empty(scores.shape[0], np.int32)
     for node in range(scores.shape[0]):
         if scores[node] >= least_score:
             parent = c - 1 if tree_parents[node] < 0 else places[tree_parents[node]]
-            tokens[size], parents[size], depths[size] = tree_tokens[node], parent, depths[parent] + 1
+            tokens[size], positions[size], parents[size] = tree_tokens[node], positions[parent] + 1, parent
             places[node] = size
             size += 1
-    return size
+    for i in range(logits_from, size):
+        logit_rows[i - logits_from] = begin + i
+    return size, max(size - logits_from, 0)

@@ -19,7 +19,7 @@ _LEAST = -(1 << 40)
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
 
-def most_probable(logits: torch.Tensor, k: int) -> tuple[Int32Array, Int32Array | None]:
+def most_probable(logits: torch.Tensor | npt.NDArray[np.float32], k: int) -> tuple[Int32Array, Int32Array | None]:
     """The most probable token of each row, and the k most probable ones.
 
     Args:
@@ -30,18 +30,20 @@ def most_probable(logits: torch.Tensor, k: int) -> tuple[Int32Array, Int32Array 
         int32[row], of equally probable tokens the one with the lowest id, as torch's `argmax`; and int32[row, k], the
         best first, None for k = 0.
     """
-    if logits.device.type != "cpu" or logits.dtype not in _BITS:
+    if isinstance(logits, np.ndarray):
+        bits = logits.view(np.int32)
+    elif logits.device.type == "cpu" and logits.dtype in _BITS:
+        bits = logits.view(_BITS[logits.dtype]).numpy()
+    else:
         top = logits.topk(k).indices.to(torch.int32).cpu().numpy() if k else None
         return logits.argmax(-1).to(torch.int32).cpu().numpy(), top
-    best = np.zeros((logits.shape[0], max(k, 1)), np.int32)
-    blocks = -(-logits.shape[1] // _BLOCK)
-    bits = logits.view(_BITS[logits.dtype]).numpy()
-    _fill(bits, 8 * bits.itemsize - 1, best, np.empty(blocks, np.int64), np.empty(best.shape[1], np.int64))
+    best = np.zeros((bits.shape[0], max(k, 1)), np.int32)
+    _fill(bits, 8 * bits.itemsize - 1, best)
     return best[:, 0], best if k else None
 
 
 @numba.njit(cache=True, nogil=True)
-def _fill(bits: npt.NDArray[Any], sign: int, best: Int32Array, greatest: Int64Array, values: Int64Array) -> None:
+def _fill(bits: npt.NDArray[Any], sign: int, best: Int32Array) -> None:
     """Sets best[row] to the row's most probable tokens.
 
     Floats are compared as integers: compilers take the maximum of floats one by one, for the sake of NaN. Blocks of
@@ -50,9 +52,9 @@ def _fill(bits: npt.NDArray[Any], sign: int, best: Int32Array, greatest: Int64Ar
     Args:
         bits: int[row, vocab], the bits of floats.
         sign: the number of their sign bit.
-        greatest, values: int64[blocks] and int64[k], room.
     """
     vocab, k = bits.shape[1], best.shape[1]
+    greatest, values = np.empty(-(-vocab // _BLOCK), np.int64), np.empty(k, np.int64)
     for row in range(bits.shape[0]):
         of_row = bits[row]
         filled = 0

@@ -17,8 +17,12 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from model_runner.output import TokenLogprobs
 from model_runner.request import SamplingParams
+from model_runner.sampling.constraints import ConstrainedLogits
+from model_runner.sampling.generation_defaults import NO_CONSTRAINTS, Constraints
 from model_runner.sequence import Sequence
 
+Logits = torch.Tensor | npt.NDArray[np.float32]
+"""What a runner predicts after one token: [vocab]."""
 _Warper = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
@@ -26,15 +30,23 @@ class TokenChooser:
     """Chooses the tokens of one sequence, one after the other; remembers what it chose.
 
     Logits are processed in the order of transformers' `generate`: repetition penalty, then presence and frequency
-    penalties and logit bias, tokens that min_tokens or a grammar forbid, temperature, top-k, top-p, min-p.
+    penalties and logit bias, tokens that min_tokens, the model's constraints or a grammar forbid, temperature, top-k,
+    top-p, min-p.
 
     Args:
         sequence: the sequence to write; its output is empty.
         eos_token_ids: the model's end-of-sequence tokens.
         vocab_size: columns of the logits.
+        constraints: of the model.
     """
 
-    def __init__(self, sequence: Sequence, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+    def __init__(
+        self,
+        sequence: Sequence,
+        eos_token_ids: frozenset[int],
+        vocab_size: int,
+        constraints: Constraints = NO_CONSTRAINTS,
+    ) -> None:
         request = sequence.request
         params, stop = request.sampling, request.stop
         self.grammar = sequence.grammar
@@ -50,15 +62,19 @@ class TokenChooser:
             self._seen[torch.from_numpy(request.prompt.astype(np.int64))] = True
         if params.presence_penalty or params.frequency_penalty:
             self._counts = torch.zeros(vocab_size)
+        self._constrained = None
+        if constraints and self.grammar is None:  # a format alone determines what may be written
+            self._constrained = ConstrainedLogits(constraints, request.prompt, stop.max_tokens, eos_token_ids)
         self._plain = (
             params.temperature == 0.0
             and self._seen is None
             and self._counts is None
             and not params.logit_bias
+            and self._constrained is None
             and self.grammar is None
         )
 
-    def choose(self, logits: torch.Tensor, prediction: int) -> int:
+    def choose(self, logits: Logits, prediction: int) -> int:
         """The next token.
 
         Args:
@@ -74,17 +90,17 @@ class TokenChooser:
         return token
 
     @torch.inference_mode()
-    def logprobs(self, logits: torch.Tensor, token: int) -> TokenLogprobs:
+    def logprobs(self, logits: Logits, token: int) -> TokenLogprobs:
         """Log-probabilities by the model's own logits [vocab], before any processing."""
-        scores = torch.log_softmax(logits.float(), -1)
+        scores = torch.log_softmax(torch.as_tensor(logits).float(), -1)
         count = self._params.logprobs or 0
         top = scores.topk(count)
         return TokenLogprobs(float(scores[token]), top.indices.tolist(), top.values.tolist())
 
     @torch.inference_mode()
-    def _process(self, logits: torch.Tensor, locked: bool) -> int:
+    def _process(self, logits: Logits, locked: bool) -> int:
         params = self._params
-        scores = logits.detach().to(device="cpu", dtype=torch.float32, copy=True)
+        scores = torch.as_tensor(logits).detach().to(device="cpu", dtype=torch.float32, copy=True)
         if self._seen is not None:
             penalty = params.repetition_penalty
             scores = torch.where(self._seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
@@ -94,6 +110,8 @@ class TokenChooser:
             scores[token] += bias
         if locked:
             scores[self._ends] = -torch.inf
+        if self._constrained is not None:
+            scores = self._constrained.process(scores)
         if self.grammar is not None:
             self.grammar.mask(scores)
         if params.temperature == 0.0:
@@ -110,6 +128,8 @@ class TokenChooser:
             self._seen[token] = True
         if self._counts is not None:
             self._counts[token] += 1.0
+        if self._constrained is not None:
+            self._constrained.accept(token)
         if self.grammar is not None:
             self.grammar.accept(token)
 

@@ -93,6 +93,7 @@ def _loaded(settings: Settings) -> Iterator[LoadedEngine]:
         exact=settings.exact,
         runner=settings.runner,
         weights=settings.weights,
+        generation_defaults=settings.generation_defaults,
     )
     _log.info("runner", runner=model.runner_name, weights=model.weights, reason=model.runner_reason)
     info = ModelInfo.of(model)

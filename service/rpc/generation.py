@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
+from model_runner.errors import InvalidInputError
 from model_runner.output import Finish, FinishReason
 from model_runner.request import Request
+from model_runner.sampling.generation_defaults import GenerationDefaults
 from model_runner.statistics import SequenceStats
 from service.engine.bridge import EngineBridge
 from service.engine.stream import Pending, Sample, Stream
@@ -23,7 +25,18 @@ from service.errors import DeadlineExceededError
 from service.rpc.calls import Call, Method
 from service.rpc.identifiers import resolve_tenant
 from service.rpc.request_log import RequestLog
-from service.rpc.requests import read_prompt, read_requests, read_samples, require_in_vocabulary
+from service.rpc.requests import (
+    MAX_GRAMMAR_CHARACTERS,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_STRING_CHARACTERS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    read_prompt,
+    read_requests,
+    read_samples,
+    require_in_vocabulary,
+)
+from service.rpc.text_work import TextWork
 from service.rpc.writer import Writer
 from service.serving import Serving
 from service.settings import Settings
@@ -45,6 +58,12 @@ _FEW_TOKENS = 2048
 """Tokens that are converted to text on the event loop; more go to a worker thread. Not tuned."""
 
 
+_NO_TENANT = ""
+"""Whose calls those of Tokenize and Detokenize are, which name no tenant."""
+_MAX_ANSWER_BYTES = 4 * 2**20
+"""What gRPC clients accept if they set no limit of their own."""
+
+
 class GenerationServicer:
     """The methods of GenerationService, for `calls.handlers`."""
 
@@ -52,6 +71,7 @@ class GenerationServicer:
         self._serving = serving
         self._bridge = bridge
         self._settings = settings
+        self._text_work = TextWork()
         self._info = model_info(serving, settings)
 
     @property
@@ -63,17 +83,23 @@ class GenerationServicer:
             "GetModelInfo": self.get_model_info,
         }
 
+    def close(self) -> None:
+        """Ends its threads."""
+        self._text_work.close()
+
     async def generate(self, request: pb.GenerateRequest, call: Call) -> None:
         """Streams one Started, Deltas and one Finished, or raises the error that ends the call with one status."""
         tenant = resolve_tenant(request.tenant)
         with RequestLog(call.request_id, tenant, call.arrived_at) as record:
-            stream = self._bridge.admit(read_samples(request.sampling, self._settings.max_running))
+            defaults = self._serving.model.defaults.sampling
+            stream = self._bridge.admit(read_samples(request.sampling, self._settings.max_running, defaults))
             seconds = self._seconds(call)
             timer = asyncio.get_running_loop().call_later(seconds, stream.fail, DeadlineExceededError(seconds))
             try:
                 requests = await read_requests(
                     request,
                     self._serving,
+                    self._text_work,
                     request_id=call.request_id,
                     tenant=tenant,
                     arrived_at=call.arrived_at,
@@ -97,21 +123,29 @@ class GenerationServicer:
                 stream.close()
 
     async def tokenize(self, request: pb.TokenizeRequest, call: Call) -> pb.TokenizeResponse:
-        ids = (await read_prompt(request, self._serving.model)).ids.tolist()
-        decode = self._serving.model.tokenizer.decode
+        prompt = await read_prompt(request, self._serving, self._text_work, _NO_TENANT)
+        ids, decode = prompt.ids.tolist(), self._serving.model.tokenizer.decode
 
-        def texts() -> list[str]:
-            return [decode([token], include_special_tokens=True) for token in ids]
+        def response() -> pb.TokenizeResponse:
+            texts = [decode([token], include_special_tokens=True) for token in ids]
+            return pb.TokenizeResponse(token_ids=ids, tokens=texts)
 
-        tokens = texts() if len(ids) <= _FEW_TOKENS else await asyncio.to_thread(texts)
-        return pb.TokenizeResponse(token_ids=ids, tokens=tokens)
+        answer = response() if len(ids) <= _FEW_TOKENS else await self._text_work.run(_NO_TENANT, response)
+        if (size := answer.ByteSize()) > _MAX_ANSWER_BYTES:
+            problem = f"its {len(ids)} tokens make an answer of {size} bytes; at most {_MAX_ANSWER_BYTES} are sent"
+            raise InvalidInputError(prompt.field, None, problem)
+        return answer
 
     async def detokenize(self, request: pb.DetokenizeRequest, call: Call) -> pb.DetokenizeResponse:
+        model = self._serving.model
+        if len(request.token_ids) > model.max_context:
+            problem = f"has {len(request.token_ids)} items; at most {model.max_context}, the context, are allowed"
+            raise InvalidInputError("token_ids", None, problem)
         ids = np.array(request.token_ids, np.int32)
-        require_in_vocabulary("token_ids", ids, self._serving.model.vocab_size)
-        arguments = ids, request.include_special_tokens
-        decode = self._serving.model.tokenizer.decode
-        text = decode(*arguments) if ids.size <= _FEW_TOKENS else await asyncio.to_thread(decode, *arguments)
+        require_in_vocabulary("token_ids", ids, model.vocab_size)
+        arguments, decode = (ids, request.include_special_tokens), model.tokenizer.decode
+        few = ids.size <= _FEW_TOKENS
+        text = decode(*arguments) if few else await self._text_work.run(_NO_TENANT, decode, *arguments)
         return pb.DetokenizeResponse(text=text)
 
     async def get_model_info(self, request: pb.GetModelInfoRequest, call: Call) -> pb.GetModelInfoResponse:
@@ -240,6 +274,39 @@ def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
         runner=model.runner_name,
         runner_reason=model.runner_reason,
         weights=model.weights,
+        generation_defaults=_defaults(model.defaults),
+        limits=pb.RequestLimits(
+            message_bytes=settings.max_message_bytes,
+            prompt_characters=serving.max_prompt_characters,
+            chat_messages=serving.max_chat_messages,
+            stop_strings=MAX_STOP_STRINGS,
+            stop_string_characters=MAX_STOP_STRING_CHARACTERS,
+            stop_token_ids=MAX_STOP_TOKEN_IDS,
+            logit_biases=MAX_LOGIT_BIASES,
+            format_characters=MAX_GRAMMAR_CHARACTERS,
+            samples=settings.max_running,
+        ),
+    )
+
+
+def _defaults(defaults: GenerationDefaults) -> pb.GenerationDefaults:
+    sampling, constraints = defaults.sampling, defaults.constraints
+    return pb.GenerationDefaults(
+        sampling=pb.SamplingOptions(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+        ),
+        stop=pb.StopOptions(max_tokens=defaults.max_tokens, min_tokens=defaults.min_tokens),
+        constraints=pb.LogitConstraints(
+            no_repeat_ngram_size=constraints.no_repeat_ngram_size,
+            bad_words=[pb.TokenIds(ids=words) for words in constraints.bad_words],
+            suppressed=constraints.suppressed,
+            suppressed_first=constraints.suppressed_first,
+            forced_last=constraints.forced_last,
+        ),
     )
 
 

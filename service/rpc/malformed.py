@@ -12,9 +12,14 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from model_runner.errors import InvalidInputError
+from service.rpc.wire_size import FieldCounter
 
 MessageT = TypeVar("MessageT", bound=Message)
 
+MAX_FIELDS = 100_000
+"""Fields of a request, those of its messages included. Packed numbers are one."""
+_EXPLAINED_BYTES = 16 * 1024
+"""Larger requests are refused without naming the field: to look for it takes a millisecond for each KiB."""
 _LENGTH_DELIMITED = 2
 
 
@@ -28,13 +33,16 @@ class Malformed:
 
 
 class Deserializer(Generic[MessageT]):
-    """Parses requests of one type; a malformed one becomes a `Malformed`."""
+    """Parses requests of one type; one that is malformed or has too many fields becomes a `Malformed`."""
 
     def __init__(self, message_type: type[MessageT]) -> None:
         self._parse: Callable[[bytes], MessageT] = message_type.FromString
         self._descriptor: Any = message_type.DESCRIPTOR
+        self._count = FieldCounter(message_type.DESCRIPTOR)
 
     def __call__(self, data: bytes) -> MessageT | Malformed:
+        if len(data) > MAX_FIELDS and self._count(data, MAX_FIELDS) > MAX_FIELDS:
+            return Malformed(InvalidInputError("request", None, f"has more than {MAX_FIELDS} fields"))
         try:
             return self._parse(data)
         except DecodeError:
@@ -43,9 +51,9 @@ class Deserializer(Generic[MessageT]):
 
 def explain(descriptor: Descriptor, data: bytes) -> InvalidInputError:
     """The error for the first field of serialized `data` that keeps it from being a message of type `descriptor`."""
-    return _fault(descriptor, data, "") or InvalidInputError(
-        "request", None, f"{len(data)} bytes are not a serialized {descriptor.full_name}"
-    )
+    found = _fault(descriptor, data, "") if len(data) <= _EXPLAINED_BYTES else None
+    problem = f"{len(data)} bytes are not a serialized {descriptor.full_name}"
+    return found or InvalidInputError("request", None, problem)
 
 
 def _fault(descriptor: Descriptor, data: bytes, path: str) -> InvalidInputError | None:

@@ -6,8 +6,8 @@ stop strings, so that the error names the one that is wrong.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,8 @@ import numpy as np
 from draftwood.v1 import generation_pb2 as pb
 from model_runner.errors import InvalidInputError, InvalidValueError
 from model_runner.request import Format, GrammarKind, Request, SamplingParams, StopParams
-from service.serving import ServedModel, Serving, TextTokenizer
+from service.rpc.text_work import TextWork
+from service.serving import ServedModel, Serving
 from strategies import strategy_names
 from strategies.draft import Int32Array
 
@@ -25,6 +26,7 @@ MAX_STOP_STRING_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIASES = 1024
 MAX_GRAMMAR_CHARACTERS = 64 * 1024
+MAX_ROLE_CHARACTERS = 64
 NO_DRAFTS = "none"
 
 _SHORT_TEXT = 8 * 1024
@@ -40,11 +42,12 @@ class Prompt:
     ids: Int32Array
 
 
-def read_samples(options: pb.SamplingOptions, limit: int) -> int:
+def read_samples(options: pb.SamplingOptions, limit: int, defaults: SamplingParams) -> int:
     """The number of samples.
 
     Args:
         limit: upper bound.
+        defaults: of the model.
 
     Raises:
         InvalidValueError: it is out of range, or above 1 with greedy decoding, which would repeat one answer.
@@ -53,7 +56,8 @@ def read_samples(options: pb.SamplingOptions, limit: int) -> int:
         return 1
     if not 1 <= options.n <= limit:
         raise InvalidValueError("sampling.n", options.n, f"it must lie in [1, {limit}]")
-    if options.n > 1 and not options.temperature:
+    temperature = options.temperature if options.HasField("temperature") else defaults.temperature
+    if options.n > 1 and not temperature:
         raise InvalidInputError("sampling.n", options.n, "several samples need a temperature above 0")
     return options.n
 
@@ -61,6 +65,7 @@ def read_samples(options: pb.SamplingOptions, limit: int) -> int:
 async def read_requests(
     request: pb.GenerateRequest,
     serving: Serving,
+    text_work: TextWork,
     *,
     request_id: str,
     tenant: str,
@@ -70,22 +75,25 @@ async def read_requests(
     """What the message asks for, one for each sample.
 
     Args:
+        text_work: reads long texts.
         tenant: resolved (see `identifiers.resolve_tenant`).
         arrived_at, deadline: of the request, on the clock of `time.perf_counter`.
 
     Raises:
         InvalidValueError: a field is wrong.
+        TooMuchTextError: too many long texts wait already.
     """
-    sampling = read_sampling(request, serving.model.vocab_size)
+    sampling = read_sampling(request, serving.model)
     strategy_name, max_nodes = _drafting(request.drafting, serving)
-    prompt = await read_prompt(request, serving.model)
+    prompt = await read_prompt(request, serving, text_work, tenant)
     stop = read_stop(request.stop, serving.model, prompt)
     if request.format.WhichOneof("format"):
-        for name, value in (("ignore_eos", stop.ignore_eos), ("min_tokens", stop.min_tokens)):
-            if value:
+        for name in ("ignore_eos", "min_tokens"):
+            if getattr(request.stop, name):
                 problem = "cannot be combined with format, which determines the end of the answer"
                 raise InvalidInputError(f"stop.{name}", None, problem)
-    output_format = await read_format(request.format, serving.model)
+        stop = replace(stop, min_tokens=0)
+    output_format = await read_format(request.format, serving.model, text_work, tenant)
     return [
         Request(
             request_id=request_id,
@@ -105,8 +113,9 @@ async def read_requests(
     ]
 
 
-def read_sampling(request: pb.GenerateRequest, vocab_size: int) -> SamplingParams:
-    """The options that are set, with defaults for the others; a seed is drawn if one is needed and none is given.
+def read_sampling(request: pb.GenerateRequest, model: ServedModel) -> SamplingParams:
+    """The options that are set, with the model's defaults for the others; a seed is drawn if one is needed and none is
+    given.
 
     Raises:
         InvalidValueError: an option is outside its range.
@@ -121,14 +130,15 @@ def read_sampling(request: pb.GenerateRequest, vocab_size: int) -> SamplingParam
     if len(bias) > MAX_LOGIT_BIASES:
         problem = f"has {len(bias)} items; at most {MAX_LOGIT_BIASES} are allowed"
         raise InvalidInputError("sampling.logit_bias", None, problem)
-    require_in_vocabulary("sampling.logit_bias", np.array([token for token, _ in bias], np.int32), vocab_size)
-    if values.get("temperature") and not request.sampling.HasField("seed"):
-        values["seed"] = secrets.randbits(64)
+    require_in_vocabulary("sampling.logit_bias", np.array([token for token, _ in bias], np.int32), model.vocab_size)
     logprobs = request.output.top_logprobs if request.output.HasField("top_logprobs") else None
-    return SamplingParams(**values, logit_bias=tuple(bias), logprobs=logprobs)
+    sampling = replace(model.defaults.sampling, **values, logit_bias=tuple(bias), logprobs=logprobs)
+    if sampling.temperature and not request.sampling.HasField("seed"):
+        return replace(sampling, seed=secrets.randbits(64))
+    return sampling
 
 
-async def read_format(options: pb.OutputFormat, model: ServedModel) -> Format | None:
+async def read_format(options: pb.OutputFormat, model: ServedModel, text_work: TextWork, tenant: str) -> Format | None:
     """The format that the answer must follow; compiled in a worker thread, since a large grammar takes long.
 
     Raises:
@@ -142,22 +152,30 @@ async def read_format(options: pb.OutputFormat, model: ServedModel) -> Format | 
         problem = f"must have 1 to {MAX_GRAMMAR_CHARACTERS} characters; it has {len(text)}"
         raise InvalidInputError(f"format.{kind}", None, problem)
     checked = Format(GrammarKind(kind), text)
-    await asyncio.to_thread(model.grammars.compile, checked.kind, checked.text)
+    await text_work.run(tenant, model.grammars.compile, checked.kind, checked.text)
     return checked
 
 
-async def read_prompt(request: pb.GenerateRequest | pb.TokenizeRequest, model: ServedModel) -> Prompt:
-    """The prompt: text, chat messages or token ids.
+async def read_prompt(
+    request: pb.GenerateRequest | pb.TokenizeRequest, serving: Serving, text_work: TextWork, tenant: str
+) -> Prompt:
+    """The prompt: text, chat messages or token ids. Sizes are checked before anything else is done with them.
 
     Raises:
         InvalidValueError: it is missing, empty or too long, or a token id or a message is wrong.
+        TooMuchTextError: too many long texts wait already.
     """
+    model = serving.model
     if request.HasField("text"):
         if not request.text:
             raise InvalidInputError("text", None, "must not be empty")
-        return _not_empty(Prompt("text", await encode(model.tokenizer, request.text)))
+        require_characters("text", len(request.text), serving.max_prompt_characters)
+        encode = model.tokenizer.encode
+        return _not_empty(Prompt("text", await _read(text_work, tenant, len(request.text), encode, request.text)))
     if request.HasField("chat"):
-        return _not_empty(Prompt("chat.messages", await _encode_chat(model.tokenizer, request.chat)))
+        messages, characters = _messages(request.chat, serving)
+        encode_chat = model.tokenizer.encode_chat
+        return _not_empty(Prompt("chat.messages", await _read(text_work, tenant, characters, encode_chat, messages)))
     if isinstance(request, pb.GenerateRequest) and request.HasField("token_ids"):
         given = request.token_ids.ids
         if len(given) >= model.max_context:
@@ -171,7 +189,7 @@ async def read_prompt(request: pb.GenerateRequest | pb.TokenizeRequest, model: S
 
 
 def read_stop(options: pb.StopOptions, model: ServedModel, prompt: Prompt) -> StopParams:
-    """When the answer ends; without max_tokens, at the end of the context.
+    """When the answer ends; without max_tokens and a default of the model, at the end of the context.
 
     Raises:
         InvalidValueError: a value is wrong, or prompt and answer do not fit the context.
@@ -179,7 +197,9 @@ def read_stop(options: pb.StopOptions, model: ServedModel, prompt: Prompt) -> St
     available = model.max_context - prompt.ids.size
     if available < 1:
         raise _too_long(prompt.field, prompt.ids.size, model)
-    max_tokens = options.max_tokens if options.HasField("max_tokens") else available
+    defaults = model.defaults
+    usual = min(defaults.max_tokens or available, available)
+    max_tokens = options.max_tokens if options.HasField("max_tokens") else usual
     if max_tokens > available:
         prompt_part = f"the prompt has {prompt.ids.size} of the context's {model.max_context} tokens"
         allowed = f"it must be at most {available}, since {prompt_part}"
@@ -197,7 +217,7 @@ def read_stop(options: pb.StopOptions, model: ServedModel, prompt: Prompt) -> St
     require_in_vocabulary("stop.token_ids", np.array(options.token_ids, np.int32), model.vocab_size)
     return StopParams(
         max_tokens=max_tokens,
-        min_tokens=options.min_tokens,
+        min_tokens=options.min_tokens if options.HasField("min_tokens") else min(defaults.min_tokens, max_tokens),
         strings=tuple(options.strings),
         token_ids=frozenset(options.token_ids),
         ignore_eos=options.ignore_eos,
@@ -213,23 +233,36 @@ def require_in_vocabulary(field: str, ids: Int32Array, vocab_size: int) -> None:
         raise InvalidValueError(f"{field}[{index}]", int(ids[index]), allowed)
 
 
-async def encode(tokenizer: TextTokenizer, text: str) -> Int32Array:
-    """int32[n]; a long text is tokenized in a worker thread."""
-    return tokenizer.encode(text) if len(text) <= _SHORT_TEXT else await asyncio.to_thread(tokenizer.encode, text)
+def require_characters(field: str, characters: int, most: int) -> None:
+    """Raises InvalidValueError for a text that is too long to be tokenized."""
+    if characters > most:
+        raise InvalidInputError(field, None, f"must have at most {most} characters; it has {characters}")
 
 
-async def _encode_chat(tokenizer: TextTokenizer, chat: pb.Chat) -> Int32Array:
-    if not chat.messages:
+async def _read(
+    text_work: TextWork, tenant: str, characters: int, encode: Callable[[Any], Int32Array], text: Any
+) -> Int32Array:
+    """int32[n]: what `encode` makes of a text, or of messages; of a long one in a thread."""
+    return encode(text) if characters <= _SHORT_TEXT else await text_work.run(tenant, encode, text)
+
+
+def _messages(chat: pb.Chat, serving: Serving) -> tuple[list[dict[str, str]], int]:
+    """The messages as chat templates take them, and how many characters they have, at least one a message."""
+    count = len(chat.messages)
+    if not count:
         raise InvalidInputError("chat.messages", None, "must not be empty")
+    if count > serving.max_chat_messages:
+        problem = f"has {count} messages; at most {serving.max_chat_messages} are allowed"
+        raise InvalidInputError("chat.messages", None, problem)
     for index, message in enumerate(chat.messages):
-        if not message.role:
-            raise InvalidInputError(f"chat.messages[{index}].role", None, "must not be empty")
-    if not tokenizer.has_chat_template:
+        if not 1 <= len(message.role) <= MAX_ROLE_CHARACTERS:
+            problem = f"must have 1 to {MAX_ROLE_CHARACTERS} characters; it has {len(message.role)}"
+            raise InvalidInputError(f"chat.messages[{index}].role", None, problem)
+    characters = sum(1 + len(message.content) for message in chat.messages)
+    require_characters("chat.messages", characters, serving.max_prompt_characters)
+    if not serving.model.tokenizer.has_chat_template:
         raise InvalidInputError("chat", None, "the model has no chat template; send text")
-    messages = [{"role": message.role, "content": message.content} for message in chat.messages]
-    if sum(len(message.content) for message in chat.messages) <= _SHORT_TEXT:
-        return tokenizer.encode_chat(messages)
-    return await asyncio.to_thread(tokenizer.encode_chat, messages)
+    return [{"role": message.role, "content": message.content} for message in chat.messages], characters
 
 
 def _drafting(options: pb.DraftOptions, serving: Serving) -> tuple[str, int]:

@@ -72,11 +72,10 @@ class RunningServer:
         self._stopping: asyncio.Task[None] | None = None
         self.bridge = bridge
         bridge.on_stopped = self._engine_stopped
-        serving = Serving(model, settings.strategy, settings.max_draft_nodes)
-        servicer = GenerationServicer(serving, self.bridge, settings)
+        self._servicer = GenerationServicer(Serving.of(model, settings), self.bridge, settings)
         memory_servicer = MemoryServicer(bridge, model, settings)
         self._server.add_generic_rpc_handlers(
-            (handlers(SERVICE, servicer.methods), handlers(MEMORY_SERVICE, memory_servicer.methods))
+            (handlers(SERVICE, self._servicer.methods), handlers(MEMORY_SERVICE, memory_servicer.methods))
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
@@ -110,6 +109,7 @@ class RunningServer:
             await self.bridge.wait_idle(_STATUS_SECONDS)
         await self._server.stop(_STOP_SECONDS)
         await self.bridge.close()
+        self._servicer.close()
         _log.info("stopped")
 
     async def _set_health(self, status: object) -> None:

@@ -326,9 +326,9 @@ def test_a_preempted_sequence_drafts_only_at_the_end_of_what_it_wrote(model: Loa
 
 
 def test_waits_for_kv_memory_and_never_exceeds_it(model: LoadedModel) -> None:
-    config = EngineConfig(max_running=4, max_draft_nodes=8, kv_cache_tokens=384, adaptive_budget=False)
+    config = EngineConfig(max_running=4, max_draft_nodes=8, kv_cache_tokens=264, adaptive_budget=False)
     engine = Engine(model, config)
-    sequences = [sequence(stop=StopParams(n)) for n in (150, 10, 200, 30, 120)]
+    sequences = [sequence(stop=StopParams(n)) for n in (150, 90, 200, 100, 120)]
     for s in sequences:
         engine.add(s)
     seen = 0

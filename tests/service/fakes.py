@@ -19,6 +19,7 @@ from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from model_runner.errors import InvalidInputError
 from model_runner.output import Finish, FinishReason, StepOutput
 from model_runner.request import GrammarKind
+from model_runner.sampling.generation_defaults import GenerationDefaults
 from model_runner.sequence import Grammar, Sequence, SequenceState
 from service.engine.bridge import EngineBridge
 from service.engine.loaded import LoadedEngine, StepEngine
@@ -65,6 +66,7 @@ class FakeModel:
     vocab_size: int = 256
     max_context: int = 4096
     eos_token_ids: frozenset[int] = frozenset({0})
+    defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     grammars: FakeGrammars = field(default_factory=lambda: FakeGrammars())
 

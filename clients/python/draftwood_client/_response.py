@@ -12,6 +12,7 @@ from draftwood_client.results import (
     DraftStatistics,
     Finished,
     FinishReason,
+    GenerationDefaults,
     ModelInfo,
     Sample,
     SampleFinished,
@@ -117,6 +118,25 @@ def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
         runner=message.runner,
         runner_reason=message.runner_reason,
         weights=message.weights,
+        generation_defaults=_generation_defaults(message.generation_defaults),
+    )
+
+
+def _generation_defaults(message: pb.GenerationDefaults) -> GenerationDefaults:
+    sampling, stop, constraints = message.sampling, message.stop, message.constraints
+    return GenerationDefaults(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p if sampling.HasField("top_p") else 1.0,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0,
+        max_tokens=stop.max_tokens if stop.HasField("max_tokens") else None,
+        min_tokens=stop.min_tokens,
+        no_repeat_ngram_size=constraints.no_repeat_ngram_size,
+        bad_words=tuple(tuple(words.ids) for words in constraints.bad_words),
+        suppressed=tuple(constraints.suppressed),
+        suppressed_first=tuple(constraints.suppressed_first),
+        forced_last=tuple(constraints.forced_last),
     )
 
 

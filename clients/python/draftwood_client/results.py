@@ -216,6 +216,32 @@ class Tokenization:
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What holds where a request sets nothing, from the generation config of the model.
+
+    Attributes:
+        max_tokens: None for as many as fit the context.
+        no_repeat_ngram_size: no run of so many tokens, the prompt's included, is written twice; 0 for any.
+        bad_words: sequences of tokens that are not written.
+        suppressed, suppressed_first: tokens that are not written, and that are not written first.
+        forced_last: one of these is the last token of an answer that reaches max_tokens.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    no_repeat_ngram_size: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    suppressed: tuple[int, ...] = ()
+    suppressed_first: tuple[int, ...] = ()
+    forced_last: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The served model and its limits.
 
@@ -247,3 +273,4 @@ class ModelInfo:
     runner: str = ""
     runner_reason: str = ""
     weights: str = ""
+    generation_defaults: GenerationDefaults = GenerationDefaults()

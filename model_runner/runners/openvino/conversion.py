@@ -24,6 +24,7 @@ from transformers import AttentionInterface
 from transformers.utils import logging as transformers_logging
 
 from model_runner.errors import UnsupportedRunnerError
+from model_runner.runners.openvino.joining import join_products
 from model_runner.runners.openvino.kv_pages import PageLayout
 from model_runner.runners.openvino.paged_attention import OPERATOR, add_parameters, paged_attention
 from model_runner.runners.probing import hidden_window
@@ -156,7 +157,7 @@ class ConvertedModel(NamedTuple):
 def convert(module: Any, max_context: int) -> ConvertedModel:
     """The model for OpenVINO; `module` is left as it was.
 
-    Weights are float32, or bfloat16 where those of `module` are. They share memory with `module`.
+    Weights are float32. They share memory with a float32 `module`, except those of products that were joined.
 
     Args:
         max_context: positions that the model will be run on at most.
@@ -173,6 +174,7 @@ def convert(module: Any, max_context: int) -> ConvertedModel:
     except Exception as error:
         reason = trace.refusal or f"the model cannot be converted: {type(error).__name__}: {_first_line(error)}"
         raise UnsupportedRunnerError(f"OpenVINO: {name}: {reason}") from error
+    join_products(model)
     layers = add_parameters(model)
     if layers != config.num_hidden_layers:
         raise UnsupportedRunnerError(
@@ -246,4 +248,5 @@ def _to_openvino(model: torch.nn.Module) -> ov.Model:
         front_end = FrontEndManager().load_by_framework("pytorch")
         front_end.add_extension(ConversionExtension(OPERATOR, paged_attention))
         converted: ov.Model = front_end.convert(front_end.load(decoder))
+    converted.reshape({name: ov.PartialShape([-1, 1]) for name in ("input_ids", "position_ids")})
     return converted

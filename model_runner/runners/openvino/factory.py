@@ -9,6 +9,7 @@ import torch
 
 from model_runner.errors import UnsupportedRunnerError
 from model_runner.runners.kv_capacity import default_capacity
+from model_runner.runners.openvino.bfloat16 import keep_bfloat16
 from model_runner.runners.openvino.conversion import convert
 from model_runner.runners.openvino.pairing import pair_single_tokens
 from model_runner.runners.openvino.probe import probe
@@ -47,9 +48,11 @@ class OpenVinoRunnerFactory:
         self._model, self._layout, self._window = convert(module, max_context)
         if int8:
             quantize_weights(self._model)
-            if dtype == "bfloat16":
-                pair_single_tokens(self._model)
-        self._compiled: dict[int, ov.CompiledModel] = {}
+        if dtype == "bfloat16":
+            keep_bfloat16(self._model)
+        if int8 and dtype == "bfloat16":
+            pair_single_tokens(self._model)
+        self._compiled: tuple[int, ov.CompiledModel] | None = None
         probe(module, self.runner, max_context, int8=int8)
 
     @property
@@ -60,11 +63,13 @@ class OpenVinoRunnerFactory:
         return default_capacity(self._layout.bytes_per_token, _CPU, context, sequences)
 
     def runner(self, kv_tokens: int, threads: int | None = None) -> OpenVinoRunner:
-        """Compiles the model once for each number of threads."""
+        """Compiles the model anew if the last runner had another number of threads; weights are held once for each
+        number that a live runner has."""
         threads = threads or torch.get_num_threads()
-        if threads not in self._compiled:
-            self._compiled[threads] = _compile(self._model, self._layout.dtype, threads)
-        return OpenVinoRunner(self._compiled[threads], self._layout, self._window, kv_tokens, threads)
+        if self._compiled is None or self._compiled[0] != threads:
+            self._compiled = None  # the weights of the last one are freed first, if no runner has them
+            self._compiled = threads, _compile(self._model, self._layout.dtype, threads)
+        return OpenVinoRunner(self._compiled[1], self._layout, self._window, kv_tokens)
 
 
 def _compile(model: ov.Model, dtype: str, threads: int) -> ov.CompiledModel:

@@ -101,9 +101,8 @@ def add_parameters(model: ov.Model) -> int:
 
 
 def _flat(tensor: Any, width: int) -> ov.Output:
-    """[T, head, 1, size] as [T, head * size]."""
-    transposed = ops.transpose(tensor, ops.constant(np.array([0, 2, 1, 3])))
-    return ops.reshape(transposed, ops.constant(np.array([-1, width])), False).output(0)
+    """[T, head, 1, size] as [T, head * size]: in memory they are the same, so that nothing is transposed."""
+    return ops.reshape(tensor, ops.constant(np.array([-1, width])), False).output(0)
 
 
 def _parameter(name: str, dtype: ov.Type, shape: list[int]) -> Any:

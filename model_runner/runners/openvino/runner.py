@@ -8,7 +8,6 @@ import numba
 import numpy as np
 import numpy.typing as npt
 import openvino as ov
-import torch
 
 from model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
 from model_runner.runners.most_probable import most_probable
@@ -29,21 +28,20 @@ class OpenVinoRunner:
         layout: the shape of its pages.
         window: tokens that some layer attends to; None if every layer attends to all.
         kv_tokens: capacity of its KV memory.
-        threads: CPU threads that the model was compiled for.
     """
 
-    def __init__(
-        self, compiled: ov.CompiledModel, layout: PageLayout, window: int | None, kv_tokens: int, threads: int
-    ) -> None:
+    def __init__(self, compiled: ov.CompiledModel, layout: PageLayout, window: int | None, kv_tokens: int) -> None:
         self._kv = KVPages(layout, kv_tokens + PAGE_SIZE)
         self.pages, self.page_size = self._kv.pages - 1, PAGE_SIZE  # the last one is spare, see `pairing.paired`
-        self._paired = any(ATTENTION_ROWS in port.get_names() for port in compiled.inputs)
-        self.thread_counts = (threads,)
+        self._paired = any(ATTENTION_ROWS in place.get_names() for place in compiled.inputs)
         self._window = window
         self._request = compiled.create_infer_request()
         self._caches = self._kv.tensors()
         for name, tensor in self._caches.items():
             self._request.set_tensor(name, tensor)
+        types = {place.get_any_name(): place.get_element_type() for place in compiled.inputs}
+        self._dtypes = {name: kind.to_dtype() for name, kind in types.items() if name not in self._caches}
+        self._inputs: dict[str, npt.NDArray[Any]] = {}
 
     def draft_limits(self, position: int) -> DraftLimits:
         """PagedAttention counts its window in rows of the step, and in a chain alone these are positions. So trees must
@@ -53,34 +51,42 @@ class OpenVinoRunner:
         within_window = self._window - 1 - position
         return DraftLimits(nodes=within_window) if within_window >= _LEAST_TREE else DraftLimits(branches=False)
 
-    def step(self, batch: StepBatch, top_k: int, threads: int) -> Predictions:
-        assert (threads,) == self.thread_counts
+    def step(self, batch: StepBatch, top_k: int) -> Predictions:
         inputs = step_inputs(batch)
         if self._paired:
             inputs = paired(batch, inputs, self.pages)
         for name, array in inputs.items():
-            self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+            self._set_input(name, array)
         self._request.infer()
-        logits = torch.from_numpy(self._request.get_output_tensor(0).data)
+        logits = self._request.get_output_tensor(0).data
         return Predictions(logits, *most_probable(logits, top_k))
 
     def keep(self, moves: KVMoves) -> None:
         self._kv.move(moves)
 
+    def _set_input(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Copies into the memory of the last step where the shape is the same: setting a tensor takes ten times as
+        long."""
+        held = self._inputs.get(name)
+        if held is None or held.shape != array.shape:
+            held = self._inputs[name] = np.empty(array.shape, self._dtypes[name])
+            self._request.set_tensor(name, ov.Tensor(held, shared_memory=True))
+        held[...] = array
+
 
 def step_inputs(batch: StepBatch) -> dict[str, npt.NDArray[Any]]:
-    """The inputs of a converted model for one step, see `conversion.convert`."""
-    ends = batch.contexts + np.diff(batch.begins)
+    """The inputs of a converted model for one step, see `conversion.convert`; of integers of any size."""
+    ends = batch.contexts + batch.begins[1:] - batch.begins[:-1]
     mask, mask_begins = tree_mask(batch.parents, batch.begins)
     return {
-        "input_ids": batch.tokens.astype(np.int64)[:, None],
-        "position_ids": batch.positions.astype(np.int64)[:, None],
-        "logit_rows": batch.logit_rows.astype(np.int64),
+        "input_ids": batch.tokens[:, None],
+        "position_ids": batch.positions[:, None],
+        "logit_rows": batch.logit_rows,
         "past_lens": batch.contexts,
         "subsequence_begins": batch.begins,
         "block_indices": batch.pages,
         "block_indices_begins": batch.page_begins,
-        "max_context_len": np.array(ends.max(), np.int32),
+        "max_context_len": ends.max(),
         "qq_bias": mask,
         "qq_bias_begins": mask_begins,
     }

@@ -36,8 +36,8 @@ def quantize_weights(model: ov.Model) -> None:
     total = sum(_elements(node) for node in model.get_ops() if _is_float_constant(node))
     if quantized < _LEAST_SHARE * total:
         raise UnsupportedRunnerError(
-            f"OpenVINO: only {quantized / total:.0%} of the weights are in linear layers and the embedding; others, such"
-            " as those of experts, cannot be quantized"
+            f"OpenVINO: only {quantized / total:.0%} of the weights are in linear layers and the embedding; others,"
+            " such as those of experts, cannot be quantized"
         )
     for matrix, axis in matrices.values():
         consumers = matrix.output(0).get_target_inputs()

@@ -15,9 +15,8 @@ from model_runner.runners.batch import BatchRow, lay_out
 from model_runner.runners.probing import TOLERANCE, difference, hidden_window, path_with_wrong_siblings
 from model_runner.runners.torch.attention import ATTENTION_NAME, TorchBatch
 from model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
-from model_runner.runners.torch.linear.fused_linear import of_one_input, watch
-from model_runner.runners.torch.linear.packing import linear_shapes, pack_linears
 from model_runner.runners.torch.machine import bound_kernel_caches
+from model_runner.runners.torch.packed_linear import linear_shapes, pack_linears
 from model_runner.runners.torch.runner import forward
 from strategies.draft import EMPTY_TREE, DraftTree, Int32Array, merged
 from strategies.tree_index import NO_NODE
@@ -53,12 +52,9 @@ def probe(module: Any, exact: bool) -> KVLayout:
     bound_kernel_caches(linear_shapes(module))
     try:
         module.set_attn_implementation("eager")
-        with watch(module) as calls:
-            plain = module(input_ids=_ids(tokens, module), use_cache=True)
+        plain = module(input_ids=_ids(tokens, module), use_cache=True)
         layout = _layout(name, plain.past_key_values, module)
-        groups = of_one_input(calls)
-        calls.clear()
-        pack_linears(module, groups)
+        pack_linears(module)
         module.set_attn_implementation(ATTENTION_NAME)
         if exact and module.device.type == "cpu":
             layout = replace(layout, exact=True, dtype=torch.float32)

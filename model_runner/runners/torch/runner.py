@@ -22,7 +22,7 @@ class TorchRunner:
         module: a transformers model whose attention is `attention.tree_attention`, see `probe`.
         layout: the shape of its keys and values.
         kv_tokens: capacity of its KV memory.
-        threads: CPU threads of a step at most; None takes torch's default.
+        threads: CPU threads of a step; None takes torch's default.
     """
 
     def __init__(self, module: Any, layout: KVLayout, kv_tokens: int, threads: int | None = None) -> None:
@@ -30,14 +30,14 @@ class TorchRunner:
         self._layout = layout
         self._kv = KVCache(layout, kv_tokens)
         self.pages, self.page_size = self._kv.pages, PAGE_SIZE
-        self.thread_counts = _thread_counts(threads or torch.get_num_threads(), layout.device)
+        self._threads = threads or torch.get_num_threads()
 
     def draft_limits(self, position: int) -> DraftLimits:
         return draft_limits(position) if self._layout.exact else NO_LIMITS
 
     @torch.inference_mode()
-    def step(self, batch: StepBatch, top_k: int, threads: int) -> Predictions:
-        torch.set_num_threads(threads)
+    def step(self, batch: StepBatch, top_k: int) -> Predictions:
+        torch.set_num_threads(self._threads)
         logits = forward(self._module, batch, self._kv)
         return Predictions(logits, *most_probable(logits, top_k))
 
@@ -78,10 +78,3 @@ def forward(module: Any, batch: StepBatch, kv: KVCache) -> torch.Tensor:
     """Logits [R, vocab], R rounded up on a CPU; writes the keys and values of the batch."""
     logits: torch.Tensor = module(**TorchBatch(batch, kv).inputs()).logits[0]
     return logits
-
-
-def _thread_counts(most: int, device: torch.device) -> tuple[int, ...]:
-    """Powers of two below `most`, and `most`; on other devices than a CPU, threads make no difference."""
-    if device.type != "cpu":
-        return (most,)
-    return tuple(sorted({most, *(1 << bit for bit in range(most.bit_length()) if 1 << bit < most)}))

@@ -328,7 +328,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "architecture", "parameters", "dtype", "device", "vocab_size", "max_context_tokens", "max_running_requests", "max_waiting_requests", "max_draft_nodes", "has_chat_template", "strategies", "default_strategy", "eos_token_ids", "server_version", "exact", "runner", "runner_reason", "weights")
+    __slots__ = ("model", "architecture", "parameters", "dtype", "device", "vocab_size", "max_context_tokens", "max_running_requests", "max_waiting_requests", "max_draft_nodes", "has_chat_template", "strategies", "default_strategy", "eos_token_ids", "server_version", "exact", "runner", "runner_reason", "weights", "generation_defaults", "limits")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -348,6 +348,8 @@ class GetModelInfoResponse(_message.Message):
     RUNNER_FIELD_NUMBER: _ClassVar[int]
     RUNNER_REASON_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     parameters: int
@@ -367,4 +369,52 @@ class GetModelInfoResponse(_message.Message):
     runner: str
     runner_reason: str
     weights: str
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., max_draft_nodes: _Optional[int] = ..., has_chat_template: bool = ..., strategies: _Optional[_Iterable[str]] = ..., default_strategy: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., server_version: _Optional[str] = ..., exact: bool = ..., runner: _Optional[str] = ..., runner_reason: _Optional[str] = ..., weights: _Optional[str] = ...) -> None: ...
+    generation_defaults: GenerationDefaults
+    limits: RequestLimits
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., max_draft_nodes: _Optional[int] = ..., has_chat_template: bool = ..., strategies: _Optional[_Iterable[str]] = ..., default_strategy: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., server_version: _Optional[str] = ..., exact: bool = ..., runner: _Optional[str] = ..., runner_reason: _Optional[str] = ..., weights: _Optional[str] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., limits: _Optional[_Union[RequestLimits, _Mapping]] = ...) -> None: ...
+
+class RequestLimits(_message.Message):
+    __slots__ = ("message_bytes", "prompt_characters", "chat_messages", "stop_strings", "stop_string_characters", "stop_token_ids", "logit_biases", "format_characters", "samples")
+    MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_CHARACTERS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRING_CHARACTERS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIASES_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_CHARACTERS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    message_bytes: int
+    prompt_characters: int
+    chat_messages: int
+    stop_strings: int
+    stop_string_characters: int
+    stop_token_ids: int
+    logit_biases: int
+    format_characters: int
+    samples: int
+    def __init__(self, message_bytes: _Optional[int] = ..., prompt_characters: _Optional[int] = ..., chat_messages: _Optional[int] = ..., stop_strings: _Optional[int] = ..., stop_string_characters: _Optional[int] = ..., stop_token_ids: _Optional[int] = ..., logit_biases: _Optional[int] = ..., format_characters: _Optional[int] = ..., samples: _Optional[int] = ...) -> None: ...
+
+class GenerationDefaults(_message.Message):
+    __slots__ = ("sampling", "stop", "constraints")
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    CONSTRAINTS_FIELD_NUMBER: _ClassVar[int]
+    sampling: SamplingOptions
+    stop: StopOptions
+    constraints: LogitConstraints
+    def __init__(self, sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., stop: _Optional[_Union[StopOptions, _Mapping]] = ..., constraints: _Optional[_Union[LogitConstraints, _Mapping]] = ...) -> None: ...
+
+class LogitConstraints(_message.Message):
+    __slots__ = ("no_repeat_ngram_size", "bad_words", "suppressed", "suppressed_first", "forced_last")
+    NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    SUPPRESSED_FIELD_NUMBER: _ClassVar[int]
+    SUPPRESSED_FIRST_FIELD_NUMBER: _ClassVar[int]
+    FORCED_LAST_FIELD_NUMBER: _ClassVar[int]
+    no_repeat_ngram_size: int
+    bad_words: _containers.RepeatedCompositeFieldContainer[TokenIds]
+    suppressed: _containers.RepeatedScalarFieldContainer[int]
+    suppressed_first: _containers.RepeatedScalarFieldContainer[int]
+    forced_last: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, no_repeat_ngram_size: _Optional[int] = ..., bad_words: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., suppressed: _Optional[_Iterable[int]] = ..., suppressed_first: _Optional[_Iterable[int]] = ..., forced_last: _Optional[_Iterable[int]] = ...) -> None: ...

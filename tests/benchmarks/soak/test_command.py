@@ -12,8 +12,8 @@ from benchmarks.soak.run import ROUNDS
 from benchmarks.soak.traffic import KINDS
 
 MEMORY_BOUND = 64
-"""MiB in the second half of the time, some 200 requests: a leak of 320 KiB per request, a tenth of a sequence's KV memory. A run
-of half an hour finds 2 KiB per request."""
+"""MiB in the second half of the time, some 200 requests: a leak of 320 KiB per request, a tenth of the KV memory of a
+sequence. A run of half an hour finds 2 KiB per request."""
 
 
 @pytest.mark.timeout(300)

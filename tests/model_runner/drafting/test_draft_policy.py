@@ -118,7 +118,7 @@ def test_long_contexts_are_drafted_for_more_sparingly() -> None:
     curve = StepTimeCurve({1: 1.0, 64: 2.0})
     kept = []
     for context in (100, 1000, 10_000):
-        times = StepTimes({1: curve}, {1: 0.0}, {1: ContextCost(per_sequence=1e-5, per_token=1e-4)})
+        times = StepTimes(curve, 0.0, ContextCost(per_sequence=1e-5, per_token=1e-4))
         policy = DraftPolicy(100, lambda _: NO_LIMITS, times)
         sequence = decoding(bush, written=1, context=context)
         policy.start(sequence)

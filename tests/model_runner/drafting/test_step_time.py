@@ -22,8 +22,8 @@ def test_the_curve_stays_lawful_whatever_was_timed(
         assert (np.diff(curve(np.arange(1, 400))) >= -1e-12).all()
 
 
-def one_thread(seconds: dict[int, float], per_sequence: float = 0.0) -> StepTimes:
-    return StepTimes({1: StepTimeCurve(seconds)}, {1: per_sequence})
+def step_times(seconds: dict[int, float], per_sequence: float = 0.0) -> StepTimes:
+    return StepTimes(StepTimeCurve(seconds), per_sequence)
 
 
 def seconds_of(times: StepTimes, tokens: int, sequences: int = 1) -> float:
@@ -31,18 +31,18 @@ def seconds_of(times: StepTimes, tokens: int, sequences: int = 1) -> float:
 
 
 def test_follows_a_machine_that_became_slower_at_width() -> None:
-    times = one_thread({1: 1.0, 8: 1.0, 32: 1.0})
+    times = step_times({1: 1.0, 8: 1.0, 32: 1.0})
     for _ in range(200):
-        times.observe(32, 1, 1, 3.0)
-        times.observe(1, 1, 1, 1.0)
+        times.observe(32, 1, 3.0)
+        times.observe(1, 1, 1.0)
     assert seconds_of(times, 32) == pytest.approx(3.0, rel=0.05)
     assert seconds_of(times, 1) == pytest.approx(1.0, rel=0.05)
 
 
 def test_sizes_that_are_not_met_follow_a_machine_that_became_slower() -> None:
-    times = one_thread({1: 1.0, 8: 1.5, 32: 3.0})
+    times = step_times({1: 1.0, 8: 1.5, 32: 3.0})
     for _ in range(400):
-        times.observe(8, 1, 1, 3.0)
+        times.observe(8, 1, 3.0)
     assert seconds_of(times, 8) == pytest.approx(3.0, rel=0.05)
     assert seconds_of(times, 32) > 3.5
 
@@ -50,7 +50,7 @@ def test_sizes_that_are_not_met_follow_a_machine_that_became_slower() -> None:
 def test_beyond_what_was_measured_a_step_costs_more_even_if_the_last_sizes_cost_the_same() -> None:
     curve = StepTimeCurve({1: 1.0, 32: 2.0, 64: 3.0, 128: 3.0})
     assert curve(256) == pytest.approx(3.0 + 128 * 2 / 127)
-    assert one_thread({1: 1.0, 32: 2.0, 64: 3.0, 128: 3.0}).between(4000, 4000, 1)[0] > 40.0
+    assert step_times({1: 1.0, 32: 2.0, 64: 3.0, 128: 3.0}).between(4000, 4000, 1)[0] > 40.0
 
 
 def test_measures_every_size_and_keeps_the_fastest_run() -> None:
@@ -76,60 +76,14 @@ def test_stops_measuring_at_the_limit() -> None:
     assert runs == [2, 1, 2]
 
 
-def simulate(times: StepTimes, cost: dict[int, dict[int, float]], tokens: int, steps: int) -> list[int]:
-    """The threads that steps of one sequence ran on, where a step costs `cost[threads][tokens]`."""
-    chosen = []
-    for _ in range(steps):
-        chosen.append(times.choose_threads(tokens, sequences=1))
-        times.observe(tokens, 1, chosen[-1], cost[chosen[-1]][tokens])
-    return chosen
-
-
-def test_narrow_steps_run_on_one_thread_and_wide_ones_on_all() -> None:
-    cost = {1: {1: 2.0, 32: 6.0}, 2: {1: 1.95, 32: 4.0}}
-    times = StepTimes({threads: StepTimeCurve(curve) for threads, curve in cost.items()}, {1: 0.0, 2: 0.0})
-    narrow, wide = (simulate(times, cost, tokens, 320) for tokens in (1, 32))
-    assert narrow.count(1) >= 300
-    assert wide.count(2) == 320  # one thread is known to be far too slow: it is not even tried
-    assert times.between(1, 32, 1)[[0, 31]].tolist() == pytest.approx([1.95, 4.0])
-
-
-def test_a_better_number_of_threads_is_found_when_the_load_of_the_machine_changes() -> None:
-    times = StepTimes({1: StepTimeCurve({1: 2.0, 32: 5.0}), 2: StepTimeCurve({1: 1.9, 32: 4.0})}, {1: 0.0, 2: 0.0})
-    contended, quiet = {1: {32: 5.0}, 2: {32: 8.0}}, {1: {32: 5.0}, 2: {32: 3.5}}
-    assert simulate(times, contended, 32, 100)[-32:].count(1) >= 30
-    assert simulate(times, quiet, 32, 3000)[-320:].count(2) >= 305
-
-
-def test_threads_that_are_slow_only_when_they_start_are_found_to_be_faster() -> None:
-    times = StepTimes({1: StepTimeCurve({1: 2.0, 32: 5.0}), 2: StepTimeCurve({1: 2.1, 32: 5.2})}, {1: 0.0, 2: 0.0})
-    chosen = [1]
-    for _ in range(3000):
-        chosen.append(times.choose_threads(1, sequences=1))
-        slept = chosen[-1] == 2 and chosen[-2] == 1
-        times.observe(1, 1, chosen[-1], 2.0 if chosen[-1] == 1 else 2.4 if slept else 1.6)
-    assert chosen[-300:].count(2) >= 280
-
-
-def test_an_urgent_step_tries_nothing() -> None:
-    curves = {1: StepTimeCurve({1: 2.0, 32: 5.0}), 2: StepTimeCurve({1: 2.1, 32: 5.2})}
-    times = StepTimes(curves, {1: 0.0, 2: 0.0})
-    cost = {1: {1: 2.0}, 2: {1: 2.1}}
-    before_trial = simulate(times, cost, 1, 128)
-    assert before_trial[-1] == 2
-    assert times.choose_threads(1, sequences=1, urgent=True) == 1
-    assert simulate(times, cost, 1, 100).count(2) == 0
-    assert all(times.choose_threads(1, sequences=1, urgent=True) == 1 for _ in range(1000))
-
-
 @pytest.mark.parametrize("first", [0.0, 0.1, 2.0])
 def test_further_sequences_cost_what_their_steps_show(first: float) -> None:
-    times = one_thread({1: 2.0, 64: 4.0}, first)
+    times = step_times({1: 2.0, 64: 4.0}, first)
     assert seconds_of(times, 8, 8) == pytest.approx(seconds_of(times, 8) + 7 * first)
     for _ in range(300):
         for tokens, sequences in ((8, 1), (8, 8), (40, 8), (4, 4)):
             took = 2.0 + 2.0 * (tokens - 1) / 63 + 0.5 * (sequences - 1)
-            times.observe(tokens, sequences, times.choose_threads(tokens, sequences), took)
+            times.observe(tokens, sequences, took)
     for tokens, sequences in ((8, 1), (8, 8), (40, 8), (20, 6)):
         expected = 2.0 + 2.0 * (tokens - 1) / 63 + 0.5 * (sequences - 1)
         assert seconds_of(times, tokens, sequences) == pytest.approx(expected, rel=0.07)
@@ -137,21 +91,21 @@ def test_further_sequences_cost_what_their_steps_show(first: float) -> None:
 
 def test_wide_steps_of_many_sequences_are_learned_from_such_steps_alone() -> None:
     """Another process came: everything takes twice as long, and width three times as long."""
-    times = one_thread({1: 3.0, 32: 5.0, 64: 6.0, 128: 9.0}, 0.2)
+    times = step_times({1: 3.0, 32: 5.0, 64: 6.0, 128: 9.0}, 0.2)
 
     def took(tokens: int) -> float:
         return 6.0 + 0.15 * tokens + 0.4 * 31
 
     for _ in range(300):
         for tokens in (32, 300):
-            times.observe(tokens, 32, 1, took(tokens))
+            times.observe(tokens, 32, took(tokens))
     assert seconds_of(times, 300, 32) - seconds_of(times, 32, 32) == pytest.approx(took(300) - took(32), rel=0.05)
 
 
 def test_longer_contexts_cost_what_their_steps_show() -> None:
     """Measured at first as if attention were three times as fast as it is."""
     true, guess = ContextCost(2e-4, 1e-4), ContextCost(0.7e-4, 0.3e-4)
-    times = StepTimes({1: StepTimeCurve({1: 1.0, 64: 2.0})}, {1: 0.0}, {1: guess})
+    times = StepTimes(StepTimeCurve({1: 1.0, 64: 2.0}), 0.0, guess)
 
     def took(tokens: int, context: int) -> float:
         beyond = max(context - MEASURED_CONTEXT, 0)
@@ -159,8 +113,7 @@ def test_longer_contexts_cost_what_their_steps_show() -> None:
 
     for _ in range(600):
         for tokens, context in ((1, 100), (16, 100), (1, 4000), (16, 4000)):
-            threads = times.choose_threads(tokens, 1)
-            times.observe(tokens, 1, threads, took(tokens, context), context)
+            times.observe(tokens, 1, took(tokens, context), context)
     for tokens, context in ((1, 64), (16, 128), (8, 4000), (16, 2000)):
         found = float(times.between(tokens, tokens, 1, context)[0])
         assert found == pytest.approx(took(tokens, context), rel=0.25)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_runner.runners.batch import chain_with_tree
+from model_runner.runners.batch import BatchRow, lay_out
 from model_runner.sampling.verify import ROOT_NODE, walk
 from strategies import EMPTY_TREE, DraftTree
 from strategies.draft import Int32Array
@@ -14,8 +14,8 @@ LAST = np.array([99], np.int32)
 
 def rooted(tree: DraftTree) -> tuple[Int32Array, Int32Array]:
     """Tokens and parents of the tree under the last committed token."""
-    tokens, parents, _ = chain_with_tree(LAST, tree)
-    return tokens, parents
+    batch = lay_out([BatchRow(np.zeros(1, np.int32), 0, LAST, tree, logits_from=0)])
+    return batch.tokens, batch.parents
 
 
 def test_without_a_draft_the_models_own_token_is_written() -> None:
@@ -41,7 +41,8 @@ def trees(draw: st.DrawFn) -> DraftTree:
 @given(trees(), st.lists(st.integers(0, 3), min_size=40, max_size=40))
 def test_what_is_written_does_not_depend_on_the_tree(tree: DraftTree, truth: list[int]) -> None:
     """A model that writes `truth` writes a beginning of it, and the nodes on the way carry exactly that."""
-    tokens, parents, depths = chain_with_tree(LAST, tree)
+    tokens, parents = rooted(tree)
+    depths = [0, *(tree.depths + 1).tolist()]
     steps = list(walk(tokens, parents, lambda node: truth[depths[node]]))
     assert [token for token, _ in steps] == truth[: len(steps)]
     nodes = [node for _, node in steps]

@@ -69,11 +69,9 @@ def test_behind_a_window_drafts_are_chains_and_before_it_trees_end_in_it() -> No
 
 
 def test_a_window_that_the_attention_is_not_told_of_is_refused() -> None:
-    module = build(tf.MistralConfig(**_TINY, num_key_value_heads=2, sliding_window=12))
-    for layer in module.model.layers:
-        layer.self_attn.sliding_window = None
-    module.config.layer_types = ["sliding_attention"] * 2
-    with pytest.raises(UnsupportedRunnerError, match="MistralForCausalLM hides the sliding window of layer 0"):
+    module = tiny("qwen2-sliding")
+    module.model.layers[2].self_attn.sliding_window = None
+    with pytest.raises(UnsupportedRunnerError, match="Qwen2ForCausalLM hides the sliding window of layer 2"):
         OpenVinoRunnerFactory(module, max_context=128)
 
 

@@ -1,4 +1,4 @@
-"""Linear layers whose weights are laid out once for oneDNN, instead of by every call.
+"""Linear layers on CPUs whose weights are laid out once for oneDNN, instead of by every call.
 
 A plain `nn.Linear` reorders its weight in each call with more than one row, which costs more than the arithmetic of a
 draft tree. The packed kernel also computes a row the same way however many rows share the call; some shapes only
@@ -7,8 +7,13 @@ from two rows on, so a row that is alone in the call goes there twice.
 
 from __future__ import annotations
 
+import logging
+from typing import TypeGuard
+
 import torch
 from torch import nn
+
+_log = logging.getLogger(__name__)
 
 _TRIAL_ROWS = 256
 _TYPICAL_ROWS = 32
@@ -18,7 +23,7 @@ _varies: dict[tuple[int, int, torch.dtype], bool] = {}
 """Whether a row that is alone gets other bits, by in_features, out_features and dtype."""
 
 
-class OneDnnLinear(nn.Module):
+class PackedLinear(nn.Module):
     """An `nn.Linear` whose weight, [out, in], is kept in oneDNN's own layout only."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -59,7 +64,31 @@ class OneDnnLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
-def multiplies_in(dtype: torch.dtype) -> bool:
+def pack_linears(module: nn.Module) -> int:
+    """Replaces a CPU model's linear layers, where oneDNN multiplies in their dtype; returns how many it replaced.
+
+    Subclasses of `nn.Linear` are left alone: they may compute something else.
+    """
+    found = {name: child for name, child in module.named_modules(remove_duplicate=False) if _is_linear(child)}
+    dtypes = {linear.weight.dtype for linear in found.values()}
+    for dtype in sorted(str(dtype) for dtype in dtypes if not _multiplies_in(dtype)):
+        _log.warning("oneDNN does not multiply in %s on this machine: drafts cost more there", dtype)
+    packable = [name for name, linear in found.items() if _multiplies_in(linear.weight.dtype)]
+    for name in packable:
+        module.set_submodule(name, PackedLinear(found.pop(name)))  # the weight goes when its packed copy is there
+    return len(packable)
+
+
+def linear_shapes(module: nn.Module) -> int:
+    """How many different weight shapes the linear layers of a CPU model have."""
+    return len({child.weight.shape for child in module.modules() if _is_linear(child)})
+
+
+def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    return type(module) is nn.Linear and module.weight.device.type == "cpu"
+
+
+def _multiplies_in(dtype: torch.dtype) -> bool:
     """Whether oneDNN is there and this CPU has what it needs for the type."""
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")):
         return False

@@ -1,0 +1,95 @@
+"""`draftwood bench lossless`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import lossless
+from benchmarks.commands import bench
+from benchmarks.lossless import Difference, Row
+from benchmarks.shared.report import BenchmarkError
+from model_runner.sampling.token_chooser import TokenChooser
+from tests.model_runner.families import greedy, reference
+
+PROMPT = (3, 1, 4, 1, 5)
+ARGUMENTS = ("--threads", "1", "--max-tokens", "12", "--together", "2", "--dtype", "float32")
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.txt"
+    path.write_text("where is my order 5521?\nhow do I cancel order 1 and return what came with it?\nhello\n")
+    return path
+
+
+def test_every_way_to_run_the_model_is_compared(questions: Path, tmp_path: Path) -> None:
+    report, picture = tmp_path / "lossless.json", tmp_path / "lossless.png"
+    files = ["--prompts", str(questions), "--json", str(report), "--plot", str(picture)]
+    assert bench(["lossless", *ARGUMENTS, *files]) == 0
+    rows = json.loads(report.read_text())["rows"]
+    assert [(row["engine"], row["strategy"], row["together"]) for row in rows] == [
+        ("transformers", "none", 2),
+        ("draftwood", "none", 1),
+        ("draftwood", "none", 2),
+        ("draftwood", "hybrid", 1),
+        ("draftwood", "hybrid", 2),
+    ]
+    assert all(row["identical"] == row["answers"] == 3 and row["tokens"] > 12 for row in rows)
+    assert all(row["largest_gap"] is None and row["differences_per_1000_tokens"] == 0.0 for row in rows)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_engine_that_writes_other_tokens_ends_the_command(
+    questions: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def least_probable(self: TokenChooser, *args: Any, **kwargs: Any) -> int:
+        return 7
+
+    monkeypatch.setattr(TokenChooser, "choose", least_probable)
+    assert bench(["lossless", *ARGUMENTS, "--prompts", str(questions), "--limit", "2"]) == 1
+    assert "which is no rounding" in capsys.readouterr().err
+
+
+def test_a_difference_is_measured_at_its_first_token() -> None:
+    module, prompt = reference("llama"), np.array(PROMPT, np.int32)
+    expected = greedy("llama", PROMPT, 6)
+    assert lossless._difference(module, prompt, expected, list(expected)) is None
+    other = (expected[3] + 1) % 256
+    found = lossless._difference(module, prompt, expected, [*expected[:3], other, 0, 0])
+    with torch.inference_mode():
+        logits = module(torch.tensor([[*PROMPT, *expected[:3]]])).logits[0, -1]
+    assert found is not None
+    assert found.at == 3
+    assert found.gap == pytest.approx(float((logits[expected[3]] - logits[other]) / logits.abs().max()), rel=1e-5)
+    with pytest.raises(BenchmarkError, match="ends after 2 tokens"):
+        lossless._difference(module, prompt, expected, expected[:2])
+
+
+def test_prompts_in_one_batch_are_answered_as_alone() -> None:
+    class Loaded:
+        device, eos_token_ids = "cpu", frozenset({greedy("llama", PROMPT, 6)[4]})
+
+    prompts = [np.array(prompt, np.int32) for prompt in (PROMPT, (7, 2))]
+    answers = lossless._generate(reference("llama"), Loaded(), prompts, 6)  # type: ignore[arg-type]
+    assert answers == [lossless._until_end(greedy("llama", p, 6), Loaded.eos_token_ids) for p in (PROMPT, (7, 2))]
+    assert len(answers[0]) <= 5
+
+
+def test_rates_count_tokens_up_to_the_first_difference() -> None:
+    row = Row("draftwood", "hybrid", 8, answers=4, tokens=200, differences=[Difference(3, 0.01), Difference(9, 0.03)])
+    assert row.as_json() == {
+        "engine": "draftwood",
+        "strategy": "hybrid",
+        "together": 8,
+        "answers": 4,
+        "identical": 2,
+        "tokens": 200,
+        "differences_per_1000_tokens": 10.0,
+        "largest_gap": 0.03,
+    }

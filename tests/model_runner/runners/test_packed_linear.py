@@ -1,0 +1,86 @@
+"""Linear layers of a CPU model: packed, and still the same function, row by row the same bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from model_runner.runners.torch import attention, packed_linear
+from model_runner.runners.torch.packed_linear import PackedLinear, pack_linears
+from model_runner.runners.torch.probe import probe
+from tests.model_runner.families import tiny
+
+_HAS_BFLOAT16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+_DTYPES = [
+    torch.float32,
+    pytest.param(
+        torch.bfloat16, marks=pytest.mark.skipif(not _HAS_BFLOAT16, reason="this CPU has no bfloat16 products")
+    ),
+]
+
+
+def _linear(dtype: torch.dtype, bias: bool = True, ins: int = 200, outs: int = 77) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(ins, outs, bias).to(dtype)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_the_product_is_rounded_once(dtype: torch.dtype, bias: bool) -> None:
+    linear = _linear(dtype, bias)
+    inputs = torch.randn(3, 50, 200).to(dtype)
+    exact = nn.functional.linear(inputs.double(), linear.weight.double(), linear.bias.double() if bias else None)
+    outputs = PackedLinear(linear)(inputs)
+    assert outputs.shape == exact.shape
+    assert outputs.dtype == dtype
+    rounding = torch.finfo(dtype).eps * (10 if dtype == torch.float32 else 1)
+    assert (outputs.double() - exact).abs().max() <= rounding * exact.abs().max()
+    assert dtype == torch.float32 or (outputs == exact.to(dtype)).float().mean() > 0.99
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_a_rows_bits_do_not_depend_on_the_others(dtype: torch.dtype, threads: int) -> None:
+    layer = PackedLinear(_linear(dtype, ins=256, outs=704))
+    rows = torch.randn(200, 256).to(dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        expected = layer(rows)
+        for count in [*range(1, 40), 61, 62, 119, 120, 121, 122, 127, 199]:
+            assert torch.equal(layer(rows[:count]), expected[:count]), count
+            assert torch.equal(layer(rows[None, -count:])[0], expected[-count:]), count
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_model_is_packed_whole() -> None:
+    attention.register()
+    module = tiny("qwen2")
+    probe(module, exact=True)
+    assert not any(type(child) is nn.Linear for child in module.modules())
+    assert sum(isinstance(child, PackedLinear) for child in module.modules()) == 3 * 7 + 1
+
+
+def test_a_layer_derived_from_linear_is_left_alone() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(inputs)
+
+    module = nn.ModuleDict({"plain": nn.Linear(4, 4), "derived": Doubled(4, 4)})
+    assert pack_linears(module) == 1
+    assert type(module["derived"]) is Doubled
+
+
+def test_a_cpu_without_products_in_the_models_dtype_is_told_and_serves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(packed_linear, "_multiplies_in", lambda dtype: False)
+    attention.register()
+    module = tiny("llama").to(torch.bfloat16)
+    probe(module, exact=True)
+    assert "torch.bfloat16" in caplog.text
+    assert all(type(child) is nn.Linear for name, child in module.named_modules() if name.endswith("_proj"))

@@ -1,0 +1,65 @@
+"""What a request does not set comes from the model's generation config, and GetModelInfo tells what that is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from draftwood.v1 import generation_pb2 as pb
+from model_runner.errors import InvalidValueError
+from model_runner.request import SamplingParams
+from model_runner.sampling.generation_defaults import Constraints, GenerationDefaults
+from service.rpc.generation import model_info
+from service.rpc.requests import Prompt, read_samples, read_sampling, read_stop
+from service.serving import Serving
+from service.settings import Settings
+from tests.service.fakes import FakeModel
+
+DEFAULTS = GenerationDefaults(
+    SamplingParams(temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.05),
+    min_tokens=3,
+    max_tokens=300,
+    constraints=Constraints(2, ((1, 2),), (3,), (4, 5), (6,)),
+)
+MODEL = FakeModel(defaults=DEFAULTS)
+PROMPT = Prompt("text", np.zeros(10, np.int32))
+
+
+def test_what_is_set_counts_and_the_rest_is_the_models() -> None:
+    nothing = read_sampling(pb.GenerateRequest(), MODEL)
+    assert (nothing.temperature, nothing.top_k, nothing.top_p, nothing.repetition_penalty) == (0.7, 20, 0.8, 1.05)
+    assert nothing.seed != read_sampling(pb.GenerateRequest(), MODEL).seed
+    some = read_sampling(pb.GenerateRequest(sampling=pb.SamplingOptions(temperature=0, top_k=0, seed=9)), MODEL)
+    assert (some.temperature, some.top_k, some.top_p, some.seed) == (0.0, 0, 0.8, 9)
+
+
+def test_stop_conditions_have_defaults_within_the_context() -> None:
+    nothing = read_stop(pb.StopOptions(), MODEL, PROMPT)
+    assert (nothing.max_tokens, nothing.min_tokens) == (300, 3)
+    some = read_stop(pb.StopOptions(max_tokens=2), MODEL, PROMPT)
+    assert (some.max_tokens, some.min_tokens) == (2, 2)
+    short = FakeModel(defaults=DEFAULTS, max_context=100)
+    assert read_stop(pb.StopOptions(min_tokens=0), short, PROMPT).max_tokens == 90
+    assert read_stop(pb.StopOptions(), FakeModel(), PROMPT).max_tokens == FakeModel().max_context - 10
+
+
+def test_several_samples_of_a_model_that_samples_by_default() -> None:
+    assert read_samples(pb.SamplingOptions(n=3), 8, DEFAULTS.sampling) == 3
+    for options, defaults in (
+        (pb.SamplingOptions(n=3, temperature=0), DEFAULTS.sampling),
+        (pb.SamplingOptions(n=3), SamplingParams()),
+    ):
+        with pytest.raises(InvalidValueError, match=r"sampling\.n"):
+            read_samples(options, 8, defaults)
+
+
+def test_model_info_tells_them() -> None:
+    told = model_info(Serving.of(MODEL, Settings()), Settings()).generation_defaults
+    assert told.sampling.temperature == pytest.approx(0.7)
+    assert (told.sampling.top_k, told.stop.max_tokens, told.stop.min_tokens) == (20, 300, 3)
+    assert [list(words.ids) for words in told.constraints.bad_words] == [[1, 2]]
+    constraints = told.constraints
+    assert (constraints.no_repeat_ngram_size, list(constraints.suppressed_first)) == (2, [4, 5])
+    assert not model_info(Serving.of(FakeModel(), Settings()), Settings()).generation_defaults.stop.HasField(
+        "max_tokens"
+    )

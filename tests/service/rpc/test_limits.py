@@ -1,0 +1,198 @@
+"""Sizes are bounded before any work is done: what is too large reaches neither parser, tokenizer nor template."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftwood.v1 import generation_pb2 as pb
+from model_runner.errors import InvalidValueError
+from service.errors import TooMuchTextError, to_status
+from service.rpc import malformed, text_work
+from service.rpc.malformed import MAX_FIELDS, Deserializer, Malformed
+from service.rpc.text_work import TextWork
+from service.rpc.wire_size import FieldCounter
+from strategies.draft import Int32Array
+from tests.service.fakes import ByteTokenizer, FakeModel, serving
+from tests.service.rpc.test_bad_input import violation
+
+
+class WatchedTokenizer(ByteTokenizer):
+    """Counts what it was asked to read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[int] = []
+
+    def encode(self, text: str) -> Int32Array:
+        self.read.append(len(text))
+        return super().encode(text)
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> Int32Array:
+        self.read.append(len(messages))
+        return super().encode_chat(messages)
+
+
+def chat(*messages: tuple[str, str]) -> pb.Chat:
+    return pb.Chat(messages=[pb.ChatMessage(role=role, content=content) for role, content in messages])
+
+
+async def ask(stub: Any, method: str, fields: Any) -> None:
+    if method == "Generate":
+        [_ async for _ in stub.Generate(pb.GenerateRequest(**fields))]
+    else:
+        await stub.Tokenize(pb.TokenizeRequest(**fields))
+
+
+TOO_LARGE: dict[str, tuple[Any, str, str]] = {
+    "text": ({"text": "x" * 2001}, "text", "at most 2000 characters; it has 2001"),
+    "messages": ({"chat": chat(*[("user", "")] * 6)}, "chat.messages", "6 messages; at most 5"),
+    "content": ({"chat": chat(("user", "x" * 1000), ("user", "x" * 1000))}, "chat.messages", "at most 2000 characters"),
+    "role": ({"chat": chat(("user", "a"), ("u" * 65, "b"))}, "chat.messages[1].role", "1 to 64 characters; it has 65"),
+}
+
+
+@pytest.mark.parametrize("method", ["Generate", "Tokenize"])
+@pytest.mark.parametrize("case", TOO_LARGE)
+async def test_a_prompt_that_is_too_large_is_not_read(method: str, case: str) -> None:
+    fields, field, problem = TOO_LARGE[case]
+    tokenizer = WatchedTokenizer()
+    model = FakeModel(tokenizer=tokenizer)
+    async with serving(model=model, max_prompt_characters=2000, max_chat_messages=5) as served:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await ask(served.stub, method, fields)
+        found = violation(caught.value)
+        assert found.field == field
+        assert problem in found.description
+        assert tokenizer.read == []
+        info = await served.stub.GetModelInfo(pb.GetModelInfoRequest())
+        assert (info.limits.prompt_characters, info.limits.chat_messages) == (2000, 5)
+
+
+async def test_tokens_are_bounded_and_so_are_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.rpc.generation._MAX_ANSWER_BYTES", 1000)
+    async with serving(model=FakeModel(max_context=300)) as served:
+        await served.stub.Detokenize(pb.DetokenizeRequest(token_ids=[65] * 300))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.stub.Detokenize(pb.DetokenizeRequest(token_ids=[65] * 301))
+        assert "301 items; at most 300" in violation(caught.value).description
+        await served.stub.Tokenize(pb.TokenizeRequest(text="x" * 200))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.stub.Tokenize(pb.TokenizeRequest(text="x" * 400))
+        assert "its 400 tokens make an answer of" in violation(caught.value).description
+
+
+def test_a_message_of_very_many_fields_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    deserialize = Deserializer(pb.GenerateRequest)
+    monkeypatch.setattr(deserialize, "_parse", lambda data: pytest.fail("it was parsed"))
+    request = pb.GenerateRequest(chat=chat(*[("", "")] * (MAX_FIELDS + 1)))
+    refused = deserialize(request.SerializeToString())
+    assert isinstance(refused, Malformed)
+    assert str(refused.error) == f"request: has more than {MAX_FIELDS} fields"
+
+
+def test_packed_numbers_are_one_field() -> None:
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(2 * MAX_FIELDS)))
+    assert Deserializer(pb.GenerateRequest)(request.SerializeToString()) == request
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_only_of_a_small_malformed_message_the_field_is_looked_for(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    plain = malformed._fault
+
+    def watched(descriptor: Any, data: bytes, path: str) -> Any:
+        looked.append(path)
+        return plain(descriptor, data, path)
+
+    monkeypatch.setattr(malformed, "_fault", watched)
+    data = pb.GenerateRequest(text="x" * size).SerializeToString() + b"\x22\x01\xff"  # a tenant that is no UTF-8
+    refused = Deserializer(pb.GenerateRequest)(data)
+    assert isinstance(refused, Malformed)
+    assert bool(looked) == (size == 100)
+    expected = "tenant: not valid UTF-8" if size == 100 else f"request: {len(data)} bytes are not a serialized"
+    assert str(refused.error).startswith(expected)
+
+
+messages = st.builds(
+    pb.GenerateRequest,
+    tenant=st.text(max_size=3),
+    chat=st.none() | st.builds(pb.Chat, messages=st.lists(st.builds(pb.ChatMessage, role=st.text(max_size=2)))),
+    stop=st.none() | st.builds(pb.StopOptions, strings=st.lists(st.text(max_size=3)), max_tokens=st.integers(0, 999)),
+    sampling=st.builds(
+        pb.SamplingOptions, logit_bias=st.dictionaries(st.integers(0, 9), st.just(1.0)), seed=st.just(2**60)
+    ),
+)
+COUNT = FieldCounter(pb.GenerateRequest.DESCRIPTOR)
+
+
+@given(messages)
+def test_fields_are_counted_like_a_parser_finds_them(request: pb.GenerateRequest) -> None:
+    expected = (
+        bool(request.tenant) + request.HasField("chat") + request.HasField("stop") + request.HasField("sampling")
+        + sum(1 + bool(message.role) for message in request.chat.messages)
+        + len(request.stop.strings) + request.stop.HasField("max_tokens")
+        + 3 * len(request.sampling.logit_bias) + request.sampling.HasField("seed")
+    )  # fmt: skip
+    data = request.SerializeToString()
+    assert COUNT(data, 10_000) == expected
+    if expected > 3:
+        assert COUNT(data, 3) == 4
+
+
+@given(st.binary(max_size=200))
+def test_counting_ends_on_any_bytes(data: bytes) -> None:
+    assert 0 <= COUNT(data, 1000) <= 200
+
+
+async def test_few_long_texts_of_a_tenant_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_work, "_WAITING_OF_TENANT", 3)
+    monkeypatch.setattr(text_work, "_WAITING", 4)
+    work, gate = TextWork(), threading.Event()
+    waiting = [asyncio.create_task(work.run("a", gate.wait)) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(TooMuchTextError):
+        await work.run("a", gate.wait)
+    waiting.append(asyncio.create_task(work.run("b", gate.wait)))
+    await asyncio.sleep(0)
+    with pytest.raises(TooMuchTextError):
+        await work.run("c", gate.wait)
+    waiting[0].cancel()
+    gate.set()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    for _ in range(1000):
+        if work._pending:
+            await asyncio.sleep(0.001)
+    assert await work.run("a", lambda x: x + 1, 4) == 5
+    work.close()
+
+
+async def test_a_caller_whose_texts_wait_is_told_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_work, "_WAITING_OF_TENANT", 0)
+    async with serving(model=FakeModel(max_context=20_000)) as served:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            [_ async for _ in served.stub.Generate(pb.GenerateRequest(text="x" * 10_000))]
+        short = pb.GenerateRequest(text="x", stop=pb.StopOptions(max_tokens=2))
+        assert [response async for response in served.stub.Generate(short)]
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    status, retry = rpc_status.from_call(caught.value), error_details_pb2.RetryInfo()
+    assert any(detail.Unpack(retry) for detail in status.details)
+    assert retry.retry_delay.seconds == 1
+
+
+@pytest.mark.parametrize("value", ["x" * 10**6, ["y" * 1000] * 1000, np.zeros(10**6, np.int32), 10**300])
+def test_no_value_is_shown_whole(value: object) -> None:
+    error = InvalidValueError("field", value, "it must be small" + "!" * 10_000)
+    assert len(str(InvalidValueError("field", value, "it must be small"))) < 2000
+    _, text, trailing = to_status(error, "id")
+    assert len(text) == 500
+    assert sum(len(key) + len(value) for key, value in trailing) < 3000
