@@ -23,8 +23,8 @@ _PAGES = 4
 """Pages of each: more than they need."""
 
 INT8_TOLERANCE = 0.4
-"""Largest `difference` that 8-bit weights explain. Measured: 0.03 to 0.13 on the tiny random models of the tests, 0.04
-on the bundled one; with scales that belong to other rows, or levels read as signed, 0.7 and more."""
+"""Largest `difference` that 8-bit weights explain. Not tuned; any value near works: it is 0.02 to 0.13 on tiny random
+models and the bundled one, 0.5 to 3.6 with scales or zero points of the next row or levels read as signed."""
 
 
 @torch.inference_mode()
