@@ -1,7 +1,8 @@
 """Whether drafting pays for a sequence: the time it took, against the time that accepted tokens saved. No torch.
 
 An accepted token saves one step for one sequence. In a step that several sequences share, that is worth its share of
-the step only: the others would have taken it anyway.
+the step only: the others would have taken it anyway. A draft costs the time in the drafter, and what its nodes add to
+the step that verifies them.
 """
 
 from __future__ import annotations
@@ -46,22 +47,25 @@ class Payoff:
     Attributes:
         accepted: its accepted tokens.
         seconds: time in the drafter.
+        verifying: what its nodes add to the step.
         drafts: how many the mean is over; the initial value, an optimistic guess, counts as one.
     """
 
     accepted: float = 1.0
     seconds: float = 0.0
+    verifying: float = 0.0
     drafts: int = 1
 
-    def add(self, accepted: float, seconds: float, most: int) -> None:
+    def add(self, accepted: float, seconds: float, verifying: float, most: int) -> None:
         """Adds a draft; the mean is over at most `most` from now on."""
         self.drafts = min(self.drafts + 1, most)
         self.accepted += (accepted - self.accepted) / self.drafts
         self.seconds += (seconds - self.seconds) / self.drafts
+        self.verifying += (verifying - self.verifying) / self.drafts
 
     def pays(self, step: float) -> bool:
-        """Whether it saves more time than it takes, if a step is worth so many seconds."""
-        return self.accepted * step >= self.seconds
+        """Whether it saves more time than it takes, if a step without it takes so many seconds."""
+        return self.accepted * step >= self.seconds + self.verifying
 
 
 class DraftAccount:
@@ -74,7 +78,7 @@ class DraftAccount:
 
     def __init__(self, tenant: Payoff) -> None:
         self._tenant = tenant
-        self._own = Payoff(tenant.accepted, tenant.seconds, _RECENT)
+        self._own = Payoff(tenant.accepted, tenant.seconds, tenant.verifying, _RECENT)
         self._pause = 0
         self._first_step: float | None = None
         self._sharing = 1
@@ -89,17 +93,20 @@ class DraftAccount:
         """Begins anew: costs so far are forgiven."""
         self._spent = self._charged = self._longest = 0.0
         self._steps, self._accepted, self._step_total = 0, 0, 0.0
+        self._verifying = self._latest_verifying = 0.0
         self._paused_at = self._spent, self._accepted
 
-    def step(self, seconds: float, accepted: int, sharing: int = 1) -> None:
+    def step(self, seconds: float, accepted: int, sharing: int = 1, verifying: float = 0.0) -> None:
         """A step in which the sequence wrote tokens.
 
         Args:
             seconds: of the model.
             accepted: draft tokens that were accepted.
             sharing: how many sequences shared the step.
+            verifying: seconds that the draft of this sequence added to it, as far as is known.
         """
         self._sharing = sharing
+        self._latest_verifying = verifying
         self._accepted += accepted
         share = seconds / sharing
         if self._first_step is None:
@@ -107,6 +114,7 @@ class DraftAccount:
         else:
             self._steps += 1
             self._step_total += share
+            self._verifying += min(verifying, share)
 
     def charge(self, seconds: float) -> None:
         """Time that a call of the drafter took."""
@@ -136,12 +144,13 @@ class DraftAccount:
         self._paused_at = self._spent, self._accepted
         step = self._step_seconds()
         # More than a step is a stall of the machine, or a strategy that `verdict` ends.
-        latest = self._accepted - accepted, min(self._spent - spent, step)
+        latest = self._accepted - accepted, min(self._spent - spent, step), self._latest_verifying
         self._own.add(*latest, _RECENT)
         self._tenant.add(*latest, _RECENT_OF_TENANT)
-        hopeless = self._tenant.drafts == _RECENT_OF_TENANT and not self._tenant.pays(step)
+        plain = step - self._verifying / self._steps if self._steps else step
+        hopeless = self._tenant.drafts == _RECENT_OF_TENANT and not self._tenant.pays(plain)
         longest = LONGEST_PAUSES[1 if hopeless else 0]
-        idle = not self._own.pays(step) and self._own.seconds <= 2 * TOLERATED_SHARE * step
+        idle = not self._own.pays(plain) and self._own.seconds <= 2 * TOLERATED_SHARE * step
         self._pause = min(2 * self._pause + 1, longest) if idle else 0
         return self._pause
 

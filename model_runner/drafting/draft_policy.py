@@ -104,6 +104,7 @@ class DraftPolicy:
         self._watchdog = watchdog
         self._payoff = lru_cache(_REMEMBERED_PAYOFFS)(lambda tenant, strategy_name: Payoff())
         self._states: dict[Sequence, _State] = {}
+        self._latest: StepBatch | None = None
 
     @property
     def sequences(self) -> frozenset[Sequence]:
@@ -163,18 +164,28 @@ class DraftPolicy:
 
     def observe_step(self, batch: StepBatch, seconds: float) -> None:
         """The model took so many seconds for a batch."""
+        self._latest = batch
         if self._step_times is not None:
             self._step_times.observe(batch.size, batch.rows, seconds, batch.mean_context)
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """A step in which a sequence wrote tokens."""
         drafter = self._states[sequence].drafter
-        drafter.account.step(outcome.model_seconds, outcome.accepted_drafts, outcome.sharing)
+        verifying = self._verifying_seconds(len(outcome.feedback.tokens) - 1)
+        drafter.account.step(outcome.model_seconds, outcome.accepted_drafts, outcome.sharing, verifying)
         drafter.observe(outcome.token_ids, outcome.feedback)
 
     def feedback_top_k(self, sequence: Sequence) -> int:
         """How many of the most probable tokens at each node the drafter of a sequence needs."""
         return self._states[sequence].drafter.top_k
+
+    def _verifying_seconds(self, nodes: int) -> float:
+        """What so many nodes added to the latest step, by the step-time model."""
+        batch = self._latest
+        if self._step_times is None or batch is None or nodes == 0:
+            return 0.0
+        seconds = self._step_times.between(batch.size - nodes, batch.size, batch.rows, batch.mean_context)
+        return float(seconds[-1] - seconds[0])
 
     def _draft(self, sequence: Sequence, drafter: GuardedDrafter) -> DraftTree:
         """What to verify after a sequence that is committed but for its last token.

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from model_runner.drafting import draft_account, guarded_drafter
-from model_runner.drafting.draft_account import Payoff
+from model_runner.drafting.draft_account import DraftAccount, Payoff
 from model_runner.drafting.draft_policy import DraftPolicy, best_chain, within_depth
 from model_runner.drafting.guarded_drafter import GuardedDrafter
 from model_runner.drafting.step_time import ContextCost, StepTimeCurve, StepTimes
 from model_runner.request import StopParams
 from model_runner.runners.base import NO_LIMITS, DraftLimits
+from model_runner.runners.batch import BatchRow, lay_out
 from model_runner.scheduling.scheduler import Work
 from model_runner.sequence import Sequence
 from strategies import EMPTY_TREE, DraftTree
@@ -133,3 +134,25 @@ def test_within_depth_keeps_whole_levels() -> None:
     assert within_depth(tree, 2).parents.tolist() == [-1, 0, -1, 2]
     assert within_depth(tree, 3) is tree
     assert len(within_depth(tree, 0)) == 0
+
+
+@pytest.mark.parametrize(("verifying", "pays"), [(0.0005, True), (0.002, False)])
+def test_a_draft_pauses_that_costs_more_to_verify_than_it_saves(verifying: float, pays: bool) -> None:
+    """Each step takes 3 ms, its draft included, and each draft saves one token: a step without a draft."""
+    account = DraftAccount(Payoff())
+    for _ in range(12):
+        account.charge(0.0001)
+        account.step(0.003, accepted=1, verifying=verifying)
+        pause = account.pause()
+    assert (pause == 0) == pays
+
+
+def test_what_verification_costs_is_read_off_the_step_time_model() -> None:
+    policy = DraftPolicy(100, lambda _: NO_LIMITS, StepTimes(StepTimeCurve({1: 1.0, 64: 64.0})))
+    sequence = decoding(Plugin(DraftTree.of(range(16))), written=1)
+    policy.start(sequence)
+    [draft] = policy.propose([Work(sequence, 1)], running=1)
+    row = BatchRow(np.zeros(4, np.int32), sequence.committed, np.ones(1, np.int32), draft.tree, logits_from=0)
+    policy.observe_step(lay_out([row]), 17.0)
+    assert policy._verifying_seconds(16) == pytest.approx(16.0, rel=0.01)
+    assert policy._verifying_seconds(0) == 0.0
