@@ -227,6 +227,8 @@ class Scheduler:
 
     def _next(self) -> tuple[Sequence, list[Sequence]] | None:
         """The sequence to admit, and those that give way to it."""
+        if not len(self._queue):
+            return None
         free, holding = len(self.running) < self._max_running, self._holding()
         # Tenants that lack slots of their own come first; between equals, the least served.
         for head in sorted(self._queue.heads(), key=lambda head: not self._lacks(head.request.tenant, holding)):

@@ -16,7 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from service.errors import INTERNAL, ClientGoneError, rule_for, to_status
 from service.rpc.identifiers import check_identifier
-from service.rpc.malformed import Deserializer, Malformed
+from service.rpc.parsing.malformed import Deserializer, Malformed
 
 _log = structlog.get_logger(__name__)
 

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from draftwood.v1 import generation_pb2 as pb
 from model_runner.errors import InvalidValueError
 from service.errors import TooMuchTextError, to_status
-from service.rpc import malformed, text_work
-from service.rpc.malformed import MAX_FIELDS, Deserializer, Malformed
+from service.rpc import text_work
+from service.rpc.parsing import malformed
+from service.rpc.parsing.malformed import MAX_FIELDS, Deserializer, Malformed
+from service.rpc.parsing.wire_size import FieldCounter
 from service.rpc.text_work import TextWork
-from service.rpc.wire_size import FieldCounter
 from strategies.draft import Int32Array
 from tests.service.fakes import ByteTokenizer, FakeModel, serving
 from tests.service.rpc.test_bad_input import violation

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from model_runner.errors import InvalidInputError
-from service.rpc.wire_size import FieldCounter
+from service.rpc.parsing.wire_size import FieldCounter
 
 MessageT = TypeVar("MessageT", bound=Message)
 
