@@ -41,10 +41,11 @@ class Watchdog:
         self._owner = threading.get_ident()
         self._stop = threading.Event()
         self._previous: Any = signal.SIG_DFL
-        self._active = threading.current_thread() is threading.main_thread()
-        if self._active:
+        self._thread: threading.Thread | None = None
+        if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(_SIGNAL, self._interrupt) or signal.SIG_DFL
-            threading.Thread(target=self._watch, name="draft-watchdog", daemon=True).start()
+            self._thread = threading.Thread(target=self._watch, name="draft-watchdog", daemon=True)
+            self._thread.start()
 
     def call(
         self, limit: float, function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
@@ -69,8 +70,9 @@ class Watchdog:
     def close(self) -> None:
         """Stops watching and restores the signal handler; idempotent."""
         self._stop.set()
-        if self._active:
-            self._active = False
+        if self._thread is not None:
+            self._thread.join()  # a signal that it sent afterwards would end the process
+            self._thread = None
             signal.signal(_SIGNAL, self._previous)
 
     def _watch(self) -> None:

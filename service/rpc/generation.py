@@ -139,9 +139,11 @@ class GenerationServicer:
 
     async def detokenize(self, request: pb.DetokenizeRequest, call: Call) -> pb.DetokenizeResponse:
         model = self._serving.model
-        if len(request.token_ids) > model.max_context:
-            problem = f"has {len(request.token_ids)} items; at most {model.max_context}, the context, are allowed"
-            raise InvalidInputError("token_ids", None, problem)
+        most = self._serving.max_prompt_characters  # as many tokens as Tokenize returns
+        if len(request.token_ids) > most:
+            raise InvalidInputError(
+                "token_ids", None, f"has {len(request.token_ids)} items; at most {most} are allowed"
+            )
         ids = np.array(request.token_ids, np.int32)
         require_in_vocabulary("token_ids", ids, model.vocab_size)
         arguments, decode = (ids, request.include_special_tokens), model.tokenizer.decode

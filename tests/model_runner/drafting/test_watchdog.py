@@ -53,6 +53,24 @@ def test_what_does_not_return_is_interrupted(watchdog: Watchdog, endless: Callab
     assert watchdog.call(60.0, lambda: 5) == 5
 
 
+def test_nothing_is_sent_once_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that is sent late would meet the default handler, which ends the process."""
+    sent: list[bool] = []
+    closed = threading.Event()
+
+    def slowly(owner: int, number: int) -> None:
+        time.sleep(0.3)
+        sent.append(closed.is_set())
+
+    monkeypatch.setattr(signal, "pthread_kill", slowly)
+    watchdog = Watchdog()
+    watchdog.call(0.0, time.sleep, 0.3)  # it is just about to be interrupted when it returns
+    watchdog.close()
+    closed.set()
+    time.sleep(0.4)
+    assert sent == [False]
+
+
 def test_what_is_raised_comes_through_and_nothing_is_interrupted_afterwards(watchdog: Watchdog) -> None:
     with pytest.raises(ZeroDivisionError):
         watchdog.call(0.3, lambda: 1 / 0)

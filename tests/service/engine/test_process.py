@@ -59,11 +59,9 @@ def test_a_killed_engine_ends_its_streams_and_the_service_reports_it(tmp_path: P
             engine_of(process).kill()
             with pytest.raises(UnavailableError, match="engine"):
                 list(stream)
-        wait(lambda: not serves(address), 10)
-        with pytest.raises(UnavailableError, match="engine"):
-            client.generate([5], max_tokens=4)
-        process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(20) == 1  # who runs the service starts it anew
+        with pytest.raises(UnavailableError):
+            client.generate([5], max_tokens=4, timeout=5)
 
 
 @pytest.mark.parametrize("busy", [False, True])

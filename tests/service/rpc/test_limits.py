@@ -81,15 +81,15 @@ async def test_a_prompt_that_is_too_large_is_not_read(method: str, case: str) ->
 
 async def test_tokens_are_bounded_and_so_are_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.rpc.generation._MAX_ANSWER_BYTES", 1000)
-    async with serving(model=FakeModel(max_context=300)) as served:
+    async with serving(max_prompt_characters=300) as served:
         await served.stub.Detokenize(pb.DetokenizeRequest(token_ids=[65] * 300))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await served.stub.Detokenize(pb.DetokenizeRequest(token_ids=[65] * 301))
-        assert "301 items; at most 300" in violation(caught.value).description
+        assert "301 items; at most 300 are allowed" in violation(caught.value).description
         await served.stub.Tokenize(pb.TokenizeRequest(text="x" * 200))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await served.stub.Tokenize(pb.TokenizeRequest(text="x" * 400))
-        assert "its 400 tokens make an answer of" in violation(caught.value).description
+            await served.stub.Tokenize(pb.TokenizeRequest(text="x" * 300))
+        assert "its 300 tokens make an answer of" in violation(caught.value).description
 
 
 def test_a_message_of_very_many_fields_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
