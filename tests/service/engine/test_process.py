@@ -51,7 +51,7 @@ def serves(address: str) -> bool:
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def test_a_killed_engine_ends_its_streams_and_the_service_reports_it(tmp_path: Path) -> None:
+def test_a_killed_engine_ends_its_streams_and_its_service(tmp_path: Path) -> None:
     with service(tmp_path) as (process, address), Client(address, retry=NO_RETRY) as client:
         assert serves(address)
         with client.stream([5], max_tokens=1500, ignore_eos=True, timeout=60) as stream:
