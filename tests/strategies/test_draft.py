@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strategies import EMPTY_TREE, DraftTree, MalformedTreeError
@@ -49,6 +49,7 @@ def test_pruning_keeps_the_best_nodes_as_a_tree(tree: DraftTree, budget: int) ->
 
 
 @given(st.lists(trees(), max_size=4))
+@settings(suppress_health_check=[HealthCheck.data_too_large])
 def test_merging_is_the_union_of_paths_with_the_best_scores(parts: list[DraftTree]) -> None:
     tree = merged(parts)
     tree.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, ClassVar
 
 import openvino as ov
@@ -21,6 +22,17 @@ _ACTIVATION_GROUPS = {"float32": "0", "bfloat16": "128"}
 """Activations that share a scale where a product with 8-bit weights rounds them to 8 bits; 0: they are not rounded.
 docs/decisions.md, "8-bit weights", has the measurements: groups of 32 make a step of 32 tokens 1.2 times as long."""
 _CPU = torch.device("cpu")
+
+
+@cache
+def core() -> ov.Core:
+    """The one `Core` of the process, which is never destroyed.
+
+    Each `Core` gives the main thread a signal stack of its own and takes it back in its destructor, which leaves the
+    thread with a freed one where they are not destroyed in the reverse order: the next signal, such as the watchdog's,
+    then ends the process.
+    """
+    return ov.Core()
 
 
 class OpenVinoRunnerFactory:
@@ -43,7 +55,7 @@ class OpenVinoRunnerFactory:
         dtype = str(module.dtype).removeprefix("torch.")
         if dtype not in _PRECISIONS:
             raise UnsupportedRunnerError(f"OpenVINO: dtype {dtype} is not supported; use float32 or bfloat16")
-        if dtype == "bfloat16" and "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        if dtype == "bfloat16" and "BF16" not in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             raise UnsupportedRunnerError("OpenVINO: this CPU has no bfloat16 instructions; use float32")
         self._model, self._layout, self._window = convert(module, max_context)
         if int8:
@@ -80,4 +92,4 @@ def _compile(model: ov.Model, dtype: str, threads: int) -> ov.CompiledModel:
         "INFERENCE_NUM_THREADS": str(threads),
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": _ACTIVATION_GROUPS[dtype],
     }
-    return ov.Core().compile_model(model, "CPU", options)
+    return core().compile_model(model, "CPU", options)

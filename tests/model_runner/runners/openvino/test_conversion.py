@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import signal
 from typing import Any
 
 import numpy as np
@@ -129,3 +131,20 @@ def test_bfloat16_is_computed(family: str) -> None:
         * getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
         * torch.bfloat16.itemsize
     )
+
+
+def test_models_that_come_and_go_leave_the_signal_stack_alone() -> None:
+    """OpenVINO exchanges the main thread's signal stack; a freed one would end the process at the next signal."""
+    received: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
+    try:
+        first = OpenVinoRunnerFactory(tiny("llama"), max_context=128)
+        second = OpenVinoRunnerFactory(tiny("qwen2"), max_context=128)
+        del first
+        gc.collect()
+        del second
+        gc.collect()
+        signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert received == [signal.SIGUSR1]

@@ -14,6 +14,7 @@ from openvino import opset13 as ops
 
 from model_runner.runners.openvino.bfloat16 import keep_bfloat16
 from model_runner.runners.openvino.conversion import convert
+from model_runner.runners.openvino.factory import core
 from model_runner.runners.openvino.joining import join_products
 from tests.model_runner.families import tiny
 
@@ -36,7 +37,7 @@ def linear_layers(biases: Sequence[bool], integral: bool = False) -> ov.Model:
 
 
 def computed(model: ov.Model) -> list[npt.NDArray[Any]]:
-    compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": "1"})
+    compiled = core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": "1"})
     source = np.random.default_rng(1).normal(size=(5, _INPUTS)).astype(np.float32)
     return [np.array(output) for output in compiled([source]).values()]
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import openvino as ov
 import pytest
 import torch
 
 from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.runners.openvino.factory import OpenVinoRunnerFactory
+from model_runner.runners.openvino.factory import OpenVinoRunnerFactory, core
 from model_runner.runners.openvino.kv_pages import PAGE_SIZE
 from model_runner.runners.openvino.pairing import paired
 from model_runner.runners.openvino.runner import step_inputs
@@ -43,7 +42,7 @@ def test_each_single_token_is_followed_by_itself() -> None:
 
 def test_a_token_alone_has_the_logits_of_the_same_token_in_a_chain() -> None:
     """To the end of the last page of the sequence and of the memory."""
-    if "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+    if "BF16" not in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         pytest.skip("this CPU has no bfloat16 instructions")
     torch.set_num_threads(1)
     sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}  # multiples of the groups of activations

@@ -20,7 +20,7 @@ from model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
 from model_runner.request import SamplingParams, StopParams
 from model_runner.runners.openvino import probe, weights
 from model_runner.runners.openvino.conversion import convert
-from model_runner.runners.openvino.factory import OpenVinoRunnerFactory
+from model_runner.runners.openvino.factory import OpenVinoRunnerFactory, core
 from model_runner.sequence import Sequence
 from strategies import Strategy
 from tests.model_runner.families import VOCAB, as_prompt, tiny
@@ -38,7 +38,7 @@ def _one_thread() -> None:
 
 @functools.cache
 def bundled(dtype: str) -> LoadedModel:
-    if dtype == "bfloat16" and "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+    if dtype == "bfloat16" and "BF16" not in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         pytest.skip("this CPU has no bfloat16 instructions")
     return load_model(BUNDLED_MODEL, dtype=dtype, max_context=128, weights="int8")
 
