@@ -15,6 +15,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from strategies.native import compiled
+
 MEASURED_CONTEXT = 128
 """Committed tokens that a step attends to when curves are measured, in the tokens of each sequence."""
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -47,7 +49,8 @@ class StepTimeCurve:
         measured = np.array([seconds[int(n)] for n in self.sizes], np.float64)
         per_token = np.minimum.accumulate(measured / self.sizes)
         self.seconds = np.maximum.accumulate(per_token * self.sizes)
-        self._tabulate()
+        self._table = np.empty(int(min(self.sizes[-1], _TABLE)) + 1)
+        _tabulate(self.sizes, self.seconds, self._table)
 
     def widened(self, widest: int = _WIDEST) -> StepTimeCurve:
         """The same curve with sizes up to `widest`, each twice the one before, to be corrected.
@@ -82,31 +85,14 @@ class StepTimeCurve:
         """Moves the curve towards a step that took 1 + `surprise` times what was expected: a little everywhere, and
         more near its size. Sizes that no step had follow as far as the
         invariants require."""
-        self.seconds = _corrected(self.sizes, self.seconds, tokens, surprise)
-        self._tabulate()
-
-    def _tabulate(self) -> None:
-        """Interpolated times of narrow steps, which are read in every step."""
-        self._table = _interpolated(self.sizes, self.seconds, int(min(self.sizes[-1], _TABLE)) + 1)
+        _correct(self.sizes, self.seconds, self._table, tokens, surprise)
 
 
-@numba.njit("float64[::1](float64[::1], float64[::1], int64, float64)", cache=True, nogil=True)
-def _corrected(sizes: Seconds, seconds: Seconds, tokens: int, surprise: float) -> Seconds:
-    """The seconds of a curve after `StepTimeCurve.correct`. Compiled, since every step corrects the curve."""
-    nearest = np.argmin(np.abs(sizes - tokens))
-    here = seconds[nearest] * (1.0 + _SMOOTHING * surprise)
-    corrected = seconds * (1.0 + _SMOOTHING_EVERYWHERE * surprise)
-    for i in range(sizes.shape[0]):
-        ratio = sizes[i] / sizes[nearest]
-        corrected[i] = min(max(corrected[i], here * min(ratio, 1.0)), here * max(ratio, 1.0))
-    return corrected
-
-
-@numba.njit(cache=True, nogil=True)
-def _interpolated(sizes: Seconds, seconds: Seconds, count: int) -> Seconds:
-    """Seconds for 0, 1, ... count - 1 tokens, on the lines between the sizes; the same below the smallest."""
-    table, at = np.empty(count), 0
-    for tokens in range(count):
+@compiled
+def _tabulate(sizes: Seconds, seconds: Seconds, table: Seconds) -> None:
+    """Sets the table to the seconds for 0, 1, ... tokens: on the lines between the sizes, level below the smallest."""
+    at = 0
+    for tokens in range(table.shape[0]):
         while at + 1 < sizes.shape[0] and tokens > sizes[at + 1]:
             at += 1
         if tokens <= sizes[at] or at + 1 == sizes.shape[0]:
@@ -114,7 +100,21 @@ def _interpolated(sizes: Seconds, seconds: Seconds, count: int) -> Seconds:
         else:
             slope = (seconds[at + 1] - seconds[at]) / (sizes[at + 1] - sizes[at])
             table[tokens] = seconds[at] + slope * (tokens - sizes[at])
-    return table
+
+
+@numba.njit("void(float64[::1], float64[::1], float64[::1], int64, float64)", cache=True, nogil=True)
+def _correct(sizes: Seconds, seconds: Seconds, table: Seconds, tokens: int, surprise: float) -> None:
+    """`StepTimeCurve.correct`, in place. Compiled, since every step corrects the curve."""
+    nearest = 0
+    for i in range(sizes.shape[0]):
+        if abs(sizes[i] - tokens) < abs(sizes[nearest] - tokens):
+            nearest = i
+    here = seconds[nearest] * (1.0 + _SMOOTHING * surprise)
+    for i in range(sizes.shape[0]):
+        ratio = sizes[i] / sizes[nearest]
+        everywhere = seconds[i] * (1.0 + _SMOOTHING_EVERYWHERE * surprise)
+        seconds[i] = min(max(everywhere, here * min(ratio, 1.0)), here * max(ratio, 1.0))
+    _tabulate(sizes, seconds, table)
 
 
 class ContextCost(NamedTuple):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from model_runner.output import Finish, TokenLogprobs
 from model_runner.runners.base import Predictions
 from model_runner.sampling.output_text import OutputText
 from model_runner.sampling.token_chooser import TokenChooser
-from model_runner.sampling.verify import ROOT_NODE, walk
+from model_runner.sampling.verify import ROOT_NODE, walk, walk_predicted
 from model_runner.sequence import Sequence
 from strategies.draft import Int32Array
 
@@ -46,10 +47,9 @@ class SequenceWriter:
             predictions: at each of these nodes.
         """
         path, at = AcceptedPath(), ROOT_NODE
-        chooser, logits, choices = self._chooser, predictions.logits, predictions.tokens.tolist()
-        for token, node in walk(tokens, parents, lambda node: chooser.choose(logits[node], choices[node])):
+        for token, node in self._walk(tokens, parents, predictions):
             if self._wants_logprobs:
-                path.logprobs.append(chooser.logprobs(logits[at], token))
+                path.logprobs.append(self._chooser.logprobs(predictions.logits[at], token))
             at = node
             text, path.finish = self._text.push(token)
             path.token_ids.append(token)
@@ -59,3 +59,10 @@ class SequenceWriter:
             if path.finish:
                 break
         return path
+
+    def _walk(self, tokens: Int32Array, parents: Int32Array, predictions: Predictions) -> Iterator[tuple[int, int]]:
+        chooser, logits = self._chooser, predictions.logits
+        if chooser.follows_predictions:
+            return walk_predicted(tokens, parents, predictions.tokens)
+        predicted = predictions.tokens.tolist()
+        return walk(tokens, parents, lambda node: chooser.choose(logits[node], predicted[node]))

@@ -74,6 +74,11 @@ class TokenChooser:
             and self.grammar is None
         )
 
+    @property
+    def follows_predictions(self) -> bool:
+        """The most probable token is the next one, now and for the rest of the output. Nothing needs to be chosen."""
+        return self._plain and (self._position >= self._unlocked_at or not self._ends)
+
     def choose(self, logits: Logits, prediction: int) -> int:
         """The next token.
 

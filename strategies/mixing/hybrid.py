@@ -12,7 +12,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import cast
 
 from strategies.base import Drafter, Feedback, SourceCounts, Strategy, Successors, SuccessorSource
@@ -218,4 +217,5 @@ def _feedback_for(part: Strategy, feedback: Feedback | None) -> Feedback | None:
     """The feedback with `part.top_k` of the model's most probable tokens."""
     if feedback is None or feedback.top_tokens is None or feedback.top_tokens.shape[1] == part.top_k:
         return feedback
-    return replace(feedback, top_tokens=feedback.top_tokens[:, : part.top_k] if part.top_k else None)
+    top_tokens = feedback.top_tokens[:, : part.top_k] if part.top_k else None
+    return Feedback(feedback.tokens, feedback.parents, feedback.predictions, top_tokens)

@@ -11,6 +11,8 @@ import openvino as ov
 
 from model_runner.errors import InvalidValueError
 from model_runner.runners.base import KVMoves
+from strategies.draft import Int32Array
+from strategies.native import compiled
 
 PAGE_SIZE = 32
 """Tokens of a page: the block size of OpenVINO's PagedAttention on CPUs."""
@@ -69,9 +71,8 @@ class KVPages:
 
     def move(self, moves: KVMoves) -> None:
         """Moves entries from slots to slots, in every layer."""
-        sources, targets = divmod(moves.sources, PAGE_SIZE), divmod(moves.targets, PAGE_SIZE)
         for memory in (self.keys, self.values):
-            memory[:, targets[0], :, targets[1]] = memory[:, sources[0], :, sources[1]]
+            _move(memory, moves.sources, moves.targets)
 
     def tensors(self) -> dict[str, ov.Tensor]:
         """The caches of each layer as inputs of the model, see `paged_attention.add_parameters`; no copies."""
@@ -81,3 +82,16 @@ class KVPages:
             for name, memory in (("key", self.keys), ("value", self.values))
             for layer, of_layer in enumerate(memory)
         }
+
+
+@compiled
+def _move(memory: npt.NDArray[Any], sources: Int32Array, targets: Int32Array) -> None:
+    """One entry after the other: no slot is a target before it was read as a source, see `KVMoves`."""
+    layers, _, heads, size, dim = memory.shape
+    for layer in range(layers):
+        for i in range(sources.shape[0]):
+            for head in range(heads):
+                source = memory[layer, sources[i] // size, head, sources[i] % size]
+                target = memory[layer, targets[i] // size, head, targets[i] % size]
+                for at in range(dim):
+                    target[at] = source[at]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.sampling.verify import ROOT_NODE, walk
+from model_runner.sampling.verify import ROOT_NODE, walk, walk_predicted
 from strategies import EMPTY_TREE, DraftTree
 from strategies.draft import Int32Array
 
@@ -44,6 +44,7 @@ def test_what_is_written_does_not_depend_on_the_tree(tree: DraftTree, truth: lis
     tokens, parents = rooted(tree)
     depths = [0, *(tree.depths + 1).tolist()]
     steps = list(walk(tokens, parents, lambda node: truth[depths[node]]))
+    assert steps == list(walk_predicted(tokens, parents, np.array(truth, np.int32)[depths]))
     assert [token for token, _ in steps] == truth[: len(steps)]
     nodes = [node for _, node in steps]
     assert nodes[-1] == ROOT_NODE
