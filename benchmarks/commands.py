@@ -24,6 +24,7 @@ COMMANDS = {
     "load": ("benchmarks.load.command:load", "Throughput and latency of a service at several concurrencies."),
     "quality": ("benchmarks.quality:quality", "What 8-bit weights cost in likelihood of held-out text."),
     "share": ("benchmarks.share.command:share", "Cost and gain of a memory that replicas share."),
+    "abuse": ("benchmarks.abuse.command:abuse", "What one caller's attacks cost the others."),
     "soak": ("benchmarks.soak.command:soak", "Mixed traffic for a long time, to find leaks."),
     "replay": ("benchmarks.replay.command:replay_command", "Acceptance length of a strategy on recorded outputs."),
     "memory": ("benchmarks.replay.memory:memory", "Time and size of a strategy by tokens in memory."),

@@ -9,8 +9,6 @@ from itertools import combinations, pairwise
 from operator import attrgetter
 from typing import Any
 
-MIB = 1024 * 1024
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:

@@ -8,16 +8,16 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from benchmarks.load.closed_loop import OWN_CONNECTION
 from benchmarks.load.questions import fitting
+from benchmarks.shared.process_memory import MIB, own_bytes
 from benchmarks.shared.prompts import read_prompts
 from benchmarks.shared.server_process import ServerProcess
-from benchmarks.soak.growth import MIB, Sample
+from benchmarks.soak.growth import Sample
 from benchmarks.soak.traffic import MOST_TOKENS, NotRefusedError, Traffic
 from draftwood_client import NO_RETRY, AsyncClient, DraftwoodError, ModelInfo, UnavailableError
 
@@ -159,12 +159,3 @@ async def _watch(pid: int, soaked: Soaked, duration: float, out: Console) -> Non
                 status = f"{soaked.requests.total()} requests, {rss:.0f} MiB, {threads} threads"
                 bar.update(task, completed=seconds, description=status)
             await asyncio.sleep(duration / _SAMPLES)
-
-
-def own_bytes(memory: Any) -> int:
-    """Resident bytes without file-backed pages, which the operating system evicts and reloads as it likes.
-
-    Args:
-        memory: of `psutil.Process.memory_info`; without a `shared` field, all resident bytes count.
-    """
-    return int(memory.rss - getattr(memory, "shared", 0))

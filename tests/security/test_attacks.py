@@ -1,0 +1,67 @@
+"""The attacks of `draftwood bench abuse` on a real service: typed statuses, and nobody else waits or is refused.
+
+Only hangs and refusals are found here; how long others wait, as a share, is what the benchmark measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.abuse.attacks import ATTACKS, MAX_MESSAGE_BYTES, Attack, Statuses
+from benchmarks.abuse.probes import probe, settled_mib
+from benchmarks.shared.server_process import ServerProcess, server_process
+
+SECONDS = 2.0
+MOST_WAIT = 5.0
+"""Seconds for a health check or a first token; most attacks once took longer from everybody."""
+MOST_GROWTH = 256.0
+"""MiB that may be kept."""
+EXPECTED = {
+    "fair": {"OK"},
+    "many-messages": {"INVALID_ARGUMENT"},
+    "malformed": {"INVALID_ARGUMENT"},
+    "stop-strings": {"INVALID_ARGUMENT"},
+    "long-role": {"INVALID_ARGUMENT"},
+    "long-text": {"INVALID_ARGUMENT"},
+    "long-tokenize": {"INVALID_ARGUMENT"},
+    "multiple-of": {"OK", "INVALID_ARGUMENT"},
+    "many-properties": {"OK", "INVALID_ARGUMENT"},
+    "properties": {"OK", "INVALID_ARGUMENT"},
+    "10x-fair": {"OK", "UNAVAILABLE"},
+    "long-requests": {"OK", "UNAVAILABLE"},
+    "stalled-readers": {"CANCELLED", "UNAVAILABLE"},
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    flags = ["--threads", "1", "--max-message-bytes", str(MAX_MESSAGE_BYTES), "--strategy", "none"]
+    with server_process(*flags) as running:
+        yield running
+
+
+def test_every_attack_is_tried() -> None:
+    assert [attack.name for attack in ATTACKS] == [*EXPECTED]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+def test_an_attack_ends_with_a_status_and_harms_nobody_else(server: ServerProcess, attack: Attack) -> None:
+    traffic, statuses = attack.prepare(), Statuses(Counter())
+
+    async def run() -> None:
+        before = await settled_mib(server.pid, 0.0)
+        seen, _ = await asyncio.gather(probe(server.target, SECONDS), traffic(server.target, SECONDS, statuses))
+        assert seen.refused == []
+        assert max(seen.health) < MOST_WAIT
+        assert max(seen.ttfts) < MOST_WAIT
+        assert await settled_mib(server.pid, 0.5) - before < MOST_GROWTH
+
+    asyncio.run(run())
+    assert statuses.untyped == ""
+    assert {*statuses.counts} <= EXPECTED[attack.name]
+    assert statuses.counts or attack.name in ("fair", "10x-fair", "long-requests"), "no call ended"
