@@ -20,12 +20,12 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## Run the main job: questions through the service, drafting off, cold and warm
 	$(BIN)/draftwood demo
 
-peers: .venv-peers/.installed  ## Install the engines that `draftwood bench --peer` measures, into .venv-peers
+peers: .venv-peers/openvino-genai/.installed .venv-peers/vllm/.installed  ## Install the engines of `draftwood bench --peer`
 
-# Without dependency resolution: optimum-intel would bring a torchvision that does not fit the CPU build of torch.
-.venv-peers/.installed: benchmarks/peers/requirements-openvino-genai.txt
-	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $<
+# Without dependency resolution: both would bring a torchvision that does not fit the CPU build of torch.
+.venv-peers/%/.installed: benchmarks/peers/requirements-%.txt
+	test -x .venv-peers/$*/bin/python || $(PYTHON) -m venv .venv-peers/$*
+	.venv-peers/$*/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $<
 	touch $@
 
 serve: $(STAMP)  ## Serve the bundled model on 127.0.0.1:50051

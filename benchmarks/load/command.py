@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from benchmarks.load.closed_loop import Window, closed_loop
 from benchmarks.load.questions import Questions, fitting, take_from
 from benchmarks.load.rows import draw, first_tokens, peer_row, row_of, table_of
-from benchmarks.peers.process import Peer, PeerModel, PeerName, running_peer
+from benchmarks.peers.process import Peer, PeerModel, PeerName, started_peer
 from benchmarks.shared.machine import OtherLoad, warning
 from benchmarks.shared.models import ChosenModel, ModelOptions, chosen_model, precision
 from benchmarks.shared.prompts import read_prompts
@@ -29,7 +29,7 @@ from benchmarks.shared.report import BenchmarkError, OutputOptions, console
 from benchmarks.shared.server_process import server_process
 from draftwood_client import AsyncClient, GenerateOptions, ModelInfo
 from draftwood_client.cli.options import command
-from model_runner.errors import InvalidInputError, InvalidValueError
+from model_runner.errors import InvalidValueError
 
 ORDER = (False, True, True, False)
 """Drafting in the windows of one concurrency; a steady drift of the machine's speed cancels out. A peer has a window
@@ -126,18 +126,11 @@ def _start(
     """The peer with the model of the service; it ends with the stack."""
     if peer is None:
         return None
-    if info.device != "cpu":
-        raise InvalidInputError("--peer", peer, f"peers run on the CPU, and the model on {info.device}")
     import torch
 
-    out.print(f"Converting and loading the model for {peer}")
     threads = chosen.options.threads or torch.get_num_threads()
-    return stack.enter_context(
-        running_peer(
-            peer,
-            PeerModel(chosen.path, info.dtype, threads, streams, prefix_cache=True, weights=chosen.options.weights),
-        )
-    )
+    model = PeerModel(chosen.path, info.dtype, threads, streams, prefix_cache=True, weights=chosen.options.weights)
+    return stack.enter_context(started_peer(peer, info.device, model, out))
 
 
 async def _measure(

@@ -1,15 +1,12 @@
-"""OpenVINO GenAI as a peer of the benchmarks; the protocol is described in `benchmarks/peers/process.py`.
+"""OpenVINO GenAI as a peer of the benchmarks, run by `serve_peer`.
 
-Runs in `.venv-peers` and imports nothing of Draftwood. One ContinuousBatchingPipeline serves single streams and many:
-LLMPipeline wraps the same pipeline on x86.
+Runs in `.venv-peers/openvino-genai` and imports nothing of Draftwood. One ContinuousBatchingPipeline serves single
+streams and many: LLMPipeline wraps the same pipeline on x86.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -121,28 +118,3 @@ def _finished(handle: Any) -> bool:
     import openvino_genai
 
     return bool(handle.get_status() != openvino_genai.GenerationStatus.RUNNING)
-
-
-def main() -> None:
-    answers = sys.stdout
-    sys.stdout = sys.stderr  # libraries print there
-    engine: Engine | None = None
-    for line in sys.stdin:
-        request = json.loads(line)
-        operation = request.pop("op")
-        try:
-            if operation == "load":
-                engine = Engine(request)
-                answer: dict[str, Any] = {"version": engine.version}
-            else:
-                assert engine is not None
-                run = engine.generate if operation == "generate" else engine.load_test
-                answer = run(**request)
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        main()

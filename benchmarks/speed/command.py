@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from benchmarks.peers.process import PeerModel, PeerName, running_peer
+from benchmarks.peers.process import PeerModel, PeerName, started_peer
 from benchmarks.shared.machine import OtherLoad, warning
 from benchmarks.shared.models import ChosenModel, ModelOptions, chosen_model, describe
 from benchmarks.shared.report import BenchmarkError, OutputOptions, console, progress
@@ -175,10 +175,8 @@ def _references(
     if peer is None:
         yield references
         return
-    if not loaded.device.startswith("cpu"):
-        raise InvalidInputError("--peer", peer, f"peers run on the CPU, and the model on {loaded.device}")
-    out.print(f"Converting and loading the model for {peer}")
-    with running_peer(peer, PeerModel(chosen.path, loaded.dtype, threads, weights=chosen.options.weights)) as process:
+    peer_model = PeerModel(chosen.path, loaded.dtype, threads, weights=chosen.options.weights)
+    with started_peer(peer, loaded.device, peer_model, out) as process:
         yield [*references, PeerContender(process, task)]
 
 

@@ -16,7 +16,6 @@ def use_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UsePeer:
     def use(program: str) -> None:
         script = tmp_path / "peer.py"
         script.write_text(program)
-        monkeypatch.setattr(process, "PYTHON", Path(sys.executable))
-        monkeypatch.setitem(process.SCRIPTS, "openvino-genai", script)
+        monkeypatch.setattr(process, "command_of", lambda name: [sys.executable, str(script)])
 
     return use
