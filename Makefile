@@ -10,11 +10,12 @@ TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-setup: $(STAMP)  ## Create .venv with the server and the development tools
+setup: $(STAMP)  ## Create .venv with client, server and development tools
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml clients/python/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable clients/python --editable '.[dev]'
 	touch $@
 
 demo: $(STAMP)  ## Run the main job: questions through the service, drafting off, cold and warm

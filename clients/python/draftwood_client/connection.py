@@ -151,7 +151,7 @@ _CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
 def package_version() -> str:
     """The installed version; "unknown" if the package is not installed."""
     try:
-        return version("draftwood")
+        return version("draftwood-client")
     except PackageNotFoundError:
         return "unknown"
 
