@@ -12,6 +12,7 @@ DraftwoodError
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -25,6 +26,8 @@ from service.memory.errors import MemoryPurgedError, StoreFullError, StoreRefuse
 
 ERROR_DOMAIN = "draftwood"
 _MAX_TEXT = 500
+_LEAST_DELAY = 0.01
+"""Seconds: gRPC's C core, which Python and others use, loses a call that is to be retried after 0 ms."""
 
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
@@ -149,8 +152,22 @@ def shortened(text: str) -> str:
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
 
 
-def to_status(error: BaseException, request_id: str) -> tuple[grpc.StatusCode, str, Metadata]:
-    """Code, message and trailing metadata with google.rpc details, as `context.abort` takes them."""
+def _pushback(seconds: float, remaining: float | None) -> str:
+    """When gRPC itself retries, in milliseconds: up to a quarter later than `seconds`, so that clients refused together
+    do not return together; never ("-1") if the deadline comes first, so that the client gets this error.
+    """
+    delay = random.uniform(1.0, 1.25) * seconds
+    return "-1" if remaining is not None and delay >= remaining else str(round(1000 * delay))
+
+
+def to_status(
+    error: BaseException, request_id: str, remaining: float | None = None
+) -> tuple[grpc.StatusCode, str, Metadata]:
+    """Code, message and trailing metadata with google.rpc details, as `context.abort` takes them.
+
+    Args:
+        remaining: seconds until the client's deadline; None without one.
+    """
     rule = rule_for(error)
     text = shortened(str(error)) if rule.message is None else rule.message
     details: list[message.Message] = [
@@ -161,11 +178,11 @@ def to_status(error: BaseException, request_id: str) -> tuple[grpc.StatusCode, s
         violation = error_details_pb2.BadRequest.FieldViolation(field=shortened(error.field), description=text)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if rule.retry_seconds is not None:
-        milliseconds = round(1000 * getattr(error, "retry_seconds", rule.retry_seconds))
+        seconds = max(getattr(error, "retry_seconds", rule.retry_seconds), _LEAST_DELAY)
         retry = error_details_pb2.RetryInfo()
-        retry.retry_delay.FromMilliseconds(milliseconds)
+        retry.retry_delay.FromMilliseconds(round(1000 * seconds))
         details.append(retry)
-        pushback = (("grpc-retry-pushback-ms", str(milliseconds)),)
+        pushback = (("grpc-retry-pushback-ms", _pushback(seconds, remaining)),)
     status = status_pb2.Status(code=rule.code.value[0], message=text)
     for detail in details:
         packed = any_pb2.Any()
