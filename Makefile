@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+NODE := build/node/.installed
 # Small models in tests are faster on one thread, and two test processes share the machine.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
@@ -35,8 +36,15 @@ serve: $(STAMP)  ## Serve the bundled model on 127.0.0.1:50051
 bench: $(STAMP)  ## Compare transformers, drafting off and the strategies on a few questions
 	$(BIN)/draftwood bench speed --limit 8 --warm 60
 
-test: check  ## All checks, then all tests
+test: check $(NODE)  ## All checks, then all tests
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# For tests/clients/test_node.py, which is skipped where npm is not there.
+$(NODE): tests/clients/node/package.json
+	mkdir -p $(@D)
+	cp $< $(@D)/
+	if command -v npm; then cd $(@D) && timeout 300 npm install --silent --ignore-scripts --no-audit --no-fund; fi
+	touch $@
 
 test-slow: $(STAMP)  ## Many random runs of what `make test` tries a few times; some minutes
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m slow

@@ -3,6 +3,7 @@
 DraftwoodError
 ├── QueueFullError          the limit of live requests is reached
 ├── TooMuchTextError        too many long texts wait to be read
+├── ModelNotServedError     the request names another model
 ├── LoadingError            the model is not loaded yet
 ├── ShuttingDownError       the service is stopping
 ├── DeadlineExceededError   the request's deadline has passed
@@ -25,7 +26,7 @@ from model_runner.errors import DeadlineError, DraftwoodError, EngineStoppedErro
 from service.memory.errors import MemoryPurgedError, StoreFullError, StoreRefusedError, StoreUnavailableError
 
 ERROR_DOMAIN = "draftwood"
-_MAX_TEXT = 500
+_MAX_BYTES = 500
 _LEAST_DELAY = 0.01
 """Seconds: gRPC's C core, which Python and others use, loses a call that is to be retried after 0 ms."""
 
@@ -56,6 +57,13 @@ class TooMuchTextError(DraftwoodError):
     def __init__(self, of_tenant: int) -> None:
         super().__init__(f"too many long texts wait to be read, {of_tenant} of this tenant; try again later")
         self.of_tenant = of_tenant
+
+
+class ModelNotServedError(DraftwoodError):
+    """The request names another model than the one that is served."""
+
+    def __init__(self, model: str, served: str) -> None:
+        super().__init__(f"model: {shortened(model)!r} is not served here; this server has {served!r}")
 
 
 class LoadingError(DraftwoodError):
@@ -123,6 +131,7 @@ INTERNAL = Rule(grpc.StatusCode.INTERNAL, "INTERNAL", "internal error; the serve
 
 RULES: dict[type[BaseException], Rule] = {
     InvalidValueError: Rule(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_VALUE"),
+    ModelNotServedError: Rule(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
     QueueFullError: Rule(grpc.StatusCode.UNAVAILABLE, "QUEUE_FULL", retry_seconds=1.0),
     TooMuchTextError: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MUCH_TEXT", retry_seconds=1.0),
     LoadingError: Rule(grpc.StatusCode.UNAVAILABLE, "LOADING", retry_seconds=1.0),
@@ -148,8 +157,11 @@ def rule_for(error: BaseException) -> Rule:
 
 
 def shortened(text: str) -> str:
-    """Cut where HTTP/2 could not carry it: status and details travel in headers, which are 8 KiB at most."""
-    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
+    """Cut to `_MAX_BYTES` of UTF-8. Status and details travel in headers, of which clients take up to 8 KiB: the
+    message once, a byte beyond ASCII as three, and twice more in the details, in base64.
+    """
+    encoded = text.encode(errors="replace")
+    return text if len(encoded) <= _MAX_BYTES else encoded[: _MAX_BYTES - 3].decode(errors="ignore") + "..."
 
 
 def _pushback(seconds: float, remaining: float | None) -> str:

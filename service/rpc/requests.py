@@ -130,7 +130,10 @@ def read_sampling(request: pb.GenerateRequest, model: ServedModel) -> SamplingPa
     if len(bias) > MAX_LOGIT_BIASES:
         problem = f"has {len(bias)} items; at most {MAX_LOGIT_BIASES} are allowed"
         raise InvalidInputError("sampling.logit_bias", None, problem)
-    require_in_vocabulary("sampling.logit_bias", np.array([token for token, _ in bias], np.int32), model.vocab_size)
+    for token, _ in bias:
+        if not 0 <= token < model.vocab_size:
+            problem = f"the key must lie in [0, {model.vocab_size - 1}], the model's vocabulary"
+            raise InvalidInputError(f"sampling.logit_bias[{token}]", None, problem)
     logprobs = request.output.top_logprobs if request.output.HasField("top_logprobs") else None
     sampling = replace(model.defaults.sampling, **values, logit_bias=tuple(bias), logprobs=logprobs)
     if sampling.temperature and not request.sampling.HasField("seed"):

@@ -13,7 +13,6 @@ import grpc
 import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from model_runner.errors import InvalidInputError
 from service.engine.bridge import EngineBridge
@@ -22,6 +21,7 @@ from service.rpc.calls import Call, Method, handlers
 from service.rpc.generation import SERVICE, GenerationServicer
 from service.rpc.memory import SERVICE as MEMORY_SERVICE
 from service.rpc.memory import MemoryServicer
+from service.rpc.reflection import enable_reflection
 from service.rpc.tls import server_credentials
 from service.serving import ServedModel, Serving
 from service.settings import Settings
@@ -68,8 +68,7 @@ class BoundServer:
         self.address = f"{host}:{self.port}"
         self.grpc_server.add_generic_rpc_handlers(tuple(self.handlers))
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc_server)
-        names = [service.full_name for service in _SERVICES]
-        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc_server)
+        enable_reflection([service.full_name for service in _SERVICES], self.grpc_server)
 
     async def start(self) -> None:
         """Answers calls from now on; does nothing if it does so already."""

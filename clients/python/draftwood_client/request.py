@@ -37,7 +37,7 @@ class GenerateOptions(TypedDict, total=False):
     """Keyword arguments of `generate` and `stream`. An option that is missing or None has the server's default.
 
     The request: `tenant`, the owner of the memory that drafts and learns ("default"); `request_id` for logs and traces;
-    `priority` among the tenant's requests, -10 to 10, higher first.
+    `priority` among the tenant's requests, -10 to 10, higher first; `model`, which must be the served one.
 
     Sampling: `temperature` (0, the default, is greedy), `top_k`, `top_p`, `min_p`, `repetition_penalty`,
     `presence_penalty`, `frequency_penalty`, `logit_bias` (token id to a number that is added to its logit), `seed`
@@ -55,6 +55,7 @@ class GenerateOptions(TypedDict, total=False):
     the tokens and of as many alternatives; `include_special_tokens`.
     """
 
+    model: str | None
     tenant: str | None
     request_id: str | None
     priority: int | None
@@ -245,6 +246,7 @@ def _nearest(name: str) -> str:
 
 _FIELDS: dict[str, tuple[str, str, Callable[[str, object], object]]] = {
     # option: (part of the request, field in it, check)
+    "model": ("", "model", text),
     "tenant": ("", "tenant", text),
     "request_id": ("", "request_id", text),
     "priority": ("", "priority", _int32),

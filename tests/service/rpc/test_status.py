@@ -9,6 +9,7 @@ from google.rpc import error_details_pb2, status_pb2
 from model_runner.errors import EngineStoppedError, InvalidValueError, ModelError
 from service.errors import (
     DeadlineExceededError,
+    ModelNotServedError,
     QueueFullError,
     ReaderStalledError,
     ShuttingDownError,
@@ -17,6 +18,7 @@ from service.errors import (
 )
 
 TABLE = [
+    (ModelNotServedError("x", "y"), grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
     (InvalidValueError("a.b", 3, "it must be 4"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_VALUE"),
     (QueueFullError(5, 0.25), grpc.StatusCode.UNAVAILABLE, "QUEUE_FULL"),
     (ShuttingDownError(), grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN"),
