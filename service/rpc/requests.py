@@ -102,6 +102,7 @@ async def read_requests(
             sampling=replace(sampling, seed=(sampling.seed + sample) % 2**64),
             strategy_name=strategy_name,
             max_draft_nodes=max_nodes,
+            learns=request.drafting.learn if request.drafting.HasField("learn") else True,
             format=output_format,
             include_special_tokens=request.output.include_special_tokens,
             tenant=tenant,

@@ -48,8 +48,8 @@ class GenerateOptions(TypedDict, total=False):
     Stopping: after `max_tokens`, not before `min_tokens`, before one of the `stop` strings, at one of the
     `stop_token_ids`, at the model's own end-of-sequence tokens unless `ignore_eos`.
 
-    Drafting, which never changes the answer: `drafting=False` switches it off; `strategy`, one of
-    `ModelInfo.strategies`; `max_draft_nodes` per step.
+    Drafting, which never changes the answer: `drafting=False` switches it off; `learn=False` drafts, and learns
+    nothing of this request; `strategy`, one of `ModelInfo.strategies`; `max_draft_nodes` per step.
 
     Output: `token_details`, the text of each token and whether it was drafted; `top_logprobs`, log-probabilities of
     the tokens and of as many alternatives; `include_special_tokens`.
@@ -78,6 +78,7 @@ class GenerateOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int] | None
     ignore_eos: bool | None
     drafting: bool | None
+    learn: bool | None
     strategy: str | None
     max_draft_nodes: int | None
     token_details: bool | None
@@ -269,6 +270,7 @@ _FIELDS: dict[str, tuple[str, str, Callable[[str, object], object]]] = {
     "stop_token_ids": ("stop", "token_ids", token_ids),
     "ignore_eos": ("stop", "ignore_eos", _flag),
     "drafting": ("drafting", "enabled", _flag),
+    "learn": ("drafting", "learn", _flag),
     "strategy": ("drafting", "strategy", text),
     "max_draft_nodes": ("drafting", "max_nodes", _int32),
     "token_details": ("output", "token_details", _flag),

@@ -113,14 +113,16 @@ class StopOptions(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., strings: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ...) -> None: ...
 
 class DraftOptions(_message.Message):
-    __slots__ = ("enabled", "strategy", "max_nodes")
+    __slots__ = ("enabled", "strategy", "max_nodes", "learn")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    LEARN_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     strategy: str
     max_nodes: int
-    def __init__(self, enabled: bool = ..., strategy: _Optional[str] = ..., max_nodes: _Optional[int] = ...) -> None: ...
+    learn: bool
+    def __init__(self, enabled: bool = ..., strategy: _Optional[str] = ..., max_nodes: _Optional[int] = ..., learn: bool = ...) -> None: ...
 
 class OutputFormat(_message.Message):
     __slots__ = ("json_schema", "regex", "lark")

@@ -115,6 +115,7 @@ class GenerationFlags:
     model: Annotated[str | None, _option("Queueing", "The model, which must be the served one.")] = None
     priority: Annotated[int | None, _option("Queueing", "Among the tenant's requests, -10 to 10, higher first.")] = None
     drafting: Annotated[bool | None, _drafting("Switch drafting on or off.", "--drafting/--no-drafting")] = None
+    learn: Annotated[bool | None, _drafting("Learn from this request.", "--learn/--no-learn")] = None
     strategy: Annotated[str | None, _drafting("Drafting strategy, one of those that `draftwood info` lists.")] = None
     max_draft_nodes: Annotated[int | None, _drafting("Draft tokens per step, at most.")] = None
 
