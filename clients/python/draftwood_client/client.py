@@ -18,8 +18,7 @@ from draftwood_client.connection import DEFAULT_TARGET, Connection, TlsConfig, T
 from draftwood_client.errors import ClientClosedError, DeadlineError, UnavailableError
 from draftwood_client.request import GenerateOptions, Messages, Prompt, token_ids, tokenize_request
 from draftwood_client.results import Completion, Delta, Finished, ModelInfo, Started, Tokenization
-from draftwood_client.retry import RetryPolicy
-from draftwood_client.waiting import POLL_SECONDS, Waiting
+from draftwood_client.retry import POLL_SECONDS, RetryPolicy, Waiting
 
 _Request = TypeVar("_Request", contravariant=True)
 _Response = TypeVar("_Response", covariant=True)

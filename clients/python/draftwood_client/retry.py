@@ -1,12 +1,14 @@
-"""When a request is sent again: a policy that gRPC itself carries out (gRFC A6)."""
+"""When a request is sent again, by gRPC itself (gRFC A6), and waiting for a server that starts."""
 
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from typing import Any
 
-from draftwood_client.errors import ArgumentValueError
+from draftwood_client._status import not_ready_error
+from draftwood_client.errors import ArgumentValueError, StatusError, UnavailableError
 
 MAX_ATTEMPTS = 5
 """gRPC makes no more attempts, whatever a policy says."""
@@ -66,3 +68,29 @@ NO_RETRY = RetryPolicy(max_attempts=1)
 
 def _outside(name: str, value: float, allowed: str) -> ArgumentValueError:
     return ArgumentValueError(f"retry.{name}", f"{value!r} is not allowed; {allowed}")
+
+
+POLL_SECONDS = 0.2
+"""Between two questions, each of which is retried as the client's policy says. Not tuned."""
+
+
+class Waiting:
+    """Until a server is ready, at most `limit` seconds from now; None for no limit."""
+
+    def __init__(self, target: str, limit: float | None) -> None:
+        self._target = target
+        self._limit = limit
+        self._deadline = None if limit is None else time.monotonic() + limit
+        self._refusal: StatusError | None = None
+
+    def remaining(self) -> float:
+        """Seconds until the deadline, above 0; infinity without one."""
+        return math.inf if self._deadline is None else max(1e-3, self._deadline - time.monotonic())
+
+    def check(self, error: StatusError) -> None:
+        """Raises `DeadlineError` with the server's last refusal if there is no time for another question."""
+        if isinstance(error, UnavailableError):
+            self._refusal = error
+        if not isinstance(error, UnavailableError) or self.remaining() <= POLL_SECONDS:
+            last = self._refusal or error
+            raise not_ready_error(self._target, self._limit, last) from last
