@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+NODE := build/node/.installed
 # Small models in tests are faster on one thread, and two test processes share the machine.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
@@ -10,11 +11,12 @@ TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-setup: $(STAMP)  ## Create .venv with the server and the development tools
+setup: $(STAMP)  ## Create .venv with client, server and development tools
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml clients/python/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable clients/python --editable '.[dev]'
 	touch $@
 
 demo: $(STAMP)  ## Run the main job: questions through the service, drafting off, cold and warm
@@ -34,8 +36,15 @@ serve: $(STAMP)  ## Serve the bundled model on 127.0.0.1:50051
 bench: $(STAMP)  ## Compare transformers, drafting off and the strategies on a few questions
 	$(BIN)/draftwood bench speed --limit 8 --warm 60
 
-test: check  ## All checks, then all tests
+test: check $(NODE)  ## All checks, then all tests
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# For tests/clients/test_node.py, which is skipped where npm is not there.
+$(NODE): tests/clients/node/package.json
+	mkdir -p $(@D)
+	cp $< $(@D)/
+	if command -v npm; then cd $(@D) && timeout 300 npm install --silent --ignore-scripts --no-audit --no-fund; fi
+	touch $@
 
 test-slow: $(STAMP)  ## Many random runs of what `make test` tries a few times; some minutes
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m slow

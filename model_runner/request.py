@@ -119,6 +119,7 @@ class Request:
         prompt: int32[p], p >= 1.
         strategy_name: registered name of the drafting strategy; "none" disables drafting.
         max_draft_nodes: cap on the draft nodes of one step; 0 disables drafting.
+        learns: strategies may learn from the request; if not, one that is not `Readable` drafts nothing for it.
         format: the grammar that the output follows; None for any output.
         include_special_tokens: the text of special tokens is part of the output text.
         tenant: owner of the request. Tenants share the engine by weight and never share cached prefixes.
@@ -136,6 +137,7 @@ class Request:
     sampling: SamplingParams = SamplingParams()
     strategy_name: str = "none"
     max_draft_nodes: int = 0
+    learns: bool = True
     format: Format | None = None
     include_special_tokens: bool = False
     tenant: str = ""

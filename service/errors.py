@@ -3,6 +3,7 @@
 DraftwoodError
 ├── QueueFullError          the limit of live requests is reached
 ├── TooMuchTextError        too many long texts wait to be read
+├── ModelNotServedError     the request names another model
 ├── LoadingError            the model is not loaded yet
 ├── ShuttingDownError       the service is stopping
 ├── DeadlineExceededError   the request's deadline has passed
@@ -12,6 +13,7 @@ DraftwoodError
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -24,7 +26,9 @@ from model_runner.errors import DeadlineError, DraftwoodError, EngineStoppedErro
 from service.memory.errors import MemoryPurgedError, StoreFullError, StoreRefusedError, StoreUnavailableError
 
 ERROR_DOMAIN = "draftwood"
-_MAX_TEXT = 500
+_MAX_BYTES = 500
+_LEAST_DELAY = 0.01
+"""Seconds: gRPC's C core, which Python and others use, loses a call that is to be retried after 0 ms."""
 
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
@@ -53,6 +57,13 @@ class TooMuchTextError(DraftwoodError):
     def __init__(self, of_tenant: int) -> None:
         super().__init__(f"too many long texts wait to be read, {of_tenant} of this tenant; try again later")
         self.of_tenant = of_tenant
+
+
+class ModelNotServedError(DraftwoodError):
+    """The request names another model than the one that is served."""
+
+    def __init__(self, model: str, served: str) -> None:
+        super().__init__(f"model: {shortened(model)!r} is not served here; this server has {served!r}")
 
 
 class LoadingError(DraftwoodError):
@@ -120,6 +131,7 @@ INTERNAL = Rule(grpc.StatusCode.INTERNAL, "INTERNAL", "internal error; the serve
 
 RULES: dict[type[BaseException], Rule] = {
     InvalidValueError: Rule(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_VALUE"),
+    ModelNotServedError: Rule(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
     QueueFullError: Rule(grpc.StatusCode.UNAVAILABLE, "QUEUE_FULL", retry_seconds=1.0),
     TooMuchTextError: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MUCH_TEXT", retry_seconds=1.0),
     LoadingError: Rule(grpc.StatusCode.UNAVAILABLE, "LOADING", retry_seconds=1.0),
@@ -145,12 +157,29 @@ def rule_for(error: BaseException) -> Rule:
 
 
 def shortened(text: str) -> str:
-    """Cut where HTTP/2 could not carry it: status and details travel in headers, which are 8 KiB at most."""
-    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
+    """Cut to `_MAX_BYTES` of UTF-8. Status and details travel in headers, of which clients take up to 8 KiB: the
+    message once, a byte beyond ASCII as three, and twice more in the details, in base64.
+    """
+    encoded = text.encode(errors="replace")
+    return text if len(encoded) <= _MAX_BYTES else encoded[: _MAX_BYTES - 3].decode(errors="ignore") + "..."
 
 
-def to_status(error: BaseException, request_id: str) -> tuple[grpc.StatusCode, str, Metadata]:
-    """Code, message and trailing metadata with google.rpc details, as `context.abort` takes them."""
+def _pushback(seconds: float, remaining: float | None) -> str:
+    """When gRPC itself retries, in milliseconds: up to a quarter later than `seconds`, so that clients refused together
+    do not return together; never ("-1") if the deadline comes first, so that the client gets this error.
+    """
+    delay = random.uniform(1.0, 1.25) * seconds
+    return "-1" if remaining is not None and delay >= remaining else str(round(1000 * delay))
+
+
+def to_status(
+    error: BaseException, request_id: str, remaining: float | None = None
+) -> tuple[grpc.StatusCode, str, Metadata]:
+    """Code, message and trailing metadata with google.rpc details, as `context.abort` takes them.
+
+    Args:
+        remaining: seconds until the client's deadline; None without one.
+    """
     rule = rule_for(error)
     text = shortened(str(error)) if rule.message is None else rule.message
     details: list[message.Message] = [
@@ -161,11 +190,11 @@ def to_status(error: BaseException, request_id: str) -> tuple[grpc.StatusCode, s
         violation = error_details_pb2.BadRequest.FieldViolation(field=shortened(error.field), description=text)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if rule.retry_seconds is not None:
-        milliseconds = round(1000 * getattr(error, "retry_seconds", rule.retry_seconds))
+        seconds = max(getattr(error, "retry_seconds", rule.retry_seconds), _LEAST_DELAY)
         retry = error_details_pb2.RetryInfo()
-        retry.retry_delay.FromMilliseconds(milliseconds)
+        retry.retry_delay.FromMilliseconds(round(1000 * seconds))
         details.append(retry)
-        pushback = (("grpc-retry-pushback-ms", str(milliseconds)),)
+        pushback = (("grpc-retry-pushback-ms", _pushback(seconds, remaining)),)
     status = status_pb2.Status(code=rule.code.value[0], message=text)
     for detail in details:
         packed = any_pb2.Any()

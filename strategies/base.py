@@ -88,6 +88,14 @@ class Strategy(Protocol):
         """A drafter for a sequence that begins with `prompt`, int32[p] with p >= 1."""
 
 
+@runtime_checkable
+class Readable(Protocol):
+    """What a strategy offers besides for requests that nothing may be learned from."""
+
+    def start_reading(self, prompt: Int32Array) -> Drafter:
+        """As `Strategy.start`, of a drafter that changes nothing of what sequences share."""
+
+
 class Successors(Protocol):
     """The model's most probable next tokens by context, as `strategies.successors.SuccessorTable` keeps them."""
 

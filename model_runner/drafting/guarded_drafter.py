@@ -14,7 +14,7 @@ from model_runner.drafting.draft_account import DraftAccount, Payoff, is_first_c
 from model_runner.drafting.watchdog import Watchdog
 from model_runner.sequence import Sequence
 from strategies import EMPTY_TREE, Drafter, DraftTree, Feedback, Strategy
-from strategies.base import Composite
+from strategies.base import Composite, Readable
 from strategies.draft import checked
 
 CALL_LIMIT, FIRST_CALL_LIMIT = 5.0, 120.0
@@ -151,7 +151,15 @@ class GuardedDrafter:
             top_k = int(strategy.top_k)
             if not 0 <= top_k <= self._vocab_size:
                 raise ValueError(f"top_k: {top_k} is not allowed; it must lie in [0, {self._vocab_size}]")
-            self._drafter = self._timed(strategy, "start", strategy.start, self._sequence.request.prompt.copy())
+            request = self._sequence.request
+            if request.learns:
+                method, start = "start", strategy.start
+            elif isinstance(strategy, Readable):
+                method, start = "start_reading", strategy.start_reading
+            else:
+                self._sequence.stats.drafting_disabled_reason = f"{request.strategy_name} cannot draft without learning"
+                return
+            self._drafter = self._timed(strategy, method, start, request.prompt.copy())
             self._top_k = top_k
             if isinstance(self._drafter, Composite):
                 self._drafter.limit_tokens(self._vocab_size)

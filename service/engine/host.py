@@ -33,6 +33,7 @@ from service.engine.link import (
     portable,
 )
 from service.engine.loaded import LoadedEngine, StepEngine
+from service.engine.repeats import RecentRequests
 from service.memory import MemoryManager
 from service.memory.operations import submit
 from service.serving import Grammars
@@ -78,6 +79,7 @@ class EngineHost:
         self._sent_at = 0.0
         self._tasks: deque[Callable[[], None]] = deque()
         self._groups: dict[int, _SampleGroup] = {}
+        self._recent = RecentRequests()
         self._ids: dict[Sequence, int] = {}
         self._ended = False
 
@@ -198,7 +200,12 @@ class EngineHost:
         group.begun = True
         for sequence in sequences:
             sequence.strategy = strategy
-        if strategy is not None:
+        learns = strategy is not None and sequences[0].request.learns
+        if learns and self._recent.is_repeated(sequences[0].request):
+            learns = False
+            for sequence in sequences:
+                sequence.request = replace(sequence.request, learns=False)
+        if learns:
             group.learning = loaded.memory.learning(sequences)
             group.learning.__enter__()
         for sequence in sequences:
@@ -219,8 +226,11 @@ class EngineHost:
 
     def _end_sample(self, sequence_id: int) -> None:
         group = self._groups.pop(sequence_id)
-        del self._ids[group.sequences.pop(sequence_id)]
+        sequence = group.sequences.pop(sequence_id)
+        del self._ids[sequence]
         if not group.sequences and group.learning is not None:
+            if not sequence.output:
+                self._recent.forget(sequence.request)
             try:
                 group.learning.__exit__(None, None, None)
             except Exception:

@@ -97,7 +97,7 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, 
         _log.error("internal error", method=method, request_id=request_id, exc_info=error)
     if isinstance(error, ClientGoneError) or context.cancelled() or context.done():
         raise asyncio.CancelledError from error
-    code, text, trailing = to_status(error, request_id)
+    code, text, trailing = to_status(error, request_id, context.time_remaining())
     try:
         async with asyncio.timeout(_ABORT_SECONDS):
             await context.abort(code, text, trailing)

@@ -21,7 +21,7 @@ from model_runner.sampling.generation_defaults import GenerationDefaults
 from model_runner.statistics import SequenceStats
 from service.engine.bridge import EngineBridge
 from service.engine.stream import Pending, Sample, Stream
-from service.errors import DeadlineExceededError
+from service.errors import DeadlineExceededError, ModelNotServedError
 from service.rpc.calls import Call, Method
 from service.rpc.identifiers import resolve_tenant
 from service.rpc.request_log import RequestLog
@@ -89,6 +89,7 @@ class GenerationServicer:
 
     async def generate(self, request: pb.GenerateRequest, call: Call) -> None:
         """Streams one Started, Deltas and one Finished, or raises the error that ends the call with one status."""
+        self._require_served(request.model)
         tenant = resolve_tenant(request.tenant)
         with RequestLog(call.request_id, tenant, call.arrived_at) as record:
             defaults = self._serving.model.defaults.sampling
@@ -124,6 +125,7 @@ class GenerationServicer:
                 stream.close()
 
     async def tokenize(self, request: pb.TokenizeRequest, call: Call) -> pb.TokenizeResponse:
+        self._require_served(request.model)
         prompt = await read_prompt(request, self._serving, self._text_work, _NO_TENANT)
         ids, decode = prompt.ids.tolist(), self._serving.model.tokenizer.decode
 
@@ -138,6 +140,7 @@ class GenerationServicer:
         return answer
 
     async def detokenize(self, request: pb.DetokenizeRequest, call: Call) -> pb.DetokenizeResponse:
+        self._require_served(request.model)
         model = self._serving.model
         most = self._serving.max_prompt_characters  # as many tokens as Tokenize returns
         if len(request.token_ids) > most:
@@ -166,6 +169,12 @@ class GenerationServicer:
                 seed=request.sampling.seed,
             )
         )
+
+    def _require_served(self, model: str) -> None:
+        """Raises ModelNotServedError if a request names another model than the served one; "" names none."""
+        served = self._serving.model.name
+        if model not in ("", served):
+            raise ModelNotServedError(model, served)
 
     def _seconds(self, call: Call) -> float:
         """Seconds until the server ends the call; gRPC itself ends it at the client's deadline."""

@@ -102,6 +102,7 @@ async def read_requests(
             sampling=replace(sampling, seed=(sampling.seed + sample) % 2**64),
             strategy_name=strategy_name,
             max_draft_nodes=max_nodes,
+            learns=request.drafting.learn if request.drafting.HasField("learn") else True,
             format=output_format,
             include_special_tokens=request.output.include_special_tokens,
             tenant=tenant,
@@ -130,7 +131,10 @@ def read_sampling(request: pb.GenerateRequest, model: ServedModel) -> SamplingPa
     if len(bias) > MAX_LOGIT_BIASES:
         problem = f"has {len(bias)} items; at most {MAX_LOGIT_BIASES} are allowed"
         raise InvalidInputError("sampling.logit_bias", None, problem)
-    require_in_vocabulary("sampling.logit_bias", np.array([token for token, _ in bias], np.int32), model.vocab_size)
+    for token, _ in bias:
+        if not 0 <= token < model.vocab_size:
+            problem = f"the key must lie in [0, {model.vocab_size - 1}], the model's vocabulary"
+            raise InvalidInputError(f"sampling.logit_bias[{token}]", None, problem)
     logprobs = request.output.top_logprobs if request.output.HasField("top_logprobs") else None
     sampling = replace(model.defaults.sampling, **values, logit_bias=tuple(bias), logprobs=logprobs)
     if sampling.temperature and not request.sampling.HasField("seed"):

@@ -13,7 +13,6 @@ import grpc
 import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from model_runner.errors import InvalidInputError
 from service.engine.bridge import EngineBridge
@@ -22,6 +21,7 @@ from service.rpc.calls import Call, Method, handlers
 from service.rpc.generation import SERVICE, GenerationServicer
 from service.rpc.memory import SERVICE as MEMORY_SERVICE
 from service.rpc.memory import MemoryServicer
+from service.rpc.reflection import enable_reflection
 from service.rpc.tls import server_credentials
 from service.serving import ServedModel, Serving
 from service.settings import Settings
@@ -68,8 +68,7 @@ class BoundServer:
         self.address = f"{host}:{self.port}"
         self.grpc_server.add_generic_rpc_handlers(tuple(self.handlers))
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc_server)
-        names = [service.full_name for service in _SERVICES]
-        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc_server)
+        enable_reflection([service.full_name for service in _SERVICES], self.grpc_server)
 
     async def start(self) -> None:
         """Answers calls from now on; does nothing if it does so already."""
@@ -170,8 +169,10 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", round(1000 * settings.keepalive)),
         ("grpc.keepalive_timeout_ms", 20_000),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.ping_timeout_ms", 20_000),  # this one counts in gRPC 1.85; the default is a minute
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),  # pings go on while a request waits and nothing is written
     ]
     if settings.max_connection_age:
         options += [

@@ -10,6 +10,7 @@ own token after the accepted path is kept.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import sys
 from collections.abc import Iterator
@@ -78,6 +79,9 @@ class JacobiStrategy:
     def start(self, prompt: Int32Array) -> JacobiDrafter:
         return JacobiDrafter(self, prompt)
 
+    def start_reading(self, prompt: Int32Array) -> JacobiDrafter:
+        return JacobiDrafter(self, prompt, learns=False)
+
 
 class GuessRates:
     """Acceptance rates of guesses and of the window's nodes: running averages over a tenant's steps.
@@ -116,15 +120,16 @@ class GuessRates:
 
 
 class JacobiDrafter:
-    """Drafts for one sequence.
+    """Drafts for one sequence; what it learns stays its own unless it `learns` for the tenant.
 
     Attributes:
         window: None where the budget is too small for one, and before the first draft.
         pool: the n-grams of the prompt and of the window.
     """
 
-    def __init__(self, strategy: JacobiStrategy, prompt: Int32Array) -> None:
+    def __init__(self, strategy: JacobiStrategy, prompt: Int32Array, learns: bool = True) -> None:
         self._strategy = strategy
+        self._rates = strategy.rates if learns else copy.deepcopy(strategy.rates)
         self._prompt = prompt
         self._last = int(prompt[-1])
         self._output: list[int] = []
@@ -133,9 +138,10 @@ class JacobiDrafter:
         self.window: Window | None = None
         self.pool = NgramPool(strategy.guesses, strategy.pool_keys)
         self.pool.add_all(prompt.tolist(), strategy.ngram)
+        self._learned = strategy.pool if learns else self.pool
 
     def propose(self, budget: int) -> DraftTree:
-        strategy, rates, draft = self._strategy, self._strategy.rates, TreeBuilder(budget)
+        strategy, rates, draft = self._strategy, self._rates, TreeBuilder(budget)
         columns = min(strategy.window, (budget // 2 + 1) // (strategy.ngram - 1))
         if columns != (self.window.columns if self.window else 0):
             self.window = Window(columns, strategy.ngram, self._random_tokens()) if columns else None
@@ -152,15 +158,15 @@ class JacobiDrafter:
 
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
         written = accepted.tolist()
-        self._strategy.rates.observe(self._guesses, self._window_nodes, written)
+        self._rates.observe(self._guesses, self._window_nodes, written)
         if self.window is not None and feedback is not None:
             predictions = predictions_after(joined(self.window.paths()), feedback)
             if any(token is not None for token in predictions):
                 for ngram in self.window.advance(self._last, predictions):
                     self.pool.add(ngram)
-                    self._strategy.pool.add(ngram)
+                    self._learned.add(ngram)
         self._output += written
-        self._strategy.pool.add_all(self._output, self._strategy.ngram)
+        self._learned.add_all(self._output, self._strategy.ngram)
         self._output = self._output[1 - self._strategy.ngram :]
         self._last = written[-1]
         self._guesses, self._window_nodes = [], 0

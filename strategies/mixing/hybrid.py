@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import cast
 
-from strategies.base import Drafter, Feedback, SourceCounts, Strategy, Successors, SuccessorSource
+from strategies.base import Drafter, Feedback, Readable, SourceCounts, Strategy, Successors, SuccessorSource
 from strategies.draft import DraftTree, checked
 from strategies.mixing.mixer import Mixer, SequenceMixer
 from strategies.mixing.weights import SOURCES, TABLE
@@ -89,6 +89,10 @@ class HybridStrategy:
     def start(self, prompt: Int32Array) -> HybridDrafter:
         return HybridDrafter(self, prompt)
 
+    def start_reading(self, prompt: Int32Array) -> HybridDrafter:
+        """As `start`, without learning; a part that cannot draft so takes no part."""
+        return HybridDrafter(self, prompt, learns=False)
+
     def sources_to_ask(self) -> list[bool]:
         """Whether each part takes part in the next draft, and last whether the table does. Called once a draft.
 
@@ -134,16 +138,19 @@ def _checked_table(name: str, part: Strategy) -> Successors:
 class HybridDrafter:
     """Drafts for one sequence; a `Composite`."""
 
-    def __init__(self, strategy: HybridStrategy, prompt: Int32Array) -> None:
+    def __init__(self, strategy: HybridStrategy, prompt: Int32Array, learns: bool = True) -> None:
         self._strategy = strategy
-        self._sequence = SequenceMixer(strategy.mixer, prompt)
+        self._sequence = SequenceMixer(strategy.mixer, prompt, learns)
         self._names = [*strategy.parts]
         self._vocab_size: int | None = None
         self._drafters: dict[str, Drafter] = {}
         self._seconds = dict.fromkeys(self._names, 0.0)
         for name, part in strategy.parts.items():
             try:
-                self._drafters[name] = part.start(prompt)
+                if learns:
+                    self._drafters[name] = part.start(prompt)
+                elif isinstance(part, Readable):
+                    self._drafters[name] = part.start_reading(prompt)
             except Exception as error:
                 self._drop(name, "start", error)
 

@@ -59,12 +59,17 @@ class Mixer:
 class SequenceMixer:
     """One live sequence's end, and the sources' trees of its latest draft.
 
+    Args:
+        learns: false to change nothing that the tenant's sequences share.
+
     Attributes:
         counts: int64[2, SOURCES + 1], how many nodes of each source, the table last, were verified and accepted.
     """
 
-    def __init__(self, mixer: Mixer, prompt: Int32Array) -> None:
+    def __init__(self, mixer: Mixer, prompt: Int32Array, learns: bool = True) -> None:
         self._mixer = mixer
+        self._learns = learns
+        self._weights = mixer.weights if learns else Weights(*(table.copy() for table in mixer.weights))
         self.counts = np.zeros((2, SOURCES + 1), np.int64)
         tail = prompt[-ORDERS:]
         self._tail = np.full(ORDERS, NOWHERE, np.int32)
@@ -87,7 +92,7 @@ class SequenceMixer:
         table = self._mixer.table if with_table else None
         self._active[TABLE] = table is not None
         space, rows = empty_draft(budget), _NO_ROWS if table is None else table.rows
-        n = expand(self._trees, self._mixer.weights, self._mixer.workspace(budget), rows, self._tail, space)
+        n = expand(self._trees, self._weights, self._mixer.workspace(budget), rows, self._tail, space)
         if table is not None and self._top_tokens is not None and n < budget:
             n = fill(self._top_tokens, space, n, self._mixer.fill_workspace(budget))
         self._draft = draft = MixedDraft(space.tokens[:n], space.parents[:n], space.scores[:n], space.sources[:n])
@@ -100,8 +105,8 @@ class SequenceMixer:
             self._attribute(self._draft, accepted, feedback)
             rows = table.rows if table is not None and self._active[TABLE] else _NO_ROWS
             workspace = self._mixer.workspace(1)
-            learn(self._trees, self._mixer.weights, workspace, rows, self._tail, accepted, self._active)
-        if table is not None:
+            learn(self._trees, self._weights, workspace, rows, self._tail, accepted, self._active)
+        if table is not None and self._learns:
             if feedback is None or feedback.top_tokens is None:
                 table.note(self._tail, _NO_NODES, _NO_NODES, _NO_TOP_TOKENS)
             else:

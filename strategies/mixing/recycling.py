@@ -45,12 +45,15 @@ class RecyclingStrategy:
     def start(self, prompt: Int32Array) -> RecyclingDrafter:
         return RecyclingDrafter(self._mixer, prompt)
 
+    def start_reading(self, prompt: Int32Array) -> RecyclingDrafter:
+        return RecyclingDrafter(self._mixer, prompt, learns=False)
+
 
 class RecyclingDrafter:
-    """Drafts for one sequence, and writes the model's predictions into the tenant's table."""
+    """Drafts for one sequence, and writes the model's predictions into the tenant's table, if it `learns`."""
 
-    def __init__(self, mixer: Mixer, prompt: Int32Array) -> None:
-        self._sequence = SequenceMixer(mixer, prompt)
+    def __init__(self, mixer: Mixer, prompt: Int32Array, learns: bool = True) -> None:
+        self._sequence = SequenceMixer(mixer, prompt, learns)
 
     def propose(self, budget: int) -> DraftTree:
         return self._sequence.draft((), True, budget)

@@ -102,18 +102,23 @@ class TrieStrategy:
     def start(self, prompt: Int32Array) -> TrieDrafter:
         return TrieDrafter(self, prompt)
 
+    def start_reading(self, prompt: Int32Array) -> TrieDrafter:
+        return TrieDrafter(self, prompt, learns=False)
+
 
 class TrieDrafter:
-    """Drafts for one sequence, and writes it into the tenant's memory as it grows."""
+    """Drafts for one sequence, and writes it into the tenant's memory as it grows, if it `learns`."""
 
-    def __init__(self, strategy: TrieStrategy, prompt: Int32Array) -> None:
+    def __init__(self, strategy: TrieStrategy, prompt: Int32Array, learns: bool = True) -> None:
         self._strategy = strategy
+        self._weights = strategy.weights if learns else Weights(*(table.copy() for table in strategy.weights))
+        self._remembers = learns and strategy.learns != "prompts"
         self._own = PhraseIndex(_OWN_CAPACITY, prompt.shape[0] + 256)
         self._own_writer = self._own.writer()
         self._own.append(self._own_writer, prompt)
         self._writer = strategy.memory.writer()
         learned = {"outputs": 0, "prompts": _EVERYTHING, "both": prompt.shape[0]}[strategy.learns]
-        if strategy.learns != "outputs":
+        if learns and strategy.learns != "outputs":
             strategy.memory.append(self._writer, _START)
             strategy.memory.append(self._writer, prompt)
         self._state = np.array([self._own_writer[0], self._writer[1], self._own_writer[0] + 1, learned], np.int64)
@@ -125,7 +130,7 @@ class TrieDrafter:
         n, found = expand(
             own=self._own.arrays,
             memory=strategy.memory.arrays,
-            weights=strategy.weights,
+            weights=self._weights,
             workspace=workspace,
             state=self._state,
             followed=self._followed,
@@ -139,17 +144,16 @@ class TrieDrafter:
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
         strategy, workspace = self._strategy, _workspace(1)
         memory, own, written = strategy.memory, self._own, accepted.shape[0]
-        remember = strategy.learns != "prompts"
         own.reserve(written)
-        if remember:
+        if self._remembers:
             if self._writer[0] < 0:
                 memory.append(self._writer, _START)
             memory.reserve(written)
         learn(
             own=WritableIndex(own.arrays, own.ring, self._own_writer),
             memory=WritableIndex(memory.arrays, memory.ring, self._writer),
-            remember=remember,
-            weights=strategy.weights,
+            remember=self._remembers,
+            weights=self._weights,
             followed=self._followed,
             candidates=self._roots,
             draft=self._draft,

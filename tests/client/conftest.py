@@ -12,7 +12,7 @@ from draftwood_client import AsyncClient, Client, Completion, Prompt, RetryPolic
 from tests.certificates import make_certificate
 from tests.client.fake_server import FakeServer
 
-QUICK = RetryPolicy(max_attempts=3, initial_backoff=0.001, max_backoff=0.01)
+QUICK = RetryPolicy(max_attempts=3, initial_backoff=0.01, max_backoff=0.01)
 """Retries without noticeable waits."""
 
 

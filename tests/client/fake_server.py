@@ -11,6 +11,7 @@ from typing import Any, Self
 import grpc
 from google.protobuf import any_pb2, message
 from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1.generation_pb2_grpc import GenerationServiceServicer, add_GenerationServiceServicer_to_server
@@ -158,9 +159,16 @@ class FakeServer(GenerationServiceServicer):
         arrived: set when a `Generate` has come.
         cancelled: set when a client disconnected from an unfinished `Generate`.
         unavailable_calls: so many unary calls are refused first.
+        options: gRPC arguments of the server.
     """
 
-    def __init__(self, *, credentials: grpc.ServerCredentials | None = None, has_chat_template: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        credentials: grpc.ServerCredentials | None = None,
+        has_chat_template: bool = True,
+        options: Sequence[tuple[str, int]] = (),
+    ) -> None:
         self.script: list[Behaviour] = [answers("Hello", ", wörld", "!")]
         self.requests: list[pb.GenerateRequest] = []
         self.metadata: list[dict[str, str | bytes]] = []
@@ -168,8 +176,11 @@ class FakeServer(GenerationServiceServicer):
         self.cancelled = threading.Event()
         self.unavailable_calls = 0
         self.has_chat_template = has_chat_template
-        self._server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
+        self._server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0), *options])
         add_GenerationServiceServicer_to_server(self, self._server)
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self.set_ready(True)
         if credentials is None:
             self.port = self._server.add_insecure_port("127.0.0.1:0")
         else:
@@ -184,6 +195,11 @@ class FakeServer(GenerationServiceServicer):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._server.stop(None).wait(5)
+
+    def set_ready(self, ready: bool) -> None:
+        """What its health service reports."""
+        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        self._health.set(pb.DESCRIPTOR.services_by_name["GenerationService"].full_name, status)
 
     def Generate(self, request: pb.GenerateRequest, context: Any) -> Events:
         ended = threading.Event()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 import draftwood_client
 from draftwood_client import (
@@ -23,8 +22,6 @@ from draftwood_client import (
     TlsConfig,
     UnavailableError,
 )
-from draftwood_client.errors import ErrorDetails, StatusError, error_for
-from draftwood_client.retry import Attempts
 from tests.client.fake_server import FakeServer
 
 BAD_PROMPTS: list[tuple[Any, type[Exception], str]] = [
@@ -108,44 +105,29 @@ def test_integers_of_other_libraries_are_token_ids(server: FakeServer) -> None:
     assert server.requests[0].token_ids.ids == [7, 7]
 
 
-def unavailable(retry_after: float | None = None) -> StatusError:
-    import grpc
-
-    return error_for(ErrorDetails(grpc.StatusCode.UNAVAILABLE, "full", retry_after=retry_after, retryable=True))
-
-
-@given(
-    attempts=st.integers(2, 40),
-    initial=st.floats(0, 2),
-    multiplier=st.floats(1, 10),
-    longest=st.floats(0, 3),
-    asked=st.none() | st.floats(0, 5),
-    timeout=st.none() | st.floats(0.1, 50),
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_attempts": -1}, "retry.max_attempts: -1 is not allowed; it must lie in [0, 5]"),
+        ({"max_attempts": 6}, "retry.max_attempts: 6 is not allowed; it must lie in [0, 5]"),
+        ({"initial_backoff": 0.0}, "retry.initial_backoff: 0.0 is not allowed; it must be at least 0.01 seconds"),
+        ({"max_backoff": math.inf}, "retry.max_backoff: inf is not allowed; it must be at least 0.01 seconds"),
+        ({"multiplier": 0.5}, "retry.multiplier: 0.5 is not allowed; it must be at least 1"),
+    ],
 )
-@example(attempts=6, initial=0.0, multiplier=1.0, longest=0.0, asked=0.02, timeout=0.1)  # 0.1 - 0.08 > 0.02
-def test_waits_stay_within_their_bounds(
-    attempts: int, initial: float, multiplier: float, longest: float, asked: float | None, timeout: float | None
-) -> None:
-    now = 0.0
-    policy = RetryPolicy(attempts, initial, longest, multiplier)
-    tries = Attempts(policy, timeout, clock=lambda: now)
-    for made in range(1, attempts + 1):
-        try:
-            wait = tries.wait_after(unavailable(asked))
-        except UnavailableError:
-            worst = now + ((asked or 0.0) + policy.longest_backoff(made))
-            assert made == attempts or (timeout is not None and worst >= timeout)
-            return
-        assert (asked or 0.0) <= wait <= (asked or 0.0) + min(longest, initial * multiplier ** (made - 1))
-        now += wait
-        assert timeout is None or now < timeout
-    pytest.fail("more attempts than the policy has")
+def test_bad_retry_policies(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentValueError) as caught:
+        RetryPolicy(**values)
+    assert str(caught.value) == message
 
 
-def test_backoff_is_jittered() -> None:
-    waits = {Attempts(RetryPolicy(initial_backoff=1), None).wait_after(unavailable()) for _ in range(50)}
-    assert len(waits) == 50
-    assert max(waits) - min(waits) > 0.5
+@pytest.mark.parametrize("attempts", range(6))
+def test_grpc_makes_the_attempts_of_a_policy(server: FakeServer, attempts: int) -> None:
+    server.unavailable_calls = 10
+    policy = RetryPolicy(attempts, initial_backoff=0.01, max_backoff=0.01, multiplier=1e6)
+    with Client(server.target, retry=policy) as client, pytest.raises(UnavailableError):
+        client.model_info()
+    assert len(server.metadata) == max(attempts, 1)
 
 
 def test_the_base_install_is_light() -> None:

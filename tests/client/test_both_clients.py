@@ -119,7 +119,18 @@ def test_every_option_reaches_its_field(ask: Ask, server: FakeServer) -> None:
 
 def test_what_is_not_asked_for_stays_unset(ask: Ask, server: FakeServer) -> None:
     ask(server.target, [1, 2, 3], temperature=None, stop=None)
-    assert server.requests == [pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 2, 3]))]
+    [request] = server.requests
+    assert request == pb.GenerateRequest(token_ids=pb.TokenIds(ids=[1, 2, 3]), request_id=request.request_id)
+
+
+def test_all_attempts_have_the_same_id_and_no_other_request_has(ask: Ask, server: FakeServer) -> None:
+    server.script = [fails(UNAVAILABLE, "full", pushback="20"), fails(UNAVAILABLE, "full"), answers("ok")]
+    ask(server.target)
+    ask(server.target)
+    first, *repeated, other = [request.request_id for request in server.requests]
+    assert repeated == [first, first]
+    assert first != other
+    assert min(len(first), len(other)) >= 32
 
 
 def test_error_details_are_decoded(ask: Ask, server: FakeServer) -> None:
@@ -171,7 +182,7 @@ def test_unavailable_is_retried_after_what_the_server_asks_for(ask: Ask, server:
     full = fails(UNAVAILABLE, "full", reason("QUEUE_FULL"), retry_in(60_000), pushback="100")
     server.script = [full, full, answers("ok")]
     begun = time.monotonic()
-    assert ask(server.target).text == "ok"
+    assert ask(server.target, "x" * 1_000_000).text == "ok"
     assert 0.2 <= time.monotonic() - begun < 5
     assert len(server.requests) == 3
 
@@ -202,11 +213,13 @@ def test_the_server_can_forbid_retries(ask: Ask, server: FakeServer, pushback: s
 
 
 def test_a_retry_that_would_come_too_late_is_not_made(ask: Ask, server: FakeServer) -> None:
-    server.script = [fails(UNAVAILABLE, "full", retry_in(60_000))]
+    """The server, which knows the deadline, forbids it to gRPC."""
+    server.script = [fails(UNAVAILABLE, "full", retry_in(60_000), pushback="-1")]
     begun = time.monotonic()
-    with pytest.raises(UnavailableError):
+    with pytest.raises(UnavailableError) as caught:
         ask(server.target, timeout=2)
     assert time.monotonic() - begun < 1.5
+    assert (caught.value.retryable, caught.value.retry_after) == (True, 60.0)
     assert len(server.requests) == 1
 
 
@@ -214,7 +227,7 @@ def test_an_answer_that_broke_off_is_not_retried(ask: Ask, server: FakeServer) -
     server.script = [fails(UNAVAILABLE, "going down", reason("SHUTTING_DOWN"), after=["half an"]), answers("ok")]
     with pytest.raises(UnavailableError, match="going down") as caught:
         ask(server.target)
-    assert caught.value.request_id == "server-made"
+    assert caught.value.request_id == server.requests[0].request_id
     assert len(server.requests) == 1
 
 
@@ -263,11 +276,11 @@ def test_no_server_is_one_readable_line(ask: Ask) -> None:
 def test_errors_survive_pickling(ask: Ask, server: FakeServer) -> None:
     server.script = [fails(UNAVAILABLE, "full", reason("QUEUE_FULL"), retry_in(20))]
     with pytest.raises(UnavailableError) as caught:
-        ask(server.target)
+        ask(server.target, request_id="r")
     copy = pickle.loads(pickle.dumps(caught.value))
     assert type(copy) is UnavailableError
     assert (
         repr(copy)
         == repr(caught.value)
-        == ("UnavailableError('full', code=UNAVAILABLE, reason='QUEUE_FULL', retry_after=0.02)")
+        == ("UnavailableError('full', code=UNAVAILABLE, reason='QUEUE_FULL', request_id='r', retry_after=0.02)")
     )

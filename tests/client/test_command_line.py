@@ -147,7 +147,7 @@ def test_info_tokenize_detokenize(cli: Cli) -> None:
 
 
 def test_version_and_help(cli: Cli) -> None:
-    assert cli("--version").stdout == f"draftwood {version('draftwood')}\n"
+    assert cli("--version").stdout == f"draftwood {version('draftwood-client')}\n"
     shown = cli("--help").stdout
     assert all(name in shown for name in ("generate", "chat", "info", "tokenize", "detokenize"))
     assert "DRAFTWOOD_TARGET" in cli("chat", "--help").stdout
@@ -324,10 +324,48 @@ def test_a_command_gets_its_arguments_untouched(cli: Cli, tmp_path: Path) -> Non
 def test_a_command_that_cannot_be_imported_says_what_is_missing(cli: Cli) -> None:
     result = cli("needy", "--help")
     assert result.stderr == (
-        '`draftwood needy` needs the server: pip install "draftwood[server]"'
-        " (No module named 'a_module_that_nobody_has')\n"
+        "error: `draftwood needy` (needy_commands:run) cannot be imported: No module named"
+        " 'a_module_that_nobody_has'; reinstall the server: pip install draftwood\n"
     )
     assert result.exit_code == 1
     result = cli("broken")
     assert result.stderr.startswith("error: `draftwood broken` (some_commands:missing) cannot be imported:")
+    assert (result.stderr.count("\n"), result.exit_code) == (1, 1)
+
+
+@pytest.mark.parametrize("command", ["serve", "demo", "bench"])
+def test_without_the_server_its_commands_say_what_to_install(
+    cli: Cli, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [])
+    result = cli(command, "--help")
+    assert result.stderr == f"error: `draftwood {command}` needs the server: pip install draftwood\n"
+    assert result.exit_code == 1
+    assert plugins.HELP[command] not in cli("--help").stdout
+
+
+OTHERS_SERVICE = {
+    "a package": {"service_of_others/__init__.py": ""},
+    "a package with such a module": {"service_of_others/__init__.py": "", "service_of_others/commands.py": ""},
+    "a module": {"service_of_others.py": ""},
+}
+
+
+@pytest.mark.parametrize("case", OTHERS_SERVICE)
+def test_a_package_of_the_same_name_is_told_by_its_place(
+    cli: Cli, case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for path, text in OTHERS_SERVICE[case].items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    serve = plugin("serve", "service_of_others.commands:serve")
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [serve])
+    result = cli("serve")
+    for name in [name for name in sys.modules if name.startswith("service_of_others")]:
+        del sys.modules[name]
+    place = tmp_path / next(iter(OTHERS_SERVICE[case]))
+    expected = place.parent if place.name == "__init__.py" else place
+    assert f"the package 'service_of_others' that Python finds is {expected}, which is not the one" in result.stderr
+    assert "install" not in result.stderr
     assert (result.stderr.count("\n"), result.exit_code) == (1, 1)

@@ -62,6 +62,8 @@ def _message_of_grpc(found: ErrorDetails, target: str, timeout: float | None) ->
         return f"{target}: no complete answer within {timeout:g} s"
     if found.code is grpc.StatusCode.CANCELLED and found.message.startswith("Locally cancelled"):
         return "the request was cancelled"
+    if found.code is grpc.StatusCode.UNAVAILABLE and "backend unhealthy" in found.message:
+        return f"no server of {target} is ready"
     if found.code is grpc.StatusCode.UNAVAILABLE and "last error: " in found.message:
         return f"cannot connect to {target} ({found.message.rpartition('last error: ')[2].removeprefix('UNKNOWN: ')})"
     return f"{target}: {found.message or found.code.name}"
@@ -87,7 +89,7 @@ def _details(code: grpc.StatusCode, message: str, trailer: Trailer) -> ErrorDeta
             + [FieldViolation(v.subject, v.description) for v in quota.violations]
         ),
         retry_after=retry_info if pushback is None else pushback,
-        retryable=code is grpc.StatusCode.UNAVAILABLE and may_retry,
+        retryable=code is grpc.StatusCode.UNAVAILABLE and (may_retry or retry_info is not None),
         request_id=request.request_id or info.metadata.get("request_id", ""),
     )
 

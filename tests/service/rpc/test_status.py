@@ -9,6 +9,7 @@ from google.rpc import error_details_pb2, status_pb2
 from model_runner.errors import EngineStoppedError, InvalidValueError, ModelError
 from service.errors import (
     DeadlineExceededError,
+    ModelNotServedError,
     QueueFullError,
     ReaderStalledError,
     ShuttingDownError,
@@ -17,6 +18,7 @@ from service.errors import (
 )
 
 TABLE = [
+    (ModelNotServedError("x", "y"), grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
     (InvalidValueError("a.b", 3, "it must be 4"), grpc.StatusCode.INVALID_ARGUMENT, "INVALID_VALUE"),
     (QueueFullError(5, 0.25), grpc.StatusCode.UNAVAILABLE, "QUEUE_FULL"),
     (ShuttingDownError(), grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN"),
@@ -45,8 +47,21 @@ def test_status(error: Exception, code: grpc.StatusCode, reason: str) -> None:
     assert ("grpc-retry-pushback-ms" in metadata) is (code is grpc.StatusCode.UNAVAILABLE)
     assert any(detail.Unpack(bad) for detail in status.details) is (code is grpc.StatusCode.INVALID_ARGUMENT)
     if isinstance(error, QueueFullError):
-        assert metadata["grpc-retry-pushback-ms"] == "250"
+        assert 250 <= int(metadata["grpc-retry-pushback-ms"]) <= 313
         assert retry.retry_delay.ToMilliseconds() == 250
+
+
+@pytest.mark.parametrize(("remaining", "expected"), [(None, {100, 125}), (0.13, {100, 125}), (0.1, {-1}), (0.0, {-1})])
+def test_a_retry_that_would_come_after_the_deadline_is_forbidden(remaining: float | None, expected: set[int]) -> None:
+    sent = [
+        int(dict(to_status(QueueFullError(5, 0.1), "mine", remaining)[2])["grpc-retry-pushback-ms"]) for _ in range(50)
+    ]
+    assert min(expected) <= min(sent) <= max(sent) <= max(expected)
+    assert (len(set(sent)) > 1) is (len(expected) > 1)
+
+
+def test_no_client_is_asked_to_come_back_at_once() -> None:
+    assert int(dict(to_status(QueueFullError(5, 0.0), "mine")[2])["grpc-retry-pushback-ms"]) >= 10
 
 
 def test_a_subclass_has_the_rule_of_its_base() -> None:

@@ -112,8 +112,10 @@ class GenerationFlags:
         list[int] | None, _stopping("Stop at this token. May be repeated.", "--stop-token-id")
     ] = None
     ignore_eos: Annotated[bool | None, _stopping("Do not stop at end-of-sequence tokens.", "--ignore-eos")] = None
+    model: Annotated[str | None, _option("Queueing", "The model, which must be the served one.")] = None
     priority: Annotated[int | None, _option("Queueing", "Among the tenant's requests, -10 to 10, higher first.")] = None
     drafting: Annotated[bool | None, _drafting("Switch drafting on or off.", "--drafting/--no-drafting")] = None
+    learn: Annotated[bool | None, _drafting("Learn from this request.", "--learn/--no-learn")] = None
     strategy: Annotated[str | None, _drafting("Drafting strategy, one of those that `draftwood info` lists.")] = None
     max_draft_nodes: Annotated[int | None, _drafting("Draft tokens per step, at most.")] = None
 

@@ -8,9 +8,10 @@ that is one line: `app(args=args, prog_name="draftwood NAME")`. It is imported w
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
@@ -18,14 +19,15 @@ from typer.core import TyperCommand
 from draftwood_client.cli.options import FAILURE, one_line_errors
 
 GROUP = "draftwood.commands"
-OWN_DISTRIBUTION = "draftwood"
+SERVER = "draftwood"
+"""The server's distribution."""
 
 HELP = {
     "serve": "Serve a model.",
     "demo": "Compare drafting off, with an empty and with a warm memory, on the bundled model.",
     "bench": "Measure speed, load and drafting.",
 }
-"""Help of our own commands, so that `draftwood --help` need not import them."""
+"""Help of the server's commands, so that `draftwood --help` need not import them."""
 
 
 class PassThrough(TyperCommand):
@@ -37,16 +39,19 @@ class PassThrough(TyperCommand):
 
 
 def mount(app: typer.Typer) -> None:
-    """Adds all installed entry points to `app` without importing them."""
-    for entry_point in sorted(entry_points(group=GROUP), key=lambda one: one.name):
+    """Adds all installed entry points to `app` without importing them, and the server's commands if it is missing."""
+    found = sorted(entry_points(group=GROUP), key=lambda one: one.name)
+    for entry_point in found:
         owner = _distribution(entry_point)
-        ours = owner == OWN_DISTRIBUTION
+        ours = owner == SERVER
         app.command(
             entry_point.name,
             cls=PassThrough,
             help=HELP.get(entry_point.name, "") if ours else f"From the package {owner}.",
             rich_help_panel="Server" if ours else "Plugins",
         )(_runner(entry_point))
+    for name in HELP.keys() - {one.name for one in found}:
+        app.command(name, cls=PassThrough, hidden=True)(_absent(name))
 
 
 def _runner(entry_point: EntryPoint) -> Callable[[typer.Context], None]:
@@ -57,18 +62,41 @@ def _runner(entry_point: EntryPoint) -> Callable[[typer.Context], None]:
     return run
 
 
+def _absent(name: str) -> Callable[[typer.Context], None]:
+    def run(context: typer.Context) -> None:
+        _fail(f"`draftwood {name}` needs the server: pip install {SERVER}")
+
+    return run
+
+
 def _load(entry_point: EntryPoint) -> Callable[[list[str]], int | None]:
-    """The command. Prints one line and exits if it or one of its dependencies is not installed."""
+    """The command. Prints one line and exits if it or one of its dependencies cannot be imported."""
     try:
         command: Callable[[list[str]], int | None] = entry_point.load()
     except (ImportError, AttributeError) as error:
-        name = f"`draftwood {entry_point.name}`"
-        if _distribution(entry_point) == OWN_DISTRIBUTION and isinstance(error, ModuleNotFoundError):
-            typer.echo(f'{name} needs the server: pip install "draftwood[server]" ({error})', err=True)
-        else:
-            typer.echo(f"error: {name} ({entry_point.value}) cannot be imported: {error}", err=True)
-        raise typer.Exit(FAILURE) from error
+        problem = f"`draftwood {entry_point.name}` ({entry_point.value}) cannot be imported: {error}"
+        if place := _other_package(entry_point, error):
+            package = entry_point.module.partition(".")[0]
+            problem += f"; the package {package!r} that Python finds is {place}, which is not the one of {SERVER}"
+        elif _distribution(entry_point) == SERVER and isinstance(error, ModuleNotFoundError):
+            problem += f"; reinstall the server: pip install {SERVER}"
+        _fail(problem)
     return command
+
+
+def _other_package(entry_point: EntryPoint, error: ImportError | AttributeError) -> str:
+    """Where the entry point's package was found, if it is a package of the same name that lacks the command."""
+    package, _, module = entry_point.module.partition(".")
+    lacks_module = isinstance(error, ImportError) and (error.name or "").startswith(f"{package}.{module}")
+    if not module or not (lacks_module or isinstance(error, AttributeError)):
+        return ""
+    found = sys.modules.get(package)
+    return ", ".join(getattr(found, "__path__", [])) or str(getattr(found, "__file__", None) or "")
+
+
+def _fail(problem: str) -> NoReturn:
+    typer.echo(f"error: {problem}", err=True)
+    raise typer.Exit(FAILURE)
 
 
 def _distribution(entry_point: EntryPoint) -> str:

@@ -1,0 +1,89 @@
+"""The service by `buf curl`, which knows it by reflection alone and speaks protobuf's JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.service.fakes import Served, serving
+
+BUF = Path(sys.executable).with_name("buf")
+SERVICE = "draftwood.v1.GenerationService"
+
+pytestmark = pytest.mark.skipif(not BUF.exists(), reason="buf is not installed; it is among the dev requirements")
+
+
+async def curl(served: Served, path: str, *arguments: str, reflection: str = "grpc-v1") -> tuple[str, str]:
+    """Its stdout and stderr."""
+    process = await asyncio.create_subprocess_exec(
+        *(str(BUF), "curl", "--protocol", "grpc", "--http2-prior-knowledge", "--reflect-protocol", reflection),
+        *(*arguments, f"http://{served.server.address}{path}"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(60):
+        out, err = await process.communicate()
+    return out.decode(), err.decode()
+
+
+def messages(text: str) -> list[dict[str, Any]]:
+    """JSON objects that follow each other."""
+    found, decoder = [], json.JSONDecoder()
+    while text := text.strip():
+        one, end = decoder.raw_decode(text)
+        found.append(one)
+        text = text[end:]
+    return found
+
+
+@pytest.mark.parametrize("reflection", ["grpc-v1", "grpc-v1alpha"])
+async def test_reflection_has_both_of_its_names(reflection: str) -> None:
+    async with serving() as served:
+        out, err = await curl(served, "", "--list-methods", reflection=reflection)
+        assert err == ""
+        assert {f"{SERVICE}/Generate", "draftwood.v1.MemoryService/PurgeMemory"} <= set(out.split())
+
+
+async def test_an_answer() -> None:
+    async with serving() as served:
+        request = json.dumps({"text": "hi", "requestId": "r", "stop": {"maxTokens": 3}})
+        out, err = await curl(served, f"/{SERVICE}/Generate", "--data", request)
+        assert err == ""
+        first, *deltas, last = messages(out)
+        assert first["started"]["requestId"] == "r"
+        assert sum(len(one["delta"]["tokenIds"]) for one in deltas) == 3
+        assert last["finished"]["usage"] == {"promptTokens": 2, "completionTokens": 3}
+
+
+@pytest.mark.parametrize("service", ["", SERVICE, "draftwood.v1.MemoryService"])
+async def test_health_of_each_service(service: str) -> None:
+    async with serving() as served:
+        out, err = await curl(served, "/grpc.health.v1.Health/Check", "--data", json.dumps({"service": service}))
+        assert (err, messages(out)) == ("", [{"status": "SERVING"}])
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a zero is not unset": ({"text": "hi", "sampling": {"n": 0}}, "invalid_argument", "sampling.n"),
+    "another model": ({"text": "hi", "model": "other"}, "not_found", "model"),
+    "a key of a map": (
+        {"text": "hi", "sampling": {"logitBias": {"999": 1}}},
+        "invalid_argument",
+        "sampling.logit_bias[999]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_refusals(case: str) -> None:
+    request, code, field = REFUSED[case]
+    async with serving() as served:
+        out, err = await curl(served, f"/{SERVICE}/Generate", "--data", json.dumps(request))
+        assert out == ""
+        error = json.loads(err)
+        assert error["code"] == code
+        assert error["message"].startswith(field + ":") or error["message"].startswith(field + " ")

@@ -1,0 +1,71 @@
+"""A drafter that reads changes nothing of what a tenant's sequences share, and drafts from it all the same."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strategies import create
+from strategies.base import Drafter, Feedback, Readable, Strategy
+from strategies.native import Int32Array
+
+READABLE = ("trie", "recycling", "jacobi", "hybrid")
+TEXT = np.arange(40, dtype=np.int32) % 13 + 1
+OTHER = np.arange(40, dtype=np.int32) % 7 + 20
+
+
+def ids(*values: int) -> Int32Array:
+    return np.array(values, np.int32)
+
+
+def write(drafter: Drafter, text: Int32Array, top_k: int) -> int:
+    """Drafts and writes the text, two tokens a step; returns how many nodes were drafted."""
+    drafted, last = 0, int(text[0])
+    for at in range(1, len(text) - 1, 2):
+        tree, accepted = drafter.propose(16), text[at : at + 2]
+        drafted += len(tree)
+        tokens = np.append(ids(last), tree.tokens).astype(np.int32)
+        parents = np.append(ids(-1), tree.parents + 1).astype(np.int32)
+        predictions = np.full(tokens.size, accepted[0], np.int32)
+        top = np.tile(np.append(accepted, np.arange(100, 100 + max(top_k - 2, 0))).astype(np.int32), (tokens.size, 1))
+        drafter.observe(accepted, Feedback(tokens, parents, predictions, top[:, :top_k] if top_k else None))
+        last = int(accepted[-1])
+    drafter.close()
+    return drafted
+
+
+def shared(strategy: Any) -> bytes:
+    """All that its sequences share, bit for bit."""
+    if hasattr(strategy, "parts"):
+        parts = [shared(part) for part in strategy.parts.values()]
+        return pickle.dumps([*parts, *strategy.mixer.weights, strategy.mixer.table.rows])
+    if hasattr(strategy, "memory"):
+        return pickle.dumps([[one.tolist() for one in strategy.sequences()], *strategy.weights])
+    if hasattr(strategy, "pool"):
+        return pickle.dumps([[*strategy.pool._rests.items()], vars(strategy.rates)])
+    return pickle.dumps([strategy.successors.rows, *strategy._mixer.weights])
+
+
+@pytest.fixture(params=READABLE)
+def strategy(request: pytest.FixtureRequest) -> Strategy:
+    """With something learned."""
+    made = create(request.param)
+    write(made.start(TEXT[:5]), TEXT, made.top_k)
+    return made
+
+
+def test_nothing_shared_changes(strategy: Strategy) -> None:
+    assert isinstance(strategy, Readable)
+    before = shared(strategy)
+    write(strategy.start_reading(OTHER[:5]), OTHER, strategy.top_k)
+    assert shared(strategy) == before
+    write(strategy.start(OTHER[:5]), OTHER, strategy.top_k)
+    assert shared(strategy) != before
+
+
+def test_it_drafts_from_what_is_known(strategy: Strategy) -> None:
+    assert isinstance(strategy, Readable)
+    assert write(strategy.start_reading(TEXT[:2]), TEXT, strategy.top_k) > 0
