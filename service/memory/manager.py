@@ -168,6 +168,7 @@ class MemoryManager:
         return replace(
             self._counters,
             tenants=len(residents),
+            newer_memories=sum(resident.newer for resident in residents),
             tokens=sum(resident.log.tokens for resident in residents),
             index_bytes=sum(resident.nbytes for resident in residents),
             outbox_records=self.outbox.pending,

@@ -16,6 +16,8 @@ class MemoryCounters:
         learned, pushed, received: records taken from requests, confirmed by the store, read from other processes.
         dropped: records that were lost: the outbox was full, or they were too old.
         stale: records dropped because of a purge after them.
+        newer_memories: memories in this process that a newer version wrote to; they are read, never written.
+        newer_records: records of this process that were not sent to such memories.
         unreadable: values that could not be decoded: corrupt, of a newer version, encrypted with an unknown key.
         polls: rounds with the store.
         failures: rounds that failed.
@@ -37,6 +39,8 @@ class MemoryCounters:
     received: int = 0
     dropped: int = 0
     stale: int = 0
+    newer_memories: int = 0
+    newer_records: int = 0
     unreadable: int = 0
     polls: int = 0
     failures: int = 0

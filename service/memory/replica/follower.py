@@ -140,13 +140,21 @@ class Follower:
         """Applies a page read after the position `asked`. Unsets `loaded` if the memory must be read from the start."""
         now = resident.checked_at = time.monotonic()
         known = resident.epoch
+        if page.newer and not resident.newer:
+            _log.warning(
+                "memory is of a newer version; it is read as far as possible, not written", memory=resident.tag
+            )
+        resident.newer = page.newer
         if page.epoch is None:
             await self._take_nothing(resident)
             return
         if known is not None and page.epoch < known:
             # A failover restored records that had been purged.
-            await self._store.purge(resident.tag, known, only_raise=True)
             resident.loaded = False
+            if page.newer:
+                resident.retry_at = now + _RETRY_SECONDS  # until a server that may change it purges it again
+            else:
+                await self._store.purge(resident.tag, known, only_raise=True)
             return
         purged_at = None if page.since_purge is None else now - page.since_purge
         if known is not None and page.epoch > known:
@@ -164,6 +172,7 @@ class Follower:
             await self._continue(resident, page)
         else:
             await self._start_over(resident, page, asked, stale > 0)
+        resident.foldable &= not page.newer
         if page.snapshot_missing and resident.foldable and resident.loaded:
             resident.fold_due = True
 
@@ -214,7 +223,7 @@ class Follower:
             resident.loaded = False  # the page does not start at the log's start
             return
         log = TenantLog(resident.capacity)
-        resident.foldable = True
+        resident.foldable = not page.newer
         records = await self._reader.snapshot_records(resident, page)
         if records is None:
             resident.loaded = False

@@ -8,7 +8,7 @@ from collections.abc import Sequence as SequenceOf
 import structlog
 
 from service.memory.codec import Codec, Record
-from service.memory.errors import MemoryStoreError, StoreUnavailableError
+from service.memory.errors import MemoryStoreError, NewerMemoryError, StoreUnavailableError
 from service.memory.replica.counters import MemoryCounters
 from service.memory.replica.outbox import Outbox
 from service.memory.replica.residents import HOT_SECONDS, Resident, Residents
@@ -28,7 +28,9 @@ def append_of(
 ) -> Append:
     """The store's `Append` of records of one source."""
     tag = resident.tag
-    entries = [Entry(record.seq, int(record.tokens.size), codec.encode_record(tag, record)) for record in records]
+    entries = [
+        Entry(record.seq, int(record.tokens.size), codec.encode_record(tag, epoch, record)) for record in records
+    ]
     return Append(tag, epoch, source, codec.encode_name(tag, resident.name), entries, after)
 
 
@@ -84,6 +86,9 @@ class Pusher:
             resident.fold_due = True
         elif isinstance(result, Stale):
             resident.loaded = False
+        elif isinstance(result, NewerMemoryError):
+            # The store will never take them from this process, and they must not take the place of others.
+            self._counters.newer_records += self._outbox.discard(resident.name)
         elif isinstance(result, StoreUnavailableError):
             raise result
         elif isinstance(result, MemoryStoreError) and not self._refused:

@@ -38,6 +38,7 @@ class Resident:
         loaded: `log` continues the store's log; otherwise it has to be read from the start.
         foldable: `log` has everything that the store had, so that a snapshot of it loses nothing.
         fold_due: a snapshot should be written.
+        newer: a newer version wrote to it: nothing of it is written here.
         unbuilt: strategies without the log yet, each with the future that completes when it has it.
         learned_meanwhile: sequences learned while instances are being built; None while none are.
         pins: number of requests and operations that use it now.
@@ -57,6 +58,7 @@ class Resident:
         self.loaded = False
         self.foldable = True
         self.fold_due = False
+        self.newer = False
         self.unbuilt: dict[str, Future[None]] = {}
         self.learned_meanwhile: list[Int32Array] | None = None
         self.pins = 0
