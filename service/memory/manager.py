@@ -63,7 +63,7 @@ class MemoryManager:
         self.config = config
         self.naming = Naming(fingerprint, None if keys is None else keys.naming_key)
         self.codec = Codec(fingerprint, keys)
-        self.residents = Residents(self.naming, config.capacity, config.max_resident, config.idle_seconds)
+        self.residents = Residents(self.naming, config)
         self.outbox = Outbox(secrets.token_hex(8), retained_tokens=_RETAINED_TOKENS if store.shared else 0)
         self._counters = MemoryCounters()
         self.replica = Replica(store, self.residents, self.outbox, self.codec, self._learn_records, self._counters)
@@ -105,7 +105,9 @@ class MemoryManager:
         def deliver(_: object = None) -> None:
             if once.acquire(blocking=False):
                 with suppress(EngineStoppedError):
-                    later(self._instance(tenant, name)[0])
+                    strategy, loading = self._instance(tenant, name)
+                    self._counters.late += loading is not None
+                    later(strategy)
 
         self.thread.wake()
         timer = threading.Timer(_FIRST_WAIT, deliver)
@@ -170,7 +172,9 @@ class MemoryManager:
             tenants=len(residents),
             newer_memories=sum(resident.newer for resident in residents),
             tokens=sum(resident.log.tokens for resident in residents),
-            index_bytes=sum(resident.nbytes for resident in residents),
+            index_bytes=sum(resident.index_bytes for resident in residents),
+            resident_bytes=sum(resident.nbytes for resident in residents),
+            evicted=self.residents.evicted,
             outbox_records=self.outbox.pending,
             retained_records=self.outbox.retained,
             dropped=self.outbox.dropped,

@@ -68,12 +68,14 @@ class StatisticsReport:
         memories: the latest written first.
         store: its address, without passwords.
         healthy: the latest round with the store succeeded.
+        max_bytes: bound of all memories in this process.
     """
 
     memories: list[TenantMemoryStatistics]
     store: str
     healthy: bool
     counters: MemoryCounters
+    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,9 @@ class GetStatistics:
     async def run(self, memory: MemoryManager) -> StatisticsReport:
         async with memory.replica.lock:
             found = await self._memories(memory)
-        return StatisticsReport(found, memory.store.description, memory.thread.healthy, memory.counters())
+        return StatisticsReport(
+            found, memory.store.description, memory.thread.healthy, memory.counters(), memory.config.max_bytes
+        )
 
     async def _memories(self, memory: MemoryManager) -> list[TenantMemoryStatistics]:
         tags = await memory.store.tags() if self.tenant is None else await _tags_of(memory, self.tenant)
@@ -100,7 +104,9 @@ class GetStatistics:
                 continue
             resident = memory.residents.by_tag(info.tag)
             found.append(
-                TenantMemoryStatistics(name, info, resident is not None, 0 if resident is None else resident.nbytes)
+                TenantMemoryStatistics(
+                    name, info, resident is not None, 0 if resident is None else resident.index_bytes
+                )
             )
         return found
 

@@ -147,6 +147,7 @@ def _tenant_statistics(memory: TenantMemoryStatistics) -> pb.TenantMemoryStatist
         stored_bytes=stored.bytes,
         log_records=stored.log_entries,
         epoch=stored.epoch,
+        read_only=stored.newer,
         resident=memory.resident,
         index_bytes=memory.index_bytes,
     )
@@ -174,6 +175,12 @@ def _store_statistics(report: StatisticsReport, store: str) -> pb.MemoryStoreSta
         resident_tenants=counters.tenants,
         resident_tokens=counters.tokens,
         index_bytes=counters.index_bytes,
+        resident_bytes=counters.resident_bytes,
+        max_bytes=report.max_bytes,
+        evicted_tenants=counters.evicted,
+        late_memories=counters.late,
+        read_only_memories=counters.newer_memories,
+        read_only_records=counters.newer_records,
     )
     message.last_lag.FromNanoseconds(round(counters.last_lag * 1e9))
     return message

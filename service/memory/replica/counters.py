@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class MemoryCounters:
-    """Written by the memory thread, except `learned` and `dropped`; read from any thread.
+    """Written by the memory thread, except `learned`, `late` and `dropped`; read from any thread.
 
     Attributes:
         tenants, tokens, index_bytes: memories in this process, tokens of their logs, bytes of their indexes.
+        resident_bytes: bytes of their records and indexes.
+        evicted: memories that were evicted from this process.
+        late: requests that began without their memory, since it took longer to load than they wait.
         outbox_records: records that the store has not confirmed.
         retained_records: confirmed records kept for a store that loses them.
         learned, pushed, received: records taken from requests, confirmed by the store, read from other processes.
@@ -32,6 +35,9 @@ class MemoryCounters:
     tenants: int = 0
     tokens: int = 0
     index_bytes: int = 0
+    resident_bytes: int = 0
+    evicted: int = 0
+    late: int = 0
     outbox_records: int = 0
     retained_records: int = 0
     learned: int = 0

@@ -34,6 +34,9 @@ _BATCH_MEMORIES = 64
 """Memories per round trip; bounds the size of one answer. Not tuned."""
 _MAX_REFRESH_READS = 8
 """Reads of one memory in a row while other processes change it. Not tuned: two are usually enough."""
+_EVICT_SHARE = 16
+"""Memories are evicted each time this part of the bound on their bytes was loaded, so that a round that loads many
+exceeds it by no more. Not tuned."""
 _EXPIRY_SECONDS = 0.05
 """Tolerance for the difference of the two clocks when a memory's time to live ends. Not tuned."""
 
@@ -71,9 +74,14 @@ class Follower:
     async def load(self) -> None:
         """Reads memories and builds strategies that are new in this process. Raises StoreUnavailableError."""
         now = time.monotonic()
+        loaded_bytes = 0
         for resident in self._residents.all():
             if not resident.loaded and resident.retry_at < now:
                 await self._try_refresh(resident)
+                loaded_bytes += resident.nbytes
+                if loaded_bytes > self._residents.max_bytes // _EVICT_SHARE:
+                    loaded_bytes = 0
+                    self._residents.evict(frozenset(self._outbox.pending_memories()))
             elif resident.loaded and resident.unbuilt:
                 self._build_new(resident)
 

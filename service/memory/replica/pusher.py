@@ -23,6 +23,10 @@ _MAX_BATCHES = 16
 they bound the size of a message and the length of a round; ordinary rounds are far below all three."""
 
 
+_BATCH_EVICTED = 8
+"""Evicted memories that are loaded again in one round to be sent. Not tuned: it bounds the bytes they take."""
+
+
 def append_of(
     codec: Codec, resident: Resident, epoch: int, source: str, records: SequenceOf[Record], after: int = 0
 ) -> Append:
@@ -60,7 +64,12 @@ class Pusher:
                     blocked.add(append.tag)
 
     def _sendable(self, blocked: set[str]) -> list[Resident]:
-        found = [self._residents.open(name) for name in self._outbox.pending_memories()]
+        names = self._outbox.pending_memories()
+        # Some may have been evicted while the store was away; they must be loaded, to be sent and folded.
+        evicted = [name for name in names if name not in self._residents]
+        for name in evicted[:_BATCH_EVICTED]:
+            self._residents.open(name)
+        found = [one for one in map(self._residents.get, names) if one is not None]
         return [one for one in found if one.epoch is not None and one.tag not in blocked][:_BATCH_MEMORIES]
 
     def _append(self, resident: Resident) -> Append | None:

@@ -51,7 +51,7 @@ class Replica:
         self._evicted_at = time.monotonic()
 
     async def round(self) -> None:
-        """One round with the store.
+        """One round with the store. Evicts memories also if that fails.
 
         Raises:
             MemoryStoreError: the store failed; the next round continues.
@@ -65,6 +65,7 @@ class Replica:
         except MemoryStoreError:
             self.follower.check_all = True
             raise
-        if time.monotonic() - self._evicted_at > _EVICT_SECONDS:
-            self._evicted_at = time.monotonic()
-            self._residents.evict(frozenset(self.outbox.pending_memories()))
+        finally:
+            if time.monotonic() - self._evicted_at > _EVICT_SECONDS:
+                self._evicted_at = time.monotonic()
+                self._residents.evict(frozenset(self.outbox.pending_memories()))

@@ -38,6 +38,7 @@ class _Memory:
     chain: str = ""
     entries: list[Entry] = field(default_factory=list)
     before: list[str] = field(default_factory=list)
+    log_bytes: int = 0
     marks: dict[str, int] = field(default_factory=dict)
     snapshot: bytes | None = None
     snapshot_position: int = 0
@@ -53,25 +54,33 @@ class _Memory:
         return self.position - len(self.entries) + 1
 
     @property
-    def log_bytes(self) -> int:
-        return sum(len(entry.value) for entry in self.entries)
+    def bytes(self) -> int:
+        return self.log_bytes + len(self.snapshot or b"")
 
 
 class InProcessStore:
     """A `MemoryStore` for one process.
 
     Args:
-        max_memories: of more memories, those with the oldest last write are evicted.
+        max_memories, max_bytes: of more, the memories with the oldest last write are deleted.
         shared: behaves as a store that several processes write to; for tests.
         schema: as `SCHEMA`; another one for tests.
     """
 
-    def __init__(self, limits: Limits, max_memories: int = 100_000, shared: bool = False, schema: int = SCHEMA) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        max_memories: int = 100_000,
+        max_bytes: int = 1 << 40,
+        shared: bool = False,
+        schema: int = SCHEMA,
+    ) -> None:
         self.shared = shared
         self.description = "memory"
         self._limits = limits
         self._schema = schema
         self._max_memories = max_memories
+        self._max_bytes = max_bytes
         self._memories: dict[str, _Memory] = {}
         self._active: OrderedDict[str, int] = OrderedDict()
         self._leases: dict[str, tuple[str, float]] = {}
@@ -82,9 +91,7 @@ class InProcessStore:
             self._announce(append.tag)
         self._delete_expired()
         results = [self._append(append) for append in appends]
-        while len(self._active) > self._max_memories:
-            tag, _ = self._active.popitem(last=False)
-            self._memories.pop(tag, None)
+        self._delete_surplus()
         return results
 
     async def read(self, requests: SequenceOf[ReadRequest]) -> list[Page | MemoryStoreError]:
@@ -119,6 +126,7 @@ class InProcessStore:
         memory.snapshot_at = time.monotonic()
         self._renew(memory)
         gone = max(0, index - fold.tail)
+        memory.log_bytes -= sum(len(entry.value) for entry in memory.entries[:gone])
         del memory.entries[:gone], memory.before[:gone]
         return True
 
@@ -182,6 +190,13 @@ class InProcessStore:
             for tag in [tag for tag, memory in self._memories.items() if memory.expires_at < now]:
                 del self._memories[tag], self._active[tag]
 
+    def _delete_surplus(self) -> None:
+        excess = sum(memory.bytes for memory in self._memories.values()) - self._max_bytes
+        while len(self._active) > self._max_memories or (excess > 0 and len(self._active) > 1):
+            tag, _ = self._active.popitem(last=False)
+            gone = self._memories.pop(tag, None)
+            excess -= 0 if gone is None else gone.bytes
+
     def _renew(self, memory: _Memory) -> None:
         memory.expires_at = time.monotonic() + self._limits.ttl if self._limits.ttl else math.inf
 
@@ -209,6 +224,7 @@ class InProcessStore:
             if entry.seq > mark:
                 memory.before.append(memory.chain)
                 memory.entries.append(entry)
+                memory.log_bytes += len(entry.value)
                 memory.position += 1
                 memory.chain = chained(memory.chain, entry.value)
                 mark = entry.seq
@@ -249,7 +265,7 @@ class InProcessStore:
             epoch=memory.epoch,
             position=memory.position,
             tokens=memory.snapshot_tokens + sum(entry.tokens for entry in unfolded),
-            bytes=memory.log_bytes + len(memory.snapshot or b""),
+            bytes=memory.bytes,
             log_entries=len(memory.entries),
             snapshot_age=None if memory.snapshot is None else time.monotonic() - memory.snapshot_at,
             newer=self._is_newer(memory),
