@@ -115,6 +115,12 @@ class Settings(BaseModel):
     memory_ttl: float = Field(
         default=0.0, ge=0, description="Seconds without learning until a tenant's memory expires; 0 for never"
     )
+    memory_orphan_ttl: float = Field(
+        default=30 * 24 * 3600.0,
+        ge=0,
+        description="Seconds until memories in the store are deleted that no server uses, since their model or key for"
+        " names is not served any more; at least an hour, 0 for never",
+    )
     memory_idle: float = Field(
         default=900.0, gt=0, description="Seconds without requests until a tenant's memory is evicted from RAM"
     )

@@ -40,6 +40,7 @@ class MemoryConfig:
         max_bytes: of all memories in this process, records and indexes.
         idle_seconds: a memory that no request used for so long is evicted from this process.
         ttl: seconds after its last record until the store deletes a memory; 0 for never.
+        orphan_ttl: seconds after which memories that no process uses are deleted; 0 for never.
         round_seconds: between two rounds with the store.
     """
 
@@ -49,6 +50,7 @@ class MemoryConfig:
     max_bytes: int = 1 << 40
     idle_seconds: float = 900.0
     ttl: float = 0.0
+    orphan_ttl: float = 30 * 24 * 3600.0
     round_seconds: float = ROUND_SECONDS
 
     @property

@@ -23,6 +23,7 @@ from service.memory.config import MemoryConfig
 from service.memory.errors import CorruptValueError
 from service.memory.learning import HasOutput, LearnOnExit, batches, learning_task
 from service.memory.naming import MemoryName, Naming
+from service.memory.presence import Presence
 from service.memory.replica.counters import MemoryCounters
 from service.memory.replica.instances import learn
 from service.memory.replica.outbox import Outbox
@@ -66,7 +67,10 @@ class MemoryManager:
         self.residents = Residents(self.naming, config)
         self.outbox = Outbox(secrets.token_hex(8), retained_tokens=_RETAINED_TOKENS if store.shared else 0)
         self._counters = MemoryCounters()
-        self.replica = Replica(store, self.residents, self.outbox, self.codec, self._learn_records, self._counters)
+        presence = Presence(store, self.naming, self.codec, config, self.outbox.source, self._counters)
+        self.replica = Replica(
+            store, self.residents, self.outbox, self.codec, self._learn_records, self._counters, presence
+        )
         self.thread = ReplicaThread(self.replica, config.round_seconds)
         self._run_on_engine: RunOnEngine = _run_at_once
         self._preloaded: Future[None] = Future()

@@ -43,6 +43,7 @@ def opened_memory(settings: Settings, fingerprint: str) -> Iterator[MemoryManage
         max_bytes=settings.memory_budget - stored_bytes,
         idle_seconds=settings.memory_idle,
         ttl=settings.memory_ttl,
+        orphan_ttl=settings.memory_orphan_ttl,
     )
     limits = Limits(config.log_bytes, config.ttl)
     keys = _keys(settings)

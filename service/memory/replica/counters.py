@@ -29,6 +29,7 @@ class MemoryCounters:
         folds: snapshots written.
         seeds: memories that were restored to a store that had lost them.
         purges: memories emptied here because of a purge elsewhere.
+        other_settings: processes on this store with other settings, at the latest look.
         last_lag: seconds from the end of a request to the confirmation of its record, of the latest one.
     """
 
@@ -55,4 +56,5 @@ class MemoryCounters:
     folds: int = 0
     seeds: int = 0
     purges: int = 0
+    other_settings: int = 0
     last_lag: float = 0.0

@@ -97,6 +97,8 @@ class Follower:
         due = [resident for resident in self._residents.all() if resident.loaded and self._is_due(resident, now)]
         self.check_all = False
         for start in range(0, len(due), _BATCH_MEMORIES):
+            if start:
+                await self.load()  # a first request waits for one batch, not for all of them
             batch = due[start : start + _BATCH_MEMORIES]
             requests = [ReadRequest(one.tag, one.log.position, self._outbox.source) for one in batch]
             for resident, request, page in zip(batch, requests, await self._store.read(requests), strict=True):

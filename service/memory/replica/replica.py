@@ -10,6 +10,7 @@ import time
 
 from service.memory.codec import Codec
 from service.memory.errors import MemoryStoreError
+from service.memory.presence import Presence
 from service.memory.replica.counters import MemoryCounters
 from service.memory.replica.folder import Folder
 from service.memory.replica.follower import Follower, LearnRecords
@@ -38,6 +39,7 @@ class Replica:
         codec: Codec,
         learn: LearnRecords,
         counters: MemoryCounters,
+        presence: Presence,
     ) -> None:
         self.store = store
         self.outbox = outbox
@@ -48,6 +50,7 @@ class Replica:
         self.follower = Follower(store, residents, outbox, reader, self.folder, learn, counters)
         self.lock = asyncio.Lock()
         self._residents = residents
+        self._presence = presence
         self._evicted_at = time.monotonic()
 
     async def round(self) -> None:
@@ -62,6 +65,7 @@ class Replica:
             await self.pusher.push()
             await self.follower.follow()
             await self.folder.fold()
+            await self._presence.note()
         except MemoryStoreError:
             self.follower.check_all = True
             raise

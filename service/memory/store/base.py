@@ -15,6 +15,8 @@ from service.memory.errors import MemoryStoreError
 SCHEMA = 1
 """Version of everything that is stored of a memory: keys, fields of the meta hash, formats of values, their encryption.
 Raised by every change that an older server cannot read. A store refuses changes of a memory with a higher one."""
+INSTANCE_SECONDS = 100.0
+"""A process that has not registered for so long has ended. Not tuned: it outlasts three registrations."""
 TOMBSTONE_SECONDS = 30 * 24 * 3600
 """How long a purged memory's epoch is kept if nothing is learned after the purge. Not tuned: it has to outlast every
 replica that has not seen the purge yet."""
@@ -242,8 +244,18 @@ class MemoryStore(Protocol):
     async def set_aside(self, tag: str, snapshot: bytes) -> bool:
         """Moves an unreadable snapshot to another key; False if it has been replaced meanwhile."""
 
-    async def tags(self) -> list[str]:
-        """All memories, the latest written first."""
+    async def tags(self, fingerprint: str | None = None) -> list[str]:
+        """All memories of a model, by default of this store's, the latest written first."""
+
+    async def register(self, kind: str, instance: str, settings: str) -> list[str]:
+        """Notes that a process uses memories of a kind (see `Naming.kind`) now, and with which settings.
+
+        Returns:
+            The settings of the other processes of the model that did so within `INSTANCE_SECONDS`.
+        """
+
+    async def kinds(self) -> dict[str, float]:
+        """For each kind of memories, the seconds since a process noted that it uses them."""
 
     async def info(self, tags: SequenceOf[str]) -> list[StoredMemoryInfo]:
         """Of those memories that the store has something of."""

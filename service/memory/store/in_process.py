@@ -9,7 +9,9 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from service.memory.errors import MemoryStoreError, NewerMemoryError
+from service.memory.naming import fingerprint_of
 from service.memory.store.base import (
+    INSTANCE_SECONDS,
     SCHEMA,
     Append,
     Appended,
@@ -85,6 +87,8 @@ class InProcessStore:
         self._active: OrderedDict[str, int] = OrderedDict()
         self._leases: dict[str, tuple[str, float]] = {}
         self._writes = 0
+        self._kinds: dict[str, float] = {}
+        self._instances: dict[str, tuple[float, str, str]] = {}
 
     async def append(self, appends: SequenceOf[Append]) -> list[AppendResult]:
         for append in appends:
@@ -171,8 +175,21 @@ class InProcessStore:
         memory.snapshot = None
         return True
 
-    async def tags(self) -> list[str]:
-        return [*reversed(self._active)]
+    async def tags(self, fingerprint: str | None = None) -> list[str]:
+        return [tag for tag in reversed(self._active) if fingerprint is None or fingerprint_of(tag) == fingerprint]
+
+    async def register(self, kind: str, instance: str, settings: str) -> list[str]:
+        now = self._kinds[kind] = time.monotonic()
+        self._instances[instance] = now, kind, settings
+        return [
+            with_settings
+            for other, (at, of, with_settings) in self._instances.items()
+            if other != instance and fingerprint_of(of) == fingerprint_of(kind) and now - at <= INSTANCE_SECONDS
+        ]
+
+    async def kinds(self) -> dict[str, float]:
+        now = time.monotonic()
+        return {kind: now - at for kind, at in self._kinds.items()}
 
     async def info(self, tags: SequenceOf[str]) -> list[StoredMemoryInfo]:
         self._delete_expired()

@@ -8,8 +8,9 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 from service.memory.errors import MemoryStoreError, NewerMemoryError, StoreFullError
-from service.memory.naming import Keys, activity_keys
+from service.memory.naming import KINDS_KEY, Keys, activity_keys, fingerprint_of, instances_key
 from service.memory.store.base import (
+    INSTANCE_SECONDS,
     SCHEMA,
     TOMBSTONE_SECONDS,
     Append,
@@ -25,7 +26,21 @@ from service.memory.store.base import (
     StoredMemoryInfo,
 )
 from service.memory.store.redis_client import RedisClient, Script
-from service.memory.store.scripts import ACTIVITY, ANNOUNCE, APPEND, FOLD, INFO, LEASE, PURGE, READ, SEED, SET_ASIDE
+from service.memory.store.scripts import (
+    ACTIVITY,
+    ANNOUNCE,
+    APPEND,
+    FOLD,
+    INFO,
+    KINDS,
+    LEASE,
+    PURGE,
+    READ,
+    REGISTER,
+    SEED,
+    SERVE,
+    SET_ASIDE,
+)
 
 _ASIDE_SECONDS = 7 * 24 * 3600
 """How long an unreadable snapshot is kept for inspection. Not tuned."""
@@ -52,6 +67,7 @@ class RedisStore:
         self._schema = schema
         self._limits = limits
         self.description = client.description
+        self._fingerprint = fingerprint
         self._active = activity_keys(fingerprint)
 
     async def append(self, appends: SequenceOf[Append]) -> list[AppendResult]:
@@ -102,7 +118,7 @@ class RedisStore:
         # Afterwards, since a server that is full refuses it: a purge is what makes room. Who does not hear of it
         # compares its memory with the store's before long.
         with contextlib.suppress(StoreFullError):
-            await self._client.run(Script(ANNOUNCE, self._active, [tag]))
+            await self._client.run(Script(ANNOUNCE, activity_keys(fingerprint_of(tag)), [tag]))
         return epoch
 
     async def set_aside(self, tag: str, snapshot: bytes) -> bool:
@@ -113,17 +129,28 @@ class RedisStore:
         )
         return bool(await self._client.run(script))
 
-    async def tags(self) -> list[str]:
-        return [tag.decode() for tag in await self._client.command("ZRANGE", self._active[0], 0, -1, "REV")]
+    async def tags(self, fingerprint: str | None = None) -> list[str]:
+        active = activity_keys(fingerprint or self._fingerprint)[0]
+        return [tag.decode() for tag in await self._client.command("ZRANGE", active, 0, -1, "REV")]
+
+    async def register(self, kind: str, instance: str, settings: str) -> list[str]:
+        await self._client.run(Script(SERVE, [KINDS_KEY], [kind]))
+        key = instances_key(fingerprint_of(kind))
+        others = await self._client.run(Script(REGISTER, [key], [instance, settings, round(INSTANCE_SECONDS)]))
+        return [other.decode() for other in others]
+
+    async def kinds(self) -> dict[str, float]:
+        found = await self._client.run(Script(KINDS, [KINDS_KEY], []))
+        return {kind.decode(): float(seconds) for kind, seconds in zip(found[::2], found[1::2], strict=True)}
 
     async def info(self, tags: SequenceOf[str]) -> list[StoredMemoryInfo]:
         found: list[StoredMemoryInfo] = []
         for start in range(0, len(tags), _INFO_BATCH):
             some = tags[start : start + _INFO_BATCH]
             answers = await self._client.run_all([Script(INFO, _main_keys(tag), []) for tag in some])
-            gone = [tag for tag, answer in zip(some, answers, strict=True) if answer == []]
-            if gone:
-                await self._client.command("ZREM", self._active[0], *gone)
+            for tag, answer in zip(some, answers, strict=True):
+                if answer == []:
+                    await self._client.command("ZREM", activity_keys(fingerprint_of(tag))[0], tag)
             found += [
                 self._info(tag, answer)
                 for tag, answer in zip(some, answers, strict=True)

@@ -229,6 +229,29 @@ if write <= tonumber(ARGV[1]) then return {write, {}} end
 return {write, redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. ARGV[1], '+inf')}
 """
 
+# KEYS: instances (see `naming.instances_key`). ARGV: instance settings seconds.
+REGISTER = """
+local now = tonumber(redis.call('TIME')[1])
+redis.call('HSET', KEYS[1], ARGV[1], string.format('%d %s', now, ARGV[2]))
+local all, others = redis.call('HGETALL', KEYS[1]), {}
+for i = 1, #all, 2 do
+  local at, settings = string.match(all[i + 1], '^(%d+) (.*)$')
+  if now - tonumber(at) > tonumber(ARGV[3]) then redis.call('HDEL', KEYS[1], all[i])
+  elseif all[i] ~= ARGV[1] then others[#others + 1] = settings end
+end
+return others
+"""
+
+# KEYS: served (see `naming.KINDS_KEY`). ARGV: kind.
+SERVE = "return redis.call('ZADD', KEYS[1], redis.call('TIME')[1], ARGV[1])"
+
+# KEYS: served. Kinds, each followed by seconds.
+KINDS = """
+local now, found = tonumber(redis.call('TIME')[1]), redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')
+for i = 2, #found, 2 do found[i] = math.max(0, now - tonumber(found[i])) end
+return found
+"""
+
 # KEYS: log snap meta.
 INFO = (
     _COMMON

@@ -15,7 +15,8 @@ from service.memory.codec.encryption import read_keys
 from service.memory.config import MemoryConfig
 from service.memory.manager import MemoryManager
 from service.memory.naming import Keys
-from service.memory.operations import PurgeMemory, PurgeResult
+from service.memory.operations import PurgeMemory
+from service.memory.orphans import PurgeResult
 from tests.service.fakes import until
 from tests.service.memory.helpers import (
     FAST,
