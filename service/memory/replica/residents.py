@@ -186,7 +186,7 @@ class Residents:
         Those that requests use or wait for stay, and the one that was used last.
 
         Args:
-            unsent: memories with records that the store does not have yet. They are evicted for `max_bytes` only: the
+            unsent: memories with records that the store does not have yet. They are not evicted for being idle: the
                 outbox keeps these records, but until the store answers, the memory cannot be loaded again.
         """
         now = time.monotonic()
@@ -198,9 +198,9 @@ class Residents:
             if resident.pins or waited_for:
                 continue
             can_return = resident.loaded and not resident.unbuilt and resident.name not in unsent
-            idle_or_surplus = now - resident.used_at > self._idle_seconds or surplus > 0
-            too_large = excess > 0 and resident is not residents[-1]
-            if ((can_return and idle_or_surplus) or too_large) and self._remove(resident):
+            idle = can_return and now - resident.used_at > self._idle_seconds
+            too_many = surplus > 0 or (excess > 0 and resident is not residents[-1])
+            if (idle or too_many) and self._remove(resident):
                 surplus -= 1
                 excess -= resident.nbytes
 

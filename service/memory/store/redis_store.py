@@ -134,9 +134,11 @@ class RedisStore:
         return [tag.decode() for tag in await self._client.command("ZRANGE", active, 0, -1, "REV")]
 
     async def register(self, kind: str, instance: str, settings: str) -> list[str]:
-        await self._client.run(Script(SERVE, [KINDS_KEY], [kind]))
+        await self._client.run(Script(SERVE, [KINDS_KEY, f"{KINDS_KEY}:none"], [kind]))
         key = instances_key(fingerprint_of(kind))
-        others = await self._client.run(Script(REGISTER, [key], [instance, settings, round(INSTANCE_SECONDS)]))
+        others = await self._client.run(
+            Script(REGISTER, [key, f"{key}:none"], [instance, settings, round(INSTANCE_SECONDS)])
+        )
         return [other.decode() for other in others]
 
     async def kinds(self) -> dict[str, float]:

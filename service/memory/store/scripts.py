@@ -229,8 +229,10 @@ if write <= tonumber(ARGV[1]) then return {write, {}} end
 return {write, redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. ARGV[1], '+inf')}
 """
 
-# KEYS: instances (see `naming.instances_key`). ARGV: instance settings seconds.
+# KEYS: instances (see `naming.instances_key`), and a key that never exists, as for LEASE. ARGV: instance settings
+# seconds.
 REGISTER = """
+redis.call('DEL', KEYS[2])
 local now = tonumber(redis.call('TIME')[1])
 redis.call('HSET', KEYS[1], ARGV[1], string.format('%d %s', now, ARGV[2]))
 local all, others = redis.call('HGETALL', KEYS[1]), {}
@@ -242,8 +244,11 @@ end
 return others
 """
 
-# KEYS: served (see `naming.KINDS_KEY`). ARGV: kind.
-SERVE = "return redis.call('ZADD', KEYS[1], redis.call('TIME')[1], ARGV[1])"
+# KEYS: served (see `naming.KINDS_KEY`), and a key that never exists, as for LEASE. ARGV: kind.
+SERVE = """
+redis.call('DEL', KEYS[2])
+return redis.call('ZADD', KEYS[1], redis.call('TIME')[1], ARGV[1])
+"""
 
 # KEYS: served. Kinds, each followed by seconds.
 KINDS = """

@@ -149,6 +149,27 @@ def _knows(memory: MemoryManager, tenant: str, tokens: list[int]) -> bool:
     return known_to(memory, tenant) == [tokens]
 
 
+async def test_surplus_tenants_are_evicted_while_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.memory.replica.replica._EVICT_SECONDS", 0.0)
+    monkeypatch.setattr("service.memory.replica.residents._WAITED_SECONDS", 0.0)
+    monkeypatch.setattr("service.memory.replica.replica_thread._MAX_BACKOFF", 0.05)
+    store = Away()
+    store.away = True
+    memory = MemoryManager(store, "f" * 16, MemoryConfig(max_resident=3, round_seconds=0.02))  # type: ignore[arg-type]
+    memory.start(lambda task: task())
+    try:
+        await until(lambda: memory.thread.failing)
+        for number in range(20):
+            await learn_output(memory, f"t{number}", numbers(20))
+        await until(lambda: len(memory.residents) <= 3)
+        assert memory.outbox.pending == 20
+        store.away = False
+        await until(lambda: memory.outbox.pending == 0)
+        assert len(await store.store.tags()) == 20
+    finally:
+        memory.stop()
+
+
 async def test_a_memory_in_use_is_never_evicted_for_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.memory.replica.replica._EVICT_SECONDS", 0.0)
     store = InProcessStore(Limits(1 << 20))
