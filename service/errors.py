@@ -93,14 +93,14 @@ class DeadlineExceededError(DraftwoodError):
 
 
 class ReaderStalledError(DraftwoodError):
-    """The client stopped reading its answer.
+    """The client stopped reading its answer, or sending its request.
 
     Attributes:
-        seconds: that a message waited to be read.
+        seconds: that a message waited to be read, or was waited for.
     """
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"the client read nothing for {seconds:.3g} s")
+        super().__init__(f"the client read or sent nothing for {seconds:.3g} s")
         self.seconds = seconds
 
 

@@ -15,10 +15,11 @@ from model_runner.errors import InvalidInputError, InvalidValueError
 from model_runner.loading.checkpoint import BUNDLED_MODEL
 
 _MIB = 1024 * 1024
+_SUFFIXES = {"K": 1024, "M": _MIB, "G": 1024 * _MIB}
 
 
 class Settings(BaseModel):
-    """One consistent, frozen set of settings. Durations are in seconds, sizes in bytes.
+    """One consistent, frozen set of settings. Durations are in seconds, sizes in bytes or with a suffix K, M or G.
 
     Bounds of the engine's own values are checked by `EngineConfig`, all others here. Defaults that were measured, with
     the measurement in docs/decisions.md: prefill_chunk and shared_prefill_chunk ("Prompts beside decoding requests"),
@@ -105,8 +106,20 @@ class Settings(BaseModel):
     memory_bytes: int = Field(
         default=16 * _MIB, ge=65536, description="Maximum size of a tenant's memory in the store in bytes"
     )
+    memory_max_bytes: int | None = Field(
+        default=None,
+        ge=16 * _MIB,
+        description="Maximum size of all tenants' memories in RAM in bytes; the least recently used are evicted; unset:"
+        " a quarter of the RAM",
+    )
     memory_ttl: float = Field(
         default=0.0, ge=0, description="Seconds without learning until a tenant's memory expires; 0 for never"
+    )
+    memory_orphan_ttl: float = Field(
+        default=30 * 24 * 3600.0,
+        ge=0,
+        description="Seconds until memories in the store are deleted that no server uses, since their model or key for"
+        " names is not served any more; at least an hour, 0 for never",
     )
     memory_idle: float = Field(
         default=900.0, gt=0, description="Seconds without requests until a tenant's memory is evicted from RAM"
@@ -151,6 +164,14 @@ class Settings(BaseModel):
         return BUNDLED_MODEL if self.model is None else self.model
 
     @property
+    def memory_budget(self) -> int:
+        """Bytes of all tenants' memories in RAM."""
+        # Imported here: strategies take most of a second to import, which --help need not wait for.
+        from service.memory.config import default_max_bytes
+
+        return default_max_bytes() if self.memory_max_bytes is None else self.memory_max_bytes
+
+    @property
     def engine_config(self) -> EngineConfig:
         """The engine's part. Raises InvalidValueError for a value outside its range."""
         return EngineConfig(
@@ -163,6 +184,14 @@ class Settings(BaseModel):
             tenant_weights=self.tenant_weights,
             threads=self.threads,
         )
+
+    @field_validator("store_bytes", "memory_bytes", "memory_max_bytes", "max_message_bytes", mode="before")
+    @classmethod
+    def _size(cls, given: object) -> object:
+        """A number of bytes, or of KiB, MiB or GiB with the suffix K, M or G."""
+        if isinstance(given, str) and given[-1:].upper() in _SUFFIXES and given[:-1].isdecimal():
+            return int(given[:-1]) * _SUFFIXES[given[-1].upper()]
+        return given
 
     @field_validator("tenant_weights", mode="before")
     @classmethod

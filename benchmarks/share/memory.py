@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 import time
 from collections.abc import Iterator, Sequence
@@ -98,7 +99,10 @@ async def lags(url: str, records: int) -> list[float]:
 
 
 async def many_tenants(url: str, tenants: int) -> dict[str, Any]:
-    """Many tenants in one process: memory, CPU time and store commands while idle, time to load one again."""
+    """Many tenants in one process: memory, CPU time and store commands while idle, time to load one again, and the
+    share of requests that began without their memory, since it took longer to load than a request waits."""
+    gc.collect()
+    gc.freeze()  # as in the service: a collection that scans all libraries stops the process for longer than that
     client = RedisClient(url)
     draw = np.random.default_rng(2)
     with _started(_memory(url, MemoryConfig(max_resident=2 * tenants))) as memory:
@@ -120,12 +124,13 @@ async def many_tenants(url: str, tenants: int) -> dict[str, Any]:
         memory.residents._idle_seconds = 0.0
         await _until(lambda: len(memory.residents) == 0)
         memory.residents._idle_seconds = 900.0
-        times = []
+        times, late = [], 0
         for number in range(0, tenants, max(1, tenants // 50)):
             began = time.perf_counter()
             back: Any = await memory.strategy(f"tenant-{number}", STRATEGY)
             times.append(time.perf_counter() - began)
-            if back.tokens != 10_000:
+            late += back.tokens == 0
+            if back.tokens not in (0, 10_000):
                 raise BenchmarkError(f"a tenant of 10,000 tokens was loaded with {back.tokens}")
     await client.close()
     return {
@@ -137,6 +142,7 @@ async def many_tenants(url: str, tenants: int) -> dict[str, Any]:
         "tenants_idle_commands_per_s": idle_commands,
         "tenants_return_ms_p50": 1000 * (percentile(times, 50) or 0.0),
         "tenants_return_ms_p99": 1000 * (percentile(times, 99) or 0.0),
+        "tenants_late": late / len(times),
     }
 
 

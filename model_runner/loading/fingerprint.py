@@ -10,22 +10,38 @@ import torch
 from model_runner.loading.tokenizer import Tokenizer
 
 _ELEMENTS = 16
+_SMALLEST = 2.0**-14
+"""Below it, float16 has fewer digits than bfloat16."""
 
 
 def fingerprint(module: Any, tokenizer: Tokenizer) -> str:
-    """16 hexadecimal digits of the architecture, a few elements of every vector of weights and the whole tokenizer.
+    """16 hexadecimal digits of the architecture, a few elements of every weight, and the vocabulary.
 
-    Vectors (norms, biases) and the input embedding keep their layout on every device and in every packing; a model
-    that was trained further differs in them. Weights count as bfloat16: a checkpoint is one model in all precisions, 8
-    bits included. What one of them wrote makes good drafts for the others, and drafts decide no token.
+    A model that was trained further differs in some weight, also if only an adapter was merged into a few matrices. The
+    weights' names do not count, and the vocabulary does instead of the tokenizer's file: both change with libraries.
+    Elements count as bfloat16: a checkpoint is one model in all precisions, 8 bits included. What one of them wrote
+    makes good drafts for the others, and drafts decide no token.
     """
     digest = hashlib.sha256(type(module).__name__.encode())
-    embedding = module.get_input_embeddings().weight
-    vectors = [(name, weight) for name, weight in module.named_parameters() if weight.dim() == 1]
-    for name, weight in [("embedding", embedding), *sorted(vectors)]:
-        flat = weight.detach().reshape(-1)
-        at = torch.linspace(0, flat.numel() - 1, min(_ELEMENTS, flat.numel())).long().to(flat.device)
-        sample = flat[at].to(torch.bfloat16).view(torch.int16).cpu()
-        digest.update(f"{name} {tuple(weight.shape)}".encode() + sample.numpy().tobytes())
-    digest.update(tokenizer.definition().encode())
+    weights = [weight.detach() for weight in module.parameters() if weight.numel()]
+    samples = [
+        f"{tuple(weight.shape)}".encode() + sample for weight, sample in zip(weights, _samples(weights), strict=True)
+    ]
+    for sample in sorted(samples):
+        digest.update(sample)
+    for token, number in sorted(tokenizer.vocabulary().items()):
+        digest.update(f"{number} {token}\n".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()[:16]
+
+
+def _samples(weights: list[torch.Tensor]) -> list[bytes]:
+    """A few elements of each weight, evenly spaced, as the bytes of bfloat16."""
+    picked = []
+    for weight in weights:
+        flat = weight.reshape(-1)
+        at = torch.linspace(0, flat.numel() - 1, min(_ELEMENTS, flat.numel()), dtype=torch.float64).long()
+        picked.append(flat[at.to(flat.device)].float())
+    values = torch.cat([one.cpu() for one in picked])
+    values[values.abs() < _SMALLEST] = 0.0
+    rows = values.to(torch.bfloat16).view(torch.int16).split([one.numel() for one in picked])
+    return [row.numpy().tobytes() for row in rows]

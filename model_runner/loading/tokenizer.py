@@ -62,10 +62,10 @@ class Tokenizer:
         )
         return text
 
-    def definition(self) -> str:
-        """The whole tokenizer as JSON."""
-        text: str = self._tokenizer.backend_tokenizer.to_str()
-        return text
+    def vocabulary(self) -> dict[str, int]:
+        """All tokens with their ids, added ones included."""
+        tokens: dict[str, int] = self._tokenizer.get_vocab()
+        return tokens
 
     def grammars(self, vocab_size: int) -> GrammarCompiler:
         """Grammars over this vocabulary, for logits of `vocab_size` columns."""

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+_SHARE_OF_RAM = 4
+"""A quarter. Half of what is free goes to keys and values on a CPU, and weights and the system need the rest."""
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 ROUND_SECONDS = 0.2
 """Between two rounds with the store. A record needs one round to be sent and one to be read: `draftwood bench share`
 measured 161 ms at the median and 400 ms at the 99th percentile. Half of it would halve the lag, and double the commands
@@ -31,16 +37,20 @@ class MemoryConfig:
         tokens: of one memory.
         bytes: of one memory in the store, log and snapshot together.
         max_resident: memories in this process.
+        max_bytes: of all memories in this process, records and indexes.
         idle_seconds: a memory that no request used for so long is evicted from this process.
         ttl: seconds after its last record until the store deletes a memory; 0 for never.
+        orphan_ttl: seconds after which memories that no process uses are deleted; 0 for never.
         round_seconds: between two rounds with the store.
     """
 
     tokens: int = 1_000_000
     bytes: int = 16 << 20
     max_resident: int = 1000
+    max_bytes: int = 1 << 40
     idle_seconds: float = 900.0
     ttl: float = 0.0
+    orphan_ttl: float = 30 * 24 * 3600.0
     round_seconds: float = ROUND_SECONDS
 
     @property
@@ -52,3 +62,11 @@ class MemoryConfig:
     def log_bytes(self) -> int:
         """Of the log between two folds: the other half of the bytes."""
         return self.bytes // 2
+
+
+def default_max_bytes(cgroup_limit: Path = _CGROUP_LIMIT) -> int:
+    """A quarter of the RAM of the machine, or of the container if that has less."""
+    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # no limit: the file is absent, or reads "max"
+        ram = min(ram, int(cgroup_limit.read_text(encoding="ascii")))
+    return ram // _SHARE_OF_RAM

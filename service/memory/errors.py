@@ -6,6 +6,7 @@ DraftwoodError
     ├── StoreFullError          out of memory
     ├── MemoryPurgedError       the memory was purged while it was being filled
     ├── StoreRefusedError       permanently refused: password, permission, missing command
+    │   └── NewerMemoryError    a newer version of this program wrote to the memory
     └── CorruptValueError       a stored value cannot be read
         ├── NewerFormatError    written by a newer version
         ├── ForeignValueError   belongs to another model
@@ -35,6 +36,13 @@ class MemoryPurgedError(MemoryStoreError):
 
 class StoreRefusedError(MemoryStoreError):
     """The store refuses permanently: a password, a permission, a command that it lacks."""
+
+
+class NewerMemoryError(StoreRefusedError):
+    """A newer version of this program wrote to the memory, so that this one must not change it."""
+
+    def __init__(self) -> None:
+        super().__init__("a newer version of this program wrote to the memory; upgrade this server to change it")
 
 
 class CorruptValueError(MemoryStoreError):

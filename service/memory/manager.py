@@ -23,6 +23,7 @@ from service.memory.config import MemoryConfig
 from service.memory.errors import CorruptValueError
 from service.memory.learning import HasOutput, LearnOnExit, batches, learning_task
 from service.memory.naming import MemoryName, Naming
+from service.memory.presence import Presence
 from service.memory.replica.counters import MemoryCounters
 from service.memory.replica.instances import learn
 from service.memory.replica.outbox import Outbox
@@ -63,10 +64,13 @@ class MemoryManager:
         self.config = config
         self.naming = Naming(fingerprint, None if keys is None else keys.naming_key)
         self.codec = Codec(fingerprint, keys)
-        self.residents = Residents(self.naming, config.capacity, config.max_resident, config.idle_seconds)
+        self.residents = Residents(self.naming, config)
         self.outbox = Outbox(secrets.token_hex(8), retained_tokens=_RETAINED_TOKENS if store.shared else 0)
         self._counters = MemoryCounters()
-        self.replica = Replica(store, self.residents, self.outbox, self.codec, self._learn_records, self._counters)
+        presence = Presence(store, self.naming, self.codec, config, self.outbox.source, self._counters)
+        self.replica = Replica(
+            store, self.residents, self.outbox, self.codec, self._learn_records, self._counters, presence
+        )
         self.thread = ReplicaThread(self.replica, config.round_seconds)
         self._run_on_engine: RunOnEngine = _run_at_once
         self._preloaded: Future[None] = Future()
@@ -105,7 +109,9 @@ class MemoryManager:
         def deliver(_: object = None) -> None:
             if once.acquire(blocking=False):
                 with suppress(EngineStoppedError):
-                    later(self._instance(tenant, name)[0])
+                    strategy, loading = self._instance(tenant, name)
+                    self._counters.late += loading is not None
+                    later(strategy)
 
         self.thread.wake()
         timer = threading.Timer(_FIRST_WAIT, deliver)
@@ -168,8 +174,11 @@ class MemoryManager:
         return replace(
             self._counters,
             tenants=len(residents),
+            newer_memories=sum(resident.newer for resident in residents),
             tokens=sum(resident.log.tokens for resident in residents),
-            index_bytes=sum(resident.nbytes for resident in residents),
+            index_bytes=sum(resident.index_bytes for resident in residents),
+            resident_bytes=sum(resident.nbytes for resident in residents),
+            evicted=self.residents.evicted,
             outbox_records=self.outbox.pending,
             retained_records=self.outbox.retained,
             dropped=self.outbox.dropped,

@@ -11,6 +11,9 @@ import hmac
 from dataclasses import dataclass
 from urllib.parse import quote
 
+KINDS_KEY = "dw:{kinds}:served"
+"""A sorted set of the kinds of memories (see `Naming.kind`) by the time at which a process last noted its use."""
+_KEY_ID_DIGITS = 8
 _MAX_QUOTED = 128
 """Characters; longer names are hashed. Keeps keys short; not tuned, any bound near works."""
 
@@ -43,13 +46,34 @@ class Naming:
         """Common prefix of the tags of all memories of a tenant, and of no other tenant's."""
         return f"{self.fingerprint}:{self._part(tenant)}:"
 
+    @property
+    def kind(self) -> str:
+        """Identifies all memories that processes with this naming use: FINGERPRINT:KEY, no KEY if names are plain."""
+        return f"{self.fingerprint}:{self._key_id}"
+
+    @property
+    def _key_id(self) -> str:
+        if self.secret is None:
+            return ""
+        return hashlib.sha256(b"draftwood names" + self.secret).hexdigest()[:_KEY_ID_DIGITS]
+
     def _part(self, text: str) -> str:
         """A name without braces and colons. Quoted, hashed and keyed names start differently, so they never collide."""
         data = text.encode("utf-8", "surrogatepass")
         if self.secret is not None:
-            return "!" + hmac.new(self.secret, data, hashlib.sha256).hexdigest()
+            return f"!{self._key_id}." + hmac.new(self.secret, data, hashlib.sha256).hexdigest()
         quoted = quote(data, safe="")
         return quoted if len(quoted) <= _MAX_QUOTED else "#" + hashlib.sha256(data).hexdigest()
+
+
+def kind_of(tag: str) -> str:
+    """The `Naming.kind` of a memory's tag."""
+    fingerprint, tenant, _ = tag.split(":")
+    return f"{fingerprint}:{tenant[1 : 1 + _KEY_ID_DIGITS] if tenant.startswith('!') else ''}"
+
+
+def fingerprint_of(kind_or_tag: str) -> str:
+    return kind_or_tag.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +97,8 @@ def activity_keys(fingerprint: str) -> tuple[str, str]:
     The counter's key ends in `turn`; stores in use have it, so the key stays.
     """
     return f"dw:{{{fingerprint}}}:active", f"dw:{{{fingerprint}}}:turn"
+
+
+def instances_key(fingerprint: str) -> str:
+    """A hash of the processes that use a model's memories: instance to time and settings."""
+    return f"dw:{{{fingerprint}}}:instances"

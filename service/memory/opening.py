@@ -22,6 +22,11 @@ _STORED_PER_RESIDENT = 4
 snapshots, a fraction of an index's size. Not tuned."""
 
 
+_IN_PROCESS_SHARE = 4
+"""The store in this process has a quarter of `memory_max_bytes`: its compressed snapshots take a tenth of an index. Not
+tuned."""
+
+
 @contextmanager
 def opened_memory(settings: Settings, fingerprint: str) -> Iterator[MemoryManager]:
     """The memory manager of the settings, not started yet. An embedded store runs as long as the context.
@@ -30,17 +35,20 @@ def opened_memory(settings: Settings, fingerprint: str) -> Iterator[MemoryManage
         InvalidInputError: a setting cannot be used.
         StoreUnavailableError: the embedded store does not start.
     """
+    stored_bytes = settings.memory_budget // _IN_PROCESS_SHARE if settings.store == "memory" else 0
     config = MemoryConfig(
         tokens=settings.memory_tokens,
         bytes=settings.memory_bytes,
         max_resident=settings.max_tenants,
+        max_bytes=settings.memory_budget - stored_bytes,
         idle_seconds=settings.memory_idle,
         ttl=settings.memory_ttl,
+        orphan_ttl=settings.memory_orphan_ttl,
     )
     limits = Limits(config.log_bytes, config.ttl)
     keys = _keys(settings)
     if settings.store == "memory":
-        store = InProcessStore(limits, _STORED_PER_RESIDENT * settings.max_tenants)
+        store = InProcessStore(limits, _STORED_PER_RESIDENT * settings.max_tenants, stored_bytes)
         yield MemoryManager(store, fingerprint, config, keys)
     elif settings.store == "embedded":
         with EmbeddedServer(settings.store_folder or default_folder(), settings.store_bytes) as server:

@@ -13,9 +13,16 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from service.memory.codec import Kind, Record, split
-from service.memory.errors import CorruptValueError, MemoryPurgedError, MemoryStoreError, StoreFullError
+from service.memory.errors import (
+    CorruptValueError,
+    MemoryPurgedError,
+    MemoryStoreError,
+    NewerMemoryError,
+    StoreFullError,
+)
 from service.memory.manager import MemoryManager
-from service.memory.naming import MemoryName
+from service.memory.naming import MemoryName, Naming, fingerprint_of
+from service.memory.orphans import ORPHANED_SECONDS, OrphanedMemory, PurgeResult, orphans, purge_all
 from service.memory.replica.counters import MemoryCounters
 from service.memory.replica.pusher import append_of
 from service.memory.replica.residents import Resident
@@ -66,14 +73,18 @@ class StatisticsReport:
 
     Attributes:
         memories: the latest written first.
+        following: `first` of the next page; None if there is none.
         store: its address, without passwords.
         healthy: the latest round with the store succeeded.
+        max_bytes: bound of all memories in this process.
     """
 
     memories: list[TenantMemoryStatistics]
+    following: int | None
     store: str
     healthy: bool
     counters: MemoryCounters
+    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +92,32 @@ class GetStatistics:
     """Statistics of one tenant's memories, or of all tenants' with None.
 
     Memories that hold no records since a purge, or that cannot be decoded here, are left out.
+
+    Attributes:
+        first: how many memories are skipped.
+        limit: of the memories looked at.
     """
 
     tenant: str | None
+    first: int = 0
+    limit: int = 1000
 
     async def run(self, memory: MemoryManager) -> StatisticsReport:
         async with memory.replica.lock:
-            found = await self._memories(memory)
-        return StatisticsReport(found, memory.store.description, memory.thread.healthy, memory.counters())
+            tags = await memory.store.tags() if self.tenant is None else await _tags_of(memory, self.tenant)
+            end = self.first + self.limit
+            found = await self._memories(memory, tags[self.first : end])
+        following = end if end < len(tags) else None
+        return StatisticsReport(
+            memories=found,
+            following=following,
+            store=memory.store.description,
+            healthy=memory.thread.healthy,
+            counters=memory.counters(),
+            max_bytes=memory.config.max_bytes,
+        )
 
-    async def _memories(self, memory: MemoryManager) -> list[TenantMemoryStatistics]:
-        tags = await memory.store.tags() if self.tenant is None else await _tags_of(memory, self.tenant)
+    async def _memories(self, memory: MemoryManager, tags: list[str]) -> list[TenantMemoryStatistics]:
         found: list[TenantMemoryStatistics] = []
         for info in await memory.store.info(tags):
             try:
@@ -100,7 +126,9 @@ class GetStatistics:
                 continue
             resident = memory.residents.by_tag(info.tag)
             found.append(
-                TenantMemoryStatistics(name, info, resident is not None, 0 if resident is None else resident.nbytes)
+                TenantMemoryStatistics(
+                    name, info, resident is not None, 0 if resident is None else resident.index_bytes
+                )
             )
         return found
 
@@ -119,30 +147,54 @@ class ExportMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class PurgeResult:
-    """How many memories were emptied, and how many tokens they had in the store."""
-
-    memories: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class PurgeMemory:
-    """Deletes all records of a tenant's memories, on all replicas."""
+    """Deletes all records of a tenant's memories on all replicas: of all models, with plain and with hidden names.
+
+    Raises:
+        NewerMemoryError: a newer version wrote to some; the others are purged.
+    """
 
     tenant: str
 
     async def run(self, memory: MemoryManager) -> PurgeResult:
         async with memory.replica.lock:
-            tags = await _tags_of(memory, self.tenant)
+            tags = [*await _tags_of(memory, self.tenant), *await _tags_elsewhere(memory, self.tenant)]
             tokens = sum(info.tokens for info in await memory.store.info(tags))
+            newer: NewerMemoryError | None = None
             for tag in tags:
-                resident = memory.residents.by_tag(tag)
-                known = None if resident is None else resident.epoch
-                await memory.store.purge(tag, 0 if known is None else known + 1)
-                if resident is not None:
-                    await memory.replica.follower.refresh(resident)
+                try:
+                    await _purge(memory, tag)
+                except NewerMemoryError as error:
+                    newer = error
+            if newer is not None:
+                raise newer
             return PurgeResult(len(tags), tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ListOrphans:
+    """The memories that no process uses, ordered by tag."""
+
+    async def run(self, memory: MemoryManager) -> list[OrphanedMemory]:
+        async with memory.replica.lock:
+            return await orphans(memory.store, memory.naming, memory.codec, ORPHANED_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeOrphans:
+    """Deletes the memories that no process uses.
+
+    Attributes:
+        fingerprint: only those of this model; "" for all.
+    """
+
+    fingerprint: str = ""
+
+    async def run(self, memory: MemoryManager) -> PurgeResult:
+        async with memory.replica.lock:
+            found = await orphans(memory.store, memory.naming, memory.codec, ORPHANED_SECONDS)
+            chosen = [one for one in found if self.fingerprint in ("", one.fingerprint)]
+            return await purge_all(memory.store, chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,3 +285,23 @@ async def _tags_of(memory: MemoryManager, tenant: str) -> list[str]:
     own = memory.naming.tag(MemoryName(tenant))
     prefix = memory.naming.tenant_prefix(tenant)
     return [own, *(tag for tag in await memory.store.tags() if tag.startswith(prefix) and tag != own)]
+
+
+async def _tags_elsewhere(memory: MemoryManager, tenant: str) -> list[str]:
+    """The tags of a tenant's memories that this process does not use: of other models, and with plain names."""
+    own = memory.naming
+    fingerprints = {own.fingerprint, *map(fingerprint_of, await memory.store.kinds())}
+    found: list[str] = []
+    for fingerprint in sorted(fingerprints):
+        namings = {Naming(fingerprint, own.secret), Naming(fingerprint)} - {own}
+        prefixes = tuple(naming.tenant_prefix(tenant) for naming in namings)
+        found += [tag for tag in await memory.store.tags(fingerprint) if tag.startswith(prefixes)]
+    return found
+
+
+async def _purge(memory: MemoryManager, tag: str) -> None:
+    resident = memory.residents.by_tag(tag)
+    known = None if resident is None else resident.epoch
+    await memory.store.purge(tag, 0 if known is None else known + 1)
+    if resident is not None:
+        await memory.replica.follower.refresh(resident)

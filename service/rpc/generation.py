@@ -298,6 +298,7 @@ def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
             format_characters=MAX_GRAMMAR_CHARACTERS,
             samples=settings.max_running,
         ),
+        memory_max_bytes=settings.memory_budget,
     )
 
 

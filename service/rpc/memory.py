@@ -1,4 +1,4 @@
-"""MemoryService: statistics, warming, export, import and purge, for operators.
+"""MemoryService: statistics, warming, export, import, purge and orphaned memories, for operators.
 
 Translates between messages and the operations of `service.memory.operations`.
 """
@@ -6,8 +6,8 @@ Translates between messages and the operations of `service.memory.operations`.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
-from itertools import islice
 
 import numpy as np
 
@@ -21,13 +21,18 @@ from service.memory.operations import (
     FillMemory,
     FillProgress,
     GetStatistics,
+    ListOrphans,
     PurgeMemory,
+    PurgeOrphans,
     StatisticsReport,
     TenantMemoryStatistics,
 )
+from service.memory.orphans import OrphanedMemory
 from service.rpc.calls import Call, Method
 from service.rpc.identifiers import check_identifier, resolve_tenant
+from service.rpc.request_log import AuditLog
 from service.rpc.requests import require_in_vocabulary
+from service.rpc.writer import Writer
 from service.serving import ServedModel
 from service.settings import Settings
 from strategies.draft import Int32Array
@@ -35,8 +40,12 @@ from strategies.draft import Int32Array
 SERVICE = pb.DESCRIPTOR.services_by_name["MemoryService"]
 
 _KINDS = {Kind.OUTPUT: pb.MEMORY_KIND_OUTPUT, Kind.CORPUS: pb.MEMORY_KIND_CORPUS}
-_PAGE_RECORDS = 64
-"""Records of one message of an export: about 100 KiB with 200 tokens each. Not tuned."""
+_PAGE_BYTES = 256 * 1024
+_RECORD_BYTES = 2 * 2**20
+"""A message of an export has a new record as long as it is below `_PAGE_BYTES`, so that it has at most `_RECORD_BYTES`
+more: gRPC clients accept 4 MiB. A record has 8,192 tokens at most; its text is cut off if it would not fit."""
+_MAX_PAGE = 1000
+"""Memories of a page of a list. Not tuned: 200 KiB with long names."""
 
 
 class MemoryServicer:
@@ -45,6 +54,7 @@ class MemoryServicer:
     def __init__(self, bridge: EngineBridge, model: ServedModel, settings: Settings) -> None:
         self._bridge = bridge
         self._model = model
+        self._stall_seconds = settings.stall_timeout
         self._named_store = settings.store if settings.store in ("memory", "embedded") else None
 
     @property
@@ -55,13 +65,17 @@ class MemoryServicer:
             "ExportMemory": self.export,
             "ImportMemory": self.import_,
             "PurgeMemory": self.purge,
+            "ListOrphanedMemories": self.orphans,
+            "PurgeOrphanedMemories": self.purge_orphans,
         }
 
     async def statistics(self, request: pb.GetMemoryStatisticsRequest, call: Call) -> pb.GetMemoryStatisticsResponse:
         """Of one tenant; without one, of all."""
-        tenant = resolve_tenant(request.tenant) if request.tenant else None
-        report = await self._bridge.run_operation(GetStatistics(tenant))
-        response = pb.GetMemoryStatisticsResponse(fingerprint=self._model.fingerprint)
+        tenant = resolve_tenant(request.tenant) if request.HasField("tenant") else None
+        first, limit = _page_of(request.page_size, request.page_token)
+        report = await self._bridge.run_operation(GetStatistics(tenant, first, limit))
+        following = "" if report.following is None else str(report.following)
+        response = pb.GetMemoryStatisticsResponse(fingerprint=self._model.fingerprint, next_page_token=following)
         response.tenants.extend(map(_tenant_statistics, report.memories))
         response.store.CopyFrom(_store_statistics(report, self._named_store or report.store))
         return response
@@ -69,50 +83,78 @@ class MemoryServicer:
     async def warm(self, requests: AsyncIterator[pb.WarmMemoryRequest], call: Call) -> None:
         """Streams progress."""
         name, progress, texts = None, FillProgress(), 0
-        async for request in requests:
-            name = name or MemoryName(resolve_tenant(request.tenant))
-            sequences = await asyncio.to_thread(self._encode, [*request.texts])
-            progress = await self._bridge.run_operation(FillMemory(name, Kind.CORPUS, sequences, progress))
-            texts += len(request.texts)
-            await call.context.write(pb.WarmMemoryResponse(texts=texts, tokens=progress.tokens))
+        async with Writer(call.context, self._stall_seconds) as writer:
+            async for request in writer.reading(requests):
+                name = name or MemoryName(resolve_tenant(request.tenant))
+                sequences = await asyncio.to_thread(self._encode, [*request.texts])
+                progress = await self._bridge.run_operation(FillMemory(name, Kind.CORPUS, sequences, progress))
+                texts += len(request.texts)
+                await writer.write(pb.WarmMemoryResponse(texts=texts, tokens=progress.tokens))
 
     async def export(self, request: pb.ExportMemoryRequest, call: Call) -> None:
         """Streams records."""
-        arm = check_identifier("arm", request.arm)
-        records = iter(await self._bridge.run_operation(ExportMemory(MemoryName(resolve_tenant(request.tenant), arm))))
-        first = pb.ExportMemoryResponse(fingerprint=self._model.fingerprint, model=self._model.name)
-        await call.context.write(first)
-        while page := [*islice(records, _PAGE_RECORDS)]:
-            with_text = not request.without_text
-            await call.context.write(await asyncio.to_thread(self._page, page, with_text))
+        name = MemoryName(resolve_tenant(request.tenant), check_identifier("arm", request.arm))
+        with AuditLog("export", call, name.tenant) as audit:
+            records = deque(await self._bridge.run_operation(ExportMemory(name)))
+            async with Writer(call.context, self._stall_seconds) as writer:
+                await writer.write(pb.ExportMemoryResponse(fingerprint=self._model.fingerprint, model=self._model.name))
+                while records:
+                    page = await asyncio.to_thread(self._page, records, not request.without_text)
+                    await writer.write(page)
+                    audit.records += len(page.records)
 
     async def import_(self, requests: AsyncIterator[pb.ImportMemoryRequest], call: Call) -> None:
         """Streams progress."""
         name, progress, same_model = None, FillProgress(), False
-        async for request in requests:
-            if name is None:
-                name = MemoryName(resolve_tenant(request.tenant))
-                same_model = request.fingerprint == self._model.fingerprint
-            for kind, sequences in await asyncio.to_thread(self._read, request, same_model):
-                progress = await self._bridge.run_operation(FillMemory(name, kind, sequences, progress))
-            await call.context.write(pb.ImportMemoryResponse(records=progress.records, tokens=progress.tokens))
+        with AuditLog("import", call) as audit:
+            async with Writer(call.context, self._stall_seconds) as writer:
+                async for request in writer.reading(requests):
+                    if name is None:
+                        name = MemoryName(resolve_tenant(request.tenant))
+                        audit.tenant = name.tenant
+                        same_model = request.fingerprint == self._model.fingerprint
+                    for kind, sequences in await asyncio.to_thread(self._read, request, same_model):
+                        progress = await self._bridge.run_operation(FillMemory(name, kind, sequences, progress))
+                        audit.records = progress.records
+                    await writer.write(pb.ImportMemoryResponse(records=progress.records, tokens=progress.tokens))
 
     async def purge(self, request: pb.PurgeMemoryRequest, call: Call) -> pb.PurgeMemoryResponse:
-        if not request.tenant:
-            raise InvalidInputError("tenant", None, "must not be empty; all tenants cannot be purged at once")
-        purged = await self._bridge.run_operation(PurgeMemory(resolve_tenant(request.tenant)))
+        tenant = resolve_tenant(request.tenant)
+        with AuditLog("purge", call, tenant) as audit:
+            purged = await self._bridge.run_operation(PurgeMemory(tenant))
+            audit.memories, audit.tokens = purged.memories, purged.tokens
         return pb.PurgeMemoryResponse(memories=purged.memories, tokens=purged.tokens)
+
+    async def orphans(self, request: pb.ListOrphanedMemoriesRequest, call: Call) -> pb.ListOrphanedMemoriesResponse:
+        first, limit = _page_of(request.page_size, request.page_token)
+        found = await self._bridge.run_operation(ListOrphans())
+        following = str(first + limit) if first + limit < len(found) else ""
+        page = map(_orphaned_memory, found[first : first + limit])
+        return pb.ListOrphanedMemoriesResponse(memories=page, next_page_token=following)
+
+    async def purge_orphans(
+        self, request: pb.PurgeOrphanedMemoriesRequest, call: Call
+    ) -> pb.PurgeOrphanedMemoriesResponse:
+        with AuditLog("purge orphans", call) as audit:
+            purged = await self._bridge.run_operation(PurgeOrphans(request.fingerprint))
+            audit.memories, audit.tokens = purged.memories, purged.tokens
+        return pb.PurgeOrphanedMemoriesResponse(memories=purged.memories, tokens=purged.tokens)
 
     def _encode(self, texts: list[str]) -> list[Int32Array]:
         return [ids for text in texts if (ids := self._model.tokenizer.encode(text)).size]
 
-    def _page(self, records: list[Record], with_text: bool) -> pb.ExportMemoryResponse:
-        response = pb.ExportMemoryResponse()
-        for record in records:
+    def _page(self, records: deque[Record], with_text: bool) -> pb.ExportMemoryResponse:
+        """A message of the first records, which are removed."""
+        response, size = pb.ExportMemoryResponse(), 0
+        while records and size < _PAGE_BYTES:
+            record = records.popleft()
             message = response.records.add(kind=_KINDS[record.kind])
             message.tokens.ids.extend(record.tokens.tolist())
             if with_text:
                 message.text = self._model.tokenizer.decode(record.tokens)
+                if message.ByteSize() > _RECORD_BYTES:
+                    message.text = ""
+            size += message.ByteSize()
         return response
 
     def _read(self, request: pb.ImportMemoryRequest, same_model: bool) -> list[tuple[Kind, list[Int32Array]]]:
@@ -138,6 +180,26 @@ class MemoryServicer:
         return self._model.tokenizer.encode(record.text)
 
 
+def _page_of(size: int, token: str) -> tuple[int, int]:
+    """First item and number of items of a page of a list. Raises InvalidInputError."""
+    if size < 0:
+        raise InvalidInputError("page_size", size, "must not be negative")
+    if token and not (token.isascii() and token.isdecimal() and len(token) < 10):
+        raise InvalidInputError("page_token", token, "must be empty or the next_page_token of another page")
+    return int(token or 0), min(size or _MAX_PAGE, _MAX_PAGE)
+
+
+def _orphaned_memory(memory: OrphanedMemory) -> pb.OrphanedMemory:
+    stored, name = memory.stored, memory.name
+    message = pb.OrphanedMemory(
+        tag=stored.tag, fingerprint=memory.fingerprint, tokens=stored.tokens, stored_bytes=stored.bytes
+    )
+    if name is not None:
+        message.tenant, message.arm = name.tenant, name.arm
+    message.unserved.FromSeconds(round(memory.unserved))
+    return message
+
+
 def _tenant_statistics(memory: TenantMemoryStatistics) -> pb.TenantMemoryStatistics:
     stored = memory.stored
     message = pb.TenantMemoryStatistics(
@@ -147,6 +209,7 @@ def _tenant_statistics(memory: TenantMemoryStatistics) -> pb.TenantMemoryStatist
         stored_bytes=stored.bytes,
         log_records=stored.log_entries,
         epoch=stored.epoch,
+        read_only=stored.newer,
         resident=memory.resident,
         index_bytes=memory.index_bytes,
     )
@@ -174,6 +237,13 @@ def _store_statistics(report: StatisticsReport, store: str) -> pb.MemoryStoreSta
         resident_tenants=counters.tenants,
         resident_tokens=counters.tokens,
         index_bytes=counters.index_bytes,
+        resident_bytes=counters.resident_bytes,
+        max_bytes=report.max_bytes,
+        evicted_tenants=counters.evicted,
+        late_memories=counters.late,
+        read_only_memories=counters.newer_memories,
+        read_only_records=counters.newer_records,
+        servers_with_other_settings=counters.other_settings,
     )
     message.last_lag.FromNanoseconds(round(counters.last_lag * 1e9))
     return message

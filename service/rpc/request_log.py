@@ -1,4 +1,5 @@
-"""One log line for each request, when it ends. It never contains text of prompt or answer."""
+"""One log line for each request, when it ends, and for each change of memories. They never contain text of prompt or
+answer."""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ import structlog
 from model_runner.statistics import SequenceStats
 from service.engine.stream import Sample
 from service.errors import rule_for
+from service.rpc.calls import Call
 
 _log = structlog.get_logger("draftwood.requests")
+_audit = structlog.get_logger("draftwood.audit")
 
 
 class RequestLog:
@@ -41,6 +44,50 @@ class RequestLog:
         if self.samples:
             fields |= _measurements(self.samples)
         _log.info("request", **fields, total_ms=_milliseconds(time.perf_counter() - self._arrived_at))
+
+
+class AuditLog:
+    """Context manager around an operator's call: one line with who did what to which tenant's memory, and its result.
+
+    Attributes:
+        tenant: set once it is read; None for a call about several.
+        records: exported or imported so far.
+        memories, tokens: purged; None otherwise.
+    """
+
+    def __init__(self, action: str, call: Call, tenant: str | None = None) -> None:
+        self._action = action
+        self._call = call
+        self.tenant = tenant
+        self.records = 0
+        self.memories: int | None = None
+        self.tokens: int | None = None
+
+    def __enter__(self) -> AuditLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        result = "ok" if error is None else "cancelled"
+        if isinstance(error, Exception):
+            result = rule_for(error).reason.lower()
+        done = (
+            {"memories": self.memories, "tokens": self.tokens}
+            if self.memories is not None
+            else {"records": self.records}
+        )
+        names = self._call.context.auth_context().get("x509_common_name", [])
+        _audit.info(
+            "memory",
+            action=self._action,
+            tenant=self.tenant,
+            peer=self._call.context.peer(),
+            certificate=b",".join(names).decode(errors="replace") or None,
+            request_id=self._call.request_id,
+            result=result,
+            **done,
+        )
 
 
 def _measurements(samples: list[Sample]) -> dict[str, object]:

@@ -1,19 +1,24 @@
-"""Writes a call's messages, and detects a client that does not read them."""
+"""Writes a call's messages, and detects a client that does not read them, or sends none where one is due."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from service.errors import ClientGoneError, ReaderStalledError
 
+Request = TypeVar("Request")
+
 
 class Writer:
     """Async context manager around a call's answer. A message that is not read within `stall_seconds` ends it.
+
+    With `reading`, neither may the client let so long pass until its next message, or the end of its stream.
 
     One timer serves all messages: a timeout for each message would cost more than sending it.
 
@@ -24,7 +29,7 @@ class Writer:
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any], stall_seconds: float) -> None:
         self._context = context
         self._stall_seconds = stall_seconds
-        self._writing_since: float | None = None
+        self._waiting_since: float | None = None
         self._timeout = asyncio.timeout(None)
 
     async def write(self, message: Message) -> None:
@@ -33,12 +38,24 @@ class Writer:
         Raises:
             ClientGoneError: the call has ended.
         """
-        self._writing_since = self._loop.time()
+        self._waiting_since = self._loop.time()
         try:
             await self._context.write(message)
         except grpc.aio.InternalError:
             raise ClientGoneError() from None
-        self._writing_since = None
+        self._waiting_since = None
+
+    async def reading(self, requests: AsyncIterator[Request]) -> AsyncIterator[Request]:
+        """The messages of a client's stream."""
+        while True:
+            self._waiting_since = self._loop.time()
+            try:
+                request = await anext(requests)
+            except StopAsyncIteration:
+                return
+            finally:
+                self._waiting_since = None
+            yield request
 
     async def __aenter__(self) -> Writer:
         await self._timeout.__aenter__()
@@ -57,7 +74,7 @@ class Writer:
 
     def _check(self) -> None:
         now = self._loop.time()
-        left = self._stall_seconds - (0.0 if self._writing_since is None else now - self._writing_since)
+        left = self._stall_seconds - (0.0 if self._waiting_since is None else now - self._waiting_since)
         if left <= 0:
             self._timeout.reschedule(now)
         else:

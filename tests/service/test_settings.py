@@ -59,6 +59,18 @@ def test_weights_from_any_source(tmp_path: Path) -> None:
     assert "'as-is' or 'int8'" in str(error_of(["--weights", "int4"]))
 
 
+def test_sizes_may_have_a_suffix(tmp_path: Path) -> None:
+    path = tmp_path / "sizes.yaml"
+    path.write_text("store_bytes: 64M\nmemory_bytes: 128k\nmax_message_bytes: 2048\n")
+    settings = read_settings(["--config", str(path), "--memory-max-bytes", "2G"], {})
+    assert (settings.store_bytes, settings.memory_bytes, settings.max_message_bytes) == (64 << 20, 128 << 10, 2048)
+    assert (settings.memory_max_bytes, settings.memory_budget) == (2 << 30, 2 << 30)
+    assert Settings().memory_budget > 0
+    for text in ("2T", "G", "1.5G"):
+        assert error_of(["--memory-max-bytes", text]).field == "memory_max_bytes"
+    assert "greater than" in str(error_of(["--memory-max-bytes", "1M"]))
+
+
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings().port = 1

@@ -71,6 +71,24 @@ class TenantMemoryStatistics:
     epoch: int
     resident: bool
     index_bytes: int
+    read_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OrphanedMemory:
+    """A memory in the store that no server uses; fields as in the protocol. Sizes in bytes, ages in seconds.
+
+    Attributes:
+        tenant: None if the server cannot decrypt it.
+    """
+
+    tag: str
+    fingerprint: str
+    tenant: str | None
+    arm: str
+    tokens: int
+    stored_bytes: int
+    unserved: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +152,17 @@ class MemoryClient:
 
     def statistics(self, tenant: str | None = None) -> MemoryStatistics:
         """Statistics of one tenant, by default the client's; of all tenants if neither is set."""
-        request = pb.GetMemoryStatisticsRequest(tenant=tenant or self._connection.tenant or "")
-        response = self._asked(lambda: self._stub.GetMemoryStatistics(request, **self._call()))
+        request = pb.GetMemoryStatisticsRequest(tenant=tenant or self._connection.tenant)
+        tenants: list[TenantMemoryStatistics] = []
+        while True:
+            response = self._asked(lambda: self._stub.GetMemoryStatistics(request, **self._call()))
+            tenants += map(_tenant_memory, response.tenants)
+            request.page_token = response.next_page_token
+            if not request.page_token:
+                break
         store = {field.name: getattr(response.store, field.name) for field in response.store.DESCRIPTOR.fields}
         store["last_lag"] = response.store.last_lag.ToTimedelta().total_seconds()
-        return MemoryStatistics(tuple(map(_tenant_memory, response.tenants)), store, response.fingerprint)
+        return MemoryStatistics(tuple(tenants), store, response.fingerprint)
 
     def warm(
         self, texts: Iterable[str], *, tenant: str | None = None, progress: Callable[[int, int], None] | None = None
@@ -197,8 +221,28 @@ class MemoryClient:
         return tokens
 
     def purge(self, tenant: str) -> int:
-        """Deletes a tenant's memory on all servers; returns the number of tokens that it held."""
+        """Deletes a tenant's memory on all servers, of all models; returns the number of tokens that it held."""
         return self._asked(lambda: self._stub.PurgeMemory(pb.PurgeMemoryRequest(tenant=tenant), **self._call())).tokens
+
+    def orphans(self) -> list[OrphanedMemory]:
+        """The memories in the store that no server uses."""
+        request = pb.ListOrphanedMemoriesRequest()
+        found: list[OrphanedMemory] = []
+        while True:
+            response = self._asked(lambda: self._stub.ListOrphanedMemories(request, **self._call()))
+            found += map(_orphan, response.memories)
+            request.page_token = response.next_page_token
+            if not request.page_token:
+                return found
+
+    def purge_orphans(self, fingerprint: str = "") -> int:
+        """Deletes the memories that no server uses; returns the number of tokens that they held.
+
+        Args:
+            fingerprint: only those of this model.
+        """
+        request = pb.PurgeOrphanedMemoriesRequest(fingerprint=fingerprint)
+        return self._asked(lambda: self._stub.PurgeOrphanedMemories(request, **self._call())).tokens
 
     def _tenant(self, tenant: str | None) -> str:
         return tenant or self._connection.tenant or ""
@@ -282,4 +326,17 @@ def _tenant_memory(message: pb.TenantMemoryStatistics) -> TenantMemoryStatistics
         epoch=message.epoch,
         resident=message.resident,
         index_bytes=message.index_bytes,
+        read_only=message.read_only,
+    )
+
+
+def _orphan(message: pb.OrphanedMemory) -> OrphanedMemory:
+    return OrphanedMemory(
+        tag=message.tag,
+        fingerprint=message.fingerprint,
+        tenant=message.tenant if message.HasField("tenant") else None,
+        arm=message.arm,
+        tokens=message.tokens,
+        stored_bytes=message.stored_bytes,
+        unserved=message.unserved.ToTimedelta().total_seconds(),
     )

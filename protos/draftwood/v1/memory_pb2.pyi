@@ -31,23 +31,29 @@ class MemoryRecord(_message.Message):
     def __init__(self, tokens: _Optional[_Union[_generation_pb2.TokenIds, _Mapping]] = ..., text: _Optional[str] = ..., kind: _Optional[_Union[MemoryKind, str]] = ...) -> None: ...
 
 class GetMemoryStatisticsRequest(_message.Message):
-    __slots__ = ("tenant",)
+    __slots__ = ("tenant", "page_size", "page_token")
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     tenant: str
-    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
+    page_size: int
+    page_token: str
+    def __init__(self, tenant: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class GetMemoryStatisticsResponse(_message.Message):
-    __slots__ = ("tenants", "store", "fingerprint")
+    __slots__ = ("tenants", "store", "fingerprint", "next_page_token")
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     tenants: _containers.RepeatedCompositeFieldContainer[TenantMemoryStatistics]
     store: MemoryStoreStatistics
     fingerprint: str
-    def __init__(self, tenants: _Optional[_Iterable[_Union[TenantMemoryStatistics, _Mapping]]] = ..., store: _Optional[_Union[MemoryStoreStatistics, _Mapping]] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, tenants: _Optional[_Iterable[_Union[TenantMemoryStatistics, _Mapping]]] = ..., store: _Optional[_Union[MemoryStoreStatistics, _Mapping]] = ..., fingerprint: _Optional[str] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class TenantMemoryStatistics(_message.Message):
-    __slots__ = ("tenant", "arm", "tokens", "stored_bytes", "log_records", "snapshot_age", "epoch", "resident", "index_bytes")
+    __slots__ = ("tenant", "arm", "tokens", "stored_bytes", "log_records", "snapshot_age", "epoch", "resident", "index_bytes", "read_only")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     ARM_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +63,7 @@ class TenantMemoryStatistics(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
     INDEX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READ_ONLY_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     arm: str
     tokens: int
@@ -66,10 +73,11 @@ class TenantMemoryStatistics(_message.Message):
     epoch: int
     resident: bool
     index_bytes: int
-    def __init__(self, tenant: _Optional[str] = ..., arm: _Optional[str] = ..., tokens: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., log_records: _Optional[int] = ..., snapshot_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., epoch: _Optional[int] = ..., resident: bool = ..., index_bytes: _Optional[int] = ...) -> None: ...
+    read_only: bool
+    def __init__(self, tenant: _Optional[str] = ..., arm: _Optional[str] = ..., tokens: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., log_records: _Optional[int] = ..., snapshot_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., epoch: _Optional[int] = ..., resident: bool = ..., index_bytes: _Optional[int] = ..., read_only: bool = ...) -> None: ...
 
 class MemoryStoreStatistics(_message.Message):
-    __slots__ = ("store", "healthy", "outbox_records", "learned_records", "pushed_records", "received_records", "dropped_records", "stale_records", "unreadable_values", "failures", "reconnects", "reloads", "folds", "last_lag", "resident_tenants", "resident_tokens", "index_bytes")
+    __slots__ = ("store", "healthy", "outbox_records", "learned_records", "pushed_records", "received_records", "dropped_records", "stale_records", "unreadable_values", "failures", "reconnects", "reloads", "folds", "last_lag", "resident_tenants", "resident_tokens", "index_bytes", "resident_bytes", "max_bytes", "evicted_tenants", "late_memories", "read_only_memories", "read_only_records", "servers_with_other_settings")
     STORE_FIELD_NUMBER: _ClassVar[int]
     HEALTHY_FIELD_NUMBER: _ClassVar[int]
     OUTBOX_RECORDS_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +95,13 @@ class MemoryStoreStatistics(_message.Message):
     RESIDENT_TENANTS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     INDEX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_TENANTS_FIELD_NUMBER: _ClassVar[int]
+    LATE_MEMORIES_FIELD_NUMBER: _ClassVar[int]
+    READ_ONLY_MEMORIES_FIELD_NUMBER: _ClassVar[int]
+    READ_ONLY_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_WITH_OTHER_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     store: str
     healthy: bool
     outbox_records: int
@@ -104,7 +119,14 @@ class MemoryStoreStatistics(_message.Message):
     resident_tenants: int
     resident_tokens: int
     index_bytes: int
-    def __init__(self, store: _Optional[str] = ..., healthy: bool = ..., outbox_records: _Optional[int] = ..., learned_records: _Optional[int] = ..., pushed_records: _Optional[int] = ..., received_records: _Optional[int] = ..., dropped_records: _Optional[int] = ..., stale_records: _Optional[int] = ..., unreadable_values: _Optional[int] = ..., failures: _Optional[int] = ..., reconnects: _Optional[int] = ..., reloads: _Optional[int] = ..., folds: _Optional[int] = ..., last_lag: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., resident_tenants: _Optional[int] = ..., resident_tokens: _Optional[int] = ..., index_bytes: _Optional[int] = ...) -> None: ...
+    resident_bytes: int
+    max_bytes: int
+    evicted_tenants: int
+    late_memories: int
+    read_only_memories: int
+    read_only_records: int
+    servers_with_other_settings: int
+    def __init__(self, store: _Optional[str] = ..., healthy: bool = ..., outbox_records: _Optional[int] = ..., learned_records: _Optional[int] = ..., pushed_records: _Optional[int] = ..., received_records: _Optional[int] = ..., dropped_records: _Optional[int] = ..., stale_records: _Optional[int] = ..., unreadable_values: _Optional[int] = ..., failures: _Optional[int] = ..., reconnects: _Optional[int] = ..., reloads: _Optional[int] = ..., folds: _Optional[int] = ..., last_lag: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., resident_tenants: _Optional[int] = ..., resident_tokens: _Optional[int] = ..., index_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., evicted_tenants: _Optional[int] = ..., late_memories: _Optional[int] = ..., read_only_memories: _Optional[int] = ..., read_only_records: _Optional[int] = ..., servers_with_other_settings: _Optional[int] = ...) -> None: ...
 
 class WarmMemoryRequest(_message.Message):
     __slots__ = ("tenant", "texts")
@@ -167,6 +189,54 @@ class PurgeMemoryRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ...) -> None: ...
 
 class PurgeMemoryResponse(_message.Message):
+    __slots__ = ("memories", "tokens")
+    MEMORIES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    memories: int
+    tokens: int
+    def __init__(self, memories: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class ListOrphanedMemoriesRequest(_message.Message):
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListOrphanedMemoriesResponse(_message.Message):
+    __slots__ = ("memories", "next_page_token")
+    MEMORIES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    memories: _containers.RepeatedCompositeFieldContainer[OrphanedMemory]
+    next_page_token: str
+    def __init__(self, memories: _Optional[_Iterable[_Union[OrphanedMemory, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class OrphanedMemory(_message.Message):
+    __slots__ = ("tag", "fingerprint", "tenant", "arm", "tokens", "stored_bytes", "unserved")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    ARM_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNSERVED_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    fingerprint: str
+    tenant: str
+    arm: str
+    tokens: int
+    stored_bytes: int
+    unserved: _duration_pb2.Duration
+    def __init__(self, tag: _Optional[str] = ..., fingerprint: _Optional[str] = ..., tenant: _Optional[str] = ..., arm: _Optional[str] = ..., tokens: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., unserved: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class PurgeOrphanedMemoriesRequest(_message.Message):
+    __slots__ = ("fingerprint",)
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    fingerprint: str
+    def __init__(self, fingerprint: _Optional[str] = ...) -> None: ...
+
+class PurgeOrphanedMemoriesResponse(_message.Message):
     __slots__ = ("memories", "tokens")
     MEMORIES_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]

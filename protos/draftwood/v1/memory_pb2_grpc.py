@@ -29,7 +29,10 @@ class MemoryServiceStub(object):
     """For operators: inspects and manages tenants' learned memories. Generation does not need this service.
 
     Errors carry google.rpc details as in GenerationService. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
-    the store is full; ABORTED: the memory was purged during the call.
+    the store is full; FAILED_PRECONDITION: it refuses, or a newer version wrote to the memory; ABORTED: the memory was
+    purged during the call, or the client read or wrote nothing for the server's stall timeout.
+
+    An empty tenant is "default", as in GenerationService.
     """
 
     def __init__(self, channel):
@@ -63,17 +66,30 @@ class MemoryServiceStub(object):
                 request_serializer=draftwood_dot_v1_dot_memory__pb2.PurgeMemoryRequest.SerializeToString,
                 response_deserializer=draftwood_dot_v1_dot_memory__pb2.PurgeMemoryResponse.FromString,
                 _registered_method=True)
+        self.ListOrphanedMemories = channel.unary_unary(
+                '/draftwood.v1.MemoryService/ListOrphanedMemories',
+                request_serializer=draftwood_dot_v1_dot_memory__pb2.ListOrphanedMemoriesRequest.SerializeToString,
+                response_deserializer=draftwood_dot_v1_dot_memory__pb2.ListOrphanedMemoriesResponse.FromString,
+                _registered_method=True)
+        self.PurgeOrphanedMemories = channel.unary_unary(
+                '/draftwood.v1.MemoryService/PurgeOrphanedMemories',
+                request_serializer=draftwood_dot_v1_dot_memory__pb2.PurgeOrphanedMemoriesRequest.SerializeToString,
+                response_deserializer=draftwood_dot_v1_dot_memory__pb2.PurgeOrphanedMemoriesResponse.FromString,
+                _registered_method=True)
 
 
 class MemoryServiceServicer(object):
     """For operators: inspects and manages tenants' learned memories. Generation does not need this service.
 
     Errors carry google.rpc details as in GenerationService. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
-    the store is full; ABORTED: the memory was purged during the call.
+    the store is full; FAILED_PRECONDITION: it refuses, or a newer version wrote to the memory; ABORTED: the memory was
+    purged during the call, or the client read or wrote nothing for the server's stall timeout.
+
+    An empty tenant is "default", as in GenerationService.
     """
 
     def GetMemoryStatistics(self, request, context):
-        """Sizes of memories, and counters of the store.
+        """Sizes of memories in pages, and counters of the store.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -101,7 +117,21 @@ class MemoryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PurgeMemory(self, request, context):
-        """Deletes a tenant's memory on all servers. Nothing learned before comes back.
+        """Deletes a tenant's memory on all servers: of all models, encrypted or not. Nothing learned before comes back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListOrphanedMemories(self, request, context):
+        """Memories in the store that no server uses: their model is not served, or not with their encryption of names.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PurgeOrphanedMemories(self, request, context):
+        """Deletes memories that no server uses.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -135,6 +165,16 @@ def add_MemoryServiceServicer_to_server(servicer, server):
                     request_deserializer=draftwood_dot_v1_dot_memory__pb2.PurgeMemoryRequest.FromString,
                     response_serializer=draftwood_dot_v1_dot_memory__pb2.PurgeMemoryResponse.SerializeToString,
             ),
+            'ListOrphanedMemories': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListOrphanedMemories,
+                    request_deserializer=draftwood_dot_v1_dot_memory__pb2.ListOrphanedMemoriesRequest.FromString,
+                    response_serializer=draftwood_dot_v1_dot_memory__pb2.ListOrphanedMemoriesResponse.SerializeToString,
+            ),
+            'PurgeOrphanedMemories': grpc.unary_unary_rpc_method_handler(
+                    servicer.PurgeOrphanedMemories,
+                    request_deserializer=draftwood_dot_v1_dot_memory__pb2.PurgeOrphanedMemoriesRequest.FromString,
+                    response_serializer=draftwood_dot_v1_dot_memory__pb2.PurgeOrphanedMemoriesResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'draftwood.v1.MemoryService', rpc_method_handlers)
@@ -147,7 +187,10 @@ class MemoryService(object):
     """For operators: inspects and manages tenants' learned memories. Generation does not need this service.
 
     Errors carry google.rpc details as in GenerationService. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
-    the store is full; ABORTED: the memory was purged during the call.
+    the store is full; FAILED_PRECONDITION: it refuses, or a newer version wrote to the memory; ABORTED: the memory was
+    purged during the call, or the client read or wrote nothing for the server's stall timeout.
+
+    An empty tenant is "default", as in GenerationService.
     """
 
     @staticmethod
@@ -275,6 +318,60 @@ class MemoryService(object):
             '/draftwood.v1.MemoryService/PurgeMemory',
             draftwood_dot_v1_dot_memory__pb2.PurgeMemoryRequest.SerializeToString,
             draftwood_dot_v1_dot_memory__pb2.PurgeMemoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListOrphanedMemories(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/draftwood.v1.MemoryService/ListOrphanedMemories',
+            draftwood_dot_v1_dot_memory__pb2.ListOrphanedMemoriesRequest.SerializeToString,
+            draftwood_dot_v1_dot_memory__pb2.ListOrphanedMemoriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PurgeOrphanedMemories(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/draftwood.v1.MemoryService/PurgeOrphanedMemories',
+            draftwood_dot_v1_dot_memory__pb2.PurgeOrphanedMemoriesRequest.SerializeToString,
+            draftwood_dot_v1_dot_memory__pb2.PurgeOrphanedMemoriesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -30,7 +30,10 @@ class MemoryServiceStub:
     """For operators: inspects and manages tenants' learned memories. Generation does not need this service.
 
     Errors carry google.rpc details as in GenerationService. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
-    the store is full; ABORTED: the memory was purged during the call.
+    the store is full; FAILED_PRECONDITION: it refuses, or a newer version wrote to the memory; ABORTED: the memory was
+    purged during the call, or the client read or wrote nothing for the server's stall timeout.
+
+    An empty tenant is "default", as in GenerationService.
     """
 
     @_typing.overload
@@ -38,7 +41,7 @@ class MemoryServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> MemoryServiceAsyncStub: ...
     GetMemoryStatistics: _grpc.UnaryUnaryMultiCallable[_memory_pb2.GetMemoryStatisticsRequest, _memory_pb2.GetMemoryStatisticsResponse]
-    """Sizes of memories, and counters of the store."""
+    """Sizes of memories in pages, and counters of the store."""
     WarmMemory: _grpc.StreamStreamMultiCallable[_memory_pb2.WarmMemoryRequest, _memory_pb2.WarmMemoryResponse]
     """Adds texts to a tenant's memory. Each message is answered with the progress; what is counted there is stored."""
     ExportMemory: _grpc.UnaryStreamMultiCallable[_memory_pb2.ExportMemoryRequest, _memory_pb2.ExportMemoryResponse]
@@ -46,19 +49,26 @@ class MemoryServiceStub:
     ImportMemory: _grpc.StreamStreamMultiCallable[_memory_pb2.ImportMemoryRequest, _memory_pb2.ImportMemoryResponse]
     """Adds exported records, of this or another server. Each message is answered with the progress."""
     PurgeMemory: _grpc.UnaryUnaryMultiCallable[_memory_pb2.PurgeMemoryRequest, _memory_pb2.PurgeMemoryResponse]
-    """Deletes a tenant's memory on all servers. Nothing learned before comes back."""
+    """Deletes a tenant's memory on all servers: of all models, encrypted or not. Nothing learned before comes back."""
+    ListOrphanedMemories: _grpc.UnaryUnaryMultiCallable[_memory_pb2.ListOrphanedMemoriesRequest, _memory_pb2.ListOrphanedMemoriesResponse]
+    """Memories in the store that no server uses: their model is not served, or not with their encryption of names."""
+    PurgeOrphanedMemories: _grpc.UnaryUnaryMultiCallable[_memory_pb2.PurgeOrphanedMemoriesRequest, _memory_pb2.PurgeOrphanedMemoriesResponse]
+    """Deletes memories that no server uses."""
 
 @_typing.type_check_only
 class MemoryServiceAsyncStub(MemoryServiceStub):
     """For operators: inspects and manages tenants' learned memories. Generation does not need this service.
 
     Errors carry google.rpc details as in GenerationService. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
-    the store is full; ABORTED: the memory was purged during the call.
+    the store is full; FAILED_PRECONDITION: it refuses, or a newer version wrote to the memory; ABORTED: the memory was
+    purged during the call, or the client read or wrote nothing for the server's stall timeout.
+
+    An empty tenant is "default", as in GenerationService.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetMemoryStatistics: _aio.UnaryUnaryMultiCallable[_memory_pb2.GetMemoryStatisticsRequest, _memory_pb2.GetMemoryStatisticsResponse]  # type: ignore[assignment]
-    """Sizes of memories, and counters of the store."""
+    """Sizes of memories in pages, and counters of the store."""
     WarmMemory: _aio.StreamStreamMultiCallable[_memory_pb2.WarmMemoryRequest, _memory_pb2.WarmMemoryResponse]  # type: ignore[assignment]
     """Adds texts to a tenant's memory. Each message is answered with the progress; what is counted there is stored."""
     ExportMemory: _aio.UnaryStreamMultiCallable[_memory_pb2.ExportMemoryRequest, _memory_pb2.ExportMemoryResponse]  # type: ignore[assignment]
@@ -66,13 +76,20 @@ class MemoryServiceAsyncStub(MemoryServiceStub):
     ImportMemory: _aio.StreamStreamMultiCallable[_memory_pb2.ImportMemoryRequest, _memory_pb2.ImportMemoryResponse]  # type: ignore[assignment]
     """Adds exported records, of this or another server. Each message is answered with the progress."""
     PurgeMemory: _aio.UnaryUnaryMultiCallable[_memory_pb2.PurgeMemoryRequest, _memory_pb2.PurgeMemoryResponse]  # type: ignore[assignment]
-    """Deletes a tenant's memory on all servers. Nothing learned before comes back."""
+    """Deletes a tenant's memory on all servers: of all models, encrypted or not. Nothing learned before comes back."""
+    ListOrphanedMemories: _aio.UnaryUnaryMultiCallable[_memory_pb2.ListOrphanedMemoriesRequest, _memory_pb2.ListOrphanedMemoriesResponse]  # type: ignore[assignment]
+    """Memories in the store that no server uses: their model is not served, or not with their encryption of names."""
+    PurgeOrphanedMemories: _aio.UnaryUnaryMultiCallable[_memory_pb2.PurgeOrphanedMemoriesRequest, _memory_pb2.PurgeOrphanedMemoriesResponse]  # type: ignore[assignment]
+    """Deletes memories that no server uses."""
 
 class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
     """For operators: inspects and manages tenants' learned memories. Generation does not need this service.
 
     Errors carry google.rpc details as in GenerationService. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
-    the store is full; ABORTED: the memory was purged during the call.
+    the store is full; FAILED_PRECONDITION: it refuses, or a newer version wrote to the memory; ABORTED: the memory was
+    purged during the call, or the client read or wrote nothing for the server's stall timeout.
+
+    An empty tenant is "default", as in GenerationService.
     """
 
     @_abc_1.abstractmethod
@@ -81,7 +98,7 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_pb2.GetMemoryStatisticsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_pb2.GetMemoryStatisticsResponse, _abc.Awaitable[_memory_pb2.GetMemoryStatisticsResponse]]:
-        """Sizes of memories, and counters of the store."""
+        """Sizes of memories in pages, and counters of the store."""
 
     @_abc_1.abstractmethod
     def WarmMemory(
@@ -113,6 +130,22 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_pb2.PurgeMemoryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_pb2.PurgeMemoryResponse, _abc.Awaitable[_memory_pb2.PurgeMemoryResponse]]:
-        """Deletes a tenant's memory on all servers. Nothing learned before comes back."""
+        """Deletes a tenant's memory on all servers: of all models, encrypted or not. Nothing learned before comes back."""
+
+    @_abc_1.abstractmethod
+    def ListOrphanedMemories(
+        self,
+        request: _memory_pb2.ListOrphanedMemoriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_memory_pb2.ListOrphanedMemoriesResponse, _abc.Awaitable[_memory_pb2.ListOrphanedMemoriesResponse]]:
+        """Memories in the store that no server uses: their model is not served, or not with their encryption of names."""
+
+    @_abc_1.abstractmethod
+    def PurgeOrphanedMemories(
+        self,
+        request: _memory_pb2.PurgeOrphanedMemoriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_memory_pb2.PurgeOrphanedMemoriesResponse, _abc.Awaitable[_memory_pb2.PurgeOrphanedMemoriesResponse]]:
+        """Deletes memories that no server uses."""
 
 def add_MemoryServiceServicer_to_server(servicer: MemoryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

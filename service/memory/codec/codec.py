@@ -15,8 +15,8 @@ from service.memory.naming import MemoryName
 class Codec:
     """Encodes and decodes the values of one model's memories.
 
-    Every value is bound to the tag of its memory and to its purpose: with keys, a value that was moved elsewhere does
-    not decode.
+    Every value is bound to the tag of its memory, its purpose and its epoch: with keys, a value that was moved
+    elsewhere, or brought back after a purge, does not decode.
 
     Args:
         fingerprint: of model and tokenizer; snapshots of others are not decoded.
@@ -27,30 +27,30 @@ class Codec:
         self.fingerprint = fingerprint
         self._cipher: Cipher = Plain() if keys is None else keys
 
-    def encode_record(self, tag: str, record: Record) -> bytes:
-        return self._cipher.encrypt(pack([record]), f"{tag}:log")
+    def encode_record(self, tag: str, epoch: int, record: Record) -> bytes:
+        return self._cipher.encrypt(pack([record]), tag, f"log:{epoch}")
 
-    def decode_record(self, tag: str, value: bytes) -> Record:
+    def decode_record(self, tag: str, epoch: int, value: bytes) -> Record:
         """Raises CorruptValueError and its subclasses."""
-        records = unpack(self._cipher.decrypt(value, f"{tag}:log"))
+        records = unpack(self._cipher.decrypt(value, tag, f"log:{epoch}"))
         if len(records) != 1:
             raise CorruptValueError(f"the value has {len(records)} records instead of one")
         return records[0]
 
     def encode_snapshot(self, tag: str, snapshot: Snapshot) -> bytes:
-        return self._cipher.encrypt(snapshots.encode(snapshot), f"{tag}:snap")
+        return self._cipher.encrypt(snapshots.encode(snapshot), tag, f"snap:{snapshot.epoch}")
 
-    def decode_snapshot(self, tag: str, value: bytes) -> Snapshot:
+    def decode_snapshot(self, tag: str, epoch: int, value: bytes) -> Snapshot:
         """Raises CorruptValueError and its subclasses."""
-        return snapshots.decode(self._cipher.decrypt(value, f"{tag}:snap"), self.fingerprint)
+        return snapshots.decode(self._cipher.decrypt(value, tag, f"snap:{epoch}"), self.fingerprint)
 
     def encode_name(self, tag: str, name: MemoryName) -> bytes:
-        return self._cipher.encrypt(json.dumps([name.tenant, name.arm]).encode(), f"{tag}:name")
+        return self._cipher.encrypt(json.dumps([name.tenant, name.arm]).encode(), tag, "name")
 
     def decode_name(self, tag: str, value: bytes) -> MemoryName:
         """Raises CorruptValueError and its subclasses."""
         try:
-            tenant, arm = json.loads(self._cipher.decrypt(value, f"{tag}:name"))
+            tenant, arm = json.loads(self._cipher.decrypt(value, tag, "name"))
         except ValueError as error:
             raise CorruptValueError(f"the value is not a memory's name: {error}") from error
         return MemoryName(tenant, arm)

@@ -1,8 +1,9 @@
 """Encryption of stored values with AES-256-GCM, since token ids are users' text.
 
 An encrypted value names its key, so that keys can be rotated: the first key of a ring encrypts, all of them decrypt,
-and folding re-encrypts. The value's context (memory and purpose) is authenticated with it: moved elsewhere, it
-does not decrypt.
+and folding re-encrypts. Each memory has keys of its own, derived with HKDF-SHA256 from those of the ring, so that no
+key comes near the 2^32 values that random nonces of 96 bits allow. Tag, purpose and epoch are authenticated with a
+value: moved elsewhere, or brought back after a purge, it does not decrypt.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import base64
 import binascii
 import os
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from model_runner.errors import InvalidInputError
-from service.memory.errors import CorruptValueError, UnknownKeyError
+from service.memory.errors import CorruptValueError, NewerFormatError, UnknownKeyError
 
 _PLAIN, _AES_GCM = b"\x00", b"\x01"
 _NONCE_BYTES = 12
@@ -29,26 +33,25 @@ _NAMING_ID = "names"
 
 
 class Cipher(Protocol):
-    """Encrypts and decrypts values; `context` is what the value belongs to."""
+    """Encrypts and decrypts values; `tag` is their memory's, `context` what they are in it."""
 
-    def encrypt(self, value: bytes, context: str) -> bytes: ...
+    def encrypt(self, value: bytes, tag: str, context: str) -> bytes: ...
 
-    def decrypt(self, data: bytes, context: str) -> bytes:
-        """Raises CorruptValueError, UnknownKeyError."""
+    def decrypt(self, data: bytes, tag: str, context: str) -> bytes:
+        """Raises CorruptValueError, NewerFormatError, UnknownKeyError."""
 
 
 class Plain:
     """Stores values as they are, marked as plain."""
 
-    def encrypt(self, value: bytes, context: str) -> bytes:
+    def encrypt(self, value: bytes, tag: str, context: str) -> bytes:
         return _PLAIN + value
 
-    def decrypt(self, data: bytes, context: str) -> bytes:
-        """Raises CorruptValueError, UnknownKeyError."""
+    def decrypt(self, data: bytes, tag: str, context: str) -> bytes:
+        """Raises CorruptValueError, NewerFormatError, UnknownKeyError."""
+        _require_known(data)
         if data[:1] == _AES_GCM:
             raise UnknownKeyError("the value is encrypted, and no key is set")
-        if data[:1] != _PLAIN:
-            raise CorruptValueError("the value has no known format")
         return data[1:]
 
 
@@ -64,14 +67,15 @@ class KeyRing:
     keys: dict[str, bytes] = field(repr=False)
     naming_key: bytes = field(repr=False)
 
-    def encrypt(self, value: bytes, context: str) -> bytes:
+    def encrypt(self, value: bytes, tag: str, context: str) -> bytes:
         key_id = next(iter(self.keys))
         nonce = os.urandom(_NONCE_BYTES)
         head = _AES_GCM + bytes([len(key_id)]) + key_id.encode()
-        return head + nonce + AESGCM(self.keys[key_id]).encrypt(nonce, value, head + context.encode())
+        return head + nonce + _cipher(self.keys[key_id], tag).encrypt(nonce, value, _bound(head, tag, context))
 
-    def decrypt(self, data: bytes, context: str) -> bytes:
-        """Raises CorruptValueError, UnknownKeyError."""
+    def decrypt(self, data: bytes, tag: str, context: str) -> bytes:
+        """Raises CorruptValueError, NewerFormatError, UnknownKeyError."""
+        _require_known(data)
         if data[:1] != _AES_GCM or len(data) < 2 + data[1] + _NONCE_BYTES:
             raise CorruptValueError("the value is not encrypted, or is cut short")
         end = 2 + data[1]
@@ -80,9 +84,29 @@ class KeyRing:
         if key_id not in self.keys:
             raise UnknownKeyError(f"the value is encrypted with the key {key_id!r}, which is not configured")
         try:
-            return AESGCM(self.keys[key_id]).decrypt(nonce, rest, head + context.encode())
+            return _cipher(self.keys[key_id], tag).decrypt(nonce, rest, _bound(head, tag, context))
         except InvalidTag:
             raise CorruptValueError("the value was changed, or belongs elsewhere") from None
+
+
+@lru_cache(maxsize=4096)
+def _cipher(key: bytes, tag: str) -> AESGCM:
+    """With the key of one memory. The cache spares every record a derivation."""
+    derived = HKDF(hashes.SHA256(), _KEY_BYTES, salt=None, info=b"draftwood memory\x00" + tag.encode()).derive(key)
+    return AESGCM(derived)
+
+
+def _bound(head: bytes, tag: str, context: str) -> bytes:
+    """What is authenticated with a value. Tags contain no zero byte, so no two triples are the same."""
+    return b"\x00".join([head, tag.encode(), context.encode()])
+
+
+def _require_known(data: bytes) -> None:
+    """Raises CorruptValueError, NewerFormatError."""
+    if not data:
+        raise CorruptValueError("the value is empty")
+    if data[:1] > _AES_GCM:
+        raise NewerFormatError(f"the value has format {data[0]}; this program reads up to {_AES_GCM[0]}")
 
 
 def read_keys(text: str, setting: str) -> KeyRing:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.memory.errors import CorruptValueError
+from service.memory.errors import CorruptValueError, NewerFormatError
 from strategies.draft import Int32Array
 
 MAX_TOKENS = 8192
@@ -79,17 +79,22 @@ def unpack(data: bytes) -> list[Record]:
     """The records of `pack`.
 
     Raises:
+        NewerFormatError: a newer version wrote them: their format or a kind is unknown.
         CorruptValueError: the bytes are not records.
     """
     try:
         form, wide, n_sources, n = _HEAD.unpack_from(data)
-        if form != _FORMAT:
-            raise CorruptValueError(f"the value has records of the unknown format {form}")
+        if form > _FORMAT:
+            raise NewerFormatError(f"the records have format {form}; this program reads up to {_FORMAT}")
+        if form < _FORMAT:
+            raise CorruptValueError(f"the records have format {form}, which does not exist")
         reader = _Reader(data, _HEAD.size)
         raw = reader.take("u1", n_sources * _SOURCE_BYTES).tobytes()
         sources = [raw[at : at + _SOURCE_BYTES].hex() for at in range(0, len(raw), _SOURCE_BYTES)]
         owners, seqs = reader.take("<u4", n).tolist(), reader.take("<u8", n).tolist()
         kinds, lengths = reader.take("u1", n).tolist(), reader.take("<u4", n)
+        if kinds and (newest := max(kinds)) > max(Kind):
+            raise NewerFormatError(f"a record has kind {newest}; this program knows kinds up to {int(max(Kind))}")
         tokens = reader.take("<u4" if wide else "<u2", int(lengths.sum())).astype(np.int32)
         pieces = np.split(tokens, np.cumsum(lengths)[:-1]) if n else []
         return [

@@ -7,15 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class MemoryCounters:
-    """Written by the memory thread, except `learned` and `dropped`; read from any thread.
+    """Written by the memory thread, except `learned`, `late` and `dropped`; read from any thread.
 
     Attributes:
         tenants, tokens, index_bytes: memories in this process, tokens of their logs, bytes of their indexes.
+        resident_bytes: bytes of their records and indexes.
+        evicted: memories that were evicted from this process.
+        late: requests that began without their memory, since it took longer to load than they wait.
         outbox_records: records that the store has not confirmed.
         retained_records: confirmed records kept for a store that loses them.
         learned, pushed, received: records taken from requests, confirmed by the store, read from other processes.
         dropped: records that were lost: the outbox was full, or they were too old.
         stale: records dropped because of a purge after them.
+        newer_memories: memories in this process that a newer version wrote to; they are read, never written.
+        newer_records: records of this process that were not sent to such memories.
         unreadable: values that could not be decoded: corrupt, of a newer version, encrypted with an unknown key.
         polls: rounds with the store.
         failures: rounds that failed.
@@ -24,12 +29,16 @@ class MemoryCounters:
         folds: snapshots written.
         seeds: memories that were restored to a store that had lost them.
         purges: memories emptied here because of a purge elsewhere.
+        other_settings: processes on this store with other settings, at the latest look.
         last_lag: seconds from the end of a request to the confirmation of its record, of the latest one.
     """
 
     tenants: int = 0
     tokens: int = 0
     index_bytes: int = 0
+    resident_bytes: int = 0
+    evicted: int = 0
+    late: int = 0
     outbox_records: int = 0
     retained_records: int = 0
     learned: int = 0
@@ -37,6 +46,8 @@ class MemoryCounters:
     received: int = 0
     dropped: int = 0
     stale: int = 0
+    newer_memories: int = 0
+    newer_records: int = 0
     unreadable: int = 0
     polls: int = 0
     failures: int = 0
@@ -45,4 +56,5 @@ class MemoryCounters:
     folds: int = 0
     seeds: int = 0
     purges: int = 0
+    other_settings: int = 0
     last_lag: float = 0.0

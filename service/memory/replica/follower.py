@@ -34,6 +34,9 @@ _BATCH_MEMORIES = 64
 """Memories per round trip; bounds the size of one answer. Not tuned."""
 _MAX_REFRESH_READS = 8
 """Reads of one memory in a row while other processes change it. Not tuned: two are usually enough."""
+_EVICT_SHARE = 16
+"""Memories are evicted each time this part of the bound on their bytes was loaded, so that a round that loads many
+exceeds it by no more. Not tuned."""
 _EXPIRY_SECONDS = 0.05
 """Tolerance for the difference of the two clocks when a memory's time to live ends. Not tuned."""
 
@@ -71,9 +74,14 @@ class Follower:
     async def load(self) -> None:
         """Reads memories and builds strategies that are new in this process. Raises StoreUnavailableError."""
         now = time.monotonic()
+        loaded_bytes = 0
         for resident in self._residents.all():
             if not resident.loaded and resident.retry_at < now:
                 await self._try_refresh(resident)
+                loaded_bytes += resident.nbytes
+                if loaded_bytes > self._residents.max_bytes // _EVICT_SHARE:
+                    loaded_bytes = 0
+                    self._residents.evict(frozenset(self._outbox.pending_memories()))
             elif resident.loaded and resident.unbuilt:
                 self._build_new(resident)
 
@@ -89,6 +97,8 @@ class Follower:
         due = [resident for resident in self._residents.all() if resident.loaded and self._is_due(resident, now)]
         self.check_all = False
         for start in range(0, len(due), _BATCH_MEMORIES):
+            if start:
+                await self.load()  # a first request waits for one batch, not for all of them
             batch = due[start : start + _BATCH_MEMORIES]
             requests = [ReadRequest(one.tag, one.log.position, self._outbox.source) for one in batch]
             for resident, request, page in zip(batch, requests, await self._store.read(requests), strict=True):
@@ -140,13 +150,21 @@ class Follower:
         """Applies a page read after the position `asked`. Unsets `loaded` if the memory must be read from the start."""
         now = resident.checked_at = time.monotonic()
         known = resident.epoch
+        if page.newer and not resident.newer:
+            _log.warning(
+                "memory is of a newer version; it is read as far as possible, not written", memory=resident.tag
+            )
+        resident.newer = page.newer
         if page.epoch is None:
             await self._take_nothing(resident)
             return
         if known is not None and page.epoch < known:
             # A failover restored records that had been purged.
-            await self._store.purge(resident.tag, known, only_raise=True)
             resident.loaded = False
+            if page.newer:
+                resident.retry_at = now + _RETRY_SECONDS  # until a server that may change it purges it again
+            else:
+                await self._store.purge(resident.tag, known, only_raise=True)
             return
         purged_at = None if page.since_purge is None else now - page.since_purge
         if known is not None and page.epoch > known:
@@ -164,6 +182,7 @@ class Follower:
             await self._continue(resident, page)
         else:
             await self._start_over(resident, page, asked, stale > 0)
+        resident.foldable &= not page.newer
         if page.snapshot_missing and resident.foldable and resident.loaded:
             resident.fold_due = True
 
@@ -214,7 +233,7 @@ class Follower:
             resident.loaded = False  # the page does not start at the log's start
             return
         log = TenantLog(resident.capacity)
-        resident.foldable = True
+        resident.foldable = not page.newer
         records = await self._reader.snapshot_records(resident, page)
         if records is None:
             resident.loaded = False

@@ -126,6 +126,14 @@ class Outbox:
             for waiting in self._sent.pop(name, ()):
                 self._sent_tokens -= int(waiting.record.tokens.size)
 
+    def discard(self, name: MemoryName) -> int:
+        """The store refuses a memory's records for good: drops all; returns how many were unconfirmed."""
+        self.forget(name)
+        with self._lock:
+            gone = self._pending.pop(name, ())
+            self._pending_tokens -= sum(int(waiting.record.tokens.size) for waiting in gone)
+            return len(gone)
+
     def rewind(self, name: MemoryName, mark: int) -> int:
         """The store has a memory's records only up to `mark`: those after it become unconfirmed again.
 

@@ -7,13 +7,15 @@ from collections.abc import Iterable
 import structlog
 
 from service.memory.codec import Codec, Record
-from service.memory.errors import CorruptValueError, ForeignValueError, NewerFormatError, UnknownKeyError
+from service.memory.errors import CorruptValueError, NewerFormatError, UnknownKeyError
 from service.memory.replica.counters import MemoryCounters
 from service.memory.replica.residents import Resident
 from service.memory.replica.tenant_log import TenantLog
 from service.memory.store.base import MemoryStore, Page
 
 _log = structlog.get_logger(__name__)
+
+_READABLE_ELSEWHERE = (NewerFormatError, UnknownKeyError)
 
 
 class PageReader:
@@ -33,20 +35,19 @@ class PageReader:
         if page.snapshot is None:
             return []
         try:
-            snapshot = self._codec.decode_snapshot(resident.tag, page.snapshot)
+            snapshot = self._codec.decode_snapshot(resident.tag, page.epoch or 0, page.snapshot)
             if (snapshot.epoch, snapshot.position, snapshot.chain) != (page.epoch, page.start, page.before):
                 raise CorruptValueError("the log does not continue this snapshot")
             return snapshot.records
-        except (NewerFormatError, UnknownKeyError) as error:
-            _log.error("snapshot not readable here; serving the log only", memory=resident.tag, why=str(error))
+        except CorruptValueError as error:
             self._counters.unreadable += 1
+            if not (page.newer or isinstance(error, _READABLE_ELSEWHERE)):
+                _log.error("snapshot set aside; serving the log only", memory=resident.tag, why=str(error))
+                await self._store.set_aside(resident.tag, page.snapshot)
+                return None
+            _log.error("snapshot not readable here; serving the log only", memory=resident.tag, why=str(error))
             resident.foldable = False
             return []
-        except (CorruptValueError, ForeignValueError) as error:
-            _log.error("snapshot set aside; serving the log only", memory=resident.tag, why=str(error))
-            self._counters.unreadable += 1
-            await self._store.set_aside(resident.tag, page.snapshot)
-            return None
 
     def append(self, resident: Resident, log: TenantLog, values: Iterable[bytes]) -> list[Record]:
         """Appends the store's values to `log`; returns the records of those that could be decoded."""
@@ -54,11 +55,12 @@ class PageReader:
         for value in values:
             record: Record | None = None
             try:
-                record = self._codec.decode_record(resident.tag, value)
+                record = self._codec.decode_record(resident.tag, resident.epoch or 0, value)
                 new.append(record)
             except CorruptValueError as error:
                 self._counters.unreadable += 1
-                _log.error("record not readable", memory=resident.tag, position=log.position + 1, why=str(error))
-                resident.foldable &= not isinstance(error, (NewerFormatError, UnknownKeyError))
+                if not resident.newer:  # its log line says so for all of its records
+                    _log.error("record not readable", memory=resident.tag, position=log.position + 1, why=str(error))
+                resident.foldable &= not isinstance(error, _READABLE_ELSEWHERE)
             log.append(record, value)
         return new

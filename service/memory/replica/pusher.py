@@ -8,7 +8,7 @@ from collections.abc import Sequence as SequenceOf
 import structlog
 
 from service.memory.codec import Codec, Record
-from service.memory.errors import MemoryStoreError, StoreUnavailableError
+from service.memory.errors import MemoryStoreError, NewerMemoryError, StoreUnavailableError
 from service.memory.replica.counters import MemoryCounters
 from service.memory.replica.outbox import Outbox
 from service.memory.replica.residents import HOT_SECONDS, Resident, Residents
@@ -23,12 +23,18 @@ _MAX_BATCHES = 16
 they bound the size of a message and the length of a round; ordinary rounds are far below all three."""
 
 
+_BATCH_EVICTED = 8
+"""Evicted memories that are loaded again in one round to be sent. Not tuned: it bounds the bytes they take."""
+
+
 def append_of(
     codec: Codec, resident: Resident, epoch: int, source: str, records: SequenceOf[Record], after: int = 0
 ) -> Append:
     """The store's `Append` of records of one source."""
     tag = resident.tag
-    entries = [Entry(record.seq, int(record.tokens.size), codec.encode_record(tag, record)) for record in records]
+    entries = [
+        Entry(record.seq, int(record.tokens.size), codec.encode_record(tag, epoch, record)) for record in records
+    ]
     return Append(tag, epoch, source, codec.encode_name(tag, resident.name), entries, after)
 
 
@@ -58,7 +64,12 @@ class Pusher:
                     blocked.add(append.tag)
 
     def _sendable(self, blocked: set[str]) -> list[Resident]:
-        found = [self._residents.open(name) for name in self._outbox.pending_memories()]
+        names = self._outbox.pending_memories()
+        # Some may have been evicted while the store was away; they must be loaded, to be sent and folded.
+        evicted = [name for name in names if name not in self._residents]
+        for name in evicted[:_BATCH_EVICTED]:
+            self._residents.open(name)
+        found = [one for one in map(self._residents.get, names) if one is not None]
         return [one for one in found if one.epoch is not None and one.tag not in blocked][:_BATCH_MEMORIES]
 
     def _append(self, resident: Resident) -> Append | None:
@@ -84,6 +95,9 @@ class Pusher:
             resident.fold_due = True
         elif isinstance(result, Stale):
             resident.loaded = False
+        elif isinstance(result, NewerMemoryError):
+            # The store will never take them from this process, and they must not take the place of others.
+            self._counters.newer_records += self._outbox.discard(resident.name)
         elif isinstance(result, StoreUnavailableError):
             raise result
         elif isinstance(result, MemoryStoreError) and not self._refused:

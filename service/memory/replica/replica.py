@@ -10,6 +10,7 @@ import time
 
 from service.memory.codec import Codec
 from service.memory.errors import MemoryStoreError
+from service.memory.presence import Presence
 from service.memory.replica.counters import MemoryCounters
 from service.memory.replica.folder import Folder
 from service.memory.replica.follower import Follower, LearnRecords
@@ -38,6 +39,7 @@ class Replica:
         codec: Codec,
         learn: LearnRecords,
         counters: MemoryCounters,
+        presence: Presence,
     ) -> None:
         self.store = store
         self.outbox = outbox
@@ -48,10 +50,11 @@ class Replica:
         self.follower = Follower(store, residents, outbox, reader, self.folder, learn, counters)
         self.lock = asyncio.Lock()
         self._residents = residents
+        self._presence = presence
         self._evicted_at = time.monotonic()
 
     async def round(self) -> None:
-        """One round with the store.
+        """One round with the store. Evicts memories also if that fails.
 
         Raises:
             MemoryStoreError: the store failed; the next round continues.
@@ -62,9 +65,11 @@ class Replica:
             await self.pusher.push()
             await self.follower.follow()
             await self.folder.fold()
+            await self._presence.note()
         except MemoryStoreError:
             self.follower.check_all = True
             raise
-        if time.monotonic() - self._evicted_at > _EVICT_SECONDS:
-            self._evicted_at = time.monotonic()
-            self._residents.evict(frozenset(self.outbox.pending_memories()))
+        finally:
+            if time.monotonic() - self._evicted_at > _EVICT_SECONDS:
+                self._evicted_at = time.monotonic()
+                self._residents.evict(frozenset(self.outbox.pending_memories()))

@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from concurrent.futures import Future
 
-from service.memory.config import Capacity
+from service.memory.config import Capacity, MemoryConfig
 from service.memory.naming import MemoryName, Naming
 from service.memory.replica.instances import make
 from service.memory.replica.tenant_log import TenantLog
@@ -22,6 +22,8 @@ from strategies.draft import Int32Array
 HOT_SECONDS = 1.5
 """How long a memory is read in every round after a write. It has to be longer than the time from a write's announcement
 to its append, milliseconds; not tuned beyond that."""
+_WAITED_SECONDS = 1.0
+"""A memory that is not loaded stays so long for the request that asked for it, which waits 50 ms."""
 _FOLD_ENTRIES = 256
 _FOLD_SHARE = 4
 """A log is folded when it has this many entries beyond the snapshot, and a quarter of the snapshot's records: rewriting
@@ -38,6 +40,7 @@ class Resident:
         loaded: `log` continues the store's log; otherwise it has to be read from the start.
         foldable: `log` has everything that the store had, so that a snapshot of it loses nothing.
         fold_due: a snapshot should be written.
+        newer: a newer version wrote to it: nothing of it is written here.
         unbuilt: strategies without the log yet, each with the future that completes when it has it.
         learned_meanwhile: sequences learned while instances are being built; None while none are.
         pins: number of requests and operations that use it now.
@@ -57,6 +60,7 @@ class Resident:
         self.loaded = False
         self.foldable = True
         self.fold_due = False
+        self.newer = False
         self.unbuilt: dict[str, Future[None]] = {}
         self.learned_meanwhile: list[Int32Array] | None = None
         self.pins = 0
@@ -69,6 +73,11 @@ class Resident:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of its records and strategies."""
+        return self.log.nbytes + self.index_bytes
+
+    @property
+    def index_bytes(self) -> int:
         """Bytes of its strategies, of those that report them."""
         return sum(int(getattr(strategy, "nbytes", 0)) for strategy in [*self.strategies.values()])
 
@@ -111,18 +120,27 @@ class Residents:
     """The memories in this process, the latest used last. Safe to call from any thread.
 
     Args:
-        max_resident: of more memories, the least recently used are evicted.
-        idle_seconds: memories that were not used for so long are evicted.
+        limits: of the memories in this process; of more, the least recently used are evicted.
+
+    Attributes:
+        evicted: how many memories were evicted.
     """
 
-    def __init__(self, naming: Naming, capacity: Capacity, max_resident: int, idle_seconds: float) -> None:
+    def __init__(self, naming: Naming, limits: MemoryConfig) -> None:
         self._naming = naming
-        self._capacity = capacity
-        self._max_resident = max_resident
-        self._idle_seconds = idle_seconds
+        self._capacity = limits.capacity
+        self._max_resident = limits.max_resident
+        self._max_bytes = limits.max_bytes
+        self._idle_seconds = limits.idle_seconds
+        self.evicted = 0
         self._lock = threading.Lock()
         self._by_name: OrderedDict[MemoryName, Resident] = OrderedDict()
         self._by_tag: dict[str, Resident] = {}
+
+    @property
+    def max_bytes(self) -> int:
+        """Of all memories together."""
+        return self._max_bytes
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -162,16 +180,35 @@ class Residents:
             resident.pins -= 1
             resident.used_at = time.monotonic()
 
-    def evict(self, keep: frozenset[MemoryName]) -> int:
-        """Evicts idle and surplus memories, except pinned ones and those in `keep`; returns how many."""
-        oldest = time.monotonic() - self._idle_seconds
+    def evict(self, unsent: frozenset[MemoryName]) -> None:
+        """Evicts idle and surplus memories, and the least recently used until the others fit `max_bytes`.
+
+        Those that requests use or wait for stay, and the one that was used last.
+
+        Args:
+            unsent: memories with records that the store does not have yet. They are not evicted for being idle: the
+                outbox keeps these records, but until the store answers, the memory cannot be loaded again.
+        """
+        now = time.monotonic()
+        residents = self.all()
+        surplus = len(residents) - self._max_resident
+        excess = sum(resident.nbytes for resident in residents) - self._max_bytes
+        for resident in residents:
+            waited_for = bool(resident.unbuilt) and now - resident.used_at < _WAITED_SECONDS
+            if resident.pins or waited_for:
+                continue
+            can_return = resident.loaded and not resident.unbuilt and resident.name not in unsent
+            idle = can_return and now - resident.used_at > self._idle_seconds
+            too_many = surplus > 0 or (excess > 0 and resident is not residents[-1])
+            if (idle or too_many) and self._remove(resident):
+                surplus -= 1
+                excess -= resident.nbytes
+
+    def _remove(self, resident: Resident) -> bool:
+        """False if a request has begun to use it."""
         with self._lock:
-            surplus = len(self._by_name) - self._max_resident
-            evicted: list[MemoryName] = []
-            for name, resident in self._by_name.items():
-                free = resident.pins == 0 and not resident.unbuilt and name not in keep
-                if free and resident.loaded and (resident.used_at < oldest or len(evicted) < surplus):
-                    evicted.append(name)
-            for name in evicted:
-                del self._by_tag[self._by_name.pop(name).tag]
-        return len(evicted)
+            if resident.pins:
+                return False
+            del self._by_name[resident.name], self._by_tag[resident.tag]
+            self.evicted += 1
+            return True

@@ -12,6 +12,11 @@ from typing import Protocol
 
 from service.memory.errors import MemoryStoreError
 
+SCHEMA = 1
+"""Version of everything that is stored of a memory: keys, fields of the meta hash, formats of values, their encryption.
+Raised by every change that an older server cannot read. A store refuses changes of a memory with a higher one."""
+INSTANCE_SECONDS = 100.0
+"""A process that has not registered for so long has ended. Not tuned: it outlasts three registrations."""
 TOMBSTONE_SECONDS = 30 * 24 * 3600
 """How long a purged memory's epoch is kept if nothing is learned after the purge. Not tuned: it has to outlast every
 replica that has not seen the purge yet."""
@@ -129,6 +134,8 @@ class Page:
         mark: the highest sequence number of the reader's source in the log.
         since_purge: seconds since the last purge, by the store's clock; None if there was none.
         expires_in: seconds until the memory is deleted if nothing is appended; None for never.
+        newer: a server with a higher `SCHEMA` wrote to the memory: values may be unreadable here, and every change is
+            refused.
     """
 
     epoch: int | None
@@ -142,6 +149,7 @@ class Page:
     mark: int = 0
     since_purge: float | None = None
     expires_in: float | None = None
+    newer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +181,7 @@ class StoredMemoryInfo:
         name: encoded; b"" if only the epoch is stored.
         bytes: of log and snapshot.
         snapshot_age: seconds; None without a snapshot.
+        newer: as in `Page`.
     """
 
     tag: str
@@ -183,10 +192,14 @@ class StoredMemoryInfo:
     bytes: int
     log_entries: int
     snapshot_age: float | None
+    newer: bool = False
 
 
 class MemoryStore(Protocol):
     """Called from one event loop. Every method may raise `MemoryStoreError`.
+
+    Whatever would change a memory that has a higher schema than `SCHEMA` changes nothing: `append` returns and `purge`
+    raises NewerMemoryError, `fold`, `seed` and `set_aside` return False.
 
     Attributes:
         shared: other processes may write to it.
@@ -231,8 +244,18 @@ class MemoryStore(Protocol):
     async def set_aside(self, tag: str, snapshot: bytes) -> bool:
         """Moves an unreadable snapshot to another key; False if it has been replaced meanwhile."""
 
-    async def tags(self) -> list[str]:
-        """All memories, the latest written first."""
+    async def tags(self, fingerprint: str | None = None) -> list[str]:
+        """All memories of a model, by default of this store's, the latest written first."""
+
+    async def register(self, kind: str, instance: str, settings: str) -> list[str]:
+        """Notes that a process uses memories of a kind (see `Naming.kind`) now, and with which settings.
+
+        Returns:
+            The settings of the other processes of the model that did so within `INSTANCE_SECONDS`.
+        """
+
+    async def kinds(self) -> dict[str, float]:
+        """For each kind of memories, the seconds since a process noted that it uses them."""
 
     async def info(self, tags: SequenceOf[str]) -> list[StoredMemoryInfo]:
         """Of those memories that the store has something of."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import subprocess
 import threading
 import time
@@ -29,6 +30,9 @@ _WATCH_SECONDS = 0.25
 """Between two looks at the server's process; it bounds how long a killed server stays away. Not tuned."""
 _STOP_SECONDS = 20.0
 """For the server to write its data before it is killed. Not tuned: a stop takes well under a second."""
+_OWN_FILES = frozenset({"valkey.conf", "valkey.log", "valkey.sock", "appendonlydir", "pid", "lock", "dump.rdb"})
+_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
+"""What the server inherits: not this process's keys and passwords."""
 _CONFIG = """\
 port 0
 unixsocket "{socket}"
@@ -50,7 +54,7 @@ class EmbeddedServer:
     """Context manager that keeps a Valkey server running on a folder.
 
     Args:
-        folder: of its data; created if missing, with access for this user only.
+        folder: of its data; created if missing. Access is taken from other users, since token ids are users' text.
         max_bytes: limit of its memory.
 
     Raises:
@@ -68,11 +72,25 @@ class EmbeddedServer:
         self.starts = 0
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_private()
         except OSError as error:
             raise InvalidInputError("store_folder", folder, f"not a usable folder: {error.strerror}") from None
         if len(str(self.socket)) > _MAX_SOCKET_PATH:
             problem = f"the path is longer than {_MAX_SOCKET_PATH - 12} bytes"
             raise InvalidInputError("store_folder", folder, problem)
+
+    def _make_private(self) -> None:
+        """Raises InvalidInputError, OSError."""
+        found = self._folder.stat()
+        if found.st_uid != os.geteuid():
+            raise InvalidInputError("store_folder", self._folder, "belongs to another user, who could read it")
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            others = sorted({*os.listdir(self._folder)} - _OWN_FILES)
+            if others:
+                problem = f"other users have access to it, and it has files of others, such as {others[0]}"
+                raise InvalidInputError("store_folder", self._folder, f"{problem}; use a folder of its own")
+            self._folder.chmod(0o700)
+            _log.warning("access to the embedded store's folder was taken from other users", folder=str(self._folder))
 
     @property
     def socket(self) -> Path:
@@ -148,6 +166,7 @@ class EmbeddedServer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
             start_new_session=True,  # Ctrl-C on the terminal reaches the service only, which then stops the server
         )
         (self._folder / "pid").write_text(str(self._process.pid), encoding="utf-8")

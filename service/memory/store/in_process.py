@@ -8,8 +8,11 @@ from collections import OrderedDict
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from service.memory.errors import MemoryStoreError
+from service.memory.errors import MemoryStoreError, NewerMemoryError
+from service.memory.naming import fingerprint_of
 from service.memory.store.base import (
+    INSTANCE_SECONDS,
+    SCHEMA,
     Append,
     Appended,
     AppendResult,
@@ -31,11 +34,13 @@ class _Memory:
     """One memory. `entries[i]` has the position `position - len(entries) + 1 + i`, `before[i]` the chain before it."""
 
     epoch: int
+    schema: int
     name: bytes = b""
     position: int = 0
     chain: str = ""
     entries: list[Entry] = field(default_factory=list)
     before: list[str] = field(default_factory=list)
+    log_bytes: int = 0
     marks: dict[str, int] = field(default_factory=dict)
     snapshot: bytes | None = None
     snapshot_position: int = 0
@@ -51,36 +56,46 @@ class _Memory:
         return self.position - len(self.entries) + 1
 
     @property
-    def log_bytes(self) -> int:
-        return sum(len(entry.value) for entry in self.entries)
+    def bytes(self) -> int:
+        return self.log_bytes + len(self.snapshot or b"")
 
 
 class InProcessStore:
     """A `MemoryStore` for one process.
 
     Args:
-        max_memories: of more memories, those with the oldest last write are evicted.
+        max_memories, max_bytes: of more, the memories with the oldest last write are deleted.
         shared: behaves as a store that several processes write to; for tests.
+        schema: as `SCHEMA`; another one for tests.
     """
 
-    def __init__(self, limits: Limits, max_memories: int = 100_000, shared: bool = False) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        max_memories: int = 100_000,
+        max_bytes: int = 1 << 40,
+        shared: bool = False,
+        schema: int = SCHEMA,
+    ) -> None:
         self.shared = shared
         self.description = "memory"
         self._limits = limits
+        self._schema = schema
         self._max_memories = max_memories
+        self._max_bytes = max_bytes
         self._memories: dict[str, _Memory] = {}
         self._active: OrderedDict[str, int] = OrderedDict()
         self._leases: dict[str, tuple[str, float]] = {}
         self._writes = 0
+        self._kinds: dict[str, float] = {}
+        self._instances: dict[str, tuple[float, str, str]] = {}
 
     async def append(self, appends: SequenceOf[Append]) -> list[AppendResult]:
         for append in appends:
             self._announce(append.tag)
         self._delete_expired()
         results = [self._append(append) for append in appends]
-        while len(self._active) > self._max_memories:
-            tag, _ = self._active.popitem(last=False)
-            self._memories.pop(tag, None)
+        self._delete_surplus()
         return results
 
     async def read(self, requests: SequenceOf[ReadRequest]) -> list[Page | MemoryStoreError]:
@@ -102,7 +117,7 @@ class InProcessStore:
         if self._leases.get(fold.tag, ("", 0.0))[0] != holder:
             return False
         del self._leases[fold.tag]
-        if memory is None or memory.epoch != fold.epoch or memory.position < fold.position:
+        if memory is None or self._is_newer(memory) or memory.epoch != fold.epoch or memory.position < fold.position:
             return False
         covered = memory.snapshot_position
         if covered > fold.position or (covered == fold.position and memory.snapshot is not None):
@@ -115,6 +130,7 @@ class InProcessStore:
         memory.snapshot_at = time.monotonic()
         self._renew(memory)
         gone = max(0, index - fold.tail)
+        memory.log_bytes -= sum(len(entry.value) for entry in memory.entries[:gone])
         del memory.entries[:gone], memory.before[:gone]
         return True
 
@@ -124,6 +140,7 @@ class InProcessStore:
         self._announce(fold.tag)
         self._memories[fold.tag] = _Memory(
             fold.epoch,
+            self._schema,
             fold.name,
             fold.position,
             fold.chain,
@@ -139,38 +156,63 @@ class InProcessStore:
 
     async def purge(self, tag: str, at_least: int, only_raise: bool = False) -> int:
         known = self._memories.get(tag)
+        if self._is_newer(known):
+            raise NewerMemoryError()
         if only_raise and known is not None and known.epoch >= at_least:
             return known.epoch
         epoch = at_least
         if not only_raise:
             epoch = max(at_least, time.time_ns() // 1000, (0 if known is None else known.epoch) + 1)
         self._announce(tag)
-        self._memories[tag] = _Memory(epoch, purged_at=time.monotonic())
+        self._memories[tag] = _Memory(epoch, self._schema, purged_at=time.monotonic())
         self._leases.pop(tag, None)
         return epoch
 
     async def set_aside(self, tag: str, snapshot: bytes) -> bool:
         memory = self._memories.get(tag)
-        if memory is None or memory.snapshot != snapshot:
+        if memory is None or self._is_newer(memory) or memory.snapshot != snapshot:
             return False
         memory.snapshot = None
         return True
 
-    async def tags(self) -> list[str]:
-        return [*reversed(self._active)]
+    async def tags(self, fingerprint: str | None = None) -> list[str]:
+        return [tag for tag in reversed(self._active) if fingerprint is None or fingerprint_of(tag) == fingerprint]
+
+    async def register(self, kind: str, instance: str, settings: str) -> list[str]:
+        now = self._kinds[kind] = time.monotonic()
+        self._instances[instance] = now, kind, settings
+        return [
+            with_settings
+            for other, (at, of, with_settings) in self._instances.items()
+            if other != instance and fingerprint_of(of) == fingerprint_of(kind) and now - at <= INSTANCE_SECONDS
+        ]
+
+    async def kinds(self) -> dict[str, float]:
+        now = time.monotonic()
+        return {kind: now - at for kind, at in self._kinds.items()}
 
     async def info(self, tags: SequenceOf[str]) -> list[StoredMemoryInfo]:
         self._delete_expired()
-        return [_info(tag, self._memories[tag]) for tag in tags if tag in self._memories]
+        return [self._info(tag, self._memories[tag]) for tag in tags if tag in self._memories]
 
     async def close(self) -> None:
         pass
+
+    def _is_newer(self, memory: _Memory | None) -> bool:
+        return memory is not None and memory.schema > self._schema
 
     def _delete_expired(self) -> None:
         if self._limits.ttl:
             now = time.monotonic()
             for tag in [tag for tag, memory in self._memories.items() if memory.expires_at < now]:
                 del self._memories[tag], self._active[tag]
+
+    def _delete_surplus(self) -> None:
+        excess = sum(memory.bytes for memory in self._memories.values()) - self._max_bytes
+        while len(self._active) > self._max_memories or (excess > 0 and len(self._active) > 1):
+            tag, _ = self._active.popitem(last=False)
+            gone = self._memories.pop(tag, None)
+            excess -= 0 if gone is None else gone.bytes
 
     def _renew(self, memory: _Memory) -> None:
         memory.expires_at = time.monotonic() + self._limits.ttl if self._limits.ttl else math.inf
@@ -182,21 +224,24 @@ class InProcessStore:
 
     def _append(self, append: Append) -> AppendResult:
         memory = self._memories.get(append.tag)
+        if self._is_newer(memory):
+            return NewerMemoryError()
         if memory is not None and append.epoch < memory.epoch:
             return Stale(memory.epoch)
         same_epoch = memory is not None and memory.epoch == append.epoch
         if append.after > (memory.marks.get(append.source, 0) if memory is not None and same_epoch else 0):
             return Lost()
         if memory is None or not same_epoch:
-            memory = self._memories[append.tag] = _Memory(append.epoch)
+            memory = self._memories[append.tag] = _Memory(append.epoch, self._schema)
         if memory.log_bytes > self._limits.log_bytes:
             return LogFull()
-        memory.name = append.name
+        memory.name, memory.schema = append.name, self._schema
         mark = memory.marks.get(append.source, 0)
         for entry in append.entries:
             if entry.seq > mark:
                 memory.before.append(memory.chain)
                 memory.entries.append(entry)
+                memory.log_bytes += len(entry.value)
                 memory.position += 1
                 memory.chain = chained(memory.chain, entry.value)
                 mark = entry.seq
@@ -226,18 +271,19 @@ class InProcessStore:
             mark=memory.marks.get(request.source, 0),
             since_purge=None if memory.purged_at is None else time.monotonic() - memory.purged_at,
             expires_in=None if memory.expires_at == math.inf else memory.expires_at - time.monotonic(),
+            newer=self._is_newer(memory),
         )
 
-
-def _info(tag: str, memory: _Memory) -> StoredMemoryInfo:
-    unfolded = memory.entries[max(0, memory.snapshot_position + 1 - memory.oldest) :]
-    return StoredMemoryInfo(
-        tag=tag,
-        name=memory.name,
-        epoch=memory.epoch,
-        position=memory.position,
-        tokens=memory.snapshot_tokens + sum(entry.tokens for entry in unfolded),
-        bytes=memory.log_bytes + len(memory.snapshot or b""),
-        log_entries=len(memory.entries),
-        snapshot_age=None if memory.snapshot is None else time.monotonic() - memory.snapshot_at,
-    )
+    def _info(self, tag: str, memory: _Memory) -> StoredMemoryInfo:
+        unfolded = memory.entries[max(0, memory.snapshot_position + 1 - memory.oldest) :]
+        return StoredMemoryInfo(
+            tag=tag,
+            name=memory.name,
+            epoch=memory.epoch,
+            position=memory.position,
+            tokens=memory.snapshot_tokens + sum(entry.tokens for entry in unfolded),
+            bytes=memory.bytes,
+            log_entries=len(memory.entries),
+            snapshot_age=None if memory.snapshot is None else time.monotonic() - memory.snapshot_at,
+            newer=self._is_newer(memory),
+        )

@@ -7,9 +7,11 @@ import hashlib
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
-from service.memory.errors import MemoryStoreError, StoreFullError
-from service.memory.naming import Keys, activity_keys
+from service.memory.errors import MemoryStoreError, NewerMemoryError, StoreFullError
+from service.memory.naming import KINDS_KEY, Keys, activity_keys, fingerprint_of, instances_key
 from service.memory.store.base import (
+    INSTANCE_SECONDS,
+    SCHEMA,
     TOMBSTONE_SECONDS,
     Append,
     Appended,
@@ -24,7 +26,21 @@ from service.memory.store.base import (
     StoredMemoryInfo,
 )
 from service.memory.store.redis_client import RedisClient, Script
-from service.memory.store.scripts import ACTIVITY, ANNOUNCE, APPEND, FOLD, INFO, LEASE, PURGE, READ, SEED, SET_ASIDE
+from service.memory.store.scripts import (
+    ACTIVITY,
+    ANNOUNCE,
+    APPEND,
+    FOLD,
+    INFO,
+    KINDS,
+    LEASE,
+    PURGE,
+    READ,
+    REGISTER,
+    SEED,
+    SERVE,
+    SET_ASIDE,
+)
 
 _ASIDE_SECONDS = 7 * 24 * 3600
 """How long an unreadable snapshot is kept for inspection. Not tuned."""
@@ -41,14 +57,17 @@ class RedisStore:
 
     Args:
         fingerprint: of the memories' model.
+        schema: as `SCHEMA`; another one for tests.
     """
 
     shared = True
 
-    def __init__(self, client: RedisClient, fingerprint: str, limits: Limits) -> None:
+    def __init__(self, client: RedisClient, fingerprint: str, limits: Limits, schema: int = SCHEMA) -> None:
         self._client = client
+        self._schema = schema
         self._limits = limits
         self.description = client.description
+        self._fingerprint = fingerprint
         self._active = activity_keys(fingerprint)
 
     async def append(self, appends: SequenceOf[Append]) -> list[AppendResult]:
@@ -62,7 +81,7 @@ class RedisStore:
 
     async def read(self, requests: SequenceOf[ReadRequest]) -> list[Page | MemoryStoreError]:
         scripts = [Script(READ, _main_keys(one.tag), [one.position, one.source]) for one in requests]
-        return [_page(answer) for answer in await self._client.run_all(scripts)]
+        return [self._page(answer) for answer in await self._client.run_all(scripts)]
 
     async def activity(self, after: int) -> tuple[int, list[str]]:
         now, tags = await self._client.run(Script(ACTIVITY, self._active, [after]))
@@ -76,13 +95,14 @@ class RedisStore:
         keys = Keys.of(fold.tag)
         arguments: list[str | int | bytes] = [
             holder, fold.epoch, fold.position, fold.chain, fold.tokens, fold.records, fold.value, fold.tail, self._ttl,
-            _MAX_MARKS, _MARK_SECONDS,
+            _MAX_MARKS, _MARK_SECONDS, self._schema,
         ]  # fmt: skip
         return bool(await self._client.run(Script(FOLD, [*_main_keys(fold.tag), keys.lease], arguments)))
 
     async def seed(self, fold: Fold) -> bool:
         arguments: list[str | int | bytes] = [
-            fold.epoch, fold.position, fold.chain, fold.tokens, fold.records, fold.value, fold.name, self._ttl
+            fold.epoch, fold.position, fold.chain, fold.tokens, fold.records, fold.value, fold.name, self._ttl,
+            self._schema,
         ]  # fmt: skip
         for source, mark in fold.marks.items():
             arguments += [source, mark]
@@ -91,33 +111,50 @@ class RedisStore:
 
     async def purge(self, tag: str, at_least: int, only_raise: bool = False) -> int:
         keys = Keys.of(tag)
-        arguments = [at_least, int(only_raise), 1000 * TOMBSTONE_SECONDS]
+        arguments = [at_least, int(only_raise), 1000 * TOMBSTONE_SECONDS, self._schema]
         epoch = int(await self._client.run(Script(PURGE, [*_main_keys(tag), keys.lease, keys.aside], arguments)))
+        if epoch < 0:
+            raise NewerMemoryError()
         # Afterwards, since a server that is full refuses it: a purge is what makes room. Who does not hear of it
         # compares its memory with the store's before long.
         with contextlib.suppress(StoreFullError):
-            await self._client.run(Script(ANNOUNCE, self._active, [tag]))
+            await self._client.run(Script(ANNOUNCE, activity_keys(fingerprint_of(tag)), [tag]))
         return epoch
 
     async def set_aside(self, tag: str, snapshot: bytes) -> bool:
         keys = Keys.of(tag)
         digest = hashlib.sha1(snapshot, usedforsecurity=False).hexdigest()
-        script = Script(SET_ASIDE, [keys.snapshot, keys.aside], [digest, 1000 * _ASIDE_SECONDS])
+        script = Script(
+            SET_ASIDE, [keys.snapshot, keys.aside, keys.meta], [digest, 1000 * _ASIDE_SECONDS, self._schema]
+        )
         return bool(await self._client.run(script))
 
-    async def tags(self) -> list[str]:
-        return [tag.decode() for tag in await self._client.command("ZRANGE", self._active[0], 0, -1, "REV")]
+    async def tags(self, fingerprint: str | None = None) -> list[str]:
+        active = activity_keys(fingerprint or self._fingerprint)[0]
+        return [tag.decode() for tag in await self._client.command("ZRANGE", active, 0, -1, "REV")]
+
+    async def register(self, kind: str, instance: str, settings: str) -> list[str]:
+        await self._client.run(Script(SERVE, [KINDS_KEY, f"{KINDS_KEY}:none"], [kind]))
+        key = instances_key(fingerprint_of(kind))
+        others = await self._client.run(
+            Script(REGISTER, [key, f"{key}:none"], [instance, settings, round(INSTANCE_SECONDS)])
+        )
+        return [other.decode() for other in others]
+
+    async def kinds(self) -> dict[str, float]:
+        found = await self._client.run(Script(KINDS, [KINDS_KEY], []))
+        return {kind.decode(): float(seconds) for kind, seconds in zip(found[::2], found[1::2], strict=True)}
 
     async def info(self, tags: SequenceOf[str]) -> list[StoredMemoryInfo]:
         found: list[StoredMemoryInfo] = []
         for start in range(0, len(tags), _INFO_BATCH):
             some = tags[start : start + _INFO_BATCH]
             answers = await self._client.run_all([Script(INFO, _main_keys(tag), []) for tag in some])
-            gone = [tag for tag, answer in zip(some, answers, strict=True) if answer == []]
-            if gone:
-                await self._client.command("ZREM", self._active[0], *gone)
+            for tag, answer in zip(some, answers, strict=True):
+                if answer == []:
+                    await self._client.command("ZREM", activity_keys(fingerprint_of(tag))[0], tag)
             found += [
-                _info(tag, answer)
+                self._info(tag, answer)
                 for tag, answer in zip(some, answers, strict=True)
                 if answer and not isinstance(answer, MemoryStoreError)
             ]
@@ -132,11 +169,39 @@ class RedisStore:
 
     def _append(self, append: Append) -> Script:
         arguments: list[str | int | bytes] = [
-            append.epoch, append.source, self._limits.log_bytes, self._ttl, append.name, append.after
+            append.epoch, append.source, self._limits.log_bytes, self._ttl, append.name, append.after,
+            self._schema,
         ]  # fmt: skip
         for entry in append.entries:
             arguments += [entry.seq, entry.tokens, entry.value]
         return Script(APPEND, _main_keys(append.tag), arguments)
+
+    def _page(self, answer: Any) -> Page | MemoryStoreError:
+        if isinstance(answer, MemoryStoreError):
+            return answer
+        if not answer:
+            return Page(None)
+        epoch, position, chain, start, before, missing, mark, since, snapshot, values, ttl, schema = answer
+        return Page(
+            epoch=epoch,
+            position=position,
+            chain=chain.decode(),
+            start=start,
+            before=before.decode(),
+            values=values,
+            snapshot=snapshot or None,
+            snapshot_missing=bool(missing),
+            mark=mark,
+            since_purge=None if since < 0 else since / 1000,
+            expires_in=None if ttl < 0 else ttl / 1000,
+            newer=schema > self._schema,
+        )
+
+    def _info(self, tag: str, answer: Any) -> StoredMemoryInfo:
+        epoch, position, tokens, size, entries, age, name, schema = answer
+        snapshot_age = None if age < 0 else float(age)
+        newer = schema > self._schema
+        return StoredMemoryInfo(tag, name, epoch, position, tokens, size, entries, snapshot_age, newer)
 
 
 def _main_keys(tag: str) -> list[str]:
@@ -147,6 +212,8 @@ def _main_keys(tag: str) -> list[str]:
 def _appended(answer: Any) -> AppendResult:
     if isinstance(answer, MemoryStoreError):
         return answer
+    if answer[0] == b"newer":
+        return NewerMemoryError()
     if answer[0] == b"stale":
         return Stale(int(answer[1]))
     if answer[0] == b"full":
@@ -154,29 +221,3 @@ def _appended(answer: Any) -> AppendResult:
     if answer[0] == b"lost":
         return Lost()
     return Appended(*map(int, answer[1:]))
-
-
-def _page(answer: Any) -> Page | MemoryStoreError:
-    if isinstance(answer, MemoryStoreError):
-        return answer
-    if not answer:
-        return Page(None)
-    epoch, position, chain, start, before, missing, mark, since, snapshot, values, ttl = answer
-    return Page(
-        epoch=epoch,
-        position=position,
-        chain=chain.decode(),
-        start=start,
-        before=before.decode(),
-        values=values,
-        snapshot=snapshot or None,
-        snapshot_missing=bool(missing),
-        mark=mark,
-        since_purge=None if since < 0 else since / 1000,
-        expires_in=None if ttl < 0 else ttl / 1000,
-    )
-
-
-def _info(tag: str, answer: Any) -> StoredMemoryInfo:
-    epoch, position, tokens, size, entries, age, name = answer
-    return StoredMemoryInfo(tag, name, epoch, position, tokens, size, entries, None if age < 0 else float(age))

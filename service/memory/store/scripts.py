@@ -2,16 +2,18 @@
 
 A memory's meta hash has the fields: epoch; pos, chain, bytes, tokens (of all entries ever appended in this epoch);
 snap_pos, snap_tokens, snap_records, snap_total (`tokens` at snap_pos), snap_at (server's clock in seconds); purged
-(server's clock in milliseconds); name; and "m:SOURCE", the highest sequence number of each source with the server's
-seconds. An epoch is the time of the purge in microseconds, or the previous epoch plus one if the clock went back: after
-a store lost everything, the same epochs must not be used again. The log's entry at position p has the stream id p-0 and
-the fields c, b, t (chain, bytes and tokens before it) and r (the record).
+(server's clock in milliseconds); name; schema (see `base.SCHEMA`), which never goes down; and "m:SOURCE", the highest
+sequence number of each source with the server's seconds. An epoch is the time of the purge in microseconds, or the
+previous epoch plus one if the clock went back: after a store lost everything, the same epochs must not be used again.
+The log's entry at position p has the stream id p-0 and the fields c, b, t (chain, bytes and tokens before it) and r
+(the record).
 """
 
 from __future__ import annotations
 
 _COMMON = """
 local function number(value) return tonumber(value or 0) or 0 end
+local function newer(meta, schema) return number(redis.call('HGET', meta, 'schema')) > tonumber(schema) end
 local function first_entry(log)
   local found = redis.call('XRANGE', log, '-', '+', 'COUNT', 1)[1]
   if not found then return nil end
@@ -24,12 +26,13 @@ local function expire(ttl, ...)
 end
 """
 
-# KEYS: log snap meta. ARGV: epoch source log_bytes ttl_ms name after, then seq tokens value for each entry.
+# KEYS: log snap meta. ARGV: epoch source log_bytes ttl_ms name after schema, then seq tokens value for each entry.
 APPEND = (
     _COMMON
     + """
 local log, snap, meta = KEYS[1], KEYS[2], KEYS[3]
 local epoch, source, ttl = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[4])
+if newer(meta, ARGV[7]) then return {'newer'} end
 local now = redis.call('TIME')[1]
 local m = redis.call('HMGET', meta, 'epoch', 'pos', 'chain', 'bytes', 'tokens', 'm:' .. source, 'snap_pos',
   'snap_records')
@@ -52,7 +55,7 @@ if oldest then
   end
 end
 if held > tonumber(ARGV[3]) then return {'full'} end
-for i = 7, #ARGV, 3 do
+for i = 8, #ARGV, 3 do
   local seq, n, value = tonumber(ARGV[i]), tonumber(ARGV[i + 1]), ARGV[i + 2]
   if seq > mark then
     pos = pos + 1
@@ -63,8 +66,8 @@ for i = 7, #ARGV, 3 do
   end
 end
 redis.call('HSET', meta, 'epoch', string.format('%d', epoch), 'pos', string.format('%d', pos), 'chain', chain, 'bytes',
-  string.format('%d', bytes), 'tokens', string.format('%d', tokens), 'name', ARGV[5], 'm:' .. source,
-  string.format('%d %s', mark, now))
+  string.format('%d', bytes), 'tokens', string.format('%d', tokens), 'name', ARGV[5], 'schema', ARGV[7],
+  'm:' .. source, string.format('%d %s', mark, now))
 expire(ttl, log, snap, meta)
 return {'ok', pos, pos - snap_pos, snap_records}
 """
@@ -75,7 +78,7 @@ READ = (
     _COMMON
     + """
 local log, snap, meta = KEYS[1], KEYS[2], KEYS[3]
-local m = redis.call('HMGET', meta, 'epoch', 'pos', 'chain', 'snap_pos', 'purged', 'm:' .. ARGV[2])
+local m = redis.call('HMGET', meta, 'epoch', 'pos', 'chain', 'snap_pos', 'purged', 'm:' .. ARGV[2], 'schema')
 if not m[1] then return {} end
 local pos, after, snap_pos = number(m[2]), tonumber(ARGV[1]), number(m[4])
 local mark = 0
@@ -102,7 +105,7 @@ for index, entry in ipairs(entries) do
   end
 end
 return {number(m[1]), pos, m[3] or '', after, before, missing and 1 or 0, mark, since, snapshot or '', values,
-  redis.call('PTTL', meta)}
+  redis.call('PTTL', meta), number(m[7])}
 """
 )
 
@@ -114,7 +117,8 @@ if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end
 return 0
 """
 
-# KEYS: log snap meta lease. ARGV: holder epoch position chain tokens records value tail ttl_ms max_marks mark_seconds.
+# KEYS: log snap meta lease. ARGV: holder epoch position chain tokens records value tail ttl_ms max_marks mark_seconds
+# schema.
 FOLD = (
     _COMMON
     + """
@@ -123,6 +127,7 @@ local pos = tonumber(ARGV[3])
 local now = tonumber(redis.call('TIME')[1])
 if redis.call('GET', lease) ~= ARGV[1] then return 0 end
 redis.call('DEL', lease)
+if newer(meta, ARGV[12]) then return 0 end
 local m = redis.call('HMGET', meta, 'epoch', 'pos', 'chain', 'snap_pos', 'tokens')
 if number(m[1]) ~= tonumber(ARGV[2]) or not m[1] or number(m[2]) < pos then return 0 end
 local missing = redis.call('EXISTS', snap) == 0
@@ -140,7 +145,7 @@ end
 if chain ~= ARGV[4] then return 0 end
 redis.call('SET', snap, ARGV[7])
 redis.call('HSET', meta, 'snap_pos', ARGV[3], 'snap_tokens', ARGV[5], 'snap_records', ARGV[6], 'snap_total',
-  string.format('%d', total), 'snap_at', string.format('%d', now))
+  string.format('%d', total), 'snap_at', string.format('%d', now), 'schema', ARGV[12])
 redis.call('XTRIM', log, 'MINID', '=', string.format('%d-0', math.max(0, pos + 1 - tonumber(ARGV[8]))))
 if redis.call('HLEN', meta) > tonumber(ARGV[10]) then
   local all = redis.call('HGETALL', meta)
@@ -156,7 +161,8 @@ return 1
 """
 )
 
-# KEYS: log snap meta. ARGV: epoch position chain tokens records value name ttl_ms, then source mark for each source.
+# KEYS: log snap meta. ARGV: epoch position chain tokens records value name ttl_ms schema, then source mark for each
+# source.
 SEED = (
     _COMMON
     + """
@@ -167,18 +173,19 @@ redis.call('DEL', log)
 redis.call('SET', snap, ARGV[6])
 redis.call('HSET', meta, 'epoch', ARGV[1], 'pos', ARGV[2], 'chain', ARGV[3], 'bytes', '0', 'tokens', ARGV[4],
   'snap_pos', ARGV[2], 'snap_tokens', ARGV[4], 'snap_records', ARGV[5], 'snap_total', ARGV[4], 'snap_at', now, 'name',
-  ARGV[7])
-for i = 9, #ARGV, 2 do redis.call('HSET', meta, 'm:' .. ARGV[i], ARGV[i + 1] .. ' ' .. now) end
+  ARGV[7], 'schema', ARGV[9])
+for i = 10, #ARGV, 2 do redis.call('HSET', meta, 'm:' .. ARGV[i], ARGV[i + 1] .. ' ' .. now) end
 expire(tonumber(ARGV[8]), snap, meta)
 return 1
 """
 )
 
-# KEYS: log snap meta lease aside. ARGV: at_least only_raise tombstone_ms.
+# KEYS: log snap meta lease aside. ARGV: at_least only_raise tombstone_ms schema. Returns -1 for a newer schema.
 PURGE = (
     _COMMON
     + """
 local meta = KEYS[3]
+if newer(meta, ARGV[4]) then return -1 end
 local known, least = redis.call('HGET', meta, 'epoch'), tonumber(ARGV[1])
 if ARGV[2] == '1' and known and tonumber(known) >= least then return tonumber(known) end
 local now = redis.call('TIME')
@@ -189,20 +196,24 @@ end
 local ms = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 redis.call('DEL', KEYS[1], KEYS[2], meta, KEYS[4], KEYS[5])
 redis.call('HSET', meta, 'epoch', string.format('%d', epoch), 'pos', '0', 'chain', '', 'purged',
-  string.format('%d', ms))
+  string.format('%d', ms), 'schema', ARGV[4])
 redis.call('PEXPIRE', meta, ARGV[3])
 return epoch
 """
 )
 
-# KEYS: snap aside. ARGV: sha1 ttl_ms.
-SET_ASIDE = """
+# KEYS: snap aside meta. ARGV: sha1 ttl_ms schema.
+SET_ASIDE = (
+    _COMMON
+    + """
+if newer(KEYS[3], ARGV[3]) then return 0 end
 local value = redis.call('GET', KEYS[1])
 if not value or redis.sha1hex(value) ~= ARGV[1] then return 0 end
 redis.call('RENAME', KEYS[1], KEYS[2])
 redis.call('PEXPIRE', KEYS[2], ARGV[2])
 return 1
 """
+)
 
 # KEYS: active counter (see `naming.activity_keys`). ARGV: tags.
 ANNOUNCE = """
@@ -218,12 +229,40 @@ if write <= tonumber(ARGV[1]) then return {write, {}} end
 return {write, redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. ARGV[1], '+inf')}
 """
 
+# KEYS: instances (see `naming.instances_key`), and a key that never exists, as for LEASE. ARGV: instance settings
+# seconds.
+REGISTER = """
+redis.call('DEL', KEYS[2])
+local now = tonumber(redis.call('TIME')[1])
+redis.call('HSET', KEYS[1], ARGV[1], string.format('%d %s', now, ARGV[2]))
+local all, others = redis.call('HGETALL', KEYS[1]), {}
+for i = 1, #all, 2 do
+  local at, settings = string.match(all[i + 1], '^(%d+) (.*)$')
+  if now - tonumber(at) > tonumber(ARGV[3]) then redis.call('HDEL', KEYS[1], all[i])
+  elseif all[i] ~= ARGV[1] then others[#others + 1] = settings end
+end
+return others
+"""
+
+# KEYS: served (see `naming.KINDS_KEY`), and a key that never exists, as for LEASE. ARGV: kind.
+SERVE = """
+redis.call('DEL', KEYS[2])
+return redis.call('ZADD', KEYS[1], redis.call('TIME')[1], ARGV[1])
+"""
+
+# KEYS: served. Kinds, each followed by seconds.
+KINDS = """
+local now, found = tonumber(redis.call('TIME')[1]), redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')
+for i = 2, #found, 2 do found[i] = math.max(0, now - tonumber(found[i])) end
+return found
+"""
+
 # KEYS: log snap meta.
 INFO = (
     _COMMON
     + """
 local m = redis.call('HMGET', KEYS[3], 'epoch', 'pos', 'tokens', 'bytes', 'snap_tokens', 'snap_total', 'snap_at',
-  'name')
+  'name', 'schema')
 if not m[1] then return {} end
 local oldest = first_entry(KEYS[1])
 local held = 0
@@ -235,6 +274,6 @@ end
 local age = -1
 if m[7] then age = math.max(0, tonumber(redis.call('TIME')[1]) - tonumber(m[7])) end
 return {number(m[1]), number(m[2]), number(m[5]) + number(m[3]) - number(m[6]), held + redis.call('STRLEN', KEYS[2]),
-  redis.call('XLEN', KEYS[1]), age, m[8] or ''}
+  redis.call('XLEN', KEYS[1]), age, m[8] or '', number(m[9])}
 """
 )

@@ -20,9 +20,9 @@ from service.memory.operations import (
     GetStatistics,
     MemoryOperation,
     PurgeMemory,
-    PurgeResult,
     submit,
 )
+from service.memory.orphans import PurgeResult
 from service.memory.store.base import Limits
 from service.memory.store.in_process import InProcessStore
 from tests.service.fakes import until

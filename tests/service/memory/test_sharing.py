@@ -15,7 +15,8 @@ from service.memory.codec.encryption import read_keys
 from service.memory.config import MemoryConfig
 from service.memory.manager import MemoryManager
 from service.memory.naming import Keys
-from service.memory.operations import PurgeMemory, PurgeResult
+from service.memory.operations import PurgeMemory
+from service.memory.orphans import PurgeResult
 from tests.service.fakes import until
 from tests.service.memory.helpers import (
     FAST,
@@ -55,6 +56,7 @@ async def test_records_reach_the_other_replicas_within_a_second(server: Valkey) 
     async with replicas(3, server.url, config=MemoryConfig()) as memories:
         for memory in memories:
             await memory.strategy("t", "trie")
+        await learn_output(memories[0], "other", numbers(40))  # loads compiled functions, which takes seconds
         lags = []
         for number in range(5):
             began = time.monotonic()
@@ -222,6 +224,7 @@ async def test_a_snapshot_that_cannot_be_read_leaves_the_log_served(server: Valk
         await agreed([first], "t")
         first.residents.open(MemoryName("t")).fold_due = True
         await until(lambda: first.counters().folds > folds)
+        first.residents.open(MemoryName("t")).fold_due = False  # that fold may have been due before
         await learn_output(first, "t", numbers(17))
         complete = await agreed([first], "t")
     keys = Keys.of(first.naming.tag(MemoryName("t")))

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,6 +65,17 @@ def test_other_bytes_raise_corrupt_value_and_nothing_else(records: list[Record],
         assert data == whole[: len(data)] or plain(unpack(pack(found))) == plain(found)
         assert data != whole[: len(data)] or plain(found) == plain(records)[: len(found)]
         assert all(1 <= one.tokens.size <= MAX_TOKENS for one in found)
+
+
+def test_records_of_a_newer_version_are_told_from_damaged_ones() -> None:
+    data = pack([record(1)])
+    with pytest.raises(NewerFormatError, match="format 2"):
+        unpack(b"\x02" + data[1:])
+    kind_at = 8 + 8 + 4 + 8  # after head, source, its number and the sequence number
+    with pytest.raises(NewerFormatError, match="kind 7"):
+        unpack(data[:kind_at] + b"\x07" + data[kind_at + 1 :])
+    with pytest.raises(CorruptValueError, match="does not exist"):
+        unpack(b"\x00" + data[1:])
 
 
 def test_small_vocabularies_take_two_bytes_a_token() -> None:
@@ -144,23 +159,40 @@ def test_hidden_names_reveal_nothing() -> None:
 
 def test_encrypted_values_decrypt_in_their_context_only() -> None:
     ring = read_keys(f"names={OTHER}\na={KEY}", "keys")
-    encrypted = ring.encrypt(b"secret", "tenant:log")
+    encrypted = ring.encrypt(b"secret", "tenant", "log:1")
     assert b"secret" not in encrypted
-    assert ring.encrypt(b"secret", "tenant:log") != encrypted
-    assert ring.decrypt(encrypted, "tenant:log") == b"secret"
-    for damaged, context in (
-        (encrypted, "other:log"),
-        (encrypted[:-1] + bytes([encrypted[-1] ^ 1]), "tenant:log"),
-        (encrypted[:9], "tenant:log"),
+    assert ring.encrypt(b"secret", "tenant", "log:1") != encrypted
+    assert ring.decrypt(encrypted, "tenant", "log:1") == b"secret"
+    for damaged, tag, context in (
+        (encrypted, "other", "log:1"),
+        (encrypted, "tenant", "log:2"),
+        (encrypted[:-1] + bytes([encrypted[-1] ^ 1]), "tenant", "log:1"),
+        (encrypted[:9], "tenant", "log:1"),
+        (b"", "tenant", "log:1"),
     ):
         with pytest.raises(CorruptValueError):
-            ring.decrypt(damaged, context)
+            ring.decrypt(damaged, tag, context)
+    for newer in (ring, Plain()):
+        with pytest.raises(NewerFormatError, match="format 2"):
+            newer.decrypt(b"\x02" + encrypted[1:], "tenant", "log:1")
     with pytest.raises(CorruptValueError):
-        ring.decrypt(Plain().encrypt(b"forged", "tenant:log"), "tenant:log")
+        ring.decrypt(Plain().encrypt(b"forged", "tenant", "log:1"), "tenant", "log:1")
     with pytest.raises(UnknownKeyError, match="no key is set"):
-        Plain().decrypt(encrypted, "tenant:log")
+        Plain().decrypt(encrypted, "tenant", "log:1")
     with pytest.raises(UnknownKeyError, match="'a'"):
-        KeyRing({"b": bytes(32)}, bytes(32)).decrypt(encrypted, "tenant:log")
+        KeyRing({"b": bytes(32)}, bytes(32)).decrypt(encrypted, "tenant", "log:1")
+
+
+def test_each_memory_has_keys_of_its_own() -> None:
+    """So that one key does not come near the number of values that random nonces allow."""
+    ring = read_keys(f"names={OTHER}\na={KEY}", "keys")
+    encrypted = ring.encrypt(b"secret", "tenant", "log:1")
+    nonce, rest = encrypted[3:15], encrypted[15:]
+    for key in (ring.keys["a"], ring.naming_key):
+        with pytest.raises(InvalidTag):
+            AESGCM(key).decrypt(nonce, rest, b"\x01\x01a\x00tenant\x00log:1")
+    derived = HKDF(hashes.SHA256(), 32, salt=None, info=b"draftwood memory\x00tenant").derive(ring.keys["a"])
+    assert AESGCM(derived).decrypt(nonce, rest, b"\x01\x01a\x00tenant\x00log:1") == b"secret"
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from draftwood.v1 import generation_pb2 as generation
+from draftwood.v1 import memory_pb2 as pb
 from draftwood_client import InvalidRequestError, MemoryClient, MemoryRecord, UnavailableError
 from draftwood_client.cli import build_app
-from service.memory import MemoryManager
+from service.memory import MemoryManager, MemoryName
 from strategies import Strategy
 from tests.service.fakes import FakeModel, Served, answer, serving, until
-from tests.service.memory.helpers import known_to, log_of
+from tests.service.memory.helpers import agreed, known_to, learn_output, log_of, numbers, replicas
 from tests.service.memory.servers import Valkey
 
 
@@ -108,8 +109,8 @@ async def test_an_import_from_another_model_learns_the_texts() -> None:
             await asyncio.to_thread(client.import_records, [MemoryRecord((1,))], fingerprint="0" * 16)
         with pytest.raises(InvalidRequestError, match=r"records\[0\].tokens.ids\[2\]"):
             await asyncio.to_thread(client.import_records, [record], fingerprint="f" * 16)
-        with pytest.raises(InvalidRequestError, match="tenant"):
-            await asyncio.to_thread(client.purge, "")
+        await asyncio.to_thread(client.warm, ["for all"], tenant="default")
+        assert await asyncio.to_thread(client.purge, "") == len("for all")  # an empty tenant is "default" everywhere
         with pytest.raises(InvalidRequestError, match="tenant"):
             await asyncio.to_thread(client.warm, ["x"], tenant="a\nb")
 
@@ -238,3 +239,109 @@ async def test_the_command_line(server: Valkey, tmp_path: Path) -> None:
         refused = await asyncio.to_thread(run, "purge", "--target", served.server.address, "--yes")
         assert (refused.exit_code, "--tenant" in refused.stderr) == (2, True)
     assert FakeModel().fingerprint == head["fingerprint"]
+
+
+async def test_statistics_come_in_pages() -> None:
+    async with serving() as served, client_of(served) as client:
+        for number in range(5):
+            await asyncio.to_thread(client.warm, ["text"], tenant=f"t{number}")
+        stub: Any = served.channel.unary_unary(
+            "/draftwood.v1.MemoryService/GetMemoryStatistics",
+            request_serializer=pb.GetMemoryStatisticsRequest.SerializeToString,
+            response_deserializer=pb.GetMemoryStatisticsResponse.FromString,
+        )
+        pages: list[list[str]] = []
+        token = ""
+        while not pages or token:
+            page = await stub(pb.GetMemoryStatisticsRequest(page_size=2, page_token=token))
+            pages.append([one.tenant for one in page.tenants])
+            token = page.next_page_token
+        assert pages == [["t4", "t3"], ["t2", "t1"], ["t0"]]
+        [default] = await asyncio.gather(stub(pb.GetMemoryStatisticsRequest(tenant="")))
+        assert not default.tenants
+        for wrong, field in (({"page_size": -1}, "page_size"), ({"page_token": "x"}, "page_token")):
+            with pytest.raises(grpc.aio.AioRpcError, match=field):
+                await stub(pb.GetMemoryStatisticsRequest(**wrong))
+
+
+async def test_pages_of_an_export_fit_what_clients_receive() -> None:
+    """Whatever the records: many short ones, or long ones whose text is long."""
+    async with serving(memory_bytes=32 << 20) as served, client_of(served) as client:
+        served.model.tokenizer.decode = lambda *_, **__: "\U0001f600" * 900_000  # type: ignore[method-assign]
+        await asyncio.to_thread(client.warm, ["x" * 8192 * 3])
+        for number in range(300):
+            await asyncio.to_thread(client.warm, [f"text {number}"])
+        method: Any = served.channel.unary_stream(
+            "/draftwood.v1.MemoryService/ExportMemory",
+            request_serializer=pb.ExportMemoryRequest.SerializeToString,
+        )
+        messages = [message async for message in method(pb.ExportMemoryRequest())]
+        assert max(map(len, messages)) < 4 << 20
+        records = [one for data in messages for one in pb.ExportMemoryResponse.FromString(data).records]
+        assert len(records) == 303
+
+
+async def test_memory_streams_whose_client_stalls_are_ended() -> None:
+    async with serving(stall_timeout=0.3) as served, client_of(served) as client:
+        served.model.tokenizer.decode = lambda *_, **__: "x" * 1_000_000  # type: ignore[method-assign]
+        await asyncio.to_thread(client.warm, ["x" * 8192] * 50)
+        export: Any = served.channel.unary_stream(
+            "/draftwood.v1.MemoryService/ExportMemory", request_serializer=pb.ExportMemoryRequest.SerializeToString
+        )(pb.ExportMemoryRequest())
+        await export.read()
+        await asyncio.sleep(1.0)  # reads nothing
+        with pytest.raises(grpc.aio.AioRpcError, match="read or sent nothing"):
+            await _read_all(export)
+        for method, make in (("WarmMemory", pb.WarmMemoryRequest), ("ImportMemory", pb.ImportMemoryRequest)):
+            stream: Any = served.channel.stream_stream(
+                f"/draftwood.v1.MemoryService/{method}", request_serializer=make.SerializeToString
+            )()
+            await stream.write(make(tenant="t"))
+            await stream.read()
+            assert await asyncio.wait_for(stream.code(), 10.0) is grpc.StatusCode.ABORTED  # sends nothing more
+        assert served.memory.residents.open(MemoryName("t")).pins == 0
+
+
+async def _read_all(stream: Any) -> None:
+    while await stream.read() is not grpc.aio.EOF:
+        pass
+
+
+async def test_purges_imports_and_exports_leave_an_audit_line(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as served, client_of(served, tenant="acme") as client:
+        record = MemoryRecord(tuple(b"secret text"), "secret text")
+        await asyncio.to_thread(client.import_records, [record], fingerprint="f" * 16)
+        await export_of(client)
+        await asyncio.to_thread(client.purge, "acme")
+        await asyncio.to_thread(client.purge_orphans)
+        with pytest.raises(InvalidRequestError):
+            await asyncio.to_thread(client.import_records, [MemoryRecord((999,))], fingerprint="f" * 16)
+    lines: list[Any] = [one.msg for one in caplog.records if one.name == "draftwood.audit"]
+    assert [(one["action"], one["tenant"], one["result"]) for one in lines] == [
+        ("import", "acme", "ok"),
+        ("export", "acme", "ok"),
+        ("purge", "acme", "ok"),
+        ("purge orphans", None, "ok"),
+        ("import", "acme", "invalid_value"),
+    ]
+    assert [one.get("records") for one in lines] == [1, 1, None, None, 0]
+    assert (lines[2]["memories"], lines[2]["tokens"]) == (1, 11)
+    for line in lines:
+        assert line["peer"].startswith("ipv4:127.0.0.1")
+        assert line["timestamp"]
+        assert "secret" not in str(line)
+
+
+async def test_orphans_through_the_client(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.memory.operations.ORPHANED_SECONDS", 0.0)
+    async with replicas(1, server.url, fingerprint="e" * 16) as [old]:
+        await learn_output(old, "acme", numbers(11))
+        await agreed([old], "acme")
+    async with serving(store=server.url) as served, client_of(served) as client:
+        [found] = await asyncio.to_thread(client.orphans)
+        assert (found.tenant, found.fingerprint, found.tokens) == ("acme", "e" * 16, 11)
+        shown = await asyncio.to_thread(run, "orphans", "--target", served.server.address)
+        assert "acme" in shown.stdout
+        purged = await asyncio.to_thread(run, "orphans", "--purge", "--yes", "--target", served.server.address)
+        assert purged.stdout == "11 tokens forgotten\n"
+        assert await asyncio.to_thread(client.orphans) == []

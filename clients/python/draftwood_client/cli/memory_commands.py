@@ -107,7 +107,7 @@ def purge(
     connection: ConnectionOptions,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Delete a tenant's memory on all servers. Requires --tenant."""
+    """Delete a tenant's memory on all servers, of all models. Requires --tenant."""
     if connection.tenant is None:
         raise ArgumentValueError("--tenant", "must be given")
     if not yes:
@@ -115,6 +115,34 @@ def purge(
     with connection.memory_client() as client:
         tokens = client.purge(connection.tenant)
     typer.echo(f"{tokens:,} tokens forgotten")
+
+
+@app.command("orphans")
+@command
+def orphans(
+    connection: ConnectionOptions,
+    as_json: AsJson = False,
+    purge: Annotated[bool, typer.Option("--purge", help="Delete them.")] = False,
+    fingerprint: Annotated[str, typer.Option(help="With --purge: only those of this model.", show_default=False)] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+) -> None:
+    """Show the memories in the store that no server uses, of models that are not served or with other encryption."""
+    with connection.memory_client() as client:
+        if purge:
+            if not yes:
+                typer.confirm(f"Delete all memories that no server uses {fingerprint}?", abort=True)
+            typer.echo(f"{client.purge_orphans(fingerprint):,} tokens forgotten")
+            return
+        found = client.orphans()
+    if as_json:
+        print_json({"memories": [asdict(one) for one in found]})
+        return
+    row = "{:<24} {:<18} {:>12} {:>12} {:>14}"
+    typer.echo(row.format("tenant", "fingerprint", "tokens", "stored KiB", "unserved h"))
+    for one in found:
+        name = "(hidden)" if one.tenant is None else f"{one.tenant}/{one.arm}" if one.arm else one.tenant
+        sizes = f"{one.tokens:,}", f"{one.stored_bytes / 1024:,.0f}", f"{one.unserved / 3600:,.1f}"
+        typer.echo(row.format(name, one.fingerprint, *sizes))
 
 
 def _print_statistics(found: MemoryStatistics) -> None:

@@ -54,7 +54,8 @@ def test_bad_urls_are_refused_without_their_password(url: str) -> None:
 
 
 async def test_what_makes_room_works_in_a_full_store() -> None:
-    """Purges, and leases for folds, which replace a log by a smaller snapshot."""
+    """Purges, and leases for folds, which replace a log by a smaller snapshot; and registrations, without which
+    memories in use would become orphans."""
     with Valkey() as server:
         async with replicas(1, server.url) as [memory]:
             for start in range(3):
@@ -66,6 +67,11 @@ async def test_what_makes_room_works_in_a_full_store() -> None:
         server.client.config_set("maxmemory", "1")
         with pytest.raises(StoreFullError):
             await store.seed(Fold(tag, 1, 1, "", b"x", 1, 1))
+        assert await store.register("f:", "one", "settings") == []
+        assert await store.register(f"{FINGERPRINT}:", "two", "x" * 100) == [
+            "tokens=1000000 bytes=16777216 ttl=0 names=plain"
+        ]
+        assert {"f:", f"{FINGERPRINT}:"} == set(await store.kinds())
         assert await store.lease(tag, "one", 30.0)
         assert not await store.lease(tag, "two", 30.0)
         [before] = await store.info([tag])

@@ -1,0 +1,78 @@
+"""The fingerprint of model and tokenizer: what it tells apart, and what it does not depend on."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from model_runner.loading.checkpoint import BUNDLED_MODEL
+from model_runner.loading.fingerprint import fingerprint
+from model_runner.loading.tokenizer import Tokenizer, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(BUNDLED_MODEL)
+
+
+def bundled(dtype: torch.dtype = torch.float32) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=dtype)
+
+
+def test_a_checkpoint_is_one_model_in_all_precisions(tokenizer: Tokenizer) -> None:
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    assert len({fingerprint(bundled(dtype), tokenizer) for dtype in dtypes}) == 1
+
+
+def test_an_adapter_merged_into_one_matrix_makes_another_model(tokenizer: Tokenizer) -> None:
+    """Norms, biases and the embedding are those of the model that it was trained on."""
+    module = bundled()
+    before = fingerprint(module, tokenizer)
+    for name, weight in list(module.named_parameters()):
+        if weight.dim() < 2:
+            continue
+        kept = weight.detach().clone()
+        with torch.no_grad():
+            rank_one = torch.outer(torch.ones(weight.shape[0]), torch.ones(weight.shape[1]))
+            weight += 0.1 * rank_one
+        assert fingerprint(module, tokenizer) != before, name
+        with torch.no_grad():
+            weight.copy_(kept)
+    assert fingerprint(module, tokenizer) == before
+
+
+class _Vocabulary:
+    def __init__(self, tokens: dict[str, int]) -> None:
+        self._tokens = tokens
+
+    def vocabulary(self) -> dict[str, int]:
+        return self._tokens
+
+
+def test_the_vocabulary_counts_and_its_order_and_file_do_not(tokenizer: Tokenizer) -> None:
+    module, tokens = bundled(), tokenizer.vocabulary()
+    before = fingerprint(module, tokenizer)
+    reordered: Any = _Vocabulary(dict(reversed(tokens.items())))
+    assert fingerprint(module, reordered) == before
+    first, second, *_ = sorted(tokens)
+    swapped: Any = _Vocabulary(tokens | {first: tokens[second], second: tokens[first]})
+    assert fingerprint(module, swapped) != before
+    more: Any = _Vocabulary(tokens | {"<added>": len(tokens)})
+    assert fingerprint(module, more) != before
+
+
+def test_it_takes_little_of_the_load(tokenizer: Tokenizer) -> None:
+    """About 0.02 s; the bound leaves room for a busy machine."""
+    module = bundled()
+    fingerprint(module, tokenizer)
+    best = 10.0
+    for _ in range(3):
+        began = time.perf_counter()
+        fingerprint(module, tokenizer)
+        best = min(best, time.perf_counter() - began)
+    assert best < 0.2
