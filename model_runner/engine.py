@@ -124,6 +124,18 @@ class Engine:
         if sequence.state is not SequenceState.FINISHED:
             self._finish(sequence)
 
+    def pause(self, sequence: Sequence) -> None:
+        """Gives up the slot of a sequence, or its place in the queue, until `resume`; what it writes does not change.
+
+        Its keys and values are computed again if the memory is needed meanwhile. A paused sequence is no work. Does
+        nothing for one that is paused or has ended.
+        """
+        self._scheduler.pause(sequence)
+
+    def resume(self, sequence: Sequence) -> None:
+        """Lets a paused sequence run again as soon as a slot is free; does nothing for any other."""
+        self._scheduler.resume(sequence)
+
     def close(self) -> None:
         """Ends all sequences; the engine takes no more."""
         self._closed = True

@@ -26,12 +26,14 @@ from service.engine.link import (
     Link,
     MemoryRequest,
     MemoryResponse,
+    Pause,
     Ready,
+    Resume,
     SequenceOutput,
     Stepped,
 )
 from service.engine.stream import Sample, Stream
-from service.errors import QueueFullError, ShuttingDownError
+from service.errors import QueueFullError, ReaderStalledError, ShuttingDownError
 from service.memory.operations import MemoryOperation
 
 _log = structlog.get_logger(__name__)
@@ -125,8 +127,8 @@ class EngineBridge:
     def admit(self, slots: int = 1, tenant: str = "") -> Stream:
         """Reserves slots for one more request, one for each of its samples, until the stream is closed.
 
-        A tenant may hold all slots. When they are taken and another one comes that holds less for its weight, the
-        newest requests of the first that have not begun are refused instead.
+        A tenant may hold all slots. When they are taken and another one comes that holds less for its weight, requests
+        of the first end instead, the newest first: those that are paused, and then those that have not begun.
 
         Raises:
             EngineStoppedError, ShuttingDownError: no request is admitted any more.
@@ -140,8 +142,8 @@ class EngineBridge:
         if refused is None:
             raise self._full()
         for stream in refused:
-            stream.fail(self._full())
-        stream = Stream(self._submit, self._release, slots, tenant)
+            stream.fail(ReaderStalledError(stream.unread_for()) if stream.paused else self._full())
+        stream = Stream(self._submit, self._release, slots, tenant, self._set_paused)
         self._live.add(stream)
         self._idle.clear()
         return stream
@@ -157,9 +159,10 @@ class EngineBridge:
             return []
         share = (held[tenant] + slots) / self._weights.get(tenant, 1.0)
         refused = []
-        for stream in sorted(live, key=lambda stream: stream.admitted_at, reverse=True):
+        for stream in sorted(live, key=lambda stream: (stream.paused, stream.admitted_at), reverse=True):
             left = held[stream.tenant] - stream.slots
-            if stream.begun or stream.tenant == tenant or left / self._weights.get(stream.tenant, 1.0) < share:
+            needed = stream.begun and not stream.paused
+            if needed or stream.tenant == tenant or left / self._weights.get(stream.tenant, 1.0) < share:
                 continue
             held[stream.tenant] = left
             refused.append(stream)
@@ -239,6 +242,10 @@ class EngineBridge:
         stream.ids = list(by_id)
         self._by_id |= {sequence_id: (stream, sample) for sequence_id, sample in by_id.items()}
         self._link.send(Add({sequence_id: sample.request for sequence_id, sample in by_id.items()}))
+
+    def _set_paused(self, stream: Stream) -> None:
+        if self._link is not None:
+            self._link.send(Pause(stream.ids) if stream.paused else Resume(stream.ids))
 
     def _release(self, stream: Stream) -> None:
         self._live.discard(stream)

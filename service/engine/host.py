@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
@@ -27,7 +27,9 @@ from service.engine.link import (
     EngineEnd,
     MemoryRequest,
     MemoryResponse,
+    Pause,
     Ready,
+    Resume,
     SequenceOutput,
     Stepped,
     portable,
@@ -150,6 +152,12 @@ class EngineHost:
                 case Cancel(ids):
                     for sequence_id in ids:
                         self._cancel(loaded.engine, sequence_id)
+                case Pause(ids):
+                    for sequence in self._begun(ids):
+                        loaded.engine.pause(sequence)
+                case Resume(ids):
+                    for sequence in self._begun(ids):
+                        loaded.engine.resume(sequence)
                 case MemoryRequest(call_id, operation):
                     future = submit(operation, loaded.memory)
                     future.add_done_callback(partial(self._respond, call_id))
@@ -216,6 +224,13 @@ class EngineHost:
             if group.begun:
                 engine.cancel(group.sequences[sequence_id])
             self._end_sample(sequence_id)
+
+    def _begun(self, ids: list[int]) -> Iterator[Sequence]:
+        """Those of the sequences that the engine has."""
+        for sequence_id in ids:
+            group = self._groups.get(sequence_id)
+            if group is not None and group.begun:
+                yield group.sequences[sequence_id]
 
     def _end_sample(self, sequence_id: int) -> None:
         group = self._groups.pop(sequence_id)
