@@ -14,7 +14,7 @@ from model_runner.drafting.draft_policy import Draft, DraftPolicy, Outcome
 from model_runner.drafting.step_measuring import measure_step_times
 from model_runner.drafting.watchdog import Watchdog
 from model_runner.engine_config import EngineConfig
-from model_runner.errors import DeadlineError, EngineStoppedError, InvalidValueError, ModelError
+from model_runner.errors import DeadlineError, DraftwoodError, EngineStoppedError, InvalidValueError, ModelError
 from model_runner.loading.model import LoadedModel
 from model_runner.output import StepOutput
 from model_runner.runners.base import KVMoves, Predictions, StepBatch
@@ -235,7 +235,8 @@ class Engine:
                 at_nodes = predictions.of_rows(rows, self._policy.feedback_top_k(sequence))
                 path = self._writers[sequence].verify(tokens, parents, at_nodes)
             except Exception as error:
-                _log.exception("request %r failed in verification", sequence.request.request_id)
+                if not isinstance(error, DraftwoodError):
+                    _log.exception("request %r failed in verification", sequence.request.request_id)
                 outputs.append(self._end(sequence, error, keep=False))
                 continue
             feedback = Feedback(tokens, parents, at_nodes.tokens, at_nodes.top_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import signal
 import sys
@@ -80,6 +81,7 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
         DraftwoodError: the model does not exist, or cannot be served.
     """
     from model_runner.loading.tokenizer import load_tokenizer
+    from model_runner.sampling.grammar_trial import GrammarTrials
     from service.engine.bridge import EngineBridge
     from service.engine.process import EngineProcess
     from service.serving import RemoteModel
@@ -99,7 +101,9 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
         loading.cancel()
         await bridge.close()
         raise
-    return bridge, RemoteModel(**vars(info), tokenizer=tokenizer, grammars=tokenizer.grammars(info.vocab_size))
+    trials = GrammarTrials(tokenizer.vocabulary(info.vocab_size))
+    atexit.register(trials.close)
+    return bridge, RemoteModel(**vars(info), tokenizer=tokenizer, grammars=trials)
 
 
 def _stop_signals() -> asyncio.Event:

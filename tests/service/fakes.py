@@ -77,6 +77,9 @@ class FakeGrammars:
     def compile(self, kind: GrammarKind, text: str) -> Grammar:
         raise InvalidInputError(f"format.{kind.value}", None, "not a valid grammar")
 
+    def check(self, kind: GrammarKind, text: str) -> None:
+        self.compile(kind, text)
+
 
 class FakeEngine:
     """Writes `tokens_per_step` bytes "abc..." a step for each running sequence, up to its max_tokens.

@@ -8,13 +8,15 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from model_runner.errors import EngineStoppedError, InvalidValueError
 from model_runner.output import Finish, FinishReason
-from model_runner.request import Request, StopParams
+from model_runner.request import Format, GrammarKind, Request, StopParams
+from model_runner.sequence import Grammar
 from service.engine.bridge import EngineBridge
 from service.engine.link import Add, SequenceOutput, framed
 from service.engine.stream import MAX_PART_TOKENS, Pending, Sample, Stream
@@ -23,7 +25,7 @@ from service.errors import QueueFullError, ReaderStalledError, ShuttingDownError
 from service.memory import MemoryManager
 from service.settings import Settings
 from strategies import Strategy, create
-from tests.service.fakes import FakeEngine, FakeModel, loaded_engine, until
+from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, loaded_engine, until
 
 
 def sample(max_tokens: int = 1000, strategy_name: str = "trie") -> Sample:
@@ -195,6 +197,33 @@ async def test_paused_requests_of_a_tenant_make_room_for_another() -> None:
         reading.cancel()
         for stream in (*streams, other):
             stream.close()
+
+
+async def test_a_format_is_compiled_beside_the_steps_of_others() -> None:
+    class Grammars(FakeGrammars):
+        def compile(self, kind: GrammarKind, text: str) -> Grammar:
+            gate.wait()
+            return super().compile(kind, text)
+
+    gate, engine = threading.Event(), FakeEngine()
+    model = FakeModel(grammars=Grammars())
+    runner = EngineThread(lambda: loaded_engine(Settings(), model, lambda: engine))
+    bridge = EngineBridge(runner, max_running=4, max_waiting=2)
+    await bridge.start()
+    streams = [bridge.admit() for _ in range(3)]
+    for stream, chosen in zip(
+        streams, (Format(GrammarKind.REGEX, "x"), Format(GrammarKind.REGEX, "y"), None), strict=True
+    ):
+        stream.submit(Sample(replace(sample(40).request, format=chosen)))
+    assert len((await drained(streams[2])).token_ids) == 40
+    streams[0].close()
+    gate.set()
+    finish = (await drained(streams[1])).finish
+    assert finish is not None
+    assert isinstance(finish.error, InvalidValueError)
+    for stream in streams:
+        stream.close()
+    assert await bridge.close()
 
 
 async def test_slots_are_shared_out_by_weight() -> None:
