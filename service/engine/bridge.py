@@ -11,7 +11,8 @@ import asyncio
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
@@ -42,6 +43,8 @@ _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 10.0
 _SMOOTHING = 0.1
 """The delay that a refused client is advised is the mean duration of requests, an exponential average with this weight,
 over the number that run together, within these bounds. Not tuned: it is an estimate."""
+_JOIN_SECONDS = 5.0
+"""For an engine that has died to end before another one is started. Not tuned."""
 
 Result = TypeVar("Result")
 
@@ -74,7 +77,7 @@ class EngineBridge:
         weights: the share of a tenant in these, relative to others; 1 for those not named.
 
     Attributes:
-        on_stopped: called when the engine has died.
+        on_stopped: called when the engine has died; `restart` starts another.
     """
 
     def __init__(
@@ -94,8 +97,10 @@ class EngineBridge:
         self._ids = count()
         self._by_id: dict[int, tuple[Stream, Sample]] = {}
         self._memory_calls: dict[int, asyncio.Future[Any]] = {}
+        self._started_with: Any = None
         self._stopped = False
         self._draining = False
+        self._other_calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._request_seconds = 1.0
@@ -108,7 +113,7 @@ class EngineBridge:
 
     @property
     def stopped(self) -> bool:
-        """The engine was closed, or has died."""
+        """The engine was closed, or has died and was not restarted yet."""
         return self._stopped
 
     async def start(self) -> Any:
@@ -122,7 +127,27 @@ class EngineBridge:
         ours, theirs = socket.socketpair()
         self._runner.start(theirs)
         _, self._link = await loop.create_connection(lambda: Link(self._receive, self._lost), sock=ours)
-        return await self._started
+        info = await self._started
+        if not self._stopped:
+            self._started_with = info
+        return info
+
+    async def restart(self) -> None:
+        """Starts the engine anew after it died. Requests are admitted again when it is loaded.
+
+        Raises:
+            ShuttingDownError: the bridge drains or was closed.
+            EngineStoppedError: the model is not the one that was served before.
+            Exception: the error that kept the engine from being loaded.
+        """
+        if self._link is not None:
+            self._link.close()
+        await asyncio.to_thread(self._runner.join, _JOIN_SECONDS)
+        if self._draining:
+            raise ShuttingDownError()
+        if await self.start() != self._started_with:
+            raise EngineStoppedError("another model was loaded")
+        self._stopped = False
 
     def admit(self, slots: int = 1, tenant: str = "") -> Stream:
         """Reserves slots for one more request, one for each of its samples, until the stream is closed.
@@ -193,6 +218,23 @@ class EngineBridge:
         finally:
             del self._memory_calls[call_id]
 
+    @contextmanager
+    def other_call(self) -> Iterator[None]:
+        """Counts a call that is no request as live: for `wait_idle`.
+
+        Raises:
+            ShuttingDownError: the service drains.
+        """
+        if self._draining:
+            raise ShuttingDownError()
+        self._other_calls += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._other_calls -= 1
+            self._settle()
+
     def drain(self) -> None:
         """Admits no further request, and refuses those that wait; as many as run together continue."""
         self._draining = True
@@ -204,7 +246,7 @@ class EngineBridge:
                     stream.fail(ShuttingDownError())
 
     async def wait_idle(self, seconds: float) -> bool:
-        """Waits until no request is live; returns whether that happened within `seconds`."""
+        """Waits until no request or other call is live; returns whether that happened within `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
@@ -255,7 +297,10 @@ class EngineBridge:
             if not stream.finished and self._link is not None:
                 self._link.send(Cancel(stream.ids))
             self._request_seconds += _SMOOTHING * (time.perf_counter() - stream.admitted_at - self._request_seconds)
-        if not self._live:
+        self._settle()
+
+    def _settle(self) -> None:
+        if not (self._live or self._other_calls):
             self._idle.set()
 
     def _receive(self, message: Ready | Stepped | MemoryResponse | Died) -> None:
@@ -279,16 +324,16 @@ class EngineBridge:
             stream.put(sample, output)
 
     def _lost(self) -> None:
-        if not self._stopped:
+        if not self._stopped or not self._started.done():
             self._died(EngineStoppedError(self._runner.end))
 
     def _died(self, error: BaseException) -> None:
-        if self._stopped:
-            return
-        self._stopped = True
         if not self._started.done():
             self._started.set_exception(error)
             return
+        if self._stopped:
+            return
+        self._stopped = True
         _log.error("engine died", live=len(self._live), error=f"{type(error).__name__}: {error}")
         self.fail_live(lambda: EngineStoppedError("the engine has stopped"))
         self.on_stopped()

@@ -140,7 +140,8 @@ class Link(asyncio.Protocol):
             self._transport.write(framed(message))
 
     def close(self) -> None:
-        """Closes the connection, which ends the engine."""
+        """Closes the connection, which ends the engine; `on_lost` is not called for it."""
+        self._on_lost = lambda: None
         if self._transport is not None:
             self._transport.close()
 

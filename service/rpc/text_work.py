@@ -1,4 +1,4 @@
-"""Runs tokenization or grammar checks off the event loop: few at once, one of a tenant, and a bounded number waiting."""
+"""Runs tokenization or grammar checks off the event loop: few at once, one of a tenant, and few waiting."""
 
 from __future__ import annotations
 

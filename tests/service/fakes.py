@@ -286,7 +286,8 @@ def loaded_engine(
     with opened_memory(settings, model.fingerprint) as memory:
         if on_memory is not None:
             on_memory(memory)
-        yield LoadedEngine(engine, memory, model.grammars, "info", settings.memory_preload, settings.strategy)
+        grammars: Any = model.grammars
+        yield LoadedEngine(engine, memory, grammars, "info", settings.memory_preload, settings.strategy)
 
 
 @asynccontextmanager
