@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
@@ -20,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 import structlog
 
 from model_runner.errors import EngineStoppedError
+from service.engine.admission import to_refuse
 from service.engine.link import (
     Add,
     Cancel,
@@ -163,7 +163,7 @@ class EngineBridge:
             raise EngineStoppedError("the engine has stopped")
         if self._draining:
             raise ShuttingDownError()
-        refused = self._to_refuse(slots, tenant)
+        refused = to_refuse(self._live, slots, tenant, self._max_live, self._weights)
         if refused is None:
             raise self._full()
         for stream in refused:
@@ -172,29 +172,6 @@ class EngineBridge:
         self._live.add(stream)
         self._idle.clear()
         return stream
-
-    def _to_refuse(self, slots: int, tenant: str) -> list[Stream] | None:
-        """Requests to refuse so that the tenant gets these slots; None if it has to be refused itself."""
-        live = [stream for stream in self._live if not stream.failed]
-        held = Counter[str]()
-        for stream in live:
-            held[stream.tenant] += stream.slots
-        missing = held.total() + slots - self._max_live
-        if missing <= 0:
-            return []
-        share = (held[tenant] + slots) / self._weights.get(tenant, 1.0)
-        refused = []
-        for stream in sorted(live, key=lambda stream: (stream.paused, stream.admitted_at), reverse=True):
-            left = held[stream.tenant] - stream.slots
-            needed = stream.begun and not stream.paused
-            if needed or stream.tenant == tenant or left / self._weights.get(stream.tenant, 1.0) < share:
-                continue
-            held[stream.tenant] = left
-            refused.append(stream)
-            missing -= stream.slots
-            if missing <= 0:
-                return refused
-        return None
 
     def _full(self) -> QueueFullError:
         estimate = self._request_seconds / self._max_running

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -101,7 +102,7 @@ async def test_drain_lets_live_requests_finish_and_admits_none() -> None:
 async def test_a_drain_closes_the_port_first_and_waits_for_an_import() -> None:
     async with serving() as served:
         part = memory_pb.ImportMemoryRequest(tenant="a", records=[memory_pb.MemoryRecord(text="hello")])
-        call = memory_pb_grpc.MemoryServiceStub(served.channel).ImportMemory()
+        call: Any = memory_pb_grpc.MemoryServiceStub(served.channel).ImportMemory()
         await call.write(part)
         assert (await call.read()).records == 1
         stopping = asyncio.create_task(served.server.stop(grace=10.0))

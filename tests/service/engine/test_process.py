@@ -33,7 +33,7 @@ def service(folder: Path, *more: str) -> Iterator[tuple[psutil.Process, str]]:
         process.wait()
 
 
-def wait(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
