@@ -14,7 +14,7 @@ from model_runner.drafting.draft_policy import Draft, DraftPolicy, Outcome
 from model_runner.drafting.step_measuring import measure_step_times
 from model_runner.drafting.watchdog import Watchdog
 from model_runner.engine_config import EngineConfig
-from model_runner.errors import DeadlineError, EngineStoppedError, InvalidValueError, ModelError
+from model_runner.errors import DeadlineError, DraftwoodError, EngineStoppedError, InvalidValueError, ModelError
 from model_runner.loading.model import LoadedModel
 from model_runner.output import StepOutput
 from model_runner.runners.base import KVMoves, Predictions, StepBatch
@@ -124,6 +124,18 @@ class Engine:
         if sequence.state is not SequenceState.FINISHED:
             self._finish(sequence)
 
+    def pause(self, sequence: Sequence) -> None:
+        """Gives up the slot of a sequence, or its place in the queue, until `resume`; what it writes does not change.
+
+        Its keys and values are computed again if the memory is needed meanwhile. A paused sequence is no work. Does
+        nothing for one that is paused or has ended.
+        """
+        self._scheduler.pause(sequence)
+
+    def resume(self, sequence: Sequence) -> None:
+        """Lets a paused sequence run again as soon as a slot is free; does nothing for any other."""
+        self._scheduler.resume(sequence)
+
     def close(self) -> None:
         """Ends all sequences; the engine takes no more."""
         self._closed = True
@@ -223,7 +235,8 @@ class Engine:
                 at_nodes = predictions.of_rows(rows, self._policy.feedback_top_k(sequence))
                 path = self._writers[sequence].verify(tokens, parents, at_nodes)
             except Exception as error:
-                _log.exception("request %r failed in verification", sequence.request.request_id)
+                if not isinstance(error, DraftwoodError):
+                    _log.exception("request %r failed in verification", sequence.request.request_id)
                 outputs.append(self._end(sequence, error, keep=False))
                 continue
             feedback = Feedback(tokens, parents, at_nodes.tokens, at_nodes.top_tokens)

@@ -17,6 +17,7 @@ from strategies.draft import Int32Array
 class SequenceState(Enum):
     WAITING = "waiting"
     RUNNING = "running"
+    PAUSED = "paused"
     FINISHED = "finished"
 
 

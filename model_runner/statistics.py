@@ -18,6 +18,7 @@ class SequenceStats:
     """What a sequence cost and what drafting gained. Times in seconds, on the clock of `time.perf_counter`.
 
     Attributes:
+        pauses: how often it gave up its slot because the client did not read.
         decode_steps: steps that wrote tokens.
         proposed_tokens: draft tokens that the strategy proposed.
         draft_tokens: draft tokens that were verified, those that a grammar forces included.
@@ -34,6 +35,7 @@ class SequenceStats:
     finished_at: float = 0.0
     cached_prompt_tokens: int = 0
     preemptions: int = 0
+    pauses: int = 0
     decode_steps: int = 0
     proposed_tokens: int = 0
     draft_tokens: int = 0
@@ -79,6 +81,7 @@ class SequenceStats:
             finished_at=max(part.finished_at for part in parts),
             cached_prompt_tokens=sum(part.cached_prompt_tokens for part in parts),
             preemptions=sum(part.preemptions for part in parts),
+            pauses=max(part.pauses for part in parts),
             decode_steps=sum(part.decode_steps for part in parts),
             proposed_tokens=sum(part.proposed_tokens for part in parts),
             draft_tokens=sum(part.draft_tokens for part in parts),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import signal
 import sys
@@ -31,8 +32,8 @@ def serve(args: list[str]) -> int | None:
     """Serves until SIGTERM or SIGINT, which drain; a second SIGINT exits at once.
 
     Returns:
-        The exit status: 0 after a drain, 2 for a bad setting, 1 for any other reason not to serve, the death of the
-        engine among them, so that who runs the service starts it anew.
+        The exit status: 0 after a drain, 2 for a bad setting, 1 for any other reason not to serve, among them an engine
+        that died more often than it is restarted, so that who runs the service starts it anew.
     """
     try:
         settings = read_settings(args, os.environ)
@@ -67,10 +68,10 @@ async def _serve(settings: Settings) -> int:
     _log.info("serving", address=bound.address, model=model.name, device=model.device, dtype=model.dtype)
     if settings.ready_file is not None:
         _write_whole(settings.ready_file, bound.address + "\n")
-    waiting = [asyncio.create_task(event.wait()) for event in (stopping, server.failed)]
+    waiting = [asyncio.create_task(event.wait()) for event in (stopping, server.recovery.failed)]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     await server.stop()
-    return _FAILURE if server.failed.is_set() else 0
+    return _FAILURE if server.recovery.failed.is_set() else 0
 
 
 async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
@@ -80,6 +81,7 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
         DraftwoodError: the model does not exist, or cannot be served.
     """
     from model_runner.loading.tokenizer import load_tokenizer
+    from model_runner.sampling.grammar_trial import GrammarTrials
     from service.engine.bridge import EngineBridge
     from service.engine.process import EngineProcess
     from service.serving import RemoteModel
@@ -99,7 +101,9 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
         loading.cancel()
         await bridge.close()
         raise
-    return bridge, RemoteModel(**vars(info), tokenizer=tokenizer, grammars=tokenizer.grammars(info.vocab_size))
+    trials = GrammarTrials(tokenizer.vocabulary(info.vocab_size))
+    atexit.register(trials.close)
+    return bridge, RemoteModel(**vars(info), tokenizer=tokenizer, grammars=trials)
 
 
 def _stop_signals() -> asyncio.Event:

@@ -137,7 +137,10 @@ RULES: dict[type[BaseException], Rule] = {
     LoadingError: Rule(grpc.StatusCode.UNAVAILABLE, "LOADING", retry_seconds=1.0),
     ShuttingDownError: Rule(grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN", retry_seconds=1.0),
     EngineStoppedError: Rule(
-        grpc.StatusCode.UNAVAILABLE, "ENGINE_STOPPED", "the engine of this server has stopped", retry_seconds=5.0
+        grpc.StatusCode.UNAVAILABLE,
+        "ENGINE_STOPPED",
+        "the engine of this server has stopped; try again later",
+        retry_seconds=5.0,
     ),
     DeadlineExceededError: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     DeadlineError: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),

@@ -33,6 +33,12 @@ class Grammars(Protocol):
     def compile(self, kind: GrammarKind, text: str) -> Grammar: ...
 
 
+class GrammarChecks(Protocol):
+    """`model_runner.sampling.grammar_trial.GrammarTrials`. Called from several threads."""
+
+    def check(self, kind: GrammarKind, text: str) -> None: ...
+
+
 class ServedModel(Protocol):
     """`model_runner.loading.model.LoadedModel`, as far as requests and GetModelInfo need it."""
 
@@ -67,7 +73,7 @@ class ServedModel(Protocol):
     @property
     def tokenizer(self) -> TextTokenizer: ...
     @property
-    def grammars(self) -> Grammars: ...
+    def grammars(self) -> GrammarChecks: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +106,7 @@ class RemoteModel(ModelInfo):
     """A `ServedModel` with its weights in the engine's process."""
 
     tokenizer: TextTokenizer
-    grammars: Grammars
+    grammars: GrammarChecks
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,17 @@ class Settings(BaseModel):
     stall_timeout: float = Field(
         default=30.0, gt=0, description="Seconds until a request ends when its client does not read"
     )
-    drain_grace: float = Field(default=20.0, ge=0, description="Seconds for live requests to finish at shutdown")
+    engine_restarts: int = Field(
+        default=2,
+        ge=0,
+        description="How often an engine process that died is started anew before the service exits with status 1",
+    )
+    drain_grace: float = Field(
+        default=25.0,
+        ge=0,
+        description="Seconds for the whole shutdown, three quarters of them for live requests to finish; less than"
+        " Kubernetes' 30",
+    )
     keepalive: float = Field(default=45.0, ge=1, description="Seconds between pings to an idle client")
     max_connection_age: float = Field(
         default=1800.0, ge=0, description="Seconds until a client must reconnect; 0 for never"

@@ -12,6 +12,7 @@ from tokenizers.decoders import DecodeStream
 from model_runner.errors import InvalidValueError, UnsupportedModelError
 from model_runner.loading.checkpoint import cannot_be_loaded, require_folder
 from model_runner.sampling.grammar import GrammarCompiler
+from model_runner.sampling.grammar_compilation import Vocabulary
 from strategies.draft import Int32Array
 
 _PROMPT_TAIL = 5
@@ -70,6 +71,10 @@ class Tokenizer:
     def grammars(self, vocab_size: int) -> GrammarCompiler:
         """Grammars over this vocabulary, for logits of `vocab_size` columns."""
         return GrammarCompiler(self._tokenizer, vocab_size)
+
+    def vocabulary(self, size: int) -> Vocabulary:
+        """This vocabulary for grammars in another process, for logits of `size` columns."""
+        return Vocabulary.of(self._tokenizer, size)
 
     def stream(self, prompt: Int32Array, include_special_tokens: bool = False) -> TokenDecoder:
         """A decoder for what will be written after `prompt`."""

@@ -1,31 +1,22 @@
-"""Structured output: which tokens a JSON schema, a regular expression or a Lark grammar allows next.
-
-llguidance does the work: it compiles in microseconds, needs no table over the vocabulary for each grammar, computes
-forced tokens, and is one small wheel (MIT). xgrammar needs triton and the runtime of a tensor compiler.
-"""
+"""Structured output: which tokens a JSON schema, a regular expression or a Lark grammar allows next."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 import llguidance
-import llguidance.hf
 import numpy as np
 import torch
 
-from model_runner.errors import InvalidValueError
 from model_runner.request import GrammarKind
-
-_JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""One line, as `json.dumps` writes it: free to, a small model fills pages with blanks, and blanks cannot be foretold.
-A schema's own "x-guidance" has the last word."""
+from model_runner.sampling.grammar_compilation import Vocabulary, compiled, too_complex
 
 
 class GrammarCompiler:
-    """Grammars over one tokenizer's vocabulary. Compiling is safe from several threads.
+    """Grammars over one tokenizer's vocabulary. Compiling is safe from several threads, and leaves others the
+    interpreter's lock.
 
     Args:
         tokenizer: a fast transformers tokenizer.
@@ -38,25 +29,22 @@ class GrammarCompiler:
         self._lock = threading.Lock()
 
     @cached_property
-    def _tokenizer(self) -> Any:
-        """Made at its first use, for it takes a second with a large vocabulary."""
-        return llguidance.hf.from_tokenizer(self._source, n_vocab=self._vocab_size)
+    def _tokenizer(self) -> llguidance.LLTokenizer:
+        return Vocabulary.of(self._source, self._vocab_size).load()
 
     def compile(self, kind: GrammarKind, text: str) -> GrammarState:
-        """A grammar at its beginning.
+        """A grammar at its beginning. Takes as long and as much memory as the grammar needs, without a limit.
 
         Raises:
             InvalidValueError: the text is not a grammar of that kind, or too large a one; gives the reason.
         """
         with self._lock:
             tokenizer = self._tokenizer
-        try:
-            matcher = llguidance.LLMatcher(tokenizer, _to_grammar(kind, text), log_level=0)
-        except ValueError as error:
-            raise _invalid(kind, text, str(error)) from error
-        if matcher.is_error():
-            raise _invalid(kind, text, matcher.get_error())
-        return GrammarState(matcher, self._vocab_size)
+        return GrammarState(compiled(tokenizer, kind, text), self._vocab_size)
+
+    def check(self, kind: GrammarKind, text: str) -> None:
+        """Raises what `compile` does."""
+        self.compile(kind, text)
 
 
 class GrammarState:
@@ -67,38 +55,32 @@ class GrammarState:
         self._vocab_size = vocab_size
 
     def mask(self, scores: torch.Tensor) -> None:
-        """Sets the scores, float32[vocab], of tokens that are not allowed next to -inf."""
+        """Sets the scores, float32[vocab], of tokens that are not allowed next to -inf.
+
+        Raises:
+            InvalidValueError: the mask takes too much work.
+        """
         bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
+        if self._matcher.is_error():
+            raise too_complex(self._matcher)
         scores[torch.from_numpy(bits[: self._vocab_size] == 0)] = -torch.inf
 
     def copy(self) -> GrammarState:
-        """Another state at the same place, which goes its own way."""
-        return GrammarState(self._matcher.deep_copy(), self._vocab_size)
+        """Another state at the same place, which goes its own way, its next mask computed."""
+        copy = self._matcher.deep_copy()
+        copy.compute_bitmask()
+        return GrammarState(copy, self._vocab_size)
 
     def accept(self, token: int) -> None:
-        """The output goes on with `token`, which the mask allowed."""
+        """The output goes on with `token`, which the mask allowed.
+
+        Raises:
+            InvalidValueError: what may come then takes too much work to find out.
+        """
         if not self._matcher.consume_token(token):
-            raise RuntimeError(f"token {token} is outside the grammar: {self._matcher.get_error()}")
+            raise too_complex(self._matcher)
 
     def forced(self) -> list[int]:
         """The tokens that must come next, as far as only one is allowed each time."""
         tokens: list[int] = self._matcher.compute_ff_tokens()
         return tokens
-
-
-def _invalid(kind: GrammarKind, text: str, reason: str) -> InvalidValueError:
-    return InvalidValueError(f"format.{kind.value}", text, f"it is not a valid one: {' '.join(reason.split())}")
-
-
-def _to_grammar(kind: GrammarKind, text: str) -> str:
-    matcher = llguidance.LLMatcher
-
-    def json_schema(schema: str) -> str:
-        return str(matcher.grammar_from_json_schema(schema, _JSON_LAYOUT))  # type: ignore[arg-type]
-
-    makers: dict[GrammarKind, Callable[[str], str]] = {
-        GrammarKind.JSON_SCHEMA: json_schema,
-        GrammarKind.REGEX: matcher.grammar_from_regex,
-        GrammarKind.LARK: matcher.grammar_from_lark,
-    }
-    return makers[kind](text)

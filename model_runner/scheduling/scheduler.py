@@ -127,24 +127,49 @@ class Scheduler:
         if sequence.state is SequenceState.RUNNING:
             self.running.remove(sequence)
             self._pool.close(sequence, keep)
-        else:
+        elif sequence.state is SequenceState.WAITING:
             self._queue.remove(sequence)
+        if sequence.state is not SequenceState.PAUSED:
+            self._queue.leave(sequence.request.tenant)
         sequence.state = SequenceState.FINISHED
         self._admitted.discard(sequence)
         del self._ranks[sequence]
+
+    def pause(self, sequence: Sequence) -> None:
+        """Takes a sequence out of its slot or the queue until `resume`; it has no part in the fairness meanwhile.
+
+        Its keys and values stay cached while the memory is not needed. Does nothing for one that is paused or finished.
+        """
+        if sequence.state is SequenceState.RUNNING:
+            self.running.remove(sequence)
+            self._pool.close(sequence)
+            sequence.committed = 0
+        elif sequence.state is SequenceState.WAITING:
+            self._queue.remove(sequence)
+        else:
+            return
+        sequence.state = SequenceState.PAUSED
+        sequence.stats.pauses += 1
         self._queue.leave(sequence.request.tenant)
+
+    def resume(self, sequence: Sequence) -> None:
+        """Queues a paused sequence at its rank. Does nothing for any other."""
+        if sequence.state is SequenceState.PAUSED:
+            sequence.state = SequenceState.WAITING
+            self._queue.enter(sequence)
 
     def check(self) -> None:
         """Asserts that slots, memory, queues and states agree."""
         waiting = [*self._queue]
+        paused = [s for s in self._ranks if s.state is SequenceState.PAUSED]
         assert len(self.running) <= self._max_running
         assert all(s.state is SequenceState.RUNNING for s in self.running)
         assert all(s.state is SequenceState.WAITING for s in waiting)
-        assert all(s.committed == 0 for s in waiting)
-        assert len({*self.running, *waiting}) == len(self.running) + len(waiting) == len(self._ranks)
-        assert self._ranks.keys() == {*self.running, *waiting}
+        assert all(s.committed == 0 for s in (*waiting, *paused))
+        assert len(self.running) + len(waiting) + len(paused) == len(self._ranks)
+        assert self._ranks.keys() == {*self.running, *waiting, *paused}
         assert {*self.running} <= self._admitted <= self._ranks.keys()
-        self._queue.check(self.live)
+        self._queue.check([*self.running, *waiting])
         self._pool.check(self.running)
 
     def _rank(self, sequence: Sequence) -> Rank:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 import structlog
 
 from model_runner.errors import EngineStoppedError
+from service.engine.admission import to_refuse
 from service.engine.link import (
     Add,
     Cancel,
@@ -26,12 +27,14 @@ from service.engine.link import (
     Link,
     MemoryRequest,
     MemoryResponse,
+    Pause,
     Ready,
+    Resume,
     SequenceOutput,
     Stepped,
 )
 from service.engine.stream import Sample, Stream
-from service.errors import QueueFullError, ShuttingDownError
+from service.errors import QueueFullError, ReaderStalledError, ShuttingDownError
 from service.memory.operations import MemoryOperation
 
 _log = structlog.get_logger(__name__)
@@ -40,6 +43,8 @@ _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 10.0
 _SMOOTHING = 0.1
 """The delay that a refused client is advised is the mean duration of requests, an exponential average with this weight,
 over the number that run together, within these bounds. Not tuned: it is an estimate."""
+_JOIN_SECONDS = 5.0
+"""For an engine that has died to end before another one is started. Not tuned."""
 
 Result = TypeVar("Result")
 
@@ -72,7 +77,7 @@ class EngineBridge:
         weights: the share of a tenant in these, relative to others; 1 for those not named.
 
     Attributes:
-        on_stopped: called when the engine has died.
+        on_stopped: called when the engine has died; `restart` starts another.
     """
 
     def __init__(
@@ -92,8 +97,10 @@ class EngineBridge:
         self._ids = count()
         self._by_id: dict[int, tuple[Stream, Sample]] = {}
         self._memory_calls: dict[int, asyncio.Future[Any]] = {}
+        self._started_with: Any = None
         self._stopped = False
         self._draining = False
+        self._other_calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._request_seconds = 1.0
@@ -106,7 +113,7 @@ class EngineBridge:
 
     @property
     def stopped(self) -> bool:
-        """The engine was closed, or has died."""
+        """The engine was closed, or has died and was not restarted yet."""
         return self._stopped
 
     async def start(self) -> Any:
@@ -120,13 +127,33 @@ class EngineBridge:
         ours, theirs = socket.socketpair()
         self._runner.start(theirs)
         _, self._link = await loop.create_connection(lambda: Link(self._receive, self._lost), sock=ours)
-        return await self._started
+        info = await self._started
+        if not self._stopped:
+            self._started_with = info
+        return info
+
+    async def restart(self) -> None:
+        """Starts the engine anew after it died. Requests are admitted again when it is loaded.
+
+        Raises:
+            ShuttingDownError: the bridge drains or was closed.
+            EngineStoppedError: the model is not the one that was served before.
+            Exception: the error that kept the engine from being loaded.
+        """
+        if self._link is not None:
+            self._link.close()
+        await asyncio.to_thread(self._runner.join, _JOIN_SECONDS)
+        if self._draining:
+            raise ShuttingDownError()
+        if await self.start() != self._started_with:
+            raise EngineStoppedError("another model was loaded")
+        self._stopped = False
 
     def admit(self, slots: int = 1, tenant: str = "") -> Stream:
         """Reserves slots for one more request, one for each of its samples, until the stream is closed.
 
-        A tenant may hold all slots. When they are taken and another one comes that holds less for its weight, the
-        newest requests of the first that have not begun are refused instead.
+        A tenant may hold all slots. When they are taken and another one comes that holds less for its weight, requests
+        of the first end instead, the newest first: those that are paused, and then those that have not begun.
 
         Raises:
             EngineStoppedError, ShuttingDownError: no request is admitted any more.
@@ -136,37 +163,15 @@ class EngineBridge:
             raise EngineStoppedError("the engine has stopped")
         if self._draining:
             raise ShuttingDownError()
-        refused = self._to_refuse(slots, tenant)
+        refused = to_refuse(self._live, slots, tenant, self._max_live, self._weights)
         if refused is None:
             raise self._full()
         for stream in refused:
-            stream.fail(self._full())
-        stream = Stream(self._submit, self._release, slots, tenant)
+            stream.fail(ReaderStalledError(stream.unread_for()) if stream.paused else self._full())
+        stream = Stream(self._submit, self._release, slots, tenant, self._set_paused)
         self._live.add(stream)
         self._idle.clear()
         return stream
-
-    def _to_refuse(self, slots: int, tenant: str) -> list[Stream] | None:
-        """Requests to refuse so that the tenant gets these slots; None if it has to be refused itself."""
-        live = [stream for stream in self._live if not stream.failed]
-        held = Counter[str]()
-        for stream in live:
-            held[stream.tenant] += stream.slots
-        missing = held.total() + slots - self._max_live
-        if missing <= 0:
-            return []
-        share = (held[tenant] + slots) / self._weights.get(tenant, 1.0)
-        refused = []
-        for stream in sorted(live, key=lambda stream: stream.admitted_at, reverse=True):
-            left = held[stream.tenant] - stream.slots
-            if stream.begun or stream.tenant == tenant or left / self._weights.get(stream.tenant, 1.0) < share:
-                continue
-            held[stream.tenant] = left
-            refused.append(stream)
-            missing -= stream.slots
-            if missing <= 0:
-                return refused
-        return None
 
     def _full(self) -> QueueFullError:
         estimate = self._request_seconds / self._max_running
@@ -190,6 +195,23 @@ class EngineBridge:
         finally:
             del self._memory_calls[call_id]
 
+    @contextmanager
+    def other_call(self) -> Iterator[None]:
+        """Counts a call that is no request as live: for `wait_idle`.
+
+        Raises:
+            ShuttingDownError: the service drains.
+        """
+        if self._draining:
+            raise ShuttingDownError()
+        self._other_calls += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._other_calls -= 1
+            self._settle()
+
     def drain(self) -> None:
         """Admits no further request, and refuses those that wait; as many as run together continue."""
         self._draining = True
@@ -201,7 +223,7 @@ class EngineBridge:
                     stream.fail(ShuttingDownError())
 
     async def wait_idle(self, seconds: float) -> bool:
-        """Waits until no request is live; returns whether that happened within `seconds`."""
+        """Waits until no request or other call is live; returns whether that happened within `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()
@@ -240,6 +262,10 @@ class EngineBridge:
         self._by_id |= {sequence_id: (stream, sample) for sequence_id, sample in by_id.items()}
         self._link.send(Add({sequence_id: sample.request for sequence_id, sample in by_id.items()}))
 
+    def _set_paused(self, stream: Stream) -> None:
+        if self._link is not None:
+            self._link.send(Pause(stream.ids) if stream.paused else Resume(stream.ids))
+
     def _release(self, stream: Stream) -> None:
         self._live.discard(stream)
         for sequence_id in stream.ids:
@@ -248,7 +274,10 @@ class EngineBridge:
             if not stream.finished and self._link is not None:
                 self._link.send(Cancel(stream.ids))
             self._request_seconds += _SMOOTHING * (time.perf_counter() - stream.admitted_at - self._request_seconds)
-        if not self._live:
+        self._settle()
+
+    def _settle(self) -> None:
+        if not (self._live or self._other_calls):
             self._idle.set()
 
     def _receive(self, message: Ready | Stepped | MemoryResponse | Died) -> None:
@@ -272,16 +301,16 @@ class EngineBridge:
             stream.put(sample, output)
 
     def _lost(self) -> None:
-        if not self._stopped:
+        if not self._stopped or not self._started.done():
             self._died(EngineStoppedError(self._runner.end))
 
     def _died(self, error: BaseException) -> None:
-        if self._stopped:
-            return
-        self._stopped = True
         if not self._started.done():
             self._started.set_exception(error)
             return
+        if self._stopped:
+            return
+        self._stopped = True
         _log.error("engine died", live=len(self._live), error=f"{type(error).__name__}: {error}")
         self.fail_live(lambda: EngineStoppedError("the engine has stopped"))
         self.on_stopped()

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ import structlog
 
 from model_runner.errors import EngineStoppedError
 from model_runner.output import StepOutput
-from model_runner.request import Request
+from model_runner.request import Format, Request
 from model_runner.sequence import Sequence
 from service.engine.link import (
     Add,
@@ -27,7 +27,9 @@ from service.engine.link import (
     EngineEnd,
     MemoryRequest,
     MemoryResponse,
+    Pause,
     Ready,
+    Resume,
     SequenceOutput,
     Stepped,
     portable,
@@ -44,6 +46,9 @@ _log = structlog.get_logger(__name__)
 _PRELOAD_SECONDS = 3.0
 """How long the start waits for the preloaded memories; after it, serving begins without them. `draftwood bench share`
 measured half a second for a tenant of a million tokens; not tuned beyond that."""
+
+_COMPILING_THREADS = 2
+"""They compile what passed a check in the service, without the interpreter's lock. Not tuned."""
 
 
 @dataclass(eq=False, slots=True)
@@ -82,6 +87,7 @@ class EngineHost:
         self._recent = RecentRequests()
         self._ids: dict[Sequence, int] = {}
         self._ended = False
+        self._compiling = ThreadPoolExecutor(_COMPILING_THREADS, thread_name_prefix="grammar")
 
     def run(self) -> None:
         """Never raises: the last message has the error that ended the engine."""
@@ -122,6 +128,7 @@ class EngineHost:
             raise
         finally:
             self._ended = True
+            self._compiling.shutdown(wait=False, cancel_futures=True)
             for sequence_id in [*self._groups]:
                 self._cancel(engine, sequence_id)
             try:
@@ -152,6 +159,12 @@ class EngineHost:
                 case Cancel(ids):
                     for sequence_id in ids:
                         self._cancel(loaded.engine, sequence_id)
+                case Pause(ids):
+                    for sequence in self._begun(ids):
+                        loaded.engine.pause(sequence)
+                case Resume(ids):
+                    for sequence in self._begun(ids):
+                        loaded.engine.resume(sequence)
                 case MemoryRequest(call_id, operation):
                     future = submit(operation, loaded.memory)
                     future.add_done_callback(partial(self._respond, call_id))
@@ -171,12 +184,27 @@ class EngineHost:
         group = _SampleGroup(sequences)
         self._groups |= dict.fromkeys(sequences, group)
         self._ids |= {sequence: sequence_id for sequence_id, sequence in sequences.items()}
-        try:
-            _compile_format(sequences, loaded.grammars)
-        except Exception as error:
-            self._fail(group, error)
-            return
         first = next(iter(requests.values()))
+        if first.format is None:
+            self._fetch_memory(loaded, group, first)
+            return
+        compiled = self._compiling.submit(_compile_format, [*sequences.values()], first.format, loaded.grammars)
+
+        def go_on(done: Future[None]) -> None:
+            with suppress(EngineStoppedError):
+                self.between_steps(lambda: self._compiled(loaded, group, first, done))
+
+        compiled.add_done_callback(go_on)
+
+    def _compiled(self, loaded: LoadedEngine, group: _SampleGroup, first: Request, done: Future[None]) -> None:
+        error = done.exception()
+        if isinstance(error, Exception):
+            self._fail(group, error)
+        else:
+            self._fetch_memory(loaded, group, first)
+
+    def _fetch_memory(self, loaded: LoadedEngine, group: _SampleGroup, first: Request) -> None:
+        """Begins with the tenant's memory, at once or when it is loaded; without one if there are no drafts."""
         if first.max_draft_nodes == 0:
             self._begin(loaded, group, None)
             return
@@ -185,7 +213,7 @@ class EngineHost:
             strategy = loaded.memory.fetch(first.tenant, first.strategy_name, later)
         except Exception as error:
             _log.exception("strategy not available", strategy=first.strategy_name, request_id=first.request_id)
-            for sequence in sequences.values():
+            for sequence in group.sequences.values():
                 sequence.stats.drafting_disabled_reason = f"strategy not available: {type(error).__name__}: {error}"
             self._begin(loaded, group, None)
             return
@@ -223,6 +251,13 @@ class EngineHost:
             if group.begun:
                 engine.cancel(group.sequences[sequence_id])
             self._end_sample(sequence_id)
+
+    def _begun(self, ids: list[int]) -> Iterator[Sequence]:
+        """Those of the sequences that the engine has."""
+        for sequence_id in ids:
+            group = self._groups.get(sequence_id)
+            if group is not None and group.begun:
+                yield group.sequences[sequence_id]
 
     def _end_sample(self, sequence_id: int) -> None:
         group = self._groups.pop(sequence_id)
@@ -274,10 +309,9 @@ class EngineHost:
             _log.error("engine ended after the service", exc_info=error)
 
 
-def _compile_format(sequences: dict[int, Sequence], grammars: Grammars) -> None:
-    """Compiles a request's format once; each sample gets a copy of the grammar."""
-    chosen = next(iter(sequences.values())).request.format
-    if chosen is not None:
-        grammar = grammars.compile(chosen.kind, chosen.text)
-        for sequence in sequences.values():
-            sequence.grammar = grammar.copy()
+def _compile_format(sequences: list[Sequence], chosen: Format, grammars: Grammars) -> None:
+    """Compiles a request's format once; the first sample gets the grammar, and each other one a copy."""
+    grammar = grammars.compile(chosen.kind, chosen.text)
+    for sequence in sequences[1:]:
+        sequence.grammar = grammar.copy()
+    sequences[0].grammar = grammar

@@ -16,7 +16,7 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from model_runner.output import Finish, TokenLogprobs
 from model_runner.request import Request
@@ -36,6 +36,18 @@ class Add(NamedTuple):
 
 class Cancel(NamedTuple):
     """To the engine: ends sequences without further output."""
+
+    ids: list[int]
+
+
+class Pause(NamedTuple):
+    """To the engine: sequences give up their slots until `Resume`."""
+
+    ids: list[int]
+
+
+class Resume(NamedTuple):
+    """To the engine: paused sequences wait for slots again."""
 
     ids: list[int]
 
@@ -85,6 +97,10 @@ class Died(NamedTuple):
     error: BaseException
 
 
+ToEngine: TypeAlias = Add | Cancel | Pause | Resume | MemoryRequest
+FromEngine: TypeAlias = Ready | Stepped | MemoryResponse | Died
+
+
 class Link(asyncio.Protocol):
     """The event loop's end.
 
@@ -118,13 +134,14 @@ class Link(asyncio.Protocol):
         self._transport = None
         self._on_lost()
 
-    def send(self, message: Add | Cancel | MemoryRequest) -> None:
+    def send(self, message: ToEngine) -> None:
         """Sends without waiting; does nothing once the engine's end is closed."""
         if self._transport is not None:
             self._transport.write(framed(message))
 
     def close(self) -> None:
-        """Closes the connection, which ends the engine."""
+        """Closes the connection, which ends the engine; `on_lost` is not called for it."""
+        self._on_lost = lambda: None
         if self._transport is not None:
             self._transport.close()
 
@@ -147,7 +164,7 @@ class EngineEnd:
         self._sending = threading.Lock()
         self._buffer = bytearray()
 
-    def send(self, message: Ready | Stepped | Died | MemoryResponse) -> None:
+    def send(self, message: FromEngine) -> None:
         """From any thread."""
         data = framed(message)
         try:
@@ -156,7 +173,7 @@ class EngineEnd:
         except OSError as error:
             raise EOFError from error
 
-    def receive(self, wait: bool) -> Add | Cancel | MemoryRequest | None:
+    def receive(self, wait: bool) -> ToEngine | None:
         """The next message; None if there is none and `wait` is false, or after `interrupt`."""
         if not self._buffer:
             arrived = self._arrivals.poll(None if wait else 0)
@@ -168,7 +185,7 @@ class EngineEnd:
             if self._connection.fileno() not in ready:
                 return None
         (size,) = _HEADER.unpack(self._read(_HEADER.size))
-        message: Add | Cancel | MemoryRequest = pickle.loads(self._read(size))
+        message: ToEngine = pickle.loads(self._read(size))
         return message
 
     def interrupt(self) -> None:

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -80,11 +81,21 @@ def main() -> None:
 
 @contextmanager
 def _loaded(settings: Settings) -> Iterator[LoadedEngine]:
+    began = time.perf_counter()
+
+    def finished(step: str) -> None:
+        nonlocal began
+        now = time.perf_counter()
+        _log.info("loading", finished=step, seconds=round(now - began, 2))
+        began = now
+
     from model_runner.drafting.watchdog import Watchdog
     from model_runner.engine import Engine
     from model_runner.loading.model import load_model
 
+    finished("imports")
     _warm_up_strategies()
+    finished("strategies")
     model = load_model(
         settings.model_path,
         device=settings.device,
@@ -95,10 +106,13 @@ def _loaded(settings: Settings) -> Iterator[LoadedEngine]:
         weights=settings.weights,
         generation_defaults=settings.generation_defaults,
     )
+    finished("model")
     _log.info("runner", runner=model.runner_name, weights=model.weights, reason=model.runner_reason)
     info = ModelInfo.of(model)
     with opened_memory(settings, info.fingerprint) as memory:
+        finished("memory")
         engine = Engine(model, settings.engine_config, Watchdog())
+        finished("engine")
         gc.collect()
         gc.freeze()  # a collection that scans the loaded model's objects would stop all requests for 0.3 s
         yield LoadedEngine(engine, memory, model.grammars, info, settings.memory_preload, settings.strategy)

@@ -15,6 +15,9 @@ from service.engine.link import SequenceOutput
 MAX_PART_TOKENS = 1024
 """Tokens in one message, however slow the reader is. gRPC clients refuse messages above 4 MiB by default; with 20
 log-probabilities a token, 1024 tokens take about 300 KiB. Not tuned."""
+PAUSE_SECONDS = 0.25
+"""How long an output may wait to be taken until its request gives up its slots: longer than the event loop stands
+still, and little to wait for a slot. Not tuned."""
 
 
 @dataclass(eq=False, slots=True)
@@ -69,12 +72,16 @@ class Pending:
 class Stream:
     """An admitted request. A reader that is slower than the engine gets larger `Pending`s, not more of them.
 
+    One that stops reading gives up its slots in the engine: it is paused when an output comes while an earlier one has
+    waited for `PAUSE_SECONDS`, and resumed when the reader has taken all of them and asks for more.
+
     Attributes:
         samples: the submitted ones; empty before that.
         finished: all samples have finished.
         ids: of the samples, on the engine's link.
         tenant: whose it is.
         slots: number of slots that it holds, one for each sample.
+        paused: it has given them up until its reader has caught up.
         admitted_at: on the clock of `time.perf_counter`.
     """
 
@@ -82,12 +89,15 @@ class Stream:
         "_closed",
         "_error",
         "_pending",
+        "_pending_since",
         "_release",
         "_running",
+        "_set_paused",
         "_submit",
         "_waiter",
         "admitted_at",
         "ids",
+        "paused",
         "samples",
         "slots",
         "tenant",
@@ -99,14 +109,18 @@ class Stream:
         release: Callable[[Stream], None],
         slots: int = 1,
         tenant: str = "",
+        set_paused: Callable[[Stream], None] = lambda stream: None,
     ) -> None:
         self._submit = submit
         self._release = release
+        self._set_paused = set_paused
         self._pending: dict[int, Pending] = {}
+        self._pending_since = 0.0
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
         self._running = slots
+        self.paused = False
         self.slots = slots
         self.tenant = tenant
         self.samples: tuple[Sample, ...] = ()
@@ -145,6 +159,9 @@ class Stream:
     def put(self, sample: Sample, output: SequenceOutput) -> None:
         """Adds an output of one of the samples."""
         sample.record(output)
+        now = time.perf_counter()
+        if not self._pending:
+            self._pending_since = now
         number = self.samples.index(sample)
         if (pending := self._pending.get(number)) is None:
             pending = self._pending[number] = Pending(sample=number)
@@ -155,7 +172,13 @@ class Stream:
         if output.finish is not None:
             pending.finish = output.finish
             self._running -= 1
+        if not self.paused and not self.finished and now - self._pending_since > PAUSE_SECONDS:
+            self._pause(True)
         self._wake()
+
+    def unread_for(self) -> float:
+        """Seconds for which the oldest output that was not taken has waited; 0 if there is none."""
+        return time.perf_counter() - self._pending_since if self._pending else 0.0
 
     def fail(self, error: Exception) -> None:
         """Ends the stream: `take` raises `error`. Only the first error counts, and none once all samples finished."""
@@ -170,6 +193,8 @@ class Stream:
             Exception: the error of `fail`.
         """
         if not self._pending and self._error is None:
+            if self.paused:
+                self._pause(False)
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         if self._error is not None:
@@ -182,6 +207,10 @@ class Stream:
         if not self._closed:
             self._closed = True
             self._release(self)
+
+    def _pause(self, paused: bool) -> None:
+        self.paused = paused
+        self._set_paused(self)
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

@@ -72,6 +72,7 @@ class GenerationServicer:
         self._bridge = bridge
         self._settings = settings
         self._text_work = TextWork()
+        self._format_work = TextWork()
         self._info = model_info(serving, settings)
 
     @property
@@ -86,6 +87,7 @@ class GenerationServicer:
     def close(self) -> None:
         """Ends its threads."""
         self._text_work.close()
+        self._format_work.close()
 
     async def generate(self, request: pb.GenerateRequest, call: Call) -> None:
         """Streams one Started, Deltas and one Finished, or raises the error that ends the call with one status."""

@@ -107,6 +107,8 @@ def _measurements(samples: list[Sample]) -> dict[str, object]:
         measured["prefill_ms"] = _milliseconds(stats.first_token_at - stats.first_scheduled_at)
     if stats.finished_at and stats.first_token_at:
         measured["decode_ms"] = _milliseconds(stats.finished_at - stats.first_token_at)
+    if stats.pauses:
+        measured["pauses"] = stats.pauses
     if stats.drafting_disabled_reason:
         measured["drafting_disabled"] = stats.drafting_disabled_reason
     return measured

@@ -143,10 +143,11 @@ def read_sampling(request: pb.GenerateRequest, model: ServedModel) -> SamplingPa
 
 
 async def read_format(options: pb.OutputFormat, model: ServedModel, text_work: TextWork, tenant: str) -> Format | None:
-    """The format that the answer must follow; compiled in a worker thread, since a large grammar takes long.
+    """The format that the answer must follow; tried in a worker thread, since a large grammar takes long.
 
     Raises:
-        InvalidValueError: it cannot be compiled.
+        InvalidValueError: it cannot be compiled, or takes too much time or memory.
+        TooMuchTextError: too many formats wait already.
     """
     kind = options.WhichOneof("format")
     if kind is None:
@@ -160,7 +161,7 @@ async def read_format(options: pb.OutputFormat, model: ServedModel, text_work: T
         problem = f"must have 1 to {MAX_GRAMMAR_CHARACTERS} characters; it has {len(text)}"
         raise InvalidInputError(f"format.{kind}", None, problem)
     checked = Format(GrammarKind(kind), text)
-    await text_work.run(tenant, model.grammars.compile, checked.kind, checked.text)
+    await text_work.run(tenant, model.grammars.check, checked.kind, checked.text)
     return checked
 
 

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from model_runner.errors import InvalidInputError
 from service.engine.bridge import EngineBridge
+from service.engine.recovery import EngineRecovery
 from service.errors import LoadingError, ShuttingDownError
 from service.rpc.calls import Call, Method, handlers
 from service.rpc.generation import SERVICE, GenerationServicer
@@ -28,12 +30,17 @@ from service.settings import Settings
 
 _log = structlog.get_logger(__name__)
 
+_STREAMS_SHARE = 0.75
+"""The part of the grace in which live calls may finish; the rest is for their status and the end of the engine."""
+_BEFORE_AWAY = 0.1
+"""The part of it that passes between NOT_SERVING and GOAWAY. A call that arrives in the moment of GOAWAY ends with
+CANCELLED, by gRPC itself: until then clients that watch health have gone, and others are refused with UNAVAILABLE."""
 _STATUS_SECONDS = 1.0
 """For cut-off streams to send their status. Not tuned."""
 _STOP_SECONDS = 0.5
 """For calls that do not end by themselves, such as health watches, at the stop. Not tuned."""
-_ENGINE_SECONDS = 5.0
-"""For the engine to end by itself. With the default `drain_grace`, all of it is less than Kubernetes' 30 s."""
+_LEAST_ENGINE_SECONDS = 1.0
+"""For the engine to end by itself, however little is left of the grace. Not tuned."""
 
 
 _SERVICES = (SERVICE, MEMORY_SERVICE)
@@ -103,7 +110,7 @@ class RunningServer:
     """Serves a model until it is stopped.
 
     Attributes:
-        failed: set when the engine has died; what is left to do is to stop.
+        recovery: starts an engine anew that has died; once it has failed, what is left to do is to stop.
 
     Args:
         bridge: to the engine of this model, started. The server closes it.
@@ -113,15 +120,15 @@ class RunningServer:
         settings = bound.settings
         self.address = bound.address
         self.port = bound.port
-        self.failed = asyncio.Event()
         self._settings = settings
         self._bound = bound
-        self._tasks: set[asyncio.Task[None]] = set()
         self._stopping: asyncio.Task[None] | None = None
         self.bridge = bridge
-        bridge.on_stopped = self._engine_stopped
+        self.recovery = EngineRecovery(bridge, settings.engine_restarts, self._set_serving)
         self._servicer = GenerationServicer(Serving.of(model, settings), self.bridge, settings)
-        methods = (self._servicer.methods, MemoryServicer(bridge, model, settings).methods)
+        memory = MemoryServicer(bridge, model, settings)
+        of_memory = {name: _counted(method, bridge) for name, method in memory.methods.items()}
+        methods = (self._servicer.methods, of_memory)
         for of_service, its_methods in zip(bound.handlers, methods, strict=True):
             of_service.use(its_methods)
 
@@ -129,13 +136,15 @@ class RunningServer:
         """Starts serving."""
         await self._bound.start()
         if not self.bridge.stopped:
-            await self._bound.set_health(health_pb2.HealthCheckResponse.SERVING)
+            await self._set_serving(True)
 
     async def stop(self, grace: float | None = None) -> None:
         """Drains and stops; further calls wait for the same stop.
 
-        Health becomes NOT_SERVING, no request is admitted any more, those that wait end with UNAVAILABLE at once, live
-        ones get `grace` seconds (None: the settings' `drain_grace`) before they do, and the engine is closed.
+        Health becomes NOT_SERVING, requests that wait and new ones end with UNAVAILABLE, and a little later the port is
+        closed and clients are told to go elsewhere (GOAWAY). Requests that run, and calls to MemoryService, may finish
+        or end so as well; then the engine is closed. All of it takes `grace` seconds at most (None: the settings'
+        `drain_grace`), and one more for an engine that does not end.
         """
         if self._stopping is None:
             seconds = self._settings.drain_grace if grace is None else grace
@@ -144,22 +153,34 @@ class RunningServer:
 
     async def _stop(self, grace: float) -> None:
         await self._bound.health.enter_graceful_shutdown()
+        await self.recovery.close()
         self.bridge.drain()
         _log.info("draining", live=self.bridge.live, grace_seconds=grace)
-        if not await self.bridge.wait_idle(grace):
+        deadline = time.monotonic() + grace
+        idle = await self.bridge.wait_idle(_BEFORE_AWAY * grace)
+        going_away = asyncio.create_task(self._bound.grpc_server.stop(_STOP_SECONDS if idle else grace))
+        if not await self.bridge.wait_idle((_STREAMS_SHARE - _BEFORE_AWAY) * grace):
             _log.warning("drain grace is over", aborted=self.bridge.live)
             self.bridge.fail_live(ShuttingDownError)
             await self.bridge.wait_idle(_STATUS_SECONDS)
-        await self._bound.grpc_server.stop(_STOP_SECONDS)
-        await self.bridge.close(_ENGINE_SECONDS)
+        await asyncio.gather(self._bound.grpc_server.stop(_STOP_SECONDS), going_away)
+        await self.bridge.close(max(deadline - time.monotonic(), _LEAST_ENGINE_SECONDS))
         self._servicer.close()
         _log.info("stopped")
 
-    def _engine_stopped(self) -> None:
-        self.failed.set()
-        task = asyncio.create_task(self._bound.set_health(health_pb2.HealthCheckResponse.NOT_SERVING))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _set_serving(self, serving: bool) -> None:
+        answer = health_pb2.HealthCheckResponse
+        await self._bound.set_health(answer.SERVING if serving else answer.NOT_SERVING)
+
+
+def _counted(method: Method, bridge: EngineBridge) -> Method:
+    """The same method, as a call that a drain waits for."""
+
+    async def run(request: Any, call: Call) -> Any:
+        with bridge.other_call():
+            return await method(request, call)
+
+    return run
 
 
 def _options(settings: Settings) -> list[tuple[str, int]]:

@@ -77,6 +77,9 @@ class FakeGrammars:
     def compile(self, kind: GrammarKind, text: str) -> Grammar:
         raise InvalidInputError(f"format.{kind.value}", None, "not a valid grammar")
 
+    def check(self, kind: GrammarKind, text: str) -> None:
+        self.compile(kind, text)
+
 
 class FakeEngine:
     """Writes `tokens_per_step` bytes "abc..." a step for each running sequence, up to its max_tokens.
@@ -107,6 +110,7 @@ class FakeEngine:
         self.threads: set[int] = set()
         self._waiting: list[Sequence] = []
         self._drafters: dict[Sequence, Drafter | None] = {}
+        self._paused: dict[Sequence, Drafter | None] = {}
 
     @property
     def has_work(self) -> bool:
@@ -120,6 +124,10 @@ class FakeEngine:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def paused(self) -> int:
+        return len(self._paused)
+
     def add(self, sequence: Sequence) -> None:
         self.threads.add(threading.get_ident())
         if self.add_error is not None:
@@ -132,6 +140,17 @@ class FakeEngine:
         if sequence.state is SequenceState.WAITING:
             self._waiting.remove(sequence)  # raises if it was never added, as the engine does
         self._free(sequence)
+
+    def pause(self, sequence: Sequence) -> None:
+        if sequence.state is SequenceState.RUNNING:
+            self._paused[sequence] = self._drafters.pop(sequence)
+            sequence.state = SequenceState.PAUSED
+            sequence.stats.pauses += 1
+
+    def resume(self, sequence: Sequence) -> None:
+        if sequence.state is SequenceState.PAUSED:
+            sequence.state = SequenceState.WAITING
+            self._waiting.append(sequence)
 
     def step(self) -> list[StepOutput]:
         self.threads.add(threading.get_ident())
@@ -151,23 +170,27 @@ class FakeEngine:
     def close(self) -> None:
         self.closed = True
         self._waiting.clear()
-        for sequence in tuple(self._drafters):
+        for sequence in (*self._drafters, *self._paused):
             self._free(sequence)
 
     def check(self) -> None:
         """Asserts that nothing is held for a sequence that ended."""
         assert all(sequence.state is SequenceState.RUNNING for sequence in self._drafters)
         assert all(sequence.state is SequenceState.WAITING for sequence in self._waiting)
+        assert not self._paused
 
     def _admit(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.RUNNING
+        if sequence in self._paused:
+            self._drafters[sequence] = self._paused.pop(sequence)
+            return
         sequence.stats.first_scheduled_at = time.perf_counter()
         strategy = sequence.strategy
         self._drafters[sequence] = None if strategy is None else strategy.start(sequence.request.prompt)
 
     def _free(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.FINISHED
-        drafter = self._drafters.pop(sequence, None)
+        drafter = self._paused.pop(sequence, None) or self._drafters.pop(sequence, None)
         if drafter is not None:
             drafter.close()
 
@@ -216,7 +239,7 @@ class Served:
     async def settled(self) -> None:
         """Waits until nothing is live, and asserts that nothing is held anywhere."""
         assert await self.server.bridge.wait_idle(5.0)
-        await until(lambda: not self.engine.has_work)
+        await until(lambda: not (self.engine.has_work or self.engine.paused))
         assert (self.engine.running, self.engine.waiting, self.server.bridge.live) == (0, 0, 0)
         self.engine.check()
 
@@ -263,7 +286,8 @@ def loaded_engine(
     with opened_memory(settings, model.fingerprint) as memory:
         if on_memory is not None:
             on_memory(memory)
-        yield LoadedEngine(engine, memory, model.grammars, "info", settings.memory_preload, settings.strategy)
+        grammars: Any = model.grammars
+        yield LoadedEngine(engine, memory, grammars, "info", settings.memory_preload, settings.strategy)
 
 
 @asynccontextmanager

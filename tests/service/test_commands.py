@@ -102,7 +102,7 @@ def test_a_second_interrupt_exits_at_once(tmp_path: Path) -> None:
 
 
 def test_a_service_whose_engine_died_exits_so_that_it_is_started_anew(tmp_path: Path) -> None:
-    service = Process(tmp_path, script=DEATH)
+    service = Process(tmp_path, "--engine-restarts", "0", script=DEATH)
     with grpc.insecure_channel(service.address) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             list(pb_grpc.GenerationServiceStub(channel).Generate(pb.GenerateRequest(text="hello")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -12,6 +13,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
+from draftwood.v1 import memory_pb2 as memory_pb
+from draftwood.v1 import memory_pb2_grpc as memory_pb_grpc
 from model_runner.errors import InvalidValueError
 from service.rpc.generation import SERVICE
 from service.rpc.server import _SERVICES, BoundServer, RunningServer
@@ -94,6 +97,31 @@ async def test_drain_lets_live_requests_finish_and_admits_none() -> None:
         await stopping
         await served.server.stop()
         assert served.engine.closed
+
+
+async def test_a_drain_closes_the_port_first_and_waits_for_an_import() -> None:
+    async with serving() as served:
+        part = memory_pb.ImportMemoryRequest(tenant="a", records=[memory_pb.MemoryRecord(text="hello")])
+        call: Any = memory_pb_grpc.MemoryServiceStub(served.channel).ImportMemory()
+        await call.write(part)
+        assert (await call.read()).records == 1
+        stopping = asyncio.create_task(served.server.stop(grace=10.0))
+        for _ in range(500):
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", served.server.port)
+            except ConnectionRefusedError:
+                break
+            writer.close()
+            await asyncio.sleep(0.01)
+        else:
+            raise AssertionError("the port is open")
+        await asyncio.sleep(0.05)
+        assert not stopping.done()
+        await call.write(part)
+        assert (await call.read()).records == 2
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        await stopping
 
 
 async def test_calls_are_answered_while_the_model_is_loaded() -> None:

@@ -157,6 +157,27 @@ def test_a_grammar_that_fails_to_draft_breaks_nothing(engine: Engine, monkeypatc
     assert sequence.stats.draft_tokens == 0
 
 
+def test_a_grammar_that_becomes_too_complex_ends_its_answer_alone(engine: Engine) -> None:
+    model = served("bundled")
+    schema = json.dumps({"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(600)}})
+    sequences = [
+        make_sequence(
+            "r", as_prompt(prompt()), StopParams(20), grammar=model.grammars.compile(GrammarKind.JSON_SCHEMA, text)
+        )
+        for text in (schema, SCHEMA)
+    ]
+    for sequence in sequences:
+        engine.add(sequence)
+    ends = []
+    while engine.has_work:
+        ends += [output.finish for output in engine.step() if output.finish]
+    engine.check()
+    assert isinstance(ends[0].error, InvalidValueError)
+    assert ends[0].error.field == "format"
+    assert "2000" in ends[0].error.allowed
+    assert sequences[1].output == expected(GrammarKind.JSON_SCHEMA, 80)[:20]
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [

@@ -377,7 +377,7 @@ def test_shares_are_fair_and_leave_nothing(tokens: int, tenants: dict[str, tuple
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Sequences of three tenants come, run, are cancelled and run out of time; memory holds a fraction of them."""
+    """Sequences of three tenants come, run, pause, are cancelled, run out of time; memory holds a fraction of them."""
 
     live = Values("live")
 
@@ -422,8 +422,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(steps=st.integers(1, 20), accepted=st.integers(1, 6))
     def step(self, steps: int, accepted: int) -> None:
         for _ in range(steps):
-            waiting = bool(self.bench.scheduler.live)
+            waiting = any(one.state is not SequenceState.PAUSED for one in self.bench.scheduler.live)
             assert bool(self.write(accepted)) == waiting
+
+    @rule(sequence=live)
+    def pause(self, sequence: Sequence) -> None:
+        self.bench.scheduler.pause(sequence)
+
+    @rule(sequence=live)
+    def resume(self, sequence: Sequence) -> None:
+        self.bench.scheduler.resume(sequence)
 
     @rule(sequence=consumes(live))
     def cancel(self, sequence: Sequence) -> None:
@@ -447,6 +455,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Whatever happened, all that is left ends, without a step in which nobody runs."""
         scheduler = self.bench.scheduler
         left = scheduler.live
+        for sequence in left:
+            scheduler.resume(sequence)
         for _ in range(50_000):
             if not scheduler.live:
                 break

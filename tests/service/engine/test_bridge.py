@@ -8,22 +8,24 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from model_runner.errors import EngineStoppedError, InvalidValueError
 from model_runner.output import Finish, FinishReason
-from model_runner.request import Request, StopParams
+from model_runner.request import Format, GrammarKind, Request, StopParams
+from model_runner.sequence import Grammar
 from service.engine.bridge import EngineBridge
 from service.engine.link import Add, SequenceOutput, framed
 from service.engine.stream import MAX_PART_TOKENS, Pending, Sample, Stream
 from service.engine.thread import EngineThread
-from service.errors import QueueFullError, ShuttingDownError
+from service.errors import QueueFullError, ReaderStalledError, ShuttingDownError
 from service.memory import MemoryManager
 from service.settings import Settings
 from strategies import Strategy, create
-from tests.service.fakes import FakeEngine, FakeModel, loaded_engine, until
+from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, loaded_engine, until
 
 
 def sample(max_tokens: int = 1000, strategy_name: str = "trie") -> Sample:
@@ -158,6 +160,70 @@ async def test_a_tenant_that_holds_all_slots_makes_room_for_another() -> None:
         for stream in (begun, *waiting, *others):
             stream.close()
         await until(lambda: not engine.has_work)
+
+
+async def test_a_reader_that_stops_is_paused_until_it_has_caught_up() -> None:
+    engine = FakeEngine(max_running=1)
+    async with running(engine) as bridge:
+        stream, other = bridge.admit(), bridge.admit()
+        stream.submit(sample(10_000))
+        await until(lambda: engine.paused == 1)
+        assert stream.paused
+        other.submit(sample(4))
+        assert len((await drained(other)).token_ids) == 4
+        steps = engine.steps
+        [missed] = await stream.take()
+        await asyncio.sleep(0.01)
+        assert (engine.steps, engine.paused) == (steps, 1)
+        rest = await drained(stream)
+        assert missed.token_ids + rest.token_ids == [97 + i % 26 for i in range(10_000)]
+        assert stream.samples[0].stats.pauses >= 1
+        stream.close()
+        other.close()
+
+
+async def test_paused_requests_of_a_tenant_make_room_for_another() -> None:
+    engine = FakeEngine(max_running=2)
+    async with running(engine, max_waiting=1) as bridge:
+        streams = [bridge.admit(tenant="a") for _ in range(3)]
+        for stream in streams:
+            stream.submit(sample(10**6))
+        reading = asyncio.create_task(drained(streams[2]))
+        await until(lambda: engine.paused == 2)
+        other = bridge.admit(tenant="b")
+        assert [stream.failed for stream in streams] == [False, True, False]
+        with pytest.raises(ReaderStalledError):
+            await streams[1].take()
+        reading.cancel()
+        for stream in (*streams, other):
+            stream.close()
+
+
+async def test_a_format_is_compiled_beside_the_steps_of_others() -> None:
+    class Grammars(FakeGrammars):
+        def compile(self, kind: GrammarKind, text: str) -> Grammar:
+            gate.wait()
+            return super().compile(kind, text)
+
+    gate, engine = threading.Event(), FakeEngine()
+    model = FakeModel(grammars=Grammars())
+    runner = EngineThread(lambda: loaded_engine(Settings(), model, lambda: engine))
+    bridge = EngineBridge(runner, max_running=4, max_waiting=2)
+    await bridge.start()
+    streams = [bridge.admit() for _ in range(3)]
+    for stream, chosen in zip(
+        streams, (Format(GrammarKind.REGEX, "x"), Format(GrammarKind.REGEX, "y"), None), strict=True
+    ):
+        stream.submit(Sample(replace(sample(40).request, format=chosen)))
+    assert len((await drained(streams[2])).token_ids) == 40
+    streams[0].close()
+    gate.set()
+    finish = (await drained(streams[1])).finish
+    assert finish is not None
+    assert isinstance(finish.error, InvalidValueError)
+    for stream in streams:
+        stream.close()
+    assert await bridge.close()
 
 
 async def test_slots_are_shared_out_by_weight() -> None:

@@ -20,10 +20,10 @@ from draftwood_client import NO_RETRY, Client, UnavailableError
 
 
 @contextmanager
-def service(folder: Path) -> Iterator[tuple[psutil.Process, str]]:
+def service(folder: Path, *more: str) -> Iterator[tuple[psutil.Process, str]]:
     """`draftwood serve` with the bundled model, and its address."""
     ready = folder / "address"
-    flags = ["--port", "0", "--ready-file", str(ready), "--threads", "1", "--log-level", "error"]
+    flags = ["--port", "0", "--ready-file", str(ready), "--threads", "1", "--log-level", "error", *more]
     process = subprocess.Popen([sys.executable, "-m", "service", *flags])
     try:
         wait(ready.exists)
@@ -33,7 +33,7 @@ def service(folder: Path) -> Iterator[tuple[psutil.Process, str]]:
         process.wait()
 
 
-def wait(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -51,8 +51,26 @@ def serves(address: str) -> bool:
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def test_a_killed_engine_ends_its_streams_and_its_service(tmp_path: Path) -> None:
+def test_a_killed_engine_is_started_anew(tmp_path: Path) -> None:
     with service(tmp_path) as (process, address), Client(address, retry=NO_RETRY) as client:
+        before = client.generate([5], max_tokens=8, timeout=60).token_ids
+        killed = engine_of(process)
+        with client.stream([5], max_tokens=1500, ignore_eos=True, timeout=60) as stream:
+            next(iter(stream))
+            killed.send_signal(signal.SIGKILL)
+            with pytest.raises(UnavailableError, match="engine"):
+                list(stream)
+        assert not serves(address)
+        with pytest.raises(UnavailableError, match="engine") as caught:
+            client.generate([5], max_tokens=4, timeout=5)
+        assert caught.value.retry_after is not None
+        wait(lambda: serves(address))
+        assert engine_of(process).pid != killed.pid
+        assert client.generate([5], max_tokens=8, timeout=60).token_ids == before
+
+
+def test_a_killed_engine_that_is_not_restarted_ends_its_service(tmp_path: Path) -> None:
+    with service(tmp_path, "--engine-restarts", "0") as (process, address), Client(address, retry=NO_RETRY) as client:
         assert serves(address)
         with client.stream([5], max_tokens=1500, ignore_eos=True, timeout=60) as stream:
             next(iter(stream))

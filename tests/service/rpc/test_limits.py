@@ -177,6 +177,20 @@ async def test_few_long_texts_of_a_tenant_wait(monkeypatch: pytest.MonkeyPatch) 
     work.close()
 
 
+async def test_one_call_of_a_tenant_runs_at_once() -> None:
+    work, gate = TextWork(), threading.Event()
+    slow = [asyncio.create_task(work.run("a", gate.wait)) for _ in range(5)]
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(work.run("b", lambda: "done"), 10) == "done"
+    slow[1].cancel()
+    gate.set()
+    await asyncio.gather(*slow, return_exceptions=True)
+    assert await work.run("a", lambda: "done") == "done"
+    await asyncio.sleep(0.01)
+    assert not work._turns
+    work.close()
+
+
 async def test_a_caller_whose_texts_wait_is_told_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_work, "_WAITING_OF_TENANT", 0)
     async with serving(model=FakeModel(max_context=20_000)) as served:
