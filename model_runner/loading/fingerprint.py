@@ -29,7 +29,7 @@ def fingerprint(module: Any, tokenizer: Tokenizer) -> str:
     ]
     for sample in sorted(samples):
         digest.update(sample)
-    for token, number in sorted(tokenizer.vocabulary().items()):
+    for token, number in sorted(tokenizer.token_ids().items()):
         digest.update(f"{number} {token}\n".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()[:16]
 

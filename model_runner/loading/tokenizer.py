@@ -63,7 +63,7 @@ class Tokenizer:
         )
         return text
 
-    def vocabulary(self) -> dict[str, int]:
+    def token_ids(self) -> dict[str, int]:
         """All tokens with their ids, added ones included."""
         tokens: dict[str, int] = self._tokenizer.get_vocab()
         return tokens

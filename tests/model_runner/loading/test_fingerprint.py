@@ -55,7 +55,7 @@ class _Vocabulary:
 
 
 def test_the_vocabulary_counts_and_its_order_and_file_do_not(tokenizer: Tokenizer) -> None:
-    module, tokens = bundled(), tokenizer.vocabulary()
+    module, tokens = bundled(), tokenizer.token_ids()
     before = fingerprint(module, tokenizer)
     reordered: Any = _Vocabulary(dict(reversed(tokens.items())))
     assert fingerprint(module, reordered) == before
