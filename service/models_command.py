@@ -35,7 +35,7 @@ def models(args: list[str]) -> int:
     console.print(table)
     supported = sum(bool(family.runners) for family in listed)
     console.print(
-        f"{supported} of {len(listed)} families, tried as small random models with transformers"
+        f"{supported} of {len(listed)} families listed are supported, tried as small random models with transformers"
         f" {tested['transformers']}: drafted greedy answers against generate."
     )
     return 0

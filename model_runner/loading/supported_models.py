@@ -49,7 +49,7 @@ def _family(entry: dict[str, Any]) -> Family:
     results: dict[str, dict[str, Any]] = entry["runners"]
     runners = tuple(name for name, result in results.items() if result["supported"])
     counts = (f"{name} {results[name]['identical']} of {results[name]['answers']}" for name in runners)
-    reasons = dict.fromkeys(
+    reasons = dict.fromkeys(  # where no runner computes it, one says enough
         result["reason"] for name, result in results.items() if not result["supported"] and (runners or name == "torch")
     )
     return Family(entry["family"], entry["models"], runners, entry["since"], ", ".join(counts), "; ".join(reasons))
