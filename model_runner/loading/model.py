@@ -16,6 +16,7 @@ from model_runner.loading.fingerprint import fingerprint
 from model_runner.loading.runner_choice import check_runner, check_weights, choose_runner
 from model_runner.loading.tokenizer import Tokenizer, load_tokenizer
 from model_runner.runners.base import RunnerFactory
+from model_runner.runners.shrinking import rotation_limit
 from model_runner.sampling.generation_defaults import SOURCES, GenerationDefaults, eos_token_ids
 from model_runner.sampling.generation_defaults import generation_defaults as read_defaults
 from model_runner.sampling.grammar import GrammarCompiler
@@ -190,14 +191,10 @@ def _device(device: str) -> torch.device:
 def _max_context(config: Any, wanted: int | None) -> int:
     """The model's context, capped where its positions would start to depend on the batch."""
     limit = int(getattr(config, "max_position_embeddings", None) or 2**31 - 1)
-    rope = getattr(config, "rope_parameters", None) or {}
-    # These rescale all rotations once any position passes the original context: another request's would change ours.
-    if rope.get("rope_type") in ("dynamic", "longrope"):
-        original: Any = rope.get("original_max_position_embeddings")
-        original = original or getattr(config, "original_max_position_embeddings", None)
-        if original is not None and int(original) < limit:
-            limit = int(original)
-            _log.warning("rope type %s: the context is limited to %d tokens", rope["rope_type"], limit)
+    # Another request's positions would change all rotations of ours.
+    if (rescaled := rotation_limit(config)) and rescaled[1] < limit:
+        kind, limit = rescaled
+        _log.warning("rope type %s: the context is limited to %d tokens", kind, limit)
     if wanted is None:
         return limit
     if not 2 <= wanted <= limit:

@@ -10,6 +10,8 @@ import torch
 
 from model_runner.errors import InvalidValueError, UnsupportedRunnerError
 from model_runner.runners.base import RunnerFactory
+from model_runner.runners.probing import past_thresholds
+from model_runner.runners.shrinking import CONTEXT
 from model_runner.runners.torch import attention
 from model_runner.runners.torch.probe import probe
 from model_runner.runners.torch.runner import TorchRunnerFactory
@@ -58,22 +60,22 @@ def choose_runner(
     if weights == "int8":
         return _with_8_bits(module, max_context), "weights are int8"
     if runner == "torch":
-        return _torch(module, exact), "chosen by name"
+        return _torch(module, exact, max_context), "chosen by name"
     try:
         factory, reason = _openvino(module, bool(exact), max_context), "the model is on a CPU"
     except UnsupportedRunnerError as error:
         if runner == "openvino":
             raise
-        factory, reason = _torch(module, exact), str(error)
+        factory, reason = _torch(module, exact, max_context), str(error)
     if runner == "openvino":
         return factory, "chosen by name"
     _log.info("runner %s: %s", factory.name, reason)
     return factory, reason
 
 
-def _torch(module: Any, exact: bool | None) -> RunnerFactory:
+def _torch(module: Any, exact: bool | None, max_context: int) -> RunnerFactory:
     attention.register()
-    layout = probe(module, module.dtype != torch.float32 if exact is None else exact)
+    layout = probe(module, module.dtype != torch.float32 if exact is None else exact, max_context)
     return TorchRunnerFactory(module, layout)
 
 
@@ -94,4 +96,6 @@ def _openvino(module: Any, exact: bool, max_context: int, *, int8: bool = False)
     # A package that need not be there, and takes half a second to import.
     from model_runner.runners.openvino.factory import OpenVinoRunnerFactory
 
-    return OpenVinoRunnerFactory(module, max_context, int8=int8)
+    factory = OpenVinoRunnerFactory(module, max_context, int8=int8)
+    past_thresholds(module, max_context, lambda copied: OpenVinoRunnerFactory(copied, CONTEXT))
+    return factory

@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import openvino as ov
@@ -20,6 +21,7 @@ import torch
 from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch import ConversionExtension
 from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
+from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface
 from transformers.utils import logging as transformers_logging
 
@@ -27,12 +29,11 @@ from model_runner.errors import UnsupportedRunnerError
 from model_runner.runners.openvino.joining import join_products
 from model_runner.runners.openvino.kv_pages import PageLayout
 from model_runner.runners.openvino.paged_attention import OPERATOR, add_parameters, paged_attention
-from model_runner.runners.probing import hidden_window
+from model_runner.runners.probing import hidden_window, other_layers, too_few_calls
 
 ATTENTION_NAME = "draftwood_openvino"
 _EXPERTS = "batched_mm"
 """The implementation of mixtures of experts that can be traced."""
-_PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _EXAMPLE_TOKENS = 7
 
 torch.library.define(
@@ -83,6 +84,10 @@ class _Trace:
             raise UnsupportedRunnerError(self.refusal)
 
 
+_TRACE: ContextVar[_Trace] = ContextVar("draftwood_trace")
+"""The conversion that this thread does."""
+
+
 def _traced_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -93,11 +98,10 @@ def _traced_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    *,
-    trace: _Trace,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention as transformers calls it, see `runners.torch.attention.tree_attention`; [T, 1, head, value_dim]."""
+    trace = _TRACE.get()
     trace.check(softcap, s_aux)
     heads, key_dim, kv_heads, value_dim = (
         int(size) for size in (query.shape[1], query.shape[3], key.shape[1], value.shape[3])
@@ -122,18 +126,18 @@ class _FlatModel(torch.nn.Module):
     def __init__(self, module: Any, trace: _Trace) -> None:
         super().__init__()
         self.module = module
-        self.trace_of_call = trace
+        self._trace_of_call = trace
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, logit_rows: torch.Tensor) -> torch.Tensor:
         def gather(_: torch.nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
             return (args[0].index_select(0, logit_rows),)
 
         hook = self.module.get_output_embeddings().register_forward_pre_hook(gather)
+        token = _TRACE.set(self._trace_of_call)
         try:
-            output = self.module(
-                input_ids=input_ids, position_ids=position_ids, use_cache=False, trace=self.trace_of_call
-            )
+            output = self.module(input_ids=input_ids, position_ids=position_ids, use_cache=False)
         finally:
+            _TRACE.reset(token)
             hook.remove()
         logits: torch.Tensor = output.logits
         return logits.flatten(0, 1)
@@ -166,36 +170,30 @@ def convert(module: Any, max_context: int) -> ConvertedModel:
         UnsupportedRunnerError: with the reason.
     """
     name, config = type(module).__name__, module.config.get_text_config()
-    _check_config(name, config)
+    if reason := other_layers(config, max_context):
+        raise UnsupportedRunnerError(f"OpenVINO: {name}: {reason}")
     trace = _Trace(max_context)
     try:
         with _as_traced(module):
             model = _to_openvino(_FlatModel(module, trace))
+    except UnsupportedRunnerError as error:
+        raise UnsupportedRunnerError(f"OpenVINO: {name}: {error}") from error
     except Exception as error:
         reason = trace.refusal or f"the model cannot be converted: {type(error).__name__}: {_first_line(error)}"
         raise UnsupportedRunnerError(f"OpenVINO: {name}: {reason}") from error
     join_products(model)
     layers = add_parameters(model)
-    if layers != config.num_hidden_layers:
-        raise UnsupportedRunnerError(
-            f"OpenVINO: {name}: {layers} of {config.num_hidden_layers} layers call attention by its interface"
-        )
+    if reason := too_few_calls(layers, config):
+        raise UnsupportedRunnerError(f"OpenVINO: {name} {reason}")
     if len(shapes := set(trace.shapes)) > 1:
         raise UnsupportedRunnerError(
             f"OpenVINO: {name}: keys and values have different shapes by layer: {sorted(shapes)}"
         )
-    if hidden := hidden_window(config, trace.windows):
+    if hidden := hidden_window(config, trace.windows, max_context):
         raise UnsupportedRunnerError(f"OpenVINO: {name} {hidden}")
     layout = PageLayout(layers, *shapes.pop(), str(module.dtype).removeprefix("torch."))
     windows = [window for window in trace.windows if window is not None and window < max_context]
     return ConvertedModel(model, layout, min(windows, default=None))
-
-
-def _check_config(name: str, config: Any) -> None:
-    """Raises UnsupportedRunnerError for what a trace may not show."""
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if odd := kinds - _PLAIN_LAYERS:
-        raise UnsupportedRunnerError(f"OpenVINO: {name}: layers of type {', '.join(sorted(odd))} are not supported")
 
 
 def _first_line(error: Exception) -> str:
@@ -238,12 +236,23 @@ def _only_errors_logged() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
 
 
+class _NoListsOfTensors(TorchFunctionMode):
+    """Raises where a model reads values of a tensor: a trace would keep those of the example. JetMoE splits its tokens
+    among experts so; a step of its converted model wrote outside its memory."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.tolist:
+            raise UnsupportedRunnerError("what it computes depends on values of tensors, which cannot be traced")
+        return func(*args, **(kwargs or {}))
+
+
 def _to_openvino(model: torch.nn.Module) -> ov.Model:
     ids, rows = torch.arange(_EXAMPLE_TOKENS), torch.arange(_EXAMPLE_TOKENS - 2)
     example = (torch.ones_like(ids)[:, None], ids[:, None], rows)
     with warnings.catch_warnings(), _only_errors_logged(), torch.no_grad():
         warnings.simplefilter("ignore")  # sizes of tensors that become constants: all but T are
-        traced = torch.jit.trace(model, example, strict=False, check_trace=False)
+        with _NoListsOfTensors():
+            traced = torch.jit.trace(model, example, strict=False, check_trace=False)
         decoder = TorchScriptPythonDecoder(traced, example_input=example)
         front_end = FrontEndManager().load_by_framework("pytorch")
         front_end.add_extension(ConversionExtension(OPERATOR, paged_attention))

@@ -1,12 +1,13 @@
 """The attention function: every node of every draft tree attends to its context and its own ancestors.
 
-transformers calls `tree_attention` in place of the attention of a model. The step's `TorchBatch` reaches it as the
-extra keyword argument `batch` of the model's forward, so no modelling file is touched.
+transformers calls `tree_attention` in place of the attention of a model. The step's `TorchBatch` reaches it in
+`BATCH`, as some models do not hand on extra arguments of their forward; so no modelling file is touched.
 """
 
 from __future__ import annotations
 
 import math
+from contextvars import ContextVar
 from typing import Any
 
 import numba
@@ -51,7 +52,6 @@ class TorchBatch:
             "position_ids": _to_device(positions, device)[None],
             "logits_to_keep": _to_device(rows, device),
             "use_cache": False,
-            "batch": self,
         }
 
     def pieces(self, row: int) -> list[tuple[slice, int]]:
@@ -84,6 +84,10 @@ class TorchBatch:
         return torch.from_numpy(mask).to(device=self.layout.device, dtype=self.layout.dtype)
 
 
+BATCH: ContextVar[TorchBatch] = ContextVar("draftwood_batch")
+"""The step that the model of this thread computes."""
+
+
 def tree_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -94,21 +98,20 @@ def tree_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    *,
-    batch: TorchBatch,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention over a flat batch of trees; writes the keys and values of the step into their pages.
+    """Attention over the flat batch of `BATCH`; writes the keys and values of the step into their pages.
 
     Args:
         query: [1, head, T, key_dim]; key: [1, kv_head, T, key_dim]; value: [1, kv_head, T, value_dim].
-        attention_mask: None; the mask comes from `batch`.
+        attention_mask: None; the mask comes from the batch.
         sliding_window, softcap, s_aux: window in tokens, cap of the scores (Gemma 2), attention sinks
             [head] (gpt-oss), where the model has them.
 
     Returns:
         [1, T, head, value_dim] and no weights.
     """
+    batch = BATCH.get()
     layer: int = module.layer_idx  # type: ignore[assignment]
     batch.entries.write(layer, key[0], value[0])
     outputs = []

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import logging
+from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from transformers import AttentionInterface
 
 from model_runner.errors import UnsupportedModelError
-from model_runner.runners.base import StepBatch
 from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.runners.probing import TOLERANCE, difference, hidden_window, path_with_wrong_siblings
-from model_runner.runners.torch.attention import ATTENTION_NAME, TorchBatch
+from model_runner.runners.probing import (
+    TOLERANCE,
+    difference,
+    hidden_window,
+    other_layers,
+    past_thresholds,
+    path_with_wrong_siblings,
+    too_few_calls,
+)
+from model_runner.runners.shrinking import CONTEXT
+from model_runner.runners.torch.attention import ATTENTION_NAME
 from model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
 from model_runner.runners.torch.machine import bound_kernel_caches
 from model_runner.runners.torch.packed_linear import linear_shapes, pack_linears
@@ -22,110 +32,158 @@ from strategies.draft import EMPTY_TREE, DraftTree, Int32Array, merged
 from strategies.tree_index import NO_NODE
 
 _log = logging.getLogger(__name__)
-_CONTEXT, _PATH = 9, 5
-"""Tokens of the prompt and of the true path."""
+_NOTED = "draftwood_noted"
+_CONTEXT, _PATH = PAGE_SIZE - 3, 5
+"""Tokens of the prompt and of the true path, which crosses the end of a page."""
+_LONG_CONTEXT = 6 * PAGE_SIZE - 3
+"""Tokens of the prompt of a small copy: far beyond the thresholds of `shrinking`."""
 _EXACT_CONTEXT = 150
 """Tokens of the prompt in the trial of exact attention: it ends in the second block of `exact_attention`."""
-_PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
 @torch.inference_mode()
-def probe(module: Any, exact: bool) -> KVLayout:
+def probe(module: Any, exact: bool, max_context: int) -> KVLayout:
     """Puts tree attention and packed linear layers into a model; returns the shape of its keys and values.
 
     A prompt and a small tree, whose true path has a wrong sibling beside every node, go through tree attention. The
-    logits along the true path must be those of the unmodified model over the plain sequence.
+    logits along the true path must be those of the unmodified model over the plain sequence. A model with windows or
+    other thresholds is tried beyond them as well, on a small copy.
 
     Args:
         exact: choose exact attention if its logits are bit-identical with and without drafts on this machine.
+        max_context: positions that the model will be run on at most.
 
     Raises:
         UnsupportedModelError: with the reason.
     """
     name, config = type(module).__name__, module.config.get_text_config()
-    if odd := set(getattr(config, "layer_types", None) or ()) - _PLAIN_LAYERS:
-        raise UnsupportedModelError(
-            f"{name} has layers of type {', '.join(sorted(odd))}: a draft tree can only be verified where every layer"
-            " attends to all earlier tokens or to the last few"
-        )
-    tokens = np.random.default_rng(0).integers(0, config.vocab_size, _CONTEXT + _PATH, np.int32)
+    if reason := other_layers(config, max_context):
+        raise UnsupportedModelError(f"{name}: {reason}")
     bound_kernel_caches(linear_shapes(module))
+    layout = _layout(module, max_context)
+    past_thresholds(
+        module, max_context, lambda copied: _compare(copied, _layout(copied, CONTEXT), False, _LONG_CONTEXT)
+    )
+    return _compare(module, layout, exact, _CONTEXT)
+
+
+def _compare(module: Any, layout: KVLayout, exact: bool, context: int) -> KVLayout:
+    """Puts tree attention into a module and compares, with a prompt of `context` tokens; returns the layout in use."""
+    name, config = type(module).__name__, module.config.get_text_config()
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, context + _PATH, np.int32)
     try:
         module.set_attn_implementation("eager")
-        plain = module(input_ids=_ids(tokens, module), use_cache=True)
-        layout = _layout(name, plain.past_key_values, module)
+        plain = module(input_ids=_ids(tokens, module), use_cache=False).logits[0, context - 1 :]
         pack_linears(module)
         module.set_attn_implementation(ATTENTION_NAME)
         if exact and module.device.type == "cpu":
-            layout = replace(layout, exact=True, dtype=torch.float32)
-            if not _is_exact(module, layout, tokens):
-                _log.warning(
-                    "%s: kernels here sum in an order that depends on the batch; outputs may differ in rounding", name
-                )
-                layout = replace(layout, exact=False, dtype=module.dtype)
-        logits, windows = _tree_logits(module, layout, tokens)
-    except UnsupportedModelError:
-        raise
+            layout = _exact_if_possible(module, layout, tokens)
+        logits = _tree_logits(module, layout, tokens)
     except Exception as error:
-        raise UnsupportedModelError(
-            f"{name} does not run with tree attention: {type(error).__name__}: {error}"
-        ) from error
-    _check_windows(name, config, layout, windows)
-    differing, tolerance = difference(logits, plain.logits[0, _CONTEXT - 1 :]), TOLERANCE[module.dtype]
+        raise UnsupportedModelError(f"{name} {_does_not_run(error)}") from error
+    differing, tolerance = difference(logits, plain), TOLERANCE[module.dtype]
     if not differing <= tolerance:
         raise UnsupportedModelError(
             f"{name}: logits over a draft tree differ from the model's own by {differing:.1e} (at most"
-            f" {tolerance:.0e} is rounding), so its attention is not what tree attention computes"
+            f" {tolerance:.0e} is rounding), so it computes something beside attention that depends on the other tokens"
+            " of a step, or positions of its own"
         )
     return layout
+
+
+def _does_not_run(error: Exception) -> str:
+    return f"does not run with tree attention: {type(error).__name__}: {error}"
 
 
 def _ids(tokens: Int32Array, module: Any) -> torch.Tensor:
     return torch.from_numpy(tokens.astype(np.int64)).to(module.device)[None]
 
 
-def _layout(name: str, cache: Any, module: Any) -> KVLayout:
-    """Read off the cache that the model itself filled."""
-    layers = getattr(cache, "layers", None)
-    if not layers or any(getattr(layer, "keys", None) is None for layer in layers):
-        raise UnsupportedModelError(f"{name} keeps a state other than keys and values for every layer")
-    shapes = {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in layers}
+class _AttentionCall(NamedTuple):
+    """What a layer calls attention with."""
+
+    layer: int | None
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    window: int | None
+
+
+_CALLS: ContextVar[list[_AttentionCall]] = ContextVar("draftwood_calls")
+"""Where `_noted_attention` notes them."""
+
+
+def _noted_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Zeros [1, T, head, value_dim] in place of attention, see `tree_attention`: only the shapes matter."""
+    layer: Any = getattr(module, "layer_idx", None)
+    _CALLS.get().append(_AttentionCall(layer, key.shape[1], key.shape[3], value.shape[3], key.dtype, sliding_window))
+    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+
+def _layout(module: Any, max_context: int) -> KVLayout:
+    """Read off the calls of attention: what a model keeps in a cache of its own may be something smaller."""
+    name, config = type(module).__name__, module.config.get_text_config()
+    calls: list[_AttentionCall] = []
+    AttentionInterface.register(_NOTED, _noted_attention)
+    token = _CALLS.set(calls)
+    try:
+        module.set_attn_implementation(_NOTED)
+        module(input_ids=_ids(np.zeros(_PATH, np.int32), module), use_cache=False)
+    except Exception as error:
+        raise UnsupportedModelError(f"{name} {_does_not_run(error)}") from error
+    finally:
+        _CALLS.reset(token)
+    if reason := too_few_calls(len(calls), config):
+        raise UnsupportedModelError(f"{name} {reason}")
+    if [call.layer for call in calls] != list(range(len(calls))):
+        raise UnsupportedModelError(f"{name} does not number its layers from 0 on: {[call.layer for call in calls]}")
+    if reason := hidden_window(config, [call.window for call in calls], max_context):
+        raise UnsupportedModelError(f"{name} {reason}")
+    shapes = {call[1:4] for call in calls}
     if len(shapes) > 1:
         raise UnsupportedModelError(f"{name} has keys and values of different shapes by layer: {sorted(shapes)}")
-    kv_heads, key_dim, value_dim = shapes.pop()
-    return KVLayout(len(layers), kv_heads, key_dim, value_dim, layers[0].keys.dtype, module.device)
+    return KVLayout(len(calls), *shapes.pop(), calls[0].dtype, module.device)
 
 
-class _WatchedBatch(TorchBatch):
-    """A batch that records the window that the attention of each layer asks for."""
+def _tree_logits(module: Any, layout: KVLayout, tokens: Int32Array) -> torch.Tensor:
+    """Logits [1 + path, vocab] along the true path of a tree, its context committed before in two steps; in pages that
+    are no neighbours."""
+    context = tokens.size - _PATH
+    kv = KVCache(layout, context + 2 * _PATH)
+    pages, half = np.arange(kv.pages, dtype=np.int32)[::-1].copy(), context // 2
+    for start, end in ((0, half), (half, context - 1)):
+        forward(module, lay_out([BatchRow(pages, start, tokens[start:end], EMPTY_TREE, end - start - 1)]), kv)
+    tree = path_with_wrong_siblings(tokens[context:], module.config.get_text_config().vocab_size)
+    drafted = BatchRow(pages, context - 1, tokens[context - 1 : context], tree, logits_from=0)
+    return forward(module, lay_out([drafted]), kv)[[0, *range(1, 2 * _PATH, 2)]]
 
-    def __init__(self, batch: StepBatch, kv: KVCache) -> None:
-        super().__init__(batch, kv)
-        self.windows: list[int | None] = []
 
-    def mask(self, row: int, window: int | None) -> torch.Tensor | None:
-        self.windows.append(window)
-        return super().mask(row, window)
-
-
-def _tree_logits(module: Any, layout: KVLayout, tokens: Int32Array) -> tuple[torch.Tensor, list[int | None]]:
-    """Logits [1 + path, vocab] along the true path of a tree, its context committed before; and each layer's window."""
-    kv = KVCache(layout, _CONTEXT + 2 * _PATH)
-    pages = np.arange(kv.pages, dtype=np.int32)
-    prefill = BatchRow(pages, 0, tokens[: _CONTEXT - 1], EMPTY_TREE, logits_from=_CONTEXT - 2)
-    forward(module, lay_out([prefill]), kv)
-    tree = path_with_wrong_siblings(tokens[_CONTEXT:], module.config.get_text_config().vocab_size)
-    drafted = BatchRow(pages, _CONTEXT - 1, tokens[_CONTEXT - 1 : _CONTEXT], tree, logits_from=0)
-    batch = _WatchedBatch(lay_out([drafted]), kv)
-    logits: torch.Tensor = module(**batch.inputs()).logits[0]
-    return logits[[0, *range(1, 2 * _PATH, 2)]], batch.windows
+def _exact_if_possible(module: Any, layout: KVLayout, tokens: Int32Array) -> KVLayout:
+    exact = replace(layout, exact=True, dtype=torch.float32)
+    if _is_exact(module, exact, tokens):
+        return exact
+    _log.warning(
+        "%s: kernels here sum in an order that depends on the batch; outputs may differ in rounding",
+        type(module).__name__,
+    )
+    return layout
 
 
 def _is_exact(module: Any, layout: KVLayout, tokens: Int32Array) -> bool:
     """Whether the logits of nodes of a draft tree, far from their rows in plain decoding and in pages that are no
     neighbours, have the same bits."""
-    vocab, path = module.config.get_text_config().vocab_size, tokens[_CONTEXT:]
-    context = np.resize(tokens[:_CONTEXT], min(_EXACT_CONTEXT, _longest(module) - _PATH - 1)).astype(np.int32)
+    vocab, path = module.config.get_text_config().vocab_size, tokens[-_PATH:]
+    context = np.resize(tokens[:-_PATH], min(_EXACT_CONTEXT, _longest(module) - _PATH - 1)).astype(np.int32)
     n = context.shape[0]
     kv = KVCache(layout, 2 * (n // PAGE_SIZE + 4) * PAGE_SIZE)
     neighbours, scattered = np.arange(kv.pages, dtype=np.int32).reshape(2, -1)
@@ -151,12 +209,3 @@ def _is_exact(module: Any, layout: KVLayout, tokens: Int32Array) -> bool:
 
 def _longest(module: Any) -> int:
     return int(getattr(module.config.get_text_config(), "max_position_embeddings", None) or 2 * _EXACT_CONTEXT)
-
-
-def _check_windows(name: str, config: Any, layout: KVLayout, windows: list[int | None]) -> None:
-    if len(windows) != layout.layers:
-        raise UnsupportedModelError(
-            f"{name} called attention {len(windows)} times for {layout.layers} layers with keys and values"
-        )
-    if reason := hidden_window(config, windows):
-        raise UnsupportedModelError(f"{name} {reason}")

@@ -10,7 +10,7 @@ import torch
 from model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
 from model_runner.runners.kv_capacity import default_capacity
 from model_runner.runners.most_probable import most_probable
-from model_runner.runners.torch.attention import TorchBatch
+from model_runner.runners.torch.attention import BATCH, TorchBatch
 from model_runner.runners.torch.exact_attention import draft_limits
 from model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
 
@@ -76,5 +76,10 @@ class TorchRunnerFactory:
 
 def forward(module: Any, batch: StepBatch, kv: KVCache) -> torch.Tensor:
     """Logits [R, vocab], R rounded up on a CPU; writes the keys and values of the batch."""
-    logits: torch.Tensor = module(**TorchBatch(batch, kv).inputs()).logits[0]
+    of_step = TorchBatch(batch, kv)
+    token = BATCH.set(of_step)
+    try:
+        logits: torch.Tensor = module(**of_step.inputs()).logits[0]
+    finally:
+        BATCH.reset(token)
     return logits

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.runners.torch.attention import TorchBatch
+from model_runner.runners.torch.attention import BATCH, TorchBatch
 from model_runner.runners.torch.kv_cache import KVCache
 from model_runner.runners.torch.machine import bound_kernel_caches, kernel_width
 from strategies import EMPTY_TREE
@@ -39,7 +39,9 @@ def test_what_a_batch_is_filled_up_with_changes_nothing(size: int) -> None:
         for part in parts:
             n = len(tokens[part])
             batch = lay_out([BatchRow(pages, part.start, tokens[part], EMPTY_TREE, logits_from=0)])
-            inputs = TorchBatch(batch, kv).inputs()
+            of_step = TorchBatch(batch, kv)
+            inputs = of_step.inputs()
+            BATCH.set(of_step)
             assert inputs["input_ids"].shape == inputs["position_ids"].shape == (1, kernel_width(n))
             with torch.inference_mode():
                 rows.append(factory.module(**inputs).logits[0, :n])

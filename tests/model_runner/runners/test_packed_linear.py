@@ -60,7 +60,7 @@ def test_a_rows_bits_do_not_depend_on_the_others(dtype: torch.dtype, threads: in
 def test_a_model_is_packed_whole() -> None:
     attention.register()
     module = tiny("qwen2")
-    probe(module, exact=True)
+    probe(module, exact=True, max_context=256)
     assert not any(type(child) is nn.Linear for child in module.modules())
     assert sum(isinstance(child, PackedLinear) for child in module.modules()) == 3 * 7 + 1
 
@@ -81,6 +81,6 @@ def test_a_cpu_without_products_in_the_models_dtype_is_told_and_serves(
     monkeypatch.setattr(packed_linear, "_multiplies_in", lambda dtype: False)
     attention.register()
     module = tiny("llama").to(torch.bfloat16)
-    probe(module, exact=True)
+    probe(module, exact=True, max_context=256)
     assert "torch.bfloat16" in caplog.text
     assert all(type(child) is nn.Linear for name, child in module.named_modules() if name.endswith("_proj"))

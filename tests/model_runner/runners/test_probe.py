@@ -12,65 +12,111 @@ import transformers as tf
 from model_runner.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
 from model_runner.loading.model import BUNDLED_MODEL, adopt, load_model
 from model_runner.loading.tokenizer import Tokenizer
+from model_runner.runners.shrinking import randomized, rotation_limit
 from model_runner.runners.torch import attention, machine
+from model_runner.runners.torch.kv_cache import KVLayout
 from model_runner.runners.torch.probe import probe
+from tests.model_runner.tiny import TINY, build
 
-_TINY: dict[str, Any] = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "vocab_size": 128,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
+_MAX_CONTEXT = 128
+_MLA: dict[str, Any] = {
+    "kv_lora_rank": 32,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
 }
+_LLAMA4: dict[str, Any] = {
+    **TINY,
+    "num_local_experts": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "floor_scale": 64,
+}
+_NO_CHUNKS: dict[str, Any] = {"layer_types": ["full_attention"] * 2, "no_rope_layers": [0, 0]}
+_EXPERTS: dict[str, Any] = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
 
 
-def build(config: Any) -> Any:
+def probed(config: Any, max_context: int = _MAX_CONTEXT) -> KVLayout:
     attention.register()
-    torch.manual_seed(0)
-    return tf.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    return probe(randomized(build(config)), exact=False, max_context=max_context)
 
 
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (lambda: tf.MambaConfig(**{**_TINY, "state_size": 8}), "linear_attention"),
-        (lambda: tf.BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=128), "called attention 0 times"),
-        (lambda: tf.Llama4TextConfig(**_TINY, num_local_experts=2), "chunked_attention"),
+        (lambda: tf.MambaConfig(**{**TINY, "state_size": 8}), "linear_attention"),
+        (lambda: tf.BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=128), "code of its own"),
+        (lambda: tf.Llama4TextConfig(**_LLAMA4, attention_chunk_size=64), "chunked_attention"),
     ],
 )
 def test_refused_with_the_reason(config: Any, reason: str) -> None:
     with pytest.raises(UnsupportedModelError, match=reason):
-        probe(build(config()), exact=False)
+        probed(config())
 
 
 def test_a_model_whose_logits_depend_on_more_than_attention_is_refused() -> None:
     """What a node computes must not depend on the nodes beside it: here each row sees its neighbour's state."""
-    module = build(tf.LlamaConfig(**_TINY))
+    module = build(tf.LlamaConfig(**TINY))
     module.model.layers[1].mlp.register_forward_hook(lambda _m, _i, out: out + 0.1 * out.roll(1, dims=1))
     with pytest.raises(UnsupportedModelError, match="differ from the model's own"):
-        probe(module, exact=False)
+        probe(module, exact=False, max_context=_MAX_CONTEXT)
 
 
 def test_a_hidden_sliding_window_is_refused() -> None:
     """The window reaches the model's own mask, but not the attention function."""
     sliding: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
-    module = build(tf.Qwen2Config(**_TINY, num_key_value_heads=2, **sliding))
+    module = build(tf.Qwen2Config(**TINY, num_key_value_heads=2, **sliding))
     module.model.layers[1].self_attn.sliding_window = None
     with pytest.raises(UnsupportedModelError, match="hides the sliding window of layer 1"):
-        probe(module, exact=False)
+        probe(module, exact=False, max_context=_MAX_CONTEXT)
+
+
+@pytest.mark.parametrize(
+    ("config", "threshold"),
+    [
+        (lambda: tf.PhimoeConfig(**TINY, **_EXPERTS, sliding_window=64), "sliding_window = 64"),
+        (lambda: tf.Llama4TextConfig(**_LLAMA4, **_NO_CHUNKS), "floor_scale = 64"),
+    ],
+)
+def test_what_differs_beyond_a_threshold_only_is_refused(config: Any, threshold: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"beyond {threshold} .*set max_context to 64 or less"):
+        probed(config())
+    assert probed(config(), max_context=64).layers == 2
+
+
+def test_a_chunk_that_the_context_does_not_pass_is_no_hindrance() -> None:
+    config = tf.Llama4TextConfig(**_LLAMA4, attention_chunk_size=64)
+    assert probed(config, max_context=64).layers == 2
+
+
+def test_latent_attention_is_served_with_the_shapes_of_its_calls() -> None:
+    layout = probed(
+        tf.DeepseekV3Config(**TINY, **_MLA, n_routed_experts=4, n_group=1, topk_group=1, num_key_value_heads=4)
+    )
+    assert (layout.kv_heads, layout.key_dim, layout.value_dim) == (4, 24, 16)
+
+
+def test_a_model_that_drops_extra_arguments_is_served() -> None:
+    assert probed(tf.StableLmConfig(**TINY, num_key_value_heads=4)).layers == 2
+
+
+def test_rotations_by_type_of_layer_cap_the_context() -> None:
+    long = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32, "factor": 4.0}
+    rope = {"full_attention": long, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    config = tf.Gemma3TextConfig(**TINY, head_dim=16)
+    config.rope_parameters = rope
+    assert rotation_limit(config) == ("longrope", 32)
 
 
 def test_attention_sinks_are_served() -> None:
-    config = tf.GptOssConfig(**_TINY, num_key_value_heads=2, head_dim=16, num_local_experts=4)
-    assert probe(build(config), exact=False).kv_heads == 2
+    config = tf.GptOssConfig(**TINY, num_key_value_heads=2, head_dim=16, num_local_experts=4)
+    assert probed(config).kv_heads == 2
 
 
 def test_rotations_that_depend_on_the_longest_position_cap_the_context(caplog: pytest.LogCaptureFixture) -> None:
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64}
-    module = build(tf.LlamaConfig(**_TINY, max_position_embeddings=256, rope_parameters=rope))
+    module = build(tf.LlamaConfig(**TINY, max_position_embeddings=256, rope_parameters=rope))
     model = adopt(module, Tokenizer(tf.AutoTokenizer.from_pretrained(BUNDLED_MODEL)), name="dynamic")
     assert model.max_context == 64
     assert "dynamic" in caplog.text
@@ -105,9 +151,9 @@ def test_kernel_caches_are_bounded_before_the_first_product(monkeypatch: pytest.
     seen: list[bool] = []
     for name in machine.KERNEL_CACHES:
         monkeypatch.delenv(name, raising=False)
-    module = build(tf.LlamaConfig(**_TINY)).to(torch.bfloat16)
+    module = build(tf.LlamaConfig(**TINY)).to(torch.bfloat16)
     module.register_forward_pre_hook(lambda *_: seen.append(all(name in os.environ for name in machine.KERNEL_CACHES)))
-    probe(module, exact=False)
+    probe(module, exact=False, max_context=_MAX_CONTEXT)
     assert seen
     assert all(seen)
     for name in machine.KERNEL_CACHES:

@@ -16,23 +16,9 @@ from model_runner.runners.base import NO_LIMITS, DraftLimits
 from model_runner.runners.openvino import runner
 from model_runner.runners.openvino.factory import OpenVinoRunnerFactory
 from tests.model_runner.families import OPENVINO_FAMILIES, RANDOM_FAMILIES, tiny
+from tests.model_runner.tiny import TINY, build
 
-_TINY: dict[str, Any] = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "vocab_size": 128,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
 _EXPERTS: dict[str, Any] = {"num_key_value_heads": 2, "num_experts_per_tok": 2}
-
-
-def build(config: Any) -> Any:
-    torch.manual_seed(0)
-    return tf.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
 @pytest.fixture(autouse=True)
@@ -43,16 +29,20 @@ def _one_thread() -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (lambda: tf.MambaConfig(**{**_TINY, "state_size": 8}), "layers of type linear_attention"),
-        (lambda: tf.BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=128), "0 of 2 layers"),
-        (lambda: tf.MistralConfig(**_TINY, num_key_value_heads=8), "4 heads cannot share 8 heads"),
+        (lambda: tf.MambaConfig(**{**TINY, "state_size": 8}), "layers of type linear_attention"),
+        (lambda: tf.BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=128), "code of its own"),
+        (lambda: tf.MistralConfig(**TINY, num_key_value_heads=8), "4 heads cannot share 8 heads"),
         (
-            lambda: tf.Gemma2Config(**_TINY, head_dim=16, attn_logit_softcapping=5.0, sliding_window=4096),
+            lambda: tf.Gemma2Config(**TINY, head_dim=16, attn_logit_softcapping=5.0, sliding_window=4096),
             "soft-capping",
         ),
         (
-            lambda: tf.GptOssConfig(**_TINY, num_key_value_heads=2, head_dim=16, num_local_experts=4),
+            lambda: tf.GptOssConfig(**TINY, num_key_value_heads=2, head_dim=16, num_local_experts=4),
             "sinks",
+        ),
+        (
+            lambda: tf.JetMoeConfig(**TINY, num_key_value_heads=2, num_local_experts=4, kv_channels=16),
+            "depends on values of tensors",
         ),
     ],
 )
@@ -62,7 +52,7 @@ def test_refused_with_the_reason(config: Any, reason: str) -> None:
 
 
 def test_behind_a_window_drafts_are_chains_and_before_it_trees_end_in_it() -> None:
-    module = build(tf.MistralConfig(**_TINY, num_key_value_heads=2, sliding_window=60))
+    module = build(tf.MistralConfig(**TINY, num_key_value_heads=2, sliding_window=60))
     limits = OpenVinoRunnerFactory(module, max_context=128).runner(128).draft_limits
     assert limits(30) == DraftLimits(nodes=29)  # the last of them is in row 59
     assert limits(51) == DraftLimits(nodes=8)
@@ -80,8 +70,8 @@ def test_a_window_that_the_attention_is_not_told_of_is_refused() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        lambda: tf.MixtralConfig(**_TINY, **_EXPERTS, num_local_experts=4),
-        lambda: tf.Qwen3MoeConfig(**_TINY, **_EXPERTS, num_experts=4, moe_intermediate_size=32),
+        lambda: tf.MixtralConfig(**TINY, **_EXPERTS, num_local_experts=4),
+        lambda: tf.Qwen3MoeConfig(**TINY, **_EXPERTS, num_experts=4, moe_intermediate_size=32),
     ],
 )
 def test_mixtures_of_experts_are_computed(config: Any) -> None:

@@ -1,0 +1,164 @@
+"""Small copies of a model's architecture, whose windows and thresholds can be passed within a few tokens.
+
+Whether attention behind a window of 32,768 tokens is computed right is a property of an architecture's code, not of its
+weights. So it is asked of a model of the same class with few, narrow layers, random weights, and such numbers scaled
+down.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+THRESHOLD = 12
+"""What windows, chunks and other thresholds are scaled down to, in tokens."""
+CONTEXT = 160
+"""Positions of a copy."""
+_THRESHOLDS = re.compile(
+    r"(^|_)window(_size)?$|index_topk$|block_size$|(^|_)(attention|attn)_chunk_size$|floor_scale$|original_max_position_embeddings$"
+)
+"""Fields of configs that count tokens, beyond which something else is computed."""
+_RESCALING = frozenset({"dynamic", "longrope"})
+"""Rotations that all change once any position passes the original context."""
+_LAYERS = 4
+_SIZES = {
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 128),
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_zero_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k", "top_k_experts"), 2),
+    **dict.fromkeys(("topk_blocks", "index_topk_blocks"), 1),
+    **dict.fromkeys(("n_group", "topk_group", "num_expert_group", "n_shared_experts", "num_shared_experts"), 1),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "embedding_size", "hidden_size_per_layer_input"), 32),
+    **dict.fromkeys(("qk_nope_head_dim", "v_head_dim"), 16),
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), CONTEXT),
+}
+"""What numbers of a config become, if they are larger."""
+_INNER_WIDTH = re.compile(r"(intermediate_size(_mlp)?|ffn_(dim|hidden_size)|n_inner)$")
+_LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+
+
+def rotation_limit(config: Any) -> tuple[str, int] | None:
+    """The rope type and the original context of a model whose rotations all change beyond it; None for others.
+
+    Some models have rotations for each type of layer: the least counts.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    limits: list[tuple[int, str]] = []
+    for parameters in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        kind = parameters.get("rope_type") or parameters.get("type")
+        original = parameters.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        if kind in _RESCALING and original is not None:
+            limits.append((int(original), kind))
+    return min(limits)[::-1] if limits else None
+
+
+def thresholds(config: Any, max_context: int) -> dict[str, int]:
+    """Fields of a text config that count tokens, beyond which a model may compute something else, if it gets there.
+
+    Args:
+        max_context: positions that the model will be run on at most.
+    """
+    found = {key: int(holder[key]) for holder, key in _counting_tokens(config.to_dict())}
+    if rotation_limit(config):  # the context ends there
+        found.pop("original_max_position_embeddings", None)
+    return {key: value for key, value in found.items() if value < max_context}
+
+
+def shrunken(module: Any) -> Any:
+    """A model of the architecture of `module` with few, narrow layers: float32, on the CPU, random weights.
+
+    Its thresholds are at most `THRESHOLD`, but for the original context of rotations that are rescaled beyond it.
+
+    Raises:
+        Exception: whatever transformers raises for a config that it does not take.
+    """
+    config = shrunken_config(module.config.get_text_config())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        same_class = isinstance(config, type(module).config_class)
+        copied = type(module)(config) if same_class else AutoModelForCausalLM.from_config(config)
+        return randomized(copied.float().eval())
+
+
+def randomized(module: Any) -> Any:
+    """The module with random weights that make attention matter: scores and hidden states are about 1."""
+    for parameter in module.parameters():
+        if parameter.dim() >= 2:
+            torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    return module
+
+
+def shrunken_config(config: Any) -> Any:
+    """The config of a copy, see `shrunken`; of the same class."""
+    values = copy.deepcopy(config.to_dict())
+    for holder, key in _counting_tokens(values):
+        if not (key == "original_max_position_embeddings" and rotation_limit(config)):
+            holder[key] = min(holder[key], THRESHOLD)
+    for key, value in values.items():
+        if _is_number(value):
+            values[key] = min(value, _SIZES.get(key, value))
+            if key.endswith("_token_id"):
+                values[key] = min(value, _SIZES["vocab_size"] - 1)
+    values.pop("quantization_config", None)
+    _shrink_layers(values)
+    _shrink_widths(values, config)
+    return type(config).from_dict(values)
+
+
+def _counting_tokens(values: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Thresholds of a config and of the dictionaries in it: each with the dictionary that holds it."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _counting_tokens(value)
+        elif _is_number(value) and value > 0 and _THRESHOLDS.search(key):
+            yield values, key
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _shrink_layers(values: dict[str, Any]) -> None:
+    """Few layers, of each kind that a model has; lists that hold something for every layer are cut alike."""
+    name = next((key for key in _LAYER_COUNTS if _is_number(values.get(key))), None)
+    if name is None:
+        return
+    layers = values[name]
+    kinds = values.get("layer_types") or []
+    new_kinds = sorted({kinds.index(kind) for kind in kinds})
+    others = [layer for layer in range(layers) if layer not in new_kinds]
+    kept = sorted(new_kinds + others[: max(0, _LAYERS - len(new_kinds))])
+    for key, value in values.items():
+        if isinstance(value, list) and len(value) == layers:
+            values[key] = [value[layer] for layer in kept]
+    values[name] = len(kept)
+    for key in ("first_k_dense_replace", "max_window_layers"):
+        if _is_number(values.get(key)):
+            values[key] = min(values[key], 1)
+
+
+def _shrink_widths(values: dict[str, Any], config: Any) -> None:
+    """Fewer heads of the same size, as factors of rotations are given for each of its elements."""
+    heads: int = getattr(config, "num_attention_heads", None) or 0
+    width: int = getattr(config, "hidden_size", None) or 0
+    if not (heads and width):
+        return
+    shared: int = getattr(config, "num_key_value_heads", None) or heads
+    few = min(heads, 4)
+    free = _is_number(values.get("head_dim")) or "kv_lora_rank" in values
+    new_width = 128 if free else width // heads * few
+    values[config.attribute_map.get("num_attention_heads", "num_attention_heads")] = few
+    values[config.attribute_map.get("hidden_size", "hidden_size")] = new_width
+    if "num_key_value_heads" in values:
+        values["num_key_value_heads"] = few if shared == heads else min(2, shared)
+    for key, value in values.items():
+        if _is_number(value) and _INNER_WIDTH.search(key):
+            values[key] = min(value, 2 * new_width)
+        elif value == width and key in ("word_embed_proj_dim", "embedding_size"):
+            values[key] = new_width
