@@ -34,6 +34,8 @@ from model_runner.errors import InvalidInputError
 
 MOST_HEALTH_MS, MOST_TTFT_RATIO, MOST_GROWTH_MIB = 50.0, 1.2, 256.0
 """The bars: p99 of a health check, p99 TTFT of the neighbour over that beside the fair tenant, and memory kept."""
+_WARM_UP = 5.0
+"""Seconds of the fair tenant's traffic before anything is measured: the first requests are slower."""
 _SETTLE = 3.0
 """Seconds after an attack in which memory may still be given back."""
 
@@ -106,7 +108,7 @@ def _attacks(names: list[str]) -> list[Attack]:
 
 
 async def _measure(server: ServerProcess, attacks: list[Attack], seconds: float, out: Console) -> list[Row]:
-    await probe(server.target, min(seconds, 3.0))  # the first requests are slower
+    await _attacked(server, attacks[0], min(seconds, _WARM_UP))
     rows: list[Row] = []
     for attack in progress(attacks, "attacking", out):
         before = await settled_mib(server.pid, _SETTLE)

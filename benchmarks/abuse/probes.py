@@ -16,7 +16,7 @@ from draftwood_client import NO_RETRY, AsyncClient
 NEIGHBOUR = "neighbour"
 _EVERY = 0.02
 """Seconds between two health checks."""
-_THINKING = 0.05
+_THINKING = 0.02
 """Seconds between two requests of the neighbour."""
 _TOKENS = 10
 _LIMIT = 30.0

@@ -41,7 +41,8 @@ class OpenVinoRunner:
         self._caches = self._kv.tensors()
         for name, tensor in self._caches.items():
             self._request.set_tensor(name, tensor)
-        ports = {port.get_any_name(): port for port in compiled.inputs}
+        # A port has more names than that of the input where a model passes its input on as it is, such as GPT-2.
+        ports = {name: port for port in compiled.inputs for name in port.get_names()}
         self._inputs = {name: _Input(self._request, port) for name, port in ports.items() if name not in self._caches}
 
     def draft_limits(self, position: int) -> DraftLimits:
