@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,14 +11,11 @@ from types import MappingProxyType
 from model_runner.scheduling.fair_queue import FairQueue, Rank
 from model_runner.scheduling.kv_pool import KVPool
 from model_runner.scheduling.prefix_cache import common_prefix
+from model_runner.scheduling.slot_shares import SlotShares
 from model_runner.sequence import Sequence, SequenceState
 
 PRIORITY_SECONDS = 60.0
 """One level of priority counts like having arrived this much earlier, so that no request waits for ever. Not tuned."""
-
-QUANTUM = 128.0
-"""Tokens, over its weight, that a tenant must have been served beyond another before one of its sequences gives way to
-the other's, where that has the slots that belong to it. Not tuned: a switch may cost the recomputation of a prompt."""
 
 _STEP_PRICE = 2
 """Price of a decoding step in prompt tokens, for fairness between tenants: the ratio of the VTC paper."""
@@ -43,10 +39,11 @@ class Scheduler:
 
     The rank of a sequence is its arrival time, earlier by its priority; it orders the sequences of one tenant. Between
     tenants, weighted service decides (`FairQueue`). Slots belong to the tenants that have live sequences, by weight; a
-    tenant uses the others' for as long as they leave them. When one asks for its own, the last by rank of the tenant
-    that holds the most is preempted: it loses its keys and values, which stay cached while there is room, and waits at
-    its rank. The same happens when a tenant was served much more than another, and when a running sequence needs more
-    memory than there is. A step always runs the last that would give way, so there is always progress.
+    tenant uses the others' for as long as they leave them (`SlotShares`). When one asks for its own, the last by rank
+    of the tenant that holds the most is preempted: it loses its keys and values, which stay cached while there is
+    room, and waits at its rank. The same happens when a tenant was served much more than another, and when a running
+    sequence needs more memory than there is. A step always runs the last that would give way, so there is always
+    progress.
 
     A decoding sequence runs in every step. Sequences in prefill share a chunk of tokens, a smaller one if others decode
     in the same step, so that a long prompt does not delay their next tokens.
@@ -77,6 +74,7 @@ class Scheduler:
         self._serial = itertools.count()
         self._ranks: dict[Sequence, Rank] = {}
         self._queue = FairQueue(self._ranks.__getitem__, weights)
+        self._shares = SlotShares(self._queue, self._ranks.__getitem__, max_running)
         self._next_deadline = math.inf
         self.step_seconds = 0.0
         self._admitted: set[Sequence] = set()
@@ -110,7 +108,7 @@ class Scheduler:
         for sequence in self.running:
             self._pool.record(sequence)
         if short := {*filter(self._pool.is_short, self.running)}:
-            for sequence in reversed(self._yielding()):
+            for sequence in reversed(self._shares.yielding(self.running)):
                 if sequence in short and sequence.state is SequenceState.RUNNING:
                     self._find_memory(sequence)
         self._admit()
@@ -195,31 +193,13 @@ class Scheduler:
         missing, victims = self._pool.shortfall(sequence), list[Sequence]()
         if missing <= 0:
             return []
-        for other in self._yielding():
+        for other in self._shares.yielding(self.running):
             if victims and missing <= self._pool.held_alone(victims):
                 return victims
             if other is sequence:
                 return [sequence]
             victims.append(other)
         raise AssertionError("the sequence is not running")
-
-    def _yielding(self) -> list[Sequence]:
-        """Running sequences in the order in which they give way: always the last by rank of the tenant that holds the
-        most for its weight, and of several such tenants of the one that was served most."""
-        of_tenant: dict[str, list[Sequence]] = {}
-        for sequence in sorted(self.running, key=self._rank):
-            of_tenant.setdefault(sequence.request.tenant, []).append(sequence)
-
-        def holds(tenant: str) -> tuple[float, float]:
-            return len(of_tenant[tenant]) / self._queue.weight(tenant), self._queue.served(tenant)
-
-        order = []
-        while of_tenant:
-            tenant = max(of_tenant, key=holds)
-            order.append(of_tenant[tenant].pop())
-            if not of_tenant[tenant]:
-                del of_tenant[tenant]
-        return order
 
     def _preempt(self, sequence: Sequence) -> None:
         """Its keys and values stay cached while the memory is not needed."""
@@ -254,9 +234,8 @@ class Scheduler:
         """The sequence to admit, and those that give way to it."""
         if not len(self._queue):
             return None
-        free, holding = len(self.running) < self._max_running, self._holding()
-        # Tenants that lack slots of their own come first; between equals, the least served.
-        for head in sorted(self._queue.heads(), key=lambda head: not self._lacks(head.request.tenant, holding)):
+        free = len(self.running) < self._max_running
+        for head in self._shares.heads(self.running):
             if self._gains_by_waiting(head):
                 continue
             victims = self._givers(head, free)
@@ -272,34 +251,14 @@ class Scheduler:
         Args:
             free: there is a free slot.
         """
-        missing = self._pool.missing(sequence)
+        missing, victims = self._pool.missing(sequence), list[Sequence]()
         if free and missing <= 0:
             return []
-        tenant = sequence.request.tenant
-        holding = self._holding()
-        lacks = self._lacks(tenant, holding)
-        victims: list[Sequence] = []
-        for other in self._yielding():
-            giver = other.request.tenant
-            served_more = self._queue.served(giver) - self._queue.served(tenant) > QUANTUM
-            if giver == tenant or holding[giver] <= self._guaranteed(giver) or not (lacks or served_more):
-                continue
-            holding[giver] -= 1
+        for other in self._shares.givers(sequence, self.running):
             victims.append(other)
             if missing <= self._pool.held_alone(victims):
                 return victims
         return None
-
-    def _holding(self) -> Counter[str]:
-        """Slots by tenant."""
-        return Counter(sequence.request.tenant for sequence in self.running)
-
-    def _lacks(self, tenant: str, holding: Counter[str]) -> bool:
-        """Whether a tenant holds fewer slots than belong to it."""
-        return holding[tenant] < self._guaranteed(tenant)
-
-    def _guaranteed(self, tenant: str) -> int:
-        return self._queue.guaranteed(tenant, self._max_running)
 
     def _gains_by_waiting(self, sequence: Sequence) -> bool:
         """Whether a running sequence is about to compute a prefix of this prompt, which can be shared then.

@@ -18,7 +18,8 @@ from model_runner.errors import InvalidValueError
 from model_runner.request import StopParams
 from model_runner.scheduling.fair_queue import FairQueue
 from model_runner.scheduling.kv_pool import KVPool
-from model_runner.scheduling.scheduler import PRIORITY_SECONDS, QUANTUM, Scheduler, Work
+from model_runner.scheduling.scheduler import PRIORITY_SECONDS, Scheduler, Work
+from model_runner.scheduling.slot_shares import QUANTUM
 from model_runner.sequence import Sequence, SequenceState
 from strategies.draft import Int32Array
 from tests.model_runner.fake_kv import FakeMemory
