@@ -9,7 +9,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from model_runner.loading.supported_models import families, tested_with
+from model_runner.loading.supported_models import families, trial_conditions
 
 
 def models(args: list[str]) -> int:
@@ -17,7 +17,7 @@ def models(args: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="draftwood models", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(args)
-    listed, tested = families(), tested_with()
+    listed, tested = families(), trial_conditions()
     if options.json:
         print(json.dumps({"tested": tested, "families": [asdict(family) for family in listed]}, indent=1))
         return 0

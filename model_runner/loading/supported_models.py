@@ -34,7 +34,7 @@ class Family:
     reason: str
 
 
-def tested_with() -> dict[str, Any]:
+def trial_conditions() -> dict[str, Any]:
     """Versions and numbers of the trial."""
     tested: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))["tested"]
     return tested

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from model_runner.loading.supported_models import FILE, families, tested_with
+from model_runner.loading.supported_models import FILE, families, trial_conditions
 from service.models_command import models
 from tools.model_sweep.families import FAMILIES, small_model
 from tools.model_sweep.trial import PROMPTS, RUNNERS, try_runner
@@ -40,7 +40,7 @@ def test_a_refusal_says_why(family: str, reason: str) -> None:
 
 def test_the_file_has_every_family() -> None:
     assert {family.family: family.models for family in families()} == FAMILIES
-    assert {"transformers", "torch", "openvino"} <= tested_with().keys()
+    assert {"transformers", "torch", "openvino"} <= trial_conditions().keys()
     for family in families():
         assert set(family.runners) <= set(RUNNERS)
         assert bool(family.tested) == bool(family.runners)
