@@ -252,7 +252,7 @@ class Engine:
             if node != depth
         ]
         if moves:
-            self._runner.keep(KVMoves(*np.array(moves, np.int32).T))
+            self._runner.keep(KVMoves(*np.array([*zip(*moves, strict=True)], np.int32)))
 
     def _commit(self, one: _Verified, model_seconds: float, sharing: int) -> StepOutput:
         sequence, path, accepted = one.sequence, one.path, len(one.path.nodes)

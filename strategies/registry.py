@@ -22,6 +22,8 @@ ENTRY_POINT_GROUP = "draftwood.strategies"
 StrategyFactory = Callable[..., Strategy]
 FactoryT = TypeVar("FactoryT", bound=StrategyFactory)
 
+_NODES = 64
+"""Draft nodes of a warm-up: more than an empty memory can fill, so that what fills unused ones is compiled too."""
 _log = logging.getLogger(__name__)
 _factories: dict[str, StrategyFactory] = {}
 _entry_points_loaded = False
@@ -88,9 +90,9 @@ def warm_up(name: str) -> None:
     strategy = create(name)
     drafter = strategy.start(np.zeros(4, np.int32))
     for token in range(4):
-        drafter.observe(np.full(1, token, np.int32), _made_up_feedback(drafter.propose(8), strategy.top_k))
+        drafter.observe(np.full(1, token, np.int32), _made_up_feedback(drafter.propose(_NODES), strategy.top_k))
     drafter.observe(np.zeros(4, np.int32), None)
-    drafter.propose(8)
+    drafter.propose(_NODES)
     drafter.close()
 
 

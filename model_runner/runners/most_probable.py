@@ -39,7 +39,7 @@ def most_probable(logits: torch.Tensor | npt.NDArray[np.float32], k: int) -> tup
         return logits.argmax(-1).to(torch.int32).cpu().numpy(), top
     best = np.zeros((bits.shape[0], max(k, 1)), np.int32)
     _fill(bits, 8 * bits.itemsize - 1, best)
-    return best[:, 0], best if k else None
+    return best[:, 0].copy(), best if k else None  # a copy, so that compiled functions see contiguous arrays only
 
 
 @numba.njit(cache=True, nogil=True)

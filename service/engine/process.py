@@ -92,6 +92,7 @@ def _loaded(settings: Settings) -> Iterator[LoadedEngine]:
     from model_runner.drafting.watchdog import Watchdog
     from model_runner.engine import Engine
     from model_runner.loading.model import load_model
+    from model_runner.warm_up import warm_up
 
     finished("imports")
     _warm_up_strategies()
@@ -113,6 +114,8 @@ def _loaded(settings: Settings) -> Iterator[LoadedEngine]:
         finished("memory")
         engine = Engine(model, settings.engine_config, Watchdog())
         finished("engine")
+        warm_up(engine)
+        finished("warm-up")
         gc.collect()
         gc.freeze()  # a collection that scans the loaded model's objects would stop all requests for 0.3 s
         yield LoadedEngine(engine, memory, model.grammars, info, settings.memory_preload, settings.strategy)

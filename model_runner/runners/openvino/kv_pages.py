@@ -69,6 +69,8 @@ class KVPages:
                 "kv_cache_tokens", tokens, f"the machine has no memory for their {gigabytes:.1f} GB of keys and values"
             ) from error
 
+        self.move(KVMoves(np.empty(0, np.int32), np.empty(0, np.int32)))  # compiles
+
     def move(self, moves: KVMoves) -> None:
         """Moves entries from slots to slots, in every layer."""
         for memory in (self.keys, self.values):
