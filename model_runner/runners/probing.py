@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from model_runner.errors import UnsupportedModelError
-from model_runner.runners.shrinking import shrunken, thresholds
+from model_runner.runners.shrinking import THRESHOLD, shrunken, thresholds
 from strategies.draft import DraftTree, Int32Array
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
@@ -110,6 +110,11 @@ def past_thresholds(module: Any, max_context: int, trial: Callable[[Any], object
             f"{name}: what it computes beyond {named} cannot be tried, as there is no small copy of it"
             f" ({type(error).__name__}: {error}){shorter_context(min(limits.values()))}"
         ) from error
+    if not _cache_agrees(copied):
+        raise UnsupportedModelError(
+            f"{name}: beyond {named} transformers itself computes something else with a KV cache than without"
+            f"{shorter_context(min(limits.values()))}"
+        )
     try:
         trial(copied)
     except UnsupportedModelError as error:
@@ -118,3 +123,17 @@ def past_thresholds(module: Any, max_context: int, trial: Callable[[Any], object
             f"{name}: beyond {named} its layers compute something that draft trees cannot be verified with, such as a"
             f" window that is in its own mask only{shorter_context(min(limits.values()))} (in a small copy: {error})"
         ) from error
+
+
+@torch.inference_mode()
+def _cache_agrees(module: Any) -> bool:
+    """Whether a small copy computes the same for tokens one after the other, as `generate` does, and all at once."""
+    vocab = int(module.config.get_text_config().vocab_size)
+    ids = torch.from_numpy(np.random.default_rng(0).integers(0, vocab, (1, 3 * THRESHOLD)))
+    expected = module(input_ids=ids, use_cache=False).logits[0]
+    output = module(input_ids=ids[:, : 2 * THRESHOLD], use_cache=True)
+    for at in range(2 * THRESHOLD, 3 * THRESHOLD):
+        output = module(input_ids=ids[:, at : at + 1], past_key_values=output.past_key_values, use_cache=True)
+        if not difference(output.logits[0, -1], expected[at]) <= TOLERANCE[torch.float32]:
+            return False
+    return True

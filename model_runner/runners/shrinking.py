@@ -137,6 +137,8 @@ def _shrink_layers(values: dict[str, Any]) -> None:
     for key, value in values.items():
         if isinstance(value, list) and len(value) == layers:
             values[key] = [value[layer] for layer in kept]
+        elif isinstance(value, dict) and value and all(str(layer).isdigit() for layer in value):  # by layer
+            values[key] = {kept.index(int(layer)): of for layer, of in value.items() if int(layer) in kept}
     values[name] = len(kept)
     for key in ("first_k_dense_replace", "max_window_layers"):
         if _is_number(values.get(key)):
@@ -151,7 +153,8 @@ def _shrink_widths(values: dict[str, Any], config: Any) -> None:
         return
     shared: int = getattr(config, "num_key_value_heads", None) or heads
     few = min(heads, 4)
-    free = _is_number(values.get("head_dim")) or "kv_lora_rank" in values
+    size: int = values.get("head_dim") or 0
+    free = (size and size * heads != width) or "kv_lora_rank" in values
     new_width = 128 if free else width // heads * few
     values[config.attribute_map.get("num_attention_heads", "num_attention_heads")] = few
     values[config.attribute_map.get("hidden_size", "hidden_size")] = new_width
