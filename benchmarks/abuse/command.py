@@ -111,7 +111,7 @@ async def _measure(server: ServerProcess, attacks: list[Attack], seconds: float,
     await _attacked(server, attacks[0], min(seconds, _WARM_UP))
     rows: list[Row] = []
     for attack in progress(attacks, "attacking", out):
-        before = await settled_mib(server.pid, _SETTLE)
+        before = await settled_mib(server.pid, _SETTLE / 3)
         seen, statuses = await _attacked(server, attack, seconds)
         growth = await settled_mib(server.pid, _SETTLE) - before
         rows.append(_row(attack.name, seen, statuses, growth, rows[0] if rows else None))
