@@ -102,8 +102,7 @@ def main() -> None:
     os.nice(_NICENESS)
     connection = Connection(int(sys.argv[1]))
     tokenizer = connection.recv().load()
-    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (held + _MEMORY_BYTES, held + _MEMORY_BYTES))
+    _limit_memory()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     connection.send(None)
     with suppress(EOFError, OSError):
@@ -117,6 +116,14 @@ def main() -> None:
                 error = problem
             signal.setitimer(signal.ITIMER_PROF, 0.0)
             connection.send(error)
+
+
+def _limit_memory() -> None:
+    """Limits the growth of the process, where the system tells how large it is: on macOS time alone is bounded."""
+    statistics = Path("/proc/self/statm")
+    if statistics.exists():
+        held = int(statistics.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (held + _MEMORY_BYTES, held + _MEMORY_BYTES))
 
 
 if __name__ == "__main__":
