@@ -20,10 +20,11 @@ _FAILURE = 1
 COMMANDS = {
     "step": ("benchmarks.step:step", "Time of one forward pass by its number of tokens."),
     "speed": ("benchmarks.speed.command:speed", "Tokens per second of one stream, against transformers."),
-    "lossless": ("benchmarks.lossless:lossless", "Greedy answers that differ from transformers', and by how little."),
+    "lossless": ("benchmarks.lossless:lossless", "Greedy answers that differ from transformers', by how little."),
     "load": ("benchmarks.load.command:load", "Throughput and latency of a service at several concurrencies."),
     "quality": ("benchmarks.quality:quality", "What 8-bit weights cost in likelihood of held-out text."),
     "share": ("benchmarks.share.command:share", "Cost and gain of a memory that replicas share."),
+    "experiments": ("benchmarks.experiments.command:experiments", "Error rates of A/B tests, by simulation."),
     "abuse": ("benchmarks.abuse.command:abuse", "What one caller's attacks cost the others."),
     "soak": ("benchmarks.soak.command:soak", "Mixed traffic for a long time, to find leaks."),
     "replay": ("benchmarks.replay.command:replay_command", "Acceptance length of a strategy on recorded outputs."),

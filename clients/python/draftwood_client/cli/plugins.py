@@ -26,6 +26,7 @@ HELP = {
     "serve": "Serve a model.",
     "demo": "Compare drafting off, with an empty and with a warm memory, on the bundled model.",
     "bench": "Measure speed, load and drafting.",
+    "experiment": "Compare drafting strategies.",
 }
 """Help of the server's commands, so that `draftwood --help` need not import them."""
 

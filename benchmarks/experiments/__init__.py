@@ -1,0 +1,1 @@
+"""`draftwood bench experiments`, the error rates of our A/B tests; and `draftwood experiment replay`."""

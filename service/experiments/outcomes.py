@@ -1,0 +1,100 @@
+"""What is counted of a request, and the metrics that are ratios of these counts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+FIELDS = (
+    "requests", "answered", "units", "erred_units", "tokens", "steps", "decode_seconds", "ttft_seconds",
+    "draft_nodes", "accepted_tokens", "audited", "differing", "log_prompt_tokens", "day_sin", "day_cos",
+)  # fmt: skip
+"""The counts, in the order of the last axis of `Counts.sums`. Times, tokens and covariates are of answered requests."""
+
+COVARIATES = ("log_prompt_tokens", "day_sin", "day_cos")
+"""Known before the arm is, so that no arm can change them; they take noise out of a comparison (CUPED)."""
+
+_DAY = 86_400.0
+
+
+def column(name: str) -> int:
+    """The position of a count on the last axis."""
+    return FIELDS.index(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished request.
+
+    Attributes:
+        arrived_at: seconds since the epoch.
+        prompt_tokens: length of the prompt.
+        erred: ended with an error that the caller did not cause. Its times and tokens are not counted.
+        tokens: tokens written in decoding steps, the first one, which is the prefill's, not among them.
+        steps: decoding steps.
+        decode_seconds: time from the first token to the last.
+        ttft_seconds: time from arrival to the first token.
+        draft_nodes, accepted_tokens: draft tokens that were verified and accepted.
+        audited: decoded again without drafting, to compare.
+        differing: the two answers differed; only with `audited`.
+    """
+
+    arrived_at: float
+    prompt_tokens: int
+    erred: bool = False
+    tokens: int = 0
+    steps: int = 0
+    decode_seconds: float = 0.0
+    ttft_seconds: float = 0.0
+    draft_nodes: int = 0
+    accepted_tokens: int = 0
+    audited: bool = False
+    differing: bool = False
+
+    def counts(self, *, first: bool, first_error: bool) -> FloatArray:
+        """float64[len(FIELDS)]; `first` and `first_error`: it is the first request, or error, of its unit."""
+        answered = not self.erred
+        angle = 2.0 * math.pi * (self.arrived_at % _DAY) / _DAY
+        times = (
+            self.tokens,
+            self.steps,
+            self.decode_seconds,
+            self.ttft_seconds,
+            self.draft_nodes,
+            self.accepted_tokens,
+        )
+        covariates = (math.log1p(self.prompt_tokens), math.sin(angle), math.cos(angle))
+        audit = (self.audited, self.audited and self.differing)
+        return np.array(
+            [1, answered, first, first_error, *(answered * one for one in times), *audit]
+            + [answered * one for one in covariates],
+            np.float64,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A sum of one count over the sum of another.
+
+    Attributes:
+        title: what a reader calls it.
+        more_is_better: whether an arm with a larger value is the better one.
+    """
+
+    title: str
+    numerator: str
+    denominator: str
+    more_is_better: bool = False
+
+
+TIME_PER_TOKEN = Metric("decode time per token", "decode_seconds", "tokens")
+TTFT = Metric("mean time to first token", "ttft_seconds", "answered")
+TOKENS_PER_STEP = Metric("tokens per step", "tokens", "steps", more_is_better=True)
+NODES_PER_ACCEPTED = Metric("draft nodes per accepted token", "draft_nodes", "accepted_tokens")
+METRICS = (TIME_PER_TOKEN, TTFT, TOKENS_PER_STEP, NODES_PER_ACCEPTED)
+"""The first one decides an experiment; the others explain it."""
