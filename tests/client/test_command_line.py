@@ -333,7 +333,7 @@ def test_a_command_that_cannot_be_imported_says_what_is_missing(cli: Cli) -> Non
     assert (result.stderr.count("\n"), result.exit_code) == (1, 1)
 
 
-@pytest.mark.parametrize("command", ["serve", "demo", "bench"])
+@pytest.mark.parametrize("command", ["serve", "demo", "bench", "experiment"])
 def test_without_the_server_its_commands_say_what_to_install(
     cli: Cli, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
