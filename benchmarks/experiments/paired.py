@@ -84,11 +84,12 @@ def interval(control: NDArray[np.int64], treatment: NDArray[np.int64], seed: int
     """95% percentile-bootstrap interval of the relative change of the acceptance length.
 
     Args:
-        control, treatment: steps of the same answers, int64[answer].
+        control, treatment: steps of the same answers, int64[answer]; those without a step say nothing.
         seed: of the resampling.
     """
     random = np.random.default_rng(seed)
     both = np.stack([control, treatment], axis=1)
+    both = both[both[:, 0] > 0]
     changes = []
     for _ in range(RESAMPLES // _AT_ONCE):
         times_drawn = random.multinomial(len(both), np.full(len(both), 1.0 / len(both)), size=_AT_ONCE)

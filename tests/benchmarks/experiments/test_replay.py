@@ -52,6 +52,12 @@ def test_intervals_cover_the_true_change() -> None:
     assert covered > 84
 
 
+def test_answers_without_a_step_change_nothing() -> None:
+    control, treatment = np.array([60, 30, 44]), np.array([30, 15, 40])
+    padded = [np.concatenate([steps, np.zeros(50, np.int64)]) for steps in (control, treatment)]
+    assert interval(padded[0], padded[1]) == interval(control, treatment)
+
+
 def test_the_command_prints_a_table(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arms = ["--arm", "off:none", "--arm", "trie:trie,branch_length=4", "--arm", "both:hybrid"]
     assert experiment(["replay", str(trace), *arms, "--limit", "4"]) == 0
