@@ -3,71 +3,26 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
-from transformers.utils.logging import disable_progress_bar
 
 from model_runner.errors import InvalidValueError
 from model_runner.loading.checkpoint import BUNDLED_MODEL, cannot_be_loaded, name_of, require_folder
 from model_runner.loading.fingerprint import fingerprint
+from model_runner.loading.loaded import LoadedModel
+from model_runner.loading.prepared import Prepared, prepared_model
 from model_runner.loading.runner_choice import check_runner, check_weights, choose_runner
 from model_runner.loading.tokenizer import Tokenizer, load_tokenizer
-from model_runner.runners.base import RunnerFactory
 from model_runner.runners.shrinking import rotation_limit
-from model_runner.sampling.generation_defaults import SOURCES, GenerationDefaults, eos_token_ids
+from model_runner.sampling.generation_defaults import SOURCES, eos_token_ids
 from model_runner.sampling.generation_defaults import generation_defaults as read_defaults
-from model_runner.sampling.grammar import GrammarCompiler
 
 __all__ = ["BUNDLED_MODEL", "LoadedModel", "adopt", "load_model"]
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class LoadedModel:
-    """A model that trees can be verified on, with what serving needs to know of it.
-
-    Attributes:
-        factory: the model as its runner computes it; makes runners.
-        runner_reason: why by this runner.
-        architecture: class of the transformers model.
-        dtype: "float32", "bfloat16" or "float16": of the computation.
-        weights: what they are stored as: `dtype`, or "int8".
-        device: "cpu", "cuda:0", ...
-        fingerprint: 16 hexadecimal digits of model and tokenizer, the same wherever the same files are loaded.
-        max_context: tokens of prompt and output together.
-        defaults: what the generation config of the model asks for.
-    """
-
-    name: str
-    factory: RunnerFactory
-    runner_reason: str
-    tokenizer: Tokenizer
-    grammars: GrammarCompiler
-    architecture: str
-    dtype: str
-    weights: str
-    device: str
-    fingerprint: str
-    parameters: int
-    vocab_size: int
-    max_context: int
-    eos_token_ids: frozenset[int]
-    defaults: GenerationDefaults
-
-    @property
-    def runner_name(self) -> str:
-        """The kind of runner that computes the model: "torch" or "openvino"."""
-        return self.factory.name
-
-    @property
-    def exact(self) -> bool:
-        """Outputs are bit-identical with and without drafts, in any batch."""
-        return self.factory.exact
 
 
 def load_model(
@@ -80,6 +35,8 @@ def load_model(
     runner: str = "auto",
     weights: str = "as-is",
     generation_defaults: str = "model",
+    threads: int | None = None,
+    cache: Path | None = None,
 ) -> LoadedModel:
     """Loads a model and its tokenizer from a folder or from the hub (its cache, where the network is out of reach).
 
@@ -94,6 +51,9 @@ def load_model(
         weights: "as-is": in `dtype`; "int8": quantized to 8 bits, which only the openvino runner computes with. Drafts
             then change nothing about what the quantized model writes.
         generation_defaults: "model" takes defaults of requests from the model's generation config, "greedy" ignores it.
+        threads: CPU threads that steps will be computed with; None for the default of torch. Another number costs a
+            second compilation.
+        cache: folder of converted models, see `loading.prepared`; None for none.
 
     Raises:
         InvalidValueError: device, dtype, max_context, runner, weights or generation_defaults is not allowed, the runner
@@ -110,23 +70,50 @@ def load_model(
     if generation_defaults not in SOURCES:
         raise InvalidValueError("generation_defaults", generation_defaults, f"it must be one of {', '.join(SOURCES)}")
     require_folder(path_or_id)
-    disable_progress_bar()
-    chosen_dtype = _DTYPES.get(dtype, torch.float32 if chosen_device.type == "cpu" else "auto")
-    try:
-        module: Any = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=chosen_dtype)
-    except (OSError, ValueError) as error:
-        raise cannot_be_loaded(path_or_id, error) from error
-    module = module.to(chosen_device).eval()
-    return adopt(
-        module,
-        load_tokenizer(path_or_id),
+    prepared: Prepared | None = None
+    if cache is not None and chosen_device.type == "cpu" and runner != "torch" and not exact:
+        threads = threads or torch.get_num_threads()
+        prepared = prepared_model(
+            cache,
+            path_or_id,
+            dtype=dtype,
+            max_context=max_context,
+            runner=runner,
+            weights=weights,
+            generation_defaults=generation_defaults,
+            threads=threads,
+        )
+    tokenizer = load_tokenizer(path_or_id)
+    if prepared is not None and (found := prepared.load(tokenizer, name_of(path_or_id), threads)) is not None:
+        return found
+    model = adopt(
+        _module(path_or_id, chosen_device, dtype),
+        tokenizer,
         name=name_of(path_or_id),
         max_context=max_context,
         exact=exact,
         runner=runner,
         weights=weights,
         defaults=generation_defaults,
+        threads=threads,
     )
+    if prepared is not None:
+        prepared.save(model)
+    return model
+
+
+def _module(path_or_id: str, device: torch.device, dtype: str) -> Any:
+    # Imports the modelling code of transformers, which a model in the cache does without.
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    chosen_dtype = _DTYPES.get(dtype, torch.float32 if device.type == "cpu" else "auto")
+    try:
+        module: Any = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=chosen_dtype)
+    except (OSError, ValueError) as error:
+        raise cannot_be_loaded(path_or_id, error) from error
+    return module.to(device).eval()
 
 
 def adopt(
@@ -139,12 +126,13 @@ def adopt(
     runner: str = "torch",
     weights: str = "as-is",
     defaults: str = "model",
+    threads: int | None = None,
 ) -> LoadedModel:
     """Makes a transformers model in memory servable: checks that trees can be verified on it, and takes it over.
 
     Args:
-        max_context, exact, runner, weights: as for `load_model`. The torch runner changes the module, OpenVINO does
-            not.
+        max_context, exact, runner, weights, threads: as for `load_model`. The torch runner changes the module,
+            OpenVINO does not.
         defaults: as generation_defaults there.
 
     Raises:
@@ -156,7 +144,7 @@ def adopt(
     parameters = sum(p.numel() for p in module.parameters())
     dtype = str(module.dtype).removeprefix("torch.")
     identity = fingerprint(module, tokenizer)
-    factory, reason = choose_runner(module, runner, exact, context, weights)
+    factory, reason = choose_runner(module, runner, exact, context, weights, threads)
     return LoadedModel(
         name=name,
         factory=factory,

@@ -12,9 +12,6 @@ from model_runner.errors import InvalidValueError, UnsupportedRunnerError
 from model_runner.runners.base import RunnerFactory
 from model_runner.runners.probing import past_thresholds
 from model_runner.runners.shrinking import CONTEXT
-from model_runner.runners.torch import attention
-from model_runner.runners.torch.probe import probe
-from model_runner.runners.torch.runner import TorchRunnerFactory
 
 RUNNERS = ("auto", "openvino", "torch")
 WEIGHTS = ("as-is", "int8")
@@ -41,14 +38,19 @@ def check_weights(weights: str, runner: str, exact: bool | None) -> None:
 
 
 def choose_runner(
-    module: Any, runner: str, exact: bool | None, max_context: int, weights: str = "as-is"
+    module: Any,
+    runner: str,
+    exact: bool | None,
+    max_context: int,
+    weights: str = "as-is",
+    threads: int | None = None,
 ) -> tuple[RunnerFactory, str]:
     """The model as a runner computes it, and why by this runner.
 
     Args:
         module: an unmodified transformers model. The torch runner takes it over, see `runners.torch.probe`; the
             openvino runner leaves it as it was.
-        runner, exact, weights: as for `loading.model.load_model`.
+        runner, exact, weights, threads: as for `loading.model.load_model`.
 
     Raises:
         InvalidValueError: there is no such runner, it has no exact mode, or no runner has such weights for this model.
@@ -58,11 +60,11 @@ def choose_runner(
     check_runner(runner, exact)
     check_weights(weights, runner, exact)
     if weights == "int8":
-        return _with_8_bits(module, max_context), "weights are int8"
+        return _with_8_bits(module, max_context, threads), "weights are int8"
     if runner == "torch":
         return _torch(module, exact, max_context), "chosen by name"
     try:
-        factory, reason = _openvino(module, bool(exact), max_context), "the model is on a CPU"
+        factory, reason = _openvino(module, bool(exact), max_context, threads), "the model is on a CPU"
     except UnsupportedRunnerError as error:
         if runner == "openvino":
             raise
@@ -74,19 +76,24 @@ def choose_runner(
 
 
 def _torch(module: Any, exact: bool | None, max_context: int) -> RunnerFactory:
+    # Imports the modelling code of transformers, which a model in the cache does without.
+    from model_runner.runners.torch import attention
+    from model_runner.runners.torch.probe import probe
+    from model_runner.runners.torch.runner import TorchRunnerFactory
+
     attention.register()
     layout = probe(module, module.dtype != torch.float32 if exact is None else exact, max_context)
     return TorchRunnerFactory(module, layout)
 
 
-def _with_8_bits(module: Any, max_context: int) -> RunnerFactory:
+def _with_8_bits(module: Any, max_context: int, threads: int | None) -> RunnerFactory:
     try:
-        return _openvino(module, False, max_context, int8=True)
+        return _openvino(module, False, max_context, threads, int8=True)
     except UnsupportedRunnerError as error:
         raise InvalidValueError("weights", "int8", f"it must be as-is for this model; {error}") from error
 
 
-def _openvino(module: Any, exact: bool, max_context: int, *, int8: bool = False) -> RunnerFactory:
+def _openvino(module: Any, exact: bool, max_context: int, threads: int | None, *, int8: bool = False) -> RunnerFactory:
     if module.device.type != "cpu":
         raise UnsupportedRunnerError(f"OpenVINO: runs on CPUs only, the model is on {module.device}")
     if exact:
@@ -94,8 +101,8 @@ def _openvino(module: Any, exact: bool, max_context: int, *, int8: bool = False)
     if find_spec("openvino") is None:
         raise UnsupportedRunnerError("OpenVINO: the package openvino is not installed")
     # A package that need not be there, and takes half a second to import.
-    from model_runner.runners.openvino.factory import OpenVinoRunnerFactory
+    from model_runner.runners.openvino.factory import take_over
 
-    factory = OpenVinoRunnerFactory(module, max_context, int8=int8)
-    past_thresholds(module, max_context, lambda copied: OpenVinoRunnerFactory(copied, CONTEXT))
+    factory = take_over(module, max_context, int8=int8, threads=threads)
+    past_thresholds(module, max_context, lambda copied: take_over(copied, CONTEXT))
     return factory

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
 
 from model_runner.errors import InvalidValueError, UnsupportedModelError
-from model_runner.loading.checkpoint import cannot_be_loaded, require_folder
-from model_runner.sampling.grammar import GrammarCompiler
+from model_runner.loading.checkpoint import BUNDLED_MODEL, cannot_be_loaded, require_folder
 from model_runner.sampling.grammar_compilation import Vocabulary
 from strategies.draft import Int32Array
+
+if TYPE_CHECKING:
+    from model_runner.sampling.grammar import GrammarCompiler
 
 _PROMPT_TAIL = 5
 """Prompt tokens that a text stream begins with: what precedes a token decides whether it starts with a space."""
@@ -70,6 +72,8 @@ class Tokenizer:
 
     def grammars(self, vocab_size: int) -> GrammarCompiler:
         """Grammars over this vocabulary, for logits of `vocab_size` columns."""
+        from model_runner.sampling.grammar import GrammarCompiler  # imports torch, which the service does without
+
         return GrammarCompiler(self._tokenizer, vocab_size)
 
     def vocabulary(self, size: int) -> Vocabulary:
@@ -88,13 +92,23 @@ def load_tokenizer(path_or_id: str) -> Tokenizer:
         ModelNotFoundError: there is no such model, or no tokenizer with it.
         UnsupportedModelError: the tokenizer has no fast backend.
     """
-    from transformers import AutoTokenizer
-
     require_folder(path_or_id)
     try:
-        return Tokenizer(AutoTokenizer.from_pretrained(path_or_id))
+        return Tokenizer(_tokenizer_class(path_or_id).from_pretrained(path_or_id))
     except (OSError, ValueError) as error:
         raise cannot_be_loaded(path_or_id, error) from error
+
+
+def _tokenizer_class(path_or_id: str) -> Any:
+    """transformers' class for a model's tokenizer. `AutoTokenizer` imports torch; of the bundled model it is known what
+    that would choose."""
+    if path_or_id == BUNDLED_MODEL:
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 class TokenDecoder:

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 THRESHOLD = 12
 """What windows, chunks and other thresholds are scaled down to, in tokens."""
@@ -78,6 +77,8 @@ def shrunken(module: Any) -> Any:
     Raises:
         Exception: whatever transformers raises for a config that it does not take.
     """
+    from transformers import AutoModelForCausalLM  # imports modelling code, which most loading does without
+
     config = shrunken_config(module.config.get_text_config())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

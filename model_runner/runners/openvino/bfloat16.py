@@ -31,6 +31,14 @@ def keep_bfloat16(model: ov.Model) -> int:
     return kept
 
 
+def restore_marks(model: ov.Model) -> None:
+    """Marks the constants in bfloat16 again, whose marks a file of a model does not keep."""
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "Constant" and node.get_element_type() == ov.Type.bf16:
+            for marked in (node, *(consumer.get_node() for consumer in node.output(0).get_target_inputs())):
+                _mark(marked)
+
+
 def _is_matrix(node: Any) -> bool:
     return bool(node.get_type_name() == "Constant" and node.get_element_type() == ov.Type.f32 and len(node.shape) >= 2)
 
@@ -39,6 +47,10 @@ def _as_float32(tensor: ov.Tensor) -> ov.Output:
     constant = ov.op.Constant(tensor, shared_memory=False)
     converted = ops.convert(constant, "f32")
     for node in (constant, converted):
-        for mark in _MARKS:
-            node.get_rt_info()[mark] = True
+        _mark(node)
     return converted.output(0)
+
+
+def _mark(node: Any) -> None:
+    for mark in _MARKS:
+        node.get_rt_info()[mark] = True

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import openvino as ov
 import torch
@@ -28,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 from model_runner.errors import UnsupportedRunnerError
 from model_runner.runners.openvino.joining import join_products
 from model_runner.runners.openvino.kv_pages import PageLayout
-from model_runner.runners.openvino.paged_attention import OPERATOR, add_parameters, paged_attention
+from model_runner.runners.openvino.paged_attention import OPERATOR, ConvertedModel, add_parameters, paged_attention
 from model_runner.runners.probing import hidden_window, other_layers, too_few_calls
 
 ATTENTION_NAME = "draftwood_openvino"
@@ -141,21 +141,6 @@ class _FlatModel(torch.nn.Module):
             hook.remove()
         logits: torch.Tensor = output.logits
         return logits.flatten(0, 1)
-
-
-class ConvertedModel(NamedTuple):
-    """A model with paged tree attention.
-
-    Attributes:
-        model: its inputs are those of `_FlatModel` and of `paged_attention.PARAMETERS`, its output is logits
-            float32[R, vocab].
-        layout: the shape of its pages.
-        window: tokens that some layer attends to, if those are fewer than the positions that the model is run on.
-    """
-
-    model: ov.Model
-    layout: PageLayout
-    window: int | None
 
 
 def convert(module: Any, max_context: int) -> ConvertedModel:

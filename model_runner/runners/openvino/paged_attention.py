@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 from openvino.op import _PagedAttentionExtension
+
+from model_runner.runners.openvino.kv_pages import PageLayout
+
+
+class ConvertedModel(NamedTuple):
+    """A model with paged tree attention.
+
+    Attributes:
+        model: its inputs are input_ids int64[T, 1], position_ids int64[T, 1], logit_rows int64[R] and those of
+            `PARAMETERS`, its output is logits float32[R, vocab].
+        layout: the shape of its pages.
+        window: tokens that some layer attends to, if those are fewer than the positions that the model is run on.
+    """
+
+    model: ov.Model
+    layout: PageLayout
+    window: int | None
+
 
 OPERATOR = "draftwood::paged_attention"
 """The torch operator that stands for it in a traced model."""
@@ -70,11 +88,15 @@ def paged_attention(context: Any) -> list[ov.Output]:
     flat = [_flat(query, heads * key_dim), _flat(key, kv_heads * key_dim), _flat(value, kv_heads * value_dim)]
     constants = [ops.constant(inputs[number]).output(0) for number in sorted(inputs)]
     attention = _PagedAttentionExtension([*flat, *constants])
-    info = attention.get_rt_info()
-    info["num_k_heads"], info["k_head_size"] = kv_heads, key_dim
-    info["num_v_heads"], info["v_head_size"] = kv_heads, value_dim
+    _name_heads(attention, kv_heads, key_dim, value_dim)
     shape = ops.constant(np.array([-1, 1, heads, value_dim]))
     return ops.reshape(attention.output(0), shape, False).outputs()  # type: ignore[no-any-return]
+
+
+def restore_heads(model: ov.Model, layout: PageLayout) -> None:
+    """Tells each PagedAttention operator the shape of its heads, which a file of a model does not keep."""
+    for attention in _attentions(model):
+        _name_heads(attention, layout.kv_heads, layout.key_dim, layout.value_dim)
 
 
 def add_parameters(model: ov.Model) -> int:
@@ -83,7 +105,7 @@ def add_parameters(model: ov.Model) -> int:
     The caches of the i-th are `key_cache.i` and `value_cache.i`: [page, kv_head, position, size], of the type that the
     property KV_CACHE_PRECISION names.
     """
-    attentions = [node for node in model.get_ordered_ops() if node.get_type_name() == "PagedAttentionExtension"]
+    attentions = _attentions(model)
     shared = {number: _parameter(*of_number) for number, of_number in PARAMETERS.items()}
     added = list(shared.values())
     for layer, attention in enumerate(attentions):
@@ -98,6 +120,16 @@ def add_parameters(model: ov.Model) -> int:
         model.add_parameters(added)
         model.validate_nodes_and_infer_types()
     return len(attentions)
+
+
+def _attentions(model: ov.Model) -> list[Any]:
+    return [node for node in model.get_ordered_ops() if node.get_type_name() == "PagedAttentionExtension"]
+
+
+def _name_heads(attention: Any, kv_heads: int, key_dim: int, value_dim: int) -> None:
+    info = attention.get_rt_info()
+    info["num_k_heads"], info["k_head_size"] = kv_heads, key_dim
+    info["num_v_heads"], info["v_head_size"] = kv_heads, value_dim
 
 
 def _flat(tensor: Any, width: int) -> ov.Output:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from model_runner.errors import UnsupportedRunnerError
@@ -15,12 +16,15 @@ from model_runner.runners.openvino.kv_pages import PAGE_SIZE
 from model_runner.runners.probing import TOLERANCE, difference, path_with_wrong_siblings
 from strategies.draft import EMPTY_TREE, DraftTree, Int32Array
 
+Float32Array = npt.NDArray[np.float32]
+
 _PATH = 5
 """Tokens of the true path of a tree."""
 _CONTEXTS = (PAGE_SIZE + 9, PAGE_SIZE - 2 * _PATH + 3)
 """Tokens of the two prompts: one is longer than a page, the tree of the other crosses the end of one."""
 _PAGES = 4
 """Pages of each: more than they need."""
+_KV_TOKENS = len(_CONTEXTS) * _PAGES * PAGE_SIZE
 
 INT8_TOLERANCE = 0.4
 """Largest `difference` that 8-bit weights explain. Not tuned; any value near works: it is 0.02 to 0.13 on tiny random
@@ -41,11 +45,9 @@ def probe(module: Any, make_runner: Callable[[int], Runner], max_context: int, *
         UnsupportedRunnerError: they differ by more than rounding, or than 8-bit weights explain.
     """
     name, vocab = type(module).__name__, int(module.config.get_text_config().vocab_size)
-    random = np.random.default_rng(0)
-    longest = max(max_context - _PATH, 2)
-    sequences = [random.integers(0, vocab, min(n, longest) + _PATH, np.int32) for n in _CONTEXTS]
+    sequences = _sequences(vocab, max_context)
     try:
-        runner = make_runner(len(sequences) * _PAGES * PAGE_SIZE)
+        runner = make_runner(_KV_TOKENS)
         logits = _tree_logits(runner, sequences, vocab)
         chains = _chain_logits(runner, sequences, vocab) if int8 else None
     except Exception as error:
@@ -57,6 +59,19 @@ def probe(module: Any, make_runner: Callable[[int], Runner], max_context: int, *
             _compare(name, chains[i], expected, INT8_TOLERANCE, "with 8-bit weights", "quantization")
             expected = chains[i]
         _compare(name, logits[i], expected, TOLERANCE[module.dtype], "over a draft tree", "rounding")
+
+
+def trial_logits(make_runner: Callable[[int], Runner], vocab: int, max_context: int) -> Float32Array:
+    """The logits [sequence, node, vocab] that `probe` compares, of a converted model alone."""
+    runner = make_runner(_KV_TOKENS)
+    logits: Float32Array = _tree_logits(runner, _sequences(vocab, max_context), vocab).numpy()
+    return logits
+
+
+def _sequences(vocab: int, max_context: int) -> list[Int32Array]:
+    random = np.random.default_rng(0)
+    longest = max(max_context - _PATH, 2)
+    return [random.integers(0, vocab, min(n, longest) + _PATH, np.int32) for n in _CONTEXTS]
 
 
 def _compare(

@@ -50,7 +50,7 @@ class _Vocabulary:
     def __init__(self, tokens: dict[str, int]) -> None:
         self._tokens = tokens
 
-    def vocabulary(self) -> dict[str, int]:
+    def token_ids(self) -> dict[str, int]:
         return self._tokens
 
 

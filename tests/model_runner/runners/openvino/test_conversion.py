@@ -14,7 +14,7 @@ import transformers as tf
 from model_runner.errors import UnsupportedRunnerError
 from model_runner.runners.base import NO_LIMITS, DraftLimits
 from model_runner.runners.openvino import runner
-from model_runner.runners.openvino.factory import OpenVinoRunnerFactory
+from model_runner.runners.openvino.factory import take_over
 from tests.model_runner.families import OPENVINO_FAMILIES, RANDOM_FAMILIES, tiny
 from tests.model_runner.tiny import TINY, build
 
@@ -48,23 +48,23 @@ def _one_thread() -> None:
 )
 def test_refused_with_the_reason(config: Any, reason: str) -> None:
     with pytest.raises(UnsupportedRunnerError, match=f"OpenVINO: .*({reason})"):
-        OpenVinoRunnerFactory(build(config()), max_context=128)
+        take_over(build(config()), max_context=128)
 
 
 def test_behind_a_window_drafts_are_chains_and_before_it_trees_end_in_it() -> None:
     module = build(tf.MistralConfig(**TINY, num_key_value_heads=2, sliding_window=60))
-    limits = OpenVinoRunnerFactory(module, max_context=128).runner(128).draft_limits
+    limits = take_over(module, max_context=128).runner(128).draft_limits
     assert limits(30) == DraftLimits(nodes=29)  # the last of them is in row 59
     assert limits(51) == DraftLimits(nodes=8)
     assert limits(52) == limits(100) == DraftLimits(branches=False)
-    assert OpenVinoRunnerFactory(module, max_context=60).runner(128).draft_limits(52) == NO_LIMITS
+    assert take_over(module, max_context=60).runner(128).draft_limits(52) == NO_LIMITS
 
 
 def test_a_window_that_the_attention_is_not_told_of_is_refused() -> None:
     module = tiny("qwen2-sliding")
     module.model.layers[2].self_attn.sliding_window = None
     with pytest.raises(UnsupportedRunnerError, match="Qwen2ForCausalLM hides the sliding window of layer 2"):
-        OpenVinoRunnerFactory(module, max_context=128)
+        take_over(module, max_context=128)
 
 
 @pytest.mark.parametrize(
@@ -75,19 +75,19 @@ def test_a_window_that_the_attention_is_not_told_of_is_refused() -> None:
     ],
 )
 def test_mixtures_of_experts_are_computed(config: Any) -> None:
-    assert OpenVinoRunnerFactory(build(config()), max_context=128).name == "openvino"
+    assert take_over(build(config()), max_context=128).name == "openvino"
 
 
 def test_float16_is_refused() -> None:
     with pytest.raises(UnsupportedRunnerError, match="float16 is not supported"):
-        OpenVinoRunnerFactory(tiny("llama").half(), max_context=128)
+        take_over(tiny("llama").half(), max_context=128)
 
 
 def test_a_graph_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the mask of a tree, nodes see their siblings."""
     monkeypatch.setattr(runner, "tree_mask", lambda parents, begins: (np.zeros(0, np.uint8), np.zeros_like(begins)))
     with pytest.raises(UnsupportedRunnerError, match=r"differ from the model's own by .*e.*\(at most 1e-03"):
-        OpenVinoRunnerFactory(tiny("llama"), max_context=128)
+        take_over(tiny("llama"), max_context=128)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -99,7 +99,7 @@ def test_the_module_is_left_as_it_was(family: str, dtype: torch.dtype) -> None:
     with torch.inference_mode():
         before = module(ids).logits
     config = dict(vars(module.config))
-    OpenVinoRunnerFactory(module, max_context=128)
+    take_over(module, max_context=128)
     assert dict(vars(module.config)) == config
     assert module.config._attn_implementation == "eager"
     assert not any(part._forward_pre_hooks for part in module.modules())
@@ -114,7 +114,7 @@ def test_the_module_is_left_as_it_was(family: str, dtype: torch.dtype) -> None:
 def test_bfloat16_is_computed(family: str) -> None:
     module = tiny(family).to(torch.bfloat16)
     config = module.config
-    assert OpenVinoRunnerFactory(module, max_context=128).kv_bytes_per_token == (
+    assert take_over(module, max_context=128).kv_bytes_per_token == (
         config.num_hidden_layers
         * getattr(config, "num_key_value_heads", config.num_attention_heads)
         * 2
@@ -128,8 +128,8 @@ def test_models_that_come_and_go_leave_the_signal_stack_alone() -> None:
     received: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
     try:
-        first = OpenVinoRunnerFactory(tiny("llama"), max_context=128)
-        second = OpenVinoRunnerFactory(tiny("qwen2"), max_context=128)
+        first = take_over(tiny("llama"), max_context=128)
+        second = take_over(tiny("qwen2"), max_context=128)
         del first
         gc.collect()
         del second

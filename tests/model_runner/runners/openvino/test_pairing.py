@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.runners.openvino.factory import OpenVinoRunnerFactory, core
+from model_runner.runners.openvino.factory import core, take_over
 from model_runner.runners.openvino.kv_pages import PAGE_SIZE
 from model_runner.runners.openvino.pairing import paired
 from model_runner.runners.openvino.runner import step_inputs
@@ -47,7 +47,7 @@ def test_a_token_alone_has_the_logits_of_the_same_token_in_a_chain() -> None:
     torch.set_num_threads(1)
     sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}  # multiples of the groups of activations
     module = tiny("llama", **sizes).to(torch.bfloat16)
-    factory = OpenVinoRunnerFactory(module, max_context=128, int8=True)
+    factory = take_over(module, max_context=128, int8=True)
     runner = factory.runner(2 * PAGE_SIZE, 1)
     assert runner.pages == 2
     tokens = np.random.default_rng(0).integers(0, VOCAB, 2 * PAGE_SIZE, np.int32)

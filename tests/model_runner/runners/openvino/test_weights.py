@@ -20,7 +20,7 @@ from model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
 from model_runner.request import SamplingParams, StopParams
 from model_runner.runners.openvino import probe, weights
 from model_runner.runners.openvino.conversion import convert
-from model_runner.runners.openvino.factory import OpenVinoRunnerFactory, core
+from model_runner.runners.openvino.factory import core, take_over
 from model_runner.sequence import Sequence
 from strategies import Strategy
 from tests.model_runner.families import VOCAB, as_prompt, tiny
@@ -150,7 +150,7 @@ def test_experts_are_refused() -> None:
     torch.manual_seed(0)
     module = tf.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with pytest.raises(UnsupportedRunnerError, match=r"only \d+% of the weights are in linear layers"):
-        OpenVinoRunnerFactory(module, max_context=128, int8=True)
+        take_over(module, max_context=128, int8=True)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "bundled"])
@@ -168,7 +168,7 @@ def test_a_broken_quantization_is_refused(family: str, monkeypatch: pytest.Monke
     else:
         module = tiny(family)
     with pytest.raises(UnsupportedRunnerError, match="logits with 8-bit weights differ from the model's own"):
-        OpenVinoRunnerFactory(module, max_context=128, int8=True)
+        take_over(module, max_context=128, int8=True)
 
 
 def test_trees_are_compared_with_the_quantized_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,4 +178,4 @@ def test_trees_are_compared_with_the_quantized_model_itself(monkeypatch: pytest.
     monkeypatch.setattr(probe, "INT8_TOLERANCE", 10.0)
     monkeypatch.setattr(runner, "tree_mask", lambda parents, begins: (np.zeros(0, np.uint8), np.zeros_like(begins)))
     with pytest.raises(UnsupportedRunnerError, match="logits over a draft tree differ"):
-        OpenVinoRunnerFactory(tiny("llama"), max_context=128, int8=True)
+        take_over(tiny("llama"), max_context=128, int8=True)

@@ -1,0 +1,193 @@
+"""Converted models that are kept for the next start: when one is used, and that it is the same model."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from model_runner.loading import model as loading
+from model_runner.loading.loaded import LoadedModel
+from model_runner.loading.model import BUNDLED_MODEL, load_model
+from model_runner.loading.prepared import Prepared, prepared_model
+from model_runner.runners.openvino import factory, stored
+from model_runner.runners.openvino.probe import trial_logits
+
+HIT = """
+import sys
+from pathlib import Path
+from model_runner.loading.model import load_model
+load_model(sys.argv[1], cache=Path(sys.argv[2]), threads=1)
+assert "torch" in sys.modules
+assert not {"transformers.modeling_utils", "openvino.frontend.pytorch"} & sys.modules.keys()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows by one with every model that is loaded from its checkpoint."""
+    made: list[str] = []
+    from_checkpoint = loading._module
+
+    def counted(path: str, *args: Any) -> Any:
+        made.append(path)
+        return from_checkpoint(path, *args)
+
+    monkeypatch.setattr(loading, "_module", counted)
+    return made
+
+
+def logits(model: LoadedModel) -> Any:
+    return trial_logits(model.factory.runner, model.vocab_size, model.max_context)
+
+
+def entry(cache: Path) -> Path:
+    [folder] = cache.iterdir()
+    return folder
+
+
+@pytest.mark.parametrize(("dtype", "weights"), [("float32", "as-is"), ("bfloat16", "as-is"), ("float32", "int8")])
+def test_the_second_start_has_the_same_model_without_the_checkpoint(
+    dtype: str, weights: str, tmp_path: Path, conversions: list[str]
+) -> None:
+    cache = tmp_path / "cache"
+    first, second = (load_model(dtype=dtype, weights=weights, cache=cache) for _ in range(2))
+    assert len(conversions) == 1
+    for field in fields(LoadedModel):
+        if field.name not in ("factory", "tokenizer", "grammars"):
+            assert getattr(first, field.name) == getattr(second, field.name), field.name
+    assert first.factory.kv_bytes_per_token == second.factory.kv_bytes_per_token
+    assert np.array_equal(logits(first), logits(second))
+
+
+def test_a_model_in_the_cache_needs_no_modelling_code(tmp_path: Path) -> None:
+    load_model(cache=tmp_path / "cache", threads=1)
+    command = [sys.executable, "-c", HIT, BUNDLED_MODEL, str(tmp_path / "cache")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [("model.bin", "flipped"), ("facts.json", "flipped"), ("model.xml", "cut"), ("trial.npy", "missing")],
+)
+def test_a_damaged_entry_is_written_anew(
+    file: str, damage: str, tmp_path: Path, conversions: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = tmp_path / "cache"
+    first = load_model(cache=cache)
+    path = entry(cache) / file
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle] ^= 1
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(content if damage == "flipped" else content[:middle])
+    second = load_model(cache=cache)
+    assert len(conversions) == 2
+    assert "is not used" in caplog.text
+    assert np.array_equal(logits(first), logits(second))
+    load_model(cache=cache)
+    assert len(conversions) == 2
+
+
+def test_an_entry_that_computes_something_else_is_not_used(
+    tmp_path: Path, conversions: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(stored, "trial_logits", lambda *args: np.nextafter(trial_logits(*args), np.float32(9)))
+        load_model(cache=tmp_path)
+    load_model(cache=tmp_path)
+    assert len(conversions) == 2
+
+
+def test_another_model_or_other_options_have_other_entries(tmp_path: Path) -> None:
+    def place(folder: Path, **options: Any) -> Path:
+        prepared = prepared_model(tmp_path / "cache", str(folder), **options)
+        assert prepared is not None
+        return prepared._folder
+
+    model = tmp_path / "model"
+    shutil.copytree(BUNDLED_MODEL, model)
+    before = place(model, threads=1)
+    assert place(Path(BUNDLED_MODEL), threads=1) == before
+    assert place(model, threads=2) != before
+    assert place(model, threads=1, dtype="bfloat16") != before
+    weights = bytearray((model / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (model / "model.safetensors").write_bytes(weights)
+    assert place(model, threads=1) != before
+
+
+@pytest.mark.parametrize("version", ["torch", "transformers", "openvino"])
+def test_another_version_of_a_package_has_other_entries(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = prepared_model(tmp_path, BUNDLED_MODEL)
+    monkeypatch.setattr("model_runner.loading.prepared.version", lambda name: "0" if name == version else "1")
+    after = prepared_model(tmp_path, BUNDLED_MODEL)
+    assert before is not None
+    assert after is not None
+    assert before._folder != after._folder
+
+
+def test_only_a_private_folder_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    made = tmp_path / "one" / "two"
+    assert prepared_model(made, BUNDLED_MODEL) is not None
+    assert made.stat().st_mode & 0o077 == 0
+    made.chmod(0o777)
+    assert prepared_model(made, BUNDLED_MODEL) is None
+    assert "no other may write to it" in caplog.text
+    (tmp_path / "file").touch()
+    assert prepared_model(tmp_path / "file" / "cache", BUNDLED_MODEL) is None
+
+
+def test_what_a_folder_does_not_hold_whole_is_not_kept(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(BUNDLED_MODEL, model)
+    (model / "adapter_config.json").write_text("{}")
+    assert prepared_model(tmp_path / "cache", str(model)) is None
+    assert prepared_model(tmp_path / "cache", "org/name") is None
+
+
+def test_the_oldest_entries_are_removed(tmp_path: Path) -> None:
+    model = load_model(runner="openvino")
+    for number in range(6):
+        Prepared(tmp_path / str(number)).save(model)
+    assert {path.name for path in tmp_path.iterdir()} == {"2", "3", "4", "5"}
+
+
+def test_the_model_is_compiled_once_for_the_number_of_threads_that_is_served_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[int] = []
+    compiling = factory._compile
+
+    def counted(model: Any, dtype: str, threads: int) -> Any:
+        compiled.append(threads)
+        return compiling(model, dtype, threads)
+
+    monkeypatch.setattr(factory, "_compile", counted)
+    for _ in range(2):
+        load_model(cache=tmp_path, threads=2).factory.runner(64, 2)
+    assert compiled == [2, 2]
+
+
+def test_a_model_of_torch_is_not_kept(tmp_path: Path) -> None:
+    load_model(runner="torch", cache=tmp_path)
+    assert not [*tmp_path.iterdir()]
