@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,10 @@ import structlog
 import uvloop
 
 from model_runner.errors import DraftwoodError
+from model_runner.loading.checkpoint import require_folder
 from service.config import SettingsError, read_settings
+from service.engine.process import EngineProcess
+from service.listening import require_free
 from service.logging_config import configure_logging
 from service.settings import Settings
 
@@ -52,16 +56,23 @@ def _fail(error: DraftwoodError, status: int) -> int:
 
 
 async def _serve(settings: Settings) -> int:
-    from model_runner.loading.checkpoint import require_folder
-    from service.rpc.server import BoundServer, RunningServer
-
-    bound = BoundServer(settings)
+    require_free(settings)
     require_folder(settings.model_path)
     # There is nothing to drain yet: signals end the process.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    await bound.start()
+    starting = asyncio.create_task(_start_engine(settings))
+    await asyncio.sleep(0)  # its process starts; what follows is imported meanwhile
+    from service.rpc.server import BoundServer, RunningServer
+
+    try:
+        bound = BoundServer(settings)
+        await bound.start()
+    except BaseException:
+        starting.cancel()
+        await asyncio.wait([starting])
+        raise
     _log.info("loading", address=bound.address, model=settings.model_path)
-    bridge, model = await _start_engine(settings)
+    bridge, model = await starting
     server = RunningServer(bound, model, bridge)
     await server.start()
     stopping = _stop_signals()
@@ -75,18 +86,25 @@ async def _serve(settings: Settings) -> int:
 
 
 async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
-    """Starts the engine's process, and loads the tokenizer meanwhile.
+    """Starts the engine's process before it first waits, and loads the tokenizer meanwhile.
 
     Raises:
         DraftwoodError: the model does not exist, or cannot be served.
     """
+    runner = EngineProcess(settings)
+    connection, theirs = socket.socketpair()
+    runner.start(theirs)
+    try:
+        await asyncio.sleep(0)
+    except BaseException:
+        connection.close()
+        runner.join(0.0)
+        raise
     from model_runner.loading.tokenizer import load_tokenizer
     from model_runner.sampling.grammar_trial import GrammarTrials
     from service.engine.bridge import EngineBridge
-    from service.engine.process import EngineProcess
     from service.serving import RemoteModel
 
-    runner = EngineProcess(settings)
     bridge = EngineBridge(
         runner,
         max_running=settings.max_running,
@@ -95,7 +113,7 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
     )
     loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, settings.model_path))
     try:
-        info = await bridge.start()
+        info = await bridge.start(connection)
         tokenizer = await loading
     except BaseException:
         loading.cancel()

@@ -58,6 +58,12 @@ class Settings(BaseModel):
         description="Where defaults of requests come from: the model's generation_config.json, or greedy decoding",
     )
     threads: int | None = Field(default=None, description="CPU threads of a step; unset: all cores")
+    model_cache: bool = Field(
+        default=True, description="Keep models that OpenVINO converted on disk, so that the next start is shorter"
+    )
+    model_cache_folder: Path | None = Field(
+        default=None, description="Folder of converted models; unset: ~/.cache/draftwood/models"
+    )
 
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all interfaces")
     port: int = Field(default=50051, ge=0, le=65535, description="Port to listen on; 0 for any free port")

@@ -116,17 +116,21 @@ class EngineBridge:
         """The engine was closed, or has died and was not restarted yet."""
         return self._stopped
 
-    async def start(self) -> Any:
+    async def start(self, connection: socket.socket | None = None) -> Any:
         """Starts the engine, and returns its `Ready.info` once it is loaded.
+
+        Args:
+            connection: to the engine, if the runner has started it already.
 
         Raises:
             Exception: the error that kept the engine from being loaded.
         """
         loop = asyncio.get_running_loop()
         self._started: asyncio.Future[Any] = loop.create_future()
-        ours, theirs = socket.socketpair()
-        self._runner.start(theirs)
-        _, self._link = await loop.create_connection(lambda: Link(self._receive, self._lost), sock=ours)
+        if connection is None:
+            connection, theirs = socket.socketpair()
+            self._runner.start(theirs)
+        _, self._link = await loop.create_connection(lambda: Link(self._receive, self._lost), sock=connection)
         info = await self._started
         if not self._stopped:
             self._started_with = info

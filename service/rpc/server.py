@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
-import socket
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +16,7 @@ from model_runner.errors import InvalidInputError
 from service.engine.bridge import EngineBridge
 from service.engine.recovery import EngineRecovery
 from service.errors import LoadingError, ShuttingDownError
+from service.listening import require_free
 from service.rpc.calls import Call, Method, handlers
 from service.rpc.generation import SERVICE, GenerationServicer
 from service.rpc.memory import SERVICE as MEMORY_SERVICE
@@ -57,7 +55,7 @@ class BoundServer:
     """
 
     def __init__(self, settings: Settings) -> None:
-        _require_free(settings)
+        require_free(settings)
         self.settings = settings
         self.grpc_server = grpc.aio.server(options=_options(settings))
         self.health = health.aio.HealthServicer()
@@ -201,17 +199,3 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
             ("grpc.max_connection_age_grace_ms", round(1000 * settings.max_timeout)),
         ]
     return options
-
-
-def _require_free(settings: Settings) -> None:
-    """Raises InvalidInputError, with the reason, if the server cannot listen on the address: gRPC reports no reason."""
-    try:
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        socket.getaddrinfo(settings.host, settings.port, family)  # `create_server` hides why a name is not resolved
-        socket.create_server((settings.host, settings.port), family=family).close()
-    except socket.gaierror as error:
-        raise InvalidInputError("host", settings.host, str(error.strerror).lower()) from None
-    except OSError as error:
-        reason = (os.strerror(error.errno) if error.errno else str(error)).lower()
-        field, value = ("host", settings.host) if error.errno == errno.EADDRNOTAVAIL else ("port", settings.port)
-        raise InvalidInputError(field, value, reason) from None

@@ -38,6 +38,35 @@ DEATH = SERVE_FAKE.replace("engine.step_seconds = 0.01", "engine.step_error = Ru
 )
 
 
+FAILS_EARLY = """
+import sys
+from service import commands
+assert commands.serve(sys.argv[1:]) == 1
+large = {"torch", "transformers", "grpc", "numba", "numpy"} & sys.modules.keys()
+assert not large, large
+"""
+
+
+WITHOUT_TORCH = """
+import asyncio, sys
+from service import commands
+from service.engine.process import EngineProcess
+from service.serving import RemoteModel
+from service.settings import Settings
+
+async def start():
+    bridge, model = await commands._start_engine(Settings(threads=1, model_cache=False))
+    assert isinstance(model, RemoteModel)
+    assert model.tokenizer.encode_chat([{"role": "user", "content": "Hello"}]).size > 1
+    await bridge.close()
+    import service.rpc.server
+    assert not {"torch", "openvino"} & sys.modules.keys()
+
+if __name__ == "__main__":
+    asyncio.run(start())
+"""
+
+
 def environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith("DRAFTWOOD_")}
 
@@ -135,6 +164,22 @@ def test_a_port_in_use_is_one_line() -> None:
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert result.stderr == f"draftwood serve: port {port}: address already in use\n"
+
+
+@pytest.mark.parametrize("flags", [["--port", "{taken}"], ["--port", "0", "--model", "/no/such/model"]])
+def test_what_can_be_checked_at_once_is_reported_before_anything_large_is_imported(flags: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        given = [flag.replace("{taken}", port) for flag in flags]
+        command = [sys.executable, "-c", FAILS_EARLY, *given]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(), check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_service_beside_the_engine_imports_no_torch() -> None:
+    command = [sys.executable, "-c", WITHOUT_TORCH]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(), check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def test_a_missing_model_is_one_line() -> None:
