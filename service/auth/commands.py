@@ -16,7 +16,7 @@ from rich.table import Table
 from model_runner.errors import DraftwoodError, InvalidInputError
 from service.auth.api_keys import new_key
 from service.auth.auth_file import KeyEntry, read, updated
-from service.auth.principal import Role
+from service.auth.principal import Principal, Role
 
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 _USAGE_ERROR = 2
@@ -57,21 +57,19 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a key, and print it. It is shown this once: the file has its hash."""
-    if Role.of(role) is None:
+    known = Role.of(role)
+    if known is None:
         raise InvalidInputError("role", role, f"must be one of {', '.join(one.label for one in Role)}")
-    if tenant is None and role != Role.OPERATOR.label:
-        raise InvalidInputError("tenant", None, f"must be given for the role {role}")
     made, now = new_key(), datetime.now(UTC).replace(microsecond=0)
-    entry = KeyEntry.model_validate(
-        {
-            "id": made.id,
-            "tenant": tenant,
-            "role": role,
-            "sha256": made.sha256,
-            "created": now,
-            "expires": None if expires is None else now + _duration("expires", expires),
-            "note": note,
-        }
+    Principal(made.id, known, tenant)  # raises if they do not fit
+    entry = KeyEntry(
+        id=made.id,
+        tenant=tenant,
+        role=known,
+        sha256=made.sha256,
+        created=now,
+        expires=None if expires is None else now + _duration("expires", expires),
+        note=note,
     )
     with updated(file) as keys:
         keys.append(entry)

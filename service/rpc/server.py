@@ -133,6 +133,7 @@ class RunningServer:
         settings = bound.settings
         self.address = bound.address
         self.port = bound.port
+        self.health_port = bound.health_port
         self._settings = settings
         self._bound = bound
         self._stopping: asyncio.Task[None] | None = None
