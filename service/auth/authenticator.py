@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from service.auth import auth_file
 from service.auth.api_keys import PREFIX, ApiKeys
-from service.auth.auth_file import AuthFile, CertificateEntry
 from service.auth.errors import UnauthenticatedError
 from service.auth.followed_file import FollowedFile
 from service.auth.jwks import JwksFile, JwksUrl
@@ -30,14 +29,22 @@ class CertificateNames(NamedTuple):
     common: tuple[str, ...]
 
 
-class _FromFile(NamedTuple):
-    keys: ApiKeys
-    certificates: tuple[CertificateEntry, ...]
+class _FromFile:
+    """What calls need of the file."""
 
-    @classmethod
-    def of(cls, data: bytes) -> _FromFile:
-        content: AuthFile = auth_file.parse(data)
-        return cls(ApiKeys(content.keys), content.certificates)
+    def __init__(self, data: bytes) -> None:
+        content = auth_file.parse(data)
+        self.keys = ApiKeys(content.keys)
+        self.by_name = {entry.name: entry.principal for entry in content.certificates if entry.name}
+        self.by_common_name = {one.common_name: one.principal for one in content.certificates if one.common_name}
+
+    def of_certificate(self, names: CertificateNames) -> Principal | None:
+        """Whose certificate it is; alternative names count before common ones."""
+        for known, given in ((self.by_name, names.alternative), (self.by_common_name, names.common)):
+            for name in given:
+                if name in known:
+                    return known[name]
+        return None
 
 
 class Authenticator:
@@ -53,14 +60,14 @@ class Authenticator:
     def __init__(self, settings: Settings) -> None:
         self.is_open = not settings.has_credentials
         path = settings.auth_file
-        self._file = None if path is None else FollowedFile(auth_file.SETTING, path, _FromFile.of)
+        self._file = None if path is None else FollowedFile(auth_file.SETTING, path, _FromFile)
         self._tokens = _token_verifier(settings)
         self._following: list[asyncio.Task[None]] = []
 
     @property
     def uses_certificates(self) -> bool:
         """Whether client certificates are credentials."""
-        return self._file is not None and bool(self._file.value.certificates)
+        return self._file is not None and bool(self._file.value.by_name or self._file.value.by_common_name)
 
     async def principal(self, bearer: str | None, certificate: CertificateNames | None) -> Principal:
         """The caller.
@@ -81,10 +88,10 @@ class Authenticator:
             if self._tokens is not None:
                 return await self._tokens.principal(bearer, time.time())
         elif self._file is not None and certificate is not None:
-            for entry in self._file.value.certificates:
-                if entry.name in certificate.alternative or entry.common_name in certificate.common:
-                    return entry.principal
-            raise UnauthenticatedError("unknown certificate")
+            principal = self._file.value.of_certificate(certificate)
+            if principal is None:
+                raise UnauthenticatedError("unknown certificate")
+            return principal
         raise UnauthenticatedError("no credential")
 
     def start(self) -> None:

@@ -87,14 +87,17 @@ class MemoryServicer:
 
     async def warm(self, requests: AsyncIterator[pb.WarmMemoryRequest], call: Call) -> None:
         """Streams progress."""
-        name, progress, texts = None, FillProgress(), 0
-        async with Writer(call.context, self._stall_seconds) as writer:
-            async for request in writer.reading(requests):
-                name = name or MemoryName(call.principal.tenant_for(request.tenant))
-                sequences = await asyncio.to_thread(self._encode, [*request.texts])
-                progress = await self._bridge.run_operation(FillMemory(name, Kind.CORPUS, sequences, progress))
-                texts += len(request.texts)
-                await writer.write(pb.WarmMemoryResponse(texts=texts, tokens=progress.tokens))
+        name, progress = None, FillProgress()
+        with AuditLog("warm", call) as audit:
+            async with Writer(call.context, self._stall_seconds) as writer:
+                async for request in writer.reading(requests):
+                    if name is None:
+                        name = MemoryName(call.principal.tenant_for(request.tenant))
+                        audit.tenant = name.tenant
+                    sequences = await asyncio.to_thread(self._encode, [*request.texts])
+                    progress = await self._bridge.run_operation(FillMemory(name, Kind.CORPUS, sequences, progress))
+                    audit.records += len(request.texts)
+                    await writer.write(pb.WarmMemoryResponse(texts=audit.records, tokens=progress.tokens))
 
     async def export(self, request: pb.ExportMemoryRequest, call: Call) -> None:
         """Streams records."""

@@ -55,7 +55,7 @@ class AuditLog:
 
     Attributes:
         tenant: set once it is read; None for a call about several.
-        records: exported or imported so far.
+        records: exported or imported so far, or texts that the memory was warmed with.
         memories, tokens: purged; None otherwise.
     """
 
