@@ -19,7 +19,9 @@ class UnauthenticatedError(DraftwoodError):
     """
 
     def __init__(self, cause: str) -> None:
-        super().__init__("the call has no valid credential")
+        super().__init__(
+            "the call has no valid credential: an API key or a token as 'authorization: Bearer ...', or a client certificate"
+        )
         self.cause = cause
 
 

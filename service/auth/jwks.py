@@ -6,9 +6,9 @@ import asyncio
 import json
 import ssl
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -152,7 +152,7 @@ class JwksUrl:
                 _log.info("keys of the issuer read", url=self._url)
             self._fetched_at = time.monotonic()
             self._problem = ""
-        except (OSError, ValueError, InvalidInputError) as error:
+        except (OSError, HTTPException, ValueError, InvalidInputError) as error:
             if str(error) != self._problem:
                 self._problem = str(error)
                 _log.error("keys of the issuer cannot be read", url=self._url, problem=self._problem)

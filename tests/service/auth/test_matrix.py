@@ -189,7 +189,7 @@ async def test_by_bad_credential(name: str, keys: Keys, tmp_path: Path) -> None:
         for kind, authorization in bad.items():
             error = await refused(served, METHODS[name], authorization)
             assert (error.code(), reason(error)) == (CODE.UNAUTHENTICATED, "UNAUTHENTICATED"), kind
-            assert error.details() == nothing.details() == "the call has no valid credential", kind
+            assert error.details() == nothing.details(), kind
         twice = [("authorization", f"Bearer {key}") for key in (keys.of_role[Role.OPERATOR], "x")]
         with pytest.raises(grpc.aio.AioRpcError) as several:
             await call_with(served, METHODS[name], twice)

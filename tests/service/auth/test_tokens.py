@@ -66,6 +66,16 @@ async def test_signatures(verifier: TokenVerifier, key: Any, algorithm: str, kid
     assert (principal.name, principal.role, principal.tenant) == ("token:ann", Role.CALLER, "acme")
 
 
+async def test_a_key_is_for_each_allowed_algorithm_of_its_kind(tmp_path: Path) -> None:
+    allowed = ("RS256", "PS256", "RS512")
+    source = JwksFile(write_keys(tmp_path / "jwks.json", public_keys("rsa")), allowed)
+    verifier = TokenVerifier(source, rules(algorithms=allowed))
+    for algorithm in allowed:
+        assert await verifier.principal(token(algorithm=algorithm), time.time())
+    with pytest.raises(UnauthenticatedError):
+        await verifier.principal(token(algorithm="PS512"), time.time())
+
+
 async def test_roles_and_claims_by_other_names(source: JwksFile) -> None:
     verifier = TokenVerifier(source, rules(tenant_claim="https://x/org", role_claim="roles"))
     for roles, role in (
