@@ -186,7 +186,7 @@ def updated(path: Path) -> Iterator[list[KeyEntry]]:
         content = read(path) if path.exists() else AuthFile()
         keys = [*content.keys]
         yield keys
-        entries = AuthFile(keys=tuple(keys), certificates=content.certificates).model_dump(exclude_defaults=True)
+        entries = AuthFile(keys=tuple(keys), certificates=content.certificates).model_dump(exclude_none=True)
         _write(path, yaml.safe_dump(_listed(entries), sort_keys=False, allow_unicode=True))
     finally:
         os.close(folder)

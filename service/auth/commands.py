@@ -89,11 +89,9 @@ def list_keys(file: File, as_json: AsJson = False) -> None:
         return
     table = Table("id", "tenant", "role", "created", "expires", "note")
     for entry in found:
-        shown = _shown(entry)
         expired = entry.expires is not None and entry.expires <= datetime.now(UTC)
-        expires = f"{shown['expires']} (expired)" if expired else shown["expires"]
-        cells = (shown["id"], shown["tenant"], shown["role"], shown["created"], expires, shown["note"])
-        table.add_row(*("" if cell is None else str(cell) for cell in cells))
+        expires = "expired" if expired else f"{entry.expires:%Y-%m-%d %H:%M}" if entry.expires is not None else ""
+        table.add_row(entry.id, entry.tenant or "", entry.role.label, f"{entry.created:%Y-%m-%d}", expires, entry.note)
     Console().print(table)
 
 

@@ -19,9 +19,8 @@ class UnauthenticatedError(DraftwoodError):
     """
 
     def __init__(self, cause: str) -> None:
-        super().__init__(
-            "the call has no valid credential: an API key or a token as 'authorization: Bearer ...', or a client certificate"
-        )
+        accepted = "an API key or a token as 'authorization: Bearer ...', or a client certificate"
+        super().__init__(f"the call has no valid credential: {accepted}")
         self.cause = cause
 
 
