@@ -102,7 +102,7 @@ class TokenVerifier:
                 options={"require": ["exp", "iss", "aud"]},
             )
             return _Verified(self._principal(claims), keys, float(claims["exp"]) + rules.leeway)
-        except (jwt.PyJWTError, InvalidInputError, ValueError, TypeError, RecursionError) as error:
+        except (jwt.PyJWTError, InvalidInputError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise UnauthenticatedError(f"token: {error}") from None
 
     async def _key(self, header: dict[str, Any]) -> tuple[jwt.PyJWK, KeySet]:
