@@ -25,6 +25,7 @@ COMMANDS = {
     "quality": ("benchmarks.quality:quality", "What 8-bit weights cost in likelihood of held-out text."),
     "share": ("benchmarks.share.command:share", "Cost and gain of a memory that replicas share."),
     "experiments": ("benchmarks.experiments.command:experiments", "Error rates of A/B tests, by simulation."),
+    "auth": ("benchmarks.auth:auth", "What authentication costs a call."),
     "abuse": ("benchmarks.abuse.command:abuse", "What one caller's attacks cost the others."),
     "soak": ("benchmarks.soak.command:soak", "Mixed traffic for a long time, to find leaks."),
     "replay": ("benchmarks.replay.command:replay_command", "Acceptance length of a strategy on recorded outputs."),

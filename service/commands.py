@@ -71,6 +71,7 @@ async def _serve(settings: Settings) -> int:
         starting.cancel()
         await asyncio.wait([starting])
         raise
+    _warn_of_access(settings)
     _log.info("loading", address=bound.address, model=settings.model_path)
     bridge, model = await starting
     server = RunningServer(bound, model, bridge)
@@ -83,6 +84,13 @@ async def _serve(settings: Settings) -> int:
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     await server.stop()
     return _FAILURE if server.recovery.failed.is_set() else 0
+
+
+def _warn_of_access(settings: Settings) -> None:
+    if settings.auth == "open":
+        _log.warning("anyone who reaches the port may call, as operator", auth="open", host=settings.host)
+    elif settings.has_credentials and settings.tls_cert is None and not settings.is_local:
+        _log.warning("credentials travel in clear text, unless something before this server adds TLS: see --tls-cert")
 
 
 async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:

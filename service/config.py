@@ -18,7 +18,7 @@ from model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueE
 from service.settings import Settings, default_shown
 
 ENV_PREFIX = "DRAFTWOOD_"
-CLIENT_VARIABLES = frozenset({"DRAFTWOOD_TARGET", "DRAFTWOOD_TENANT", "DRAFTWOOD_TOKEN"})
+CLIENT_VARIABLES = frozenset({"DRAFTWOOD_TARGET", "DRAFTWOOD_TENANT", "DRAFTWOOD_API_KEY", "DRAFTWOOD_TOKEN"})
 """Variables of the client's commands, which may be set in the same environment."""
 _RANGE_ERRORS = frozenset(
     {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "literal_error", "value_error"}

@@ -23,6 +23,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from model_runner.errors import DeadlineError, DraftwoodError, EngineStoppedError, InvalidValueError, ModelError
+from service.auth.errors import IssuerUnavailableError, PermissionDeniedError, UnauthenticatedError
 from service.memory.errors import MemoryPurgedError, StoreFullError, StoreRefusedError, StoreUnavailableError
 
 ERROR_DOMAIN = "draftwood"
@@ -131,6 +132,9 @@ INTERNAL = Rule(grpc.StatusCode.INTERNAL, "INTERNAL", "internal error; the serve
 
 RULES: dict[type[BaseException], Rule] = {
     InvalidValueError: Rule(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_VALUE"),
+    UnauthenticatedError: Rule(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"),
+    PermissionDeniedError: Rule(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"),
+    IssuerUnavailableError: Rule(grpc.StatusCode.UNAVAILABLE, "ISSUER_UNAVAILABLE", retry_seconds=5.0),
     ModelNotServedError: Rule(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
     QueueFullError: Rule(grpc.StatusCode.UNAVAILABLE, "QUEUE_FULL", retry_seconds=1.0),
     TooMuchTextError: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MUCH_TEXT", retry_seconds=1.0),

@@ -5,6 +5,7 @@ A value is taken from the first of: command-line flag, environment variable, YAM
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,8 @@ from model_runner.errors import InvalidInputError, InvalidValueError
 from model_runner.loading.checkpoint import BUNDLED_MODEL
 
 _MIB = 1024 * 1024
+Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+"""Signatures by key pairs. With an HMAC (HS256), whoever knows the public key could sign."""
 _SUFFIXES = {"K": 1024, "M": _MIB, "G": 1024 * _MIB}
 
 
@@ -72,6 +75,38 @@ class Settings(BaseModel):
     tls_key: Path | None = Field(default=None, description="PEM private key of the certificate")
     tls_client_ca: Path | None = Field(
         default=None, description="PEM certificate authorities of clients; makes client certificates mandatory"
+    )
+    health_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Further port with the health service alone, without TLS, for probes that have no certificate",
+    )
+    reflection: bool = Field(default=True, description="Server reflection, for all who may call")
+
+    auth: Literal["auto", "open"] = Field(
+        default="auto",
+        description="Who may call; auto: whoever has a credential of auth_file or jwt_jwks, or without these anyone on"
+        " this machine; open: anyone who reaches the port, as operator",
+    )
+    auth_file: Path | None = Field(
+        default=None,
+        description="YAML file of API keys (see `draftwood key`) and client certificates, read when it changes",
+    )
+    jwt_jwks: str | None = Field(
+        default=None, description="Public keys (JWKS) of the issuer of tokens: a file or an https URL; enables tokens"
+    )
+    jwt_issuer: str | None = Field(default=None, min_length=1, description="Issuer (iss) that tokens must have")
+    jwt_audience: str | None = Field(default=None, min_length=1, description="Audience (aud) that tokens must have")
+    jwt_tenant_claim: str = Field(default="tenant", min_length=1, description="Claim with the caller's tenant")
+    jwt_role_claim: str = Field(
+        default="role", min_length=1, description="Claim with its role: caller (the default), tenant-admin or operator"
+    )
+    jwt_algorithms: tuple[Algorithm, ...] = Field(
+        default=("RS256", "ES256", "EdDSA"), min_length=1, description="Allowed signatures of tokens"
+    )
+    jwt_leeway: float = Field(
+        default=30.0, ge=0, le=300, description="Seconds by which the issuer's clock may differ from this one"
     )
 
     max_running: int = Field(default=8, le=4096, description="Maximum number of requests that run in one batch")
@@ -188,6 +223,19 @@ class Settings(BaseModel):
         return default_max_bytes() if self.memory_max_bytes is None else self.memory_max_bytes
 
     @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches the port."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether calls need a credential."""
+        return self.auth_file is not None or self.jwt_jwks is not None
+
+    @property
     def engine_config(self) -> EngineConfig:
         """The engine's part. Raises InvalidValueError for a value outside its range."""
         return EngineConfig(
@@ -220,6 +268,12 @@ class Settings(BaseModel):
             raise InvalidInputError("tenant_weights", given, "must look like acme=2,beta=0.5")
         return {name.strip(): weight for name, _, weight in pairs}
 
+    @field_validator("jwt_algorithms", mode="before")
+    @classmethod
+    def _algorithms(cls, given: object) -> object:
+        """From a flag or the environment, "RS256,ES256"; a list from YAML."""
+        return [part.strip() for part in given.split(",") if part.strip()] if isinstance(given, str) else given
+
     @field_validator("store")
     @classmethod
     def _known_store(cls, given: str) -> str:
@@ -247,17 +301,37 @@ class Settings(BaseModel):
         _require_both(self, "store_tls_cert", "store_tls_key")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise InvalidInputError("tls_cert", None, "must be set, since tls_client_ca is set")
+        _check_auth(self)
         if self.store_keys is not None and self.store_key_file is not None:
             raise InvalidInputError("store_key_file", None, "cannot be combined with store_keys")
         if self.default_timeout > self.max_timeout:
             allowed = f"it must be at most max_timeout = {self.max_timeout:g}"
             raise InvalidValueError("default_timeout", self.default_timeout, allowed)
         files = ("store_tls_ca", "store_tls_cert", "store_tls_key", "store_key_file")
-        for key in ("tls_cert", "tls_key", "tls_client_ca", *files):
+        for key in ("tls_cert", "tls_key", "tls_client_ca", "auth_file", *files):
             path: Path | None = getattr(self, key)
             if path is not None and not path.is_file():
                 raise InvalidInputError(key, path, "no such file")
         return self
+
+
+def _check_auth(settings: Settings) -> None:
+    """Raises InvalidInputError for settings that contradict each other, or would let the network in without asking."""
+    jwt = ("jwt_jwks", "jwt_issuer", "jwt_audience")
+    for key in jwt:
+        _require_both(settings, key, jwt[0] if key != jwt[0] else jwt[1])
+    if settings.jwt_jwks is not None and "://" in settings.jwt_jwks and not settings.jwt_jwks.startswith("https://"):
+        raise InvalidInputError("jwt_jwks", settings.jwt_jwks, "must be a file or an https URL")
+    if settings.auth == "open":
+        for key in ("auth_file", "jwt_jwks"):
+            if getattr(settings, key) is not None:
+                raise InvalidInputError("auth", "open", f"cannot be combined with {key}")
+    elif not (settings.has_credentials or settings.is_local):
+        problem = (
+            "is not a loopback address, and without authentication anyone could call: set auth_file (API keys, made by"
+            " `draftwood key create`, or client certificates) or jwt_jwks (tokens), or ask for it with --auth open"
+        )
+        raise InvalidInputError("host", settings.host, problem)
 
 
 def _require_both(settings: Settings, *keys: str) -> None:
@@ -272,4 +346,6 @@ def default_shown(key: str) -> str:
     default: Any = Settings.model_fields[key].default
     if default is None or default == {}:
         return "unset"
+    if isinstance(default, tuple):
+        return ",".join(default)
     return f"{default:g}" if isinstance(default, float) else str(default)

@@ -14,8 +14,10 @@ import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
+from service.auth import Principal, required_role
 from service.errors import INTERNAL, ClientGoneError, rule_for, to_status
-from service.rpc.identifiers import check_identifier
+from service.identifiers import check_identifier
+from service.rpc.access import Gate
 from service.rpc.parsing.malformed import Deserializer, Malformed
 
 _log = structlog.get_logger(__name__)
@@ -29,11 +31,13 @@ class Call:
     """One RPC.
 
     Attributes:
+        principal: the caller, who has the role that the method requires.
         request_id: given by the caller, or generated.
         arrived_at: on the clock of `time.perf_counter`.
     """
 
     context: grpc.aio.ServicerContext[Any, Any]
+    principal: Principal
     request_id: str
     arrived_at: float
 
@@ -42,11 +46,12 @@ Method: TypeAlias = Callable[[Any, Call], Awaitable[Any]]
 """Takes a parsed request, or an iterator of them; returns the response, or None if it has streamed its responses."""
 
 
-def handlers(service: ServiceDescriptor, methods: Mapping[str, Method]) -> grpc.GenericRpcHandler:
-    """gRPC handlers of all methods of a service. A method with a stream of requests has a stream of responses.
+def handlers(service: ServiceDescriptor, methods: Mapping[str, Method], gate: Gate) -> grpc.GenericRpcHandler:
+    """gRPC handlers of all methods of a service, for calls that pass the gate. A method with a stream of requests has a
+    stream of responses.
 
     Raises:
-        KeyError: a method of the service is missing in `methods`.
+        KeyError: a method of the service is missing in `methods`, or has no rule in `service.auth.rules`.
     """
     by_name: dict[str, Any] = {}
     for method in service.methods:
@@ -54,27 +59,31 @@ def handlers(service: ServiceDescriptor, methods: Mapping[str, Method]) -> grpc.
         make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
         make = grpc.stream_stream_rpc_method_handler if method.client_streaming else make
         by_name[method.name] = make(
-            _endpoint(method.name, methods[method.name]),
+            _endpoint(service.full_name, method.name, methods[method.name], gate),
             request_deserializer=Deserializer(GetMessageClass(method.input_type)),
             response_serializer=GetMessageClass(method.output_type).SerializeToString,
         )
     return grpc.method_handlers_generic_handler(service.full_name, by_name)
 
 
-def _endpoint(name: str, method: Method) -> Any:
+def _endpoint(service: str, name: str, method: Method, gate: Gate) -> Any:
+    role = required_role(service, name)
+
     async def endpoint(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         arrived_at = time.perf_counter()
         request_id = uuid.uuid4().hex
         try:
+            principal = await gate.admit(context, name, role)
             if isinstance(request, Malformed):
                 raise request.error
             if isinstance(request, AsyncIterator):
                 request = _well_formed(request)
             given = getattr(request, "request_id", "")
             request_id = check_identifier("request_id", given) if given else request_id
-            return await method(request, Call(context, request_id, arrived_at))
+            return await method(request, Call(context, principal, request_id, arrived_at))
         except Exception as error:
-            await _abort(context, error, name, request_id)
+            gate.note(error, context, name, request_id)
+            await abort(context, error, name, request_id)
 
     return endpoint
 
@@ -86,7 +95,7 @@ async def _well_formed(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         yield request
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, method: str, request_id: str) -> None:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, method: str, request_id: str) -> None:
     """Ends the call with the error's status.
 
     Raises:

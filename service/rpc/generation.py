@@ -23,7 +23,6 @@ from service.engine.bridge import EngineBridge
 from service.engine.stream import Pending, Sample, Stream
 from service.errors import DeadlineExceededError, ModelNotServedError
 from service.rpc.calls import Call, Method
-from service.rpc.identifiers import resolve_tenant
 from service.rpc.request_log import RequestLog
 from service.rpc.requests import (
     MAX_GRAMMAR_CHARACTERS,
@@ -58,8 +57,6 @@ _FEW_TOKENS = 2048
 """Tokens that are converted to text on the event loop; more go to a worker thread. Not tuned."""
 
 
-_NO_TENANT = ""
-"""Whose calls those of Tokenize and Detokenize are, which name no tenant."""
 _MAX_ANSWER_BYTES = 4 * 2**20
 """What gRPC clients accept if they set no limit of their own."""
 
@@ -92,8 +89,8 @@ class GenerationServicer:
     async def generate(self, request: pb.GenerateRequest, call: Call) -> None:
         """Streams one Started, Deltas and one Finished, or raises the error that ends the call with one status."""
         self._require_served(request.model)
-        tenant = resolve_tenant(request.tenant)
-        with RequestLog(call.request_id, tenant, call.arrived_at) as record:
+        tenant = call.principal.tenant_for(request.tenant)
+        with RequestLog(call, tenant) as record:
             defaults = self._serving.model.defaults.sampling
             samples = read_samples(request.sampling, self._settings.max_running, defaults)
             stream = self._bridge.admit(samples, tenant)
@@ -128,14 +125,15 @@ class GenerationServicer:
 
     async def tokenize(self, request: pb.TokenizeRequest, call: Call) -> pb.TokenizeResponse:
         self._require_served(request.model)
-        prompt = await read_prompt(request, self._serving, self._text_work, _NO_TENANT)
+        tenant = call.principal.tenant_for("")
+        prompt = await read_prompt(request, self._serving, self._text_work, tenant)
         ids, decode = prompt.ids.tolist(), self._serving.model.tokenizer.decode
 
         def response() -> pb.TokenizeResponse:
             texts = [decode([token], include_special_tokens=True) for token in ids]
             return pb.TokenizeResponse(token_ids=ids, tokens=texts)
 
-        answer = response() if len(ids) <= _FEW_TOKENS else await self._text_work.run(_NO_TENANT, response)
+        answer = response() if len(ids) <= _FEW_TOKENS else await self._text_work.run(tenant, response)
         if (size := answer.ByteSize()) > _MAX_ANSWER_BYTES:
             problem = f"its {len(ids)} tokens make an answer of {size} bytes; at most {_MAX_ANSWER_BYTES} are sent"
             raise InvalidInputError(prompt.field, None, problem)
@@ -152,8 +150,8 @@ class GenerationServicer:
         ids = np.array(request.token_ids, np.int32)
         require_in_vocabulary("token_ids", ids, model.vocab_size)
         arguments, decode = (ids, request.include_special_tokens), model.tokenizer.decode
-        few = ids.size <= _FEW_TOKENS
-        text = decode(*arguments) if few else await self._text_work.run(_NO_TENANT, decode, *arguments)
+        few, tenant = ids.size <= _FEW_TOKENS, call.principal.tenant_for("")
+        text = decode(*arguments) if few else await self._text_work.run(tenant, decode, *arguments)
         return pb.DetokenizeResponse(text=text)
 
     async def get_model_info(self, request: pb.GetModelInfoRequest, call: Call) -> pb.GetModelInfoResponse:

@@ -13,7 +13,9 @@ import numpy as np
 
 from draftwood.v1 import memory_pb2 as pb
 from model_runner.errors import InvalidInputError
+from service.auth import Role
 from service.engine.bridge import EngineBridge
+from service.identifiers import check_identifier
 from service.memory import MemoryName
 from service.memory.codec import Kind, Record
 from service.memory.operations import (
@@ -29,7 +31,6 @@ from service.memory.operations import (
 )
 from service.memory.orphans import OrphanedMemory
 from service.rpc.calls import Call, Method
-from service.rpc.identifiers import check_identifier, resolve_tenant
 from service.rpc.request_log import AuditLog
 from service.rpc.requests import require_in_vocabulary
 from service.rpc.writer import Writer
@@ -70,30 +71,37 @@ class MemoryServicer:
         }
 
     async def statistics(self, request: pb.GetMemoryStatisticsRequest, call: Call) -> pb.GetMemoryStatisticsResponse:
-        """Of one tenant; without one, of all."""
-        tenant = resolve_tenant(request.tenant) if request.HasField("tenant") else None
+        """Of one tenant; without one, of all that the caller may see."""
+        principal = call.principal
+        is_operator = principal.role is Role.OPERATOR
+        named = request.HasField("tenant") or not is_operator
+        tenant = principal.tenant_for(request.tenant) if named else None
         first, limit = _page_of(request.page_size, request.page_token)
         report = await self._bridge.run_operation(GetStatistics(tenant, first, limit))
         following = "" if report.following is None else str(report.following)
         response = pb.GetMemoryStatisticsResponse(fingerprint=self._model.fingerprint, next_page_token=following)
         response.tenants.extend(map(_tenant_statistics, report.memories))
-        response.store.CopyFrom(_store_statistics(report, self._named_store or report.store))
+        if is_operator:
+            response.store.CopyFrom(_store_statistics(report, self._named_store or report.store))
         return response
 
     async def warm(self, requests: AsyncIterator[pb.WarmMemoryRequest], call: Call) -> None:
         """Streams progress."""
-        name, progress, texts = None, FillProgress(), 0
-        async with Writer(call.context, self._stall_seconds) as writer:
-            async for request in writer.reading(requests):
-                name = name or MemoryName(resolve_tenant(request.tenant))
-                sequences = await asyncio.to_thread(self._encode, [*request.texts])
-                progress = await self._bridge.run_operation(FillMemory(name, Kind.CORPUS, sequences, progress))
-                texts += len(request.texts)
-                await writer.write(pb.WarmMemoryResponse(texts=texts, tokens=progress.tokens))
+        name, progress = None, FillProgress()
+        with AuditLog("warm", call) as audit:
+            async with Writer(call.context, self._stall_seconds) as writer:
+                async for request in writer.reading(requests):
+                    if name is None:
+                        name = MemoryName(call.principal.tenant_for(request.tenant))
+                        audit.tenant = name.tenant
+                    sequences = await asyncio.to_thread(self._encode, [*request.texts])
+                    progress = await self._bridge.run_operation(FillMemory(name, Kind.CORPUS, sequences, progress))
+                    audit.records += len(request.texts)
+                    await writer.write(pb.WarmMemoryResponse(texts=audit.records, tokens=progress.tokens))
 
     async def export(self, request: pb.ExportMemoryRequest, call: Call) -> None:
         """Streams records."""
-        name = MemoryName(resolve_tenant(request.tenant), check_identifier("arm", request.arm))
+        name = MemoryName(call.principal.tenant_for(request.tenant), check_identifier("arm", request.arm))
         with AuditLog("export", call, name.tenant) as audit:
             records = deque(await self._bridge.run_operation(ExportMemory(name)))
             async with Writer(call.context, self._stall_seconds) as writer:
@@ -110,7 +118,7 @@ class MemoryServicer:
             async with Writer(call.context, self._stall_seconds) as writer:
                 async for request in writer.reading(requests):
                     if name is None:
-                        name = MemoryName(resolve_tenant(request.tenant))
+                        name = MemoryName(call.principal.tenant_for(request.tenant))
                         audit.tenant = name.tenant
                         same_model = request.fingerprint == self._model.fingerprint
                     for kind, sequences in await asyncio.to_thread(self._read, request, same_model):
@@ -119,7 +127,7 @@ class MemoryServicer:
                     await writer.write(pb.ImportMemoryResponse(records=progress.records, tokens=progress.tokens))
 
     async def purge(self, request: pb.PurgeMemoryRequest, call: Call) -> pb.PurgeMemoryResponse:
-        tenant = resolve_tenant(request.tenant)
+        tenant = call.principal.tenant_for(request.tenant)
         with AuditLog("purge", call, tenant) as audit:
             purged = await self._bridge.run_operation(PurgeMemory(tenant))
             audit.memories, audit.tokens = purged.memories, purged.tokens

@@ -25,10 +25,9 @@ class RequestLog:
         outcome: the finish reason, if it is set; an exception's reason replaces it.
     """
 
-    def __init__(self, request_id: str, tenant: str, arrived_at: float) -> None:
-        self._request_id = request_id
+    def __init__(self, call: Call, tenant: str) -> None:
+        self._call = call
         self._tenant = tenant
-        self._arrived_at = arrived_at
         self.samples: list[Sample] = []
         self.outcome = "cancelled"
 
@@ -40,10 +39,15 @@ class RequestLog:
     ) -> None:
         if isinstance(error, Exception):
             self.outcome = rule_for(error).reason.lower()
-        fields: dict[str, object] = {"request_id": self._request_id, "tenant": self._tenant, "outcome": self.outcome}
+        fields: dict[str, object] = {
+            "request_id": self._call.request_id,
+            "principal": self._call.principal.name,
+            "tenant": self._tenant,
+            "outcome": self.outcome,
+        }
         if self.samples:
             fields |= _measurements(self.samples)
-        _log.info("request", **fields, total_ms=_milliseconds(time.perf_counter() - self._arrived_at))
+        _log.info("request", **fields, total_ms=_milliseconds(time.perf_counter() - self._call.arrived_at))
 
 
 class AuditLog:
@@ -51,7 +55,7 @@ class AuditLog:
 
     Attributes:
         tenant: set once it is read; None for a call about several.
-        records: exported or imported so far.
+        records: exported or imported so far, or texts that the memory was warmed with.
         memories, tokens: purged; None otherwise.
     """
 
@@ -82,6 +86,8 @@ class AuditLog:
             "memory",
             action=self._action,
             tenant=self.tenant,
+            principal=self._call.principal.name,
+            role=self._call.principal.role.label,
             peer=self._call.context.peer(),
             certificate=b",".join(names).decode(errors="replace") or None,
             request_id=self._call.request_id,

@@ -76,7 +76,7 @@ async def read_requests(
 
     Args:
         text_work: reads long texts.
-        tenant: resolved (see `identifiers.resolve_tenant`).
+        tenant: of the call (see `Principal.tenant_for`).
         arrived_at, deadline: of the request, on the clock of `time.perf_counter`.
 
     Raises:

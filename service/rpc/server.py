@@ -13,10 +13,12 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from model_runner.errors import InvalidInputError
+from service.auth import Authenticator
 from service.engine.bridge import EngineBridge
 from service.engine.recovery import EngineRecovery
 from service.errors import LoadingError, ShuttingDownError
 from service.listening import require_free
+from service.rpc.access import Gate
 from service.rpc.calls import Call, Method, handlers
 from service.rpc.generation import SERVICE, GenerationServicer
 from service.rpc.memory import SERVICE as MEMORY_SERVICE
@@ -59,28 +61,38 @@ class BoundServer:
         self.settings = settings
         self.grpc_server = grpc.aio.server(options=_options(settings))
         self.health = health.aio.HealthServicer()
-        self.handlers = [_Handlers(service) for service in _SERVICES]
+        self.authenticator = Authenticator(settings)
+        self.gate = Gate(self.authenticator)
+        self.handlers = [_Handlers(service, self.gate) for service in _SERVICES]
         self._started = False
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        credentials = server_credentials(settings)
-        try:
-            if credentials is None:
-                self.port = self.grpc_server.add_insecure_port(f"{host}:{settings.port}")
-            else:
-                self.port = self.grpc_server.add_secure_port(f"{host}:{settings.port}", credentials)
-        except RuntimeError as error:
-            raise InvalidInputError("port", settings.port, f"cannot listen on {host}:{settings.port}") from error
+        self.port = _listen(self.grpc_server, "port", host, settings.port, server_credentials(settings))
         self.address = f"{host}:{self.port}"
         self.grpc_server.add_generic_rpc_handlers(tuple(self.handlers))
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc_server)
-        enable_reflection([service.full_name for service in _SERVICES], self.grpc_server)
+        if settings.reflection:
+            enable_reflection([service.full_name for service in _SERVICES], self.grpc_server, self.gate)
+        self.health_port: int | None = None
+        if settings.health_port is not None:
+            self._health_server = grpc.aio.server(options=_options(settings))
+            health_pb2_grpc.add_HealthServicer_to_server(self.health, self._health_server)
+            self.health_port = _listen(self._health_server, "health_port", host, settings.health_port, None)
 
     async def start(self) -> None:
         """Answers calls from now on; does nothing if it does so already."""
         if not self._started:
             self._started = True
+            self.authenticator.start()
             await self.set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
             await self.grpc_server.start()
+            if self.health_port is not None:
+                await self._health_server.start()
+
+    async def close(self) -> None:
+        """Ends the health port, and the look at changed credentials."""
+        await self.authenticator.close()
+        if self.health_port is not None:
+            await self._health_server.stop(_STOP_SECONDS)
 
     async def set_health(self, status: object) -> None:
         for name in ("", *(service.full_name for service in _SERVICES)):
@@ -90,15 +102,16 @@ class BoundServer:
 class _Handlers(grpc.GenericRpcHandler):
     """The methods of a service; until there are any, each call is refused."""
 
-    def __init__(self, service: ServiceDescriptor) -> None:
+    def __init__(self, service: ServiceDescriptor, gate: Gate) -> None:
         async def refuse(request: Any, call: Call) -> None:
             raise LoadingError()
 
         self._service = service
-        self._handlers = handlers(service, {method.name: refuse for method in service.methods})
+        self._gate = gate
+        self._handlers = handlers(service, {method.name: refuse for method in service.methods}, gate)
 
     def use(self, methods: Mapping[str, Method]) -> None:
-        self._handlers = handlers(self._service, methods)
+        self._handlers = handlers(self._service, methods, self._gate)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         return self._handlers.service(handler_call_details)
@@ -118,6 +131,7 @@ class RunningServer:
         settings = bound.settings
         self.address = bound.address
         self.port = bound.port
+        self.health_port = bound.health_port
         self._settings = settings
         self._bound = bound
         self._stopping: asyncio.Task[None] | None = None
@@ -162,6 +176,7 @@ class RunningServer:
             self.bridge.fail_live(ShuttingDownError)
             await self.bridge.wait_idle(_STATUS_SECONDS)
         await asyncio.gather(self._bound.grpc_server.stop(_STOP_SECONDS), going_away)
+        await self._bound.close()
         await self.bridge.close(max(deadline - time.monotonic(), _LEAST_ENGINE_SECONDS))
         self._servicer.close()
         _log.info("stopped")
@@ -179,6 +194,17 @@ def _counted(method: Method, bridge: EngineBridge) -> Method:
             return await method(request, call)
 
     return run
+
+
+def _listen(server: grpc.aio.Server, key: str, host: str, port: int, credentials: grpc.ServerCredentials | None) -> int:
+    """The port that the server listens on. Raises InvalidInputError."""
+    address = f"{host}:{port}"
+    try:
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise InvalidInputError(key, port, f"cannot listen on {address}") from error
 
 
 def _options(settings: Settings) -> list[tuple[str, int]]:

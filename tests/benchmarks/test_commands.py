@@ -30,9 +30,17 @@ def test_every_subcommand_explains_itself(name: str, capsys: pytest.CaptureFixtu
     assert bench([name, "--help"]) == 0
     help_text = capsys.readouterr().out
     assert "--json" in help_text
-    if name not in ("replay", "memory", "share", "experiments"):
+    if name not in ("replay", "memory", "share", "experiments", "auth"):
         assert "--device" in help_text
         assert "--threads" in help_text
+
+
+def test_authentication_is_measured_by_credential(tmp_path: Path) -> None:
+    figures = tmp_path / "auth.json"
+    assert bench(["auth", "--calls", "100", "--keys", "3", "--json", str(figures)]) == 0
+    rows = json.loads(figures.read_text())["rows"]
+    assert len({row["credential"] for row in rows}) == 6
+    assert all(0 < row["median_us"] <= row["p99_us"] for row in rows)
 
 
 @pytest.mark.parametrize(

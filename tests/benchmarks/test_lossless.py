@@ -51,6 +51,7 @@ def test_an_engine_that_writes_other_tokens_ends_the_command(
     def least_probable(self: TokenChooser, *args: Any, **kwargs: Any) -> int:
         return 7
 
+    monkeypatch.setattr(TokenChooser, "follows_predictions", False)
     monkeypatch.setattr(TokenChooser, "choose", least_probable)
     assert bench(["lossless", *ARGUMENTS, "--prompts", str(questions), "--limit", "2"]) == 1
     assert "which is no rounding" in capsys.readouterr().err

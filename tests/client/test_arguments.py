@@ -18,6 +18,7 @@ from draftwood_client import (
     ArgumentValueError,
     AsyncClient,
     Client,
+    MemoryClient,
     RetryPolicy,
     TlsConfig,
     UnavailableError,
@@ -91,8 +92,53 @@ def test_bad_connections(tmp_path: Path) -> None:
 
 def test_secrets_stay_out_of_reprs() -> None:
     assert "hush" not in repr(TlsConfig(certificate_chain=b"public", private_key=b"hush"))
-    with Client("localhost:1", token="hush") as client:
-        assert "hush" not in repr(client)
+    for credential in ({"token": "hush"}, {"api_key": "hush"}, {"metadata": {"Authorization": "hush"}}):
+        with Client("localhost:1", **credential) as client:
+            assert "hush" not in repr(client) + repr(client._connection)
+
+
+LOCAL = [
+    "localhost:1",
+    "127.0.0.1:1",
+    "[::1]:1",
+    "dns:///localhost:1",
+    "dns:localhost:1",
+    "unix:/run/x",
+    "unix-abstract:x",
+]
+LOCAL += ["ipv4:127.0.0.1:1", "ipv6:[::1]:1", "localhost", "::1"]
+ELSEWHERE = ["example.org:1", "10.0.0.1:1", "[2001:db8::1]:1", "dns:///draftwood:1", "dns://10.0.0.1/localhost:1"]
+ELSEWHERE += ["ipv4:127.0.0.1:1,10.0.0.1:1", "localhost.example.org:1", "xds:///localhost", "127.0.0.1.example.org:1"]
+
+
+@pytest.mark.parametrize("target", LOCAL)
+def test_a_credential_may_go_to_this_machine_in_clear_text(target: str) -> None:
+    Client(target, api_key="k").close()
+
+
+@pytest.mark.parametrize("target", ELSEWHERE)
+def test_no_credential_leaves_this_machine_in_clear_text(target: str) -> None:
+    for kind in (Client, AsyncClient, MemoryClient):
+        with pytest.raises(ArgumentValueError, match=r"^api_key: would be sent to .* in clear text; use TLS"):
+            kind(target, api_key="k")
+    with pytest.raises(ArgumentValueError, match=r"^token: would"):
+        Client(target, token=lambda: "t")
+    with pytest.raises(ArgumentValueError, match=r"^metadata: would"):
+        Client(target, metadata={"Authorization": "Bearer k"})
+    Client(target, api_key="k", tls=True).close()
+    Client(target, api_key="k", plaintext_credentials=True).close()
+    Client(target, tenant="acme", metadata={"x-trace": "1"}).close()
+
+
+def test_credentials_that_no_header_can_have_are_refused_and_not_shown() -> None:
+    for bad in ("", "hush\n", "hü", "hush hush"):
+        with pytest.raises(ArgumentValueError, match=r"^api_key: is empty, or has") as error:
+            Client(api_key=bad)
+        assert not bad or bad.strip() not in str(error.value)
+    with pytest.raises(ArgumentValueError, match=r"^token: cannot be combined with api_key"):
+        Client(api_key="a", token="b")
+    with Client("localhost:1", token=lambda: "x\n") as client, pytest.raises(ArgumentValueError, match=r"^token: "):
+        client.generate("x")
 
 
 def test_integers_of_other_libraries_are_token_ids(server: FakeServer) -> None:

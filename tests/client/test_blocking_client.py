@@ -148,6 +148,12 @@ def test_headers_token_and_tenant_go_with_each_request(server: FakeServer) -> No
     assert str(server.metadata[0]["user-agent"]).startswith("draftwood-python/")
 
 
+def test_an_api_key_goes_with_each_request(server: FakeServer) -> None:
+    with Client(server.target, api_key="dw_k") as client:
+        client.generate("x")
+    assert [one["authorization"] for one in server.metadata] == ["Bearer dw_k"]
+
+
 def test_the_clients_timeout_holds_unless_a_request_has_its_own(server: FakeServer) -> None:
     server.script = [answers("a", "b", pause=0.15)]
     with Client(server.target, timeout=0.1) as client:

@@ -141,7 +141,16 @@ def test_a_silently_broken_connection_is_noticed_after_a_long_silence() -> None:
 def test_pings_of_the_client_are_within_what_the_server_accepts() -> None:
     client = dict(
         Connection.of(
-            "a:1", tenant=None, timeout=None, retry=NO_RETRY, tls=False, token=None, metadata=None, channel_options=None
+            "a:1",
+            tenant=None,
+            timeout=None,
+            retry=NO_RETRY,
+            tls=False,
+            api_key=None,
+            token=None,
+            plaintext_credentials=False,
+            metadata=None,
+            channel_options=None,
         ).options()
     )
     server = dict(_options(Settings(port=0)))

@@ -54,6 +54,17 @@ def test_a_question_is_a_chat_where_the_model_chats(cli: Cli, server: FakeServer
     assert (second.text, third.text) == ("Why?", "Why?")
 
 
+def test_the_api_key_comes_from_a_flag_or_the_environment(cli: Cli, server: FakeServer) -> None:
+    cli("generate", "x", "--raw", "--api-key", "one")
+    cli("generate", "x", "--raw", env={"DRAFTWOOD_API_KEY": "two"})
+    cli("generate", "x", "--raw", env={"DRAFTWOOD_TOKEN": "three"})
+    assert [one["authorization"] for one in server.metadata] == ["Bearer one", "Bearer two", "Bearer three"]
+    refused = cli("generate", "x", "--target", "example.org:1", env={"DRAFTWOOD_API_KEY": "hush"})
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("error: api_key: would be sent to example.org:1 in clear text; use TLS")
+    assert "hush" not in refused.output
+
+
 @pytest.mark.parametrize("arguments", [["generate", "--raw"], ["generate", "--raw", "-"]])
 def test_the_prompt_may_come_on_stdin(cli: Cli, server: FakeServer, arguments: list[str]) -> None:
     assert cli(*arguments, stdin="zwei\nZeilen ä\n\n").exit_code == 0

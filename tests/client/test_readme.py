@@ -33,6 +33,7 @@ SHOWN = {
     "First call": [(answers("It is", " here."), "It is here.\n1.5\n")],
     "Streaming": [(answers("It is", " here."), "It is here.")],
     "Errors": [(BAD, "sampling.temperature -1 is not allowed\n"), (FULL, "QUEUE_FULL 0.05 r\n")],
+    "Credentials": [(answers("It is", " here."), "It is here.\n")],
     "Retries and several servers": [(answers("It is", " here."), "\n")],
 }
 

@@ -178,12 +178,12 @@ async def test_two_servers_never_share_a_port() -> None:
 
 async def test_host_that_is_not_ours() -> None:
     with pytest.raises(InvalidValueError, match=r"^host 203\.0\.113\.1: cannot assign requested address$"):
-        BoundServer(Settings(host="203.0.113.1", port=0))
+        BoundServer(Settings(host="203.0.113.1", port=0, auth="open"))
 
 
 async def test_host_that_does_not_resolve() -> None:
     with pytest.raises(InvalidValueError, match=r"^host no\.such\.host\.invalid: .*name") as error:
-        BoundServer(Settings(host="no.such.host.invalid", port=0))
+        BoundServer(Settings(host="no.such.host.invalid", port=0, auth="open"))
     assert error.value.field == "host"
 
 

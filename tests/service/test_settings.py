@@ -105,6 +105,27 @@ BAD: dict[str, tuple[list[str], dict[str, str], str, str, str]] = {
     "weights": (["--tenant-weights", "acme"], {}, "tenant_weights", "acme=2,beta=0.5", "--tenant-weights"),
     "weight": (["--tenant-weights", "acme=x"], {}, "tenant_weights", "valid number", "--tenant-weights"),
     "no weight": (["--tenant-weights", "acme=0"], {}, "tenant_weights['acme']", "above 0", "--tenant-weights"),
+    "open to the network": (["--host", "0.0.0.0"], {}, "host", "draftwood key create", "--host"),
+    "open with keys": (["--auth", "open", "--auth-file", "x"], {}, "auth", "combined with auth_file", "--auth"),
+    "open with tokens": (
+        ["--auth", "open", "--jwt-jwks", "x", "--jwt-issuer", "i", "--jwt-audience", "a"],
+        {},
+        "auth",
+        "combined with jwt_jwks",
+        "--auth",
+    ),
+    "no file of keys": (["--auth-file", "/no"], {}, "auth_file", "no such file", "--auth-file"),
+    "tokens for anyone": (["--jwt-jwks", "x", "--jwt-issuer", "i"], {}, "jwt_audience", "since jwt_jwks is", ""),
+    "audience without keys": (["--jwt-audience", "a"], {}, "jwt_jwks", "must be set", ""),
+    "keys in clear text": (
+        ["--jwt-jwks", "http://x/jwks", "--jwt-issuer", "i", "--jwt-audience", "a"],
+        {},
+        "jwt_jwks",
+        "https URL",
+        "--jwt-jwks",
+    ),
+    "symmetric signatures": (["--jwt-algorithms", "RS256,HS256"], {}, "jwt_algorithms", "'EdDSA'", "--jwt-algorithms"),
+    "no signatures": (["--jwt-algorithms", "none"], {}, "jwt_algorithms", "'RS256'", "--jwt-algorithms"),
     "missing file": (["--config", "/no/such.yaml"], {}, "config", "no such file", ""),
 }
 
@@ -137,6 +158,15 @@ def test_refused_in_yaml(name: str, tmp_path: Path) -> None:
     assert error.field == field
     assert allowed in error.allowed
     assert str(path) in str(error)
+
+
+def test_the_network_is_let_in_with_credentials_or_when_asked_for(tmp_path: Path) -> None:
+    keys = tmp_path / "auth.yaml"
+    keys.touch()
+    assert read_settings(["--host", "0.0.0.0", "--auth-file", str(keys)], {}).has_credentials
+    assert not read_settings(["--host", "0.0.0.0", "--auth", "open"], {}).has_credentials
+    for host in ("localhost", "127.0.0.2", "::1"):
+        assert not read_settings(["--host", host], {}).has_credentials
 
 
 def test_help_has_every_setting(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,9 @@ class AsyncClient:
         timeout: float | None = None,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
         tls: bool | TlsConfig = False,
+        api_key: str | None = None,
         token: Token | None = None,
+        plaintext_credentials: bool = False,
         metadata: Mapping[str, str] | None = None,
         channel_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -58,7 +60,9 @@ class AsyncClient:
             timeout=timeout,
             retry=retry,
             tls=tls,
+            api_key=api_key,
             token=token,
+            plaintext_credentials=plaintext_credentials,
             metadata=metadata,
             channel_options=channel_options,
         )

@@ -36,12 +36,13 @@ class Client:
     Args:
         target: "host:port", or any gRPC name; "dns:///host:port" distributes requests over all of its addresses with
             a server that is ready.
-        tenant: the default of requests; None for the server's "default".
+        tenant: the default of requests; None for that of the credential, or "default" without one.
         timeout: the default deadline of requests in seconds, retries included; None for no deadline.
         retry: when a request is sent again; `NO_RETRY` switches retries off.
         tls: True for public authorities, or a `TlsConfig`.
-        token: sent as "authorization: Bearer ..."; a function is called for each request. Use it with `tls`:
-            without, it is sent in clear text.
+        api_key: a key of the server, sent as "authorization: Bearer ...".
+        token: a token (JWT) instead, or a function that is called for each request.
+        plaintext_credentials: allows to send them without `tls` to another machine.
         metadata: headers of each request; names are lower-cased.
         channel_options: gRPC channel arguments by name; they override the client's own.
 
@@ -57,7 +58,9 @@ class Client:
         timeout: float | None = None,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
         tls: bool | TlsConfig = False,
+        api_key: str | None = None,
         token: Token | None = None,
+        plaintext_credentials: bool = False,
         metadata: Mapping[str, str] | None = None,
         channel_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -67,7 +70,9 @@ class Client:
             timeout=timeout,
             retry=retry,
             tls=tls,
+            api_key=api_key,
             token=token,
+            plaintext_credentials=plaintext_credentials,
             metadata=metadata,
             channel_options=channel_options,
         )

@@ -1,12 +1,14 @@
-"""How all clients reach a server: target, TLS, token, deadline, channel options."""
+"""How all clients reach a server: target, TLS, credentials, deadline, channel options."""
 
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ DEFAULT_TARGET = "127.0.0.1:50051"
 MAX_MESSAGE_BYTES = 16 * 2**20
 
 Token = str | Callable[[], str]
+"""A bearer token, or a function that is called for each request."""
+_AUTHORIZATION = "authorization"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class Connection:
     retry: RetryPolicy
     tls: TlsConfig | None
     token: Token | None = field(repr=False)
-    metadata: tuple[tuple[str, str], ...]
+    metadata: tuple[tuple[str, str], ...] = field(repr=False)
     channel_options: tuple[tuple[str, Any], ...]
 
     @classmethod
@@ -92,7 +96,9 @@ class Connection:
         timeout: float | None,
         retry: RetryPolicy,
         tls: bool | TlsConfig,
+        api_key: str | None,
         token: Token | None,
+        plaintext_credentials: bool,
         metadata: Mapping[str, str] | None,
         channel_options: Mapping[str, Any] | None,
     ) -> Connection:
@@ -100,14 +106,25 @@ class Connection:
             raise ArgumentTypeError("target", f"must be a str, not {type(target).__name__}")
         if not target:
             raise ArgumentValueError("target", f"is empty; it must name a server, such as {DEFAULT_TARGET!r}")
+        headers = {key.lower(): value for key, value in (metadata or {}).items()}
+        given = {"api_key": api_key, "token": token, "metadata": headers.get(_AUTHORIZATION)}
+        named = [name for name, value in given.items() if value is not None]
+        if len(named) > 1:
+            raise ArgumentValueError(named[1], f"cannot be combined with {named[0]}: a request has one credential")
+        if named and not (tls or plaintext_credentials or is_local(target)):
+            problem = f"would be sent to {target} in clear text; use TLS, or allow it with plaintext_credentials"
+            raise ArgumentValueError(named[0], problem)
+        for name, value in (("api_key", api_key), ("token", token)):
+            if isinstance(value, str):
+                _authorization(name, value)
         return cls(
             target=target,
             tenant=tenant,
             timeout=seconds("timeout", timeout),
             retry=retry,
             tls=(TlsConfig() if tls else None) if isinstance(tls, bool) else tls,
-            token=token,
-            metadata=tuple((key.lower(), value) for key, value in (metadata or {}).items()),
+            token=token if api_key is None else api_key,
+            metadata=tuple(headers.items()),
             channel_options=tuple((channel_options or {}).items()),
         )
 
@@ -151,11 +168,15 @@ class Connection:
         return request
 
     def call_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """The metadata of one request; a `token` that is a function is called for each."""
+        """The metadata of one request; a `token` that is a function is called for each.
+
+        Raises:
+            ArgumentValueError: the function returned what no header can have.
+        """
         if self.token is None:
             return self.metadata
         token = self.token() if callable(self.token) else self.token
-        return (*self.metadata, ("authorization", f"Bearer {token}"))
+        return (*self.metadata, (_AUTHORIZATION, _authorization("token", token)))
 
     def timeout_for(self, timeout: float | None) -> float | None:
         """A request's deadline in seconds: `timeout`, or the client's if it is None; infinity means no deadline."""
@@ -184,6 +205,33 @@ _OF_SEVERAL_SERVERS = ("dns:", "ipv4:", "ipv6:")
 """Targets with these schemes: requests go to servers that report SERVING. A plain "host:port" is one server, whose own
 answer tells more than that it is not healthy."""
 _HEALTH_OF = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+
+
+def _authorization(name: str, token: str) -> str:
+    """The header's value. Raises ArgumentValueError, without the token in its text."""
+    if not (token and token.isascii() and token.isprintable() and " " not in token):
+        raise ArgumentValueError(name, "is empty, or has spaces, line ends or letters beyond ASCII")
+    return f"Bearer {token}"
+
+
+def is_local(target: str) -> bool:
+    """Whether a target, as gRPC reads it, is on this machine for certain."""
+    scheme, colon, rest = target.partition(":")
+    if colon and scheme in ("unix", "unix-abstract"):
+        return True
+    if colon and scheme in ("ipv4", "ipv6"):
+        return all(_is_loopback(address) for address in rest.split(","))
+    return _is_loopback(target.removeprefix("dns:///").removeprefix("dns:"))
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether "host:port", "[host]:port" or "host" is this machine."""
+    bracketed = re.fullmatch(r"\[([^\[\]]*)\](?::\d+)?", address)
+    host = bracketed[1] if bracketed else address.partition(":")[0] if address.count(":") == 1 else address
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def package_version() -> str:

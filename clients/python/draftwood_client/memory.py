@@ -96,7 +96,8 @@ class MemoryStatistics:
     """Statistics of memories and of the store.
 
     Attributes:
-        store: the fields of the protocol's MemoryStoreStatistics, by name; `last_lag` in seconds.
+        store: the fields of the protocol's MemoryStoreStatistics, by name; `last_lag` in seconds. Empty unless
+            the caller is an operator.
         fingerprint: of the served model and tokenizer.
     """
 
@@ -121,7 +122,9 @@ class MemoryClient:
         tenant: str | None = None,
         timeout: float | None = None,
         tls: bool | TlsConfig = False,
+        api_key: str | None = None,
         token: Token | None = None,
+        plaintext_credentials: bool = False,
         metadata: Mapping[str, str] | None = None,
         channel_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -131,7 +134,9 @@ class MemoryClient:
             timeout=timeout,
             retry=NO_RETRY,
             tls=tls,
+            api_key=api_key,
             token=token,
+            plaintext_credentials=plaintext_credentials,
             metadata=metadata,
             channel_options=channel_options,
         )
@@ -151,7 +156,7 @@ class MemoryClient:
         self._channel.close()
 
     def statistics(self, tenant: str | None = None) -> MemoryStatistics:
-        """Statistics of one tenant, by default the client's; of all tenants if neither is set."""
+        """Statistics of one tenant, by default the client's; if neither is set, of all that the caller may see."""
         request = pb.GetMemoryStatisticsRequest(tenant=tenant or self._connection.tenant)
         tenants: list[TenantMemoryStatistics] = []
         while True:
@@ -160,8 +165,10 @@ class MemoryClient:
             request.page_token = response.next_page_token
             if not request.page_token:
                 break
-        store = {field.name: getattr(response.store, field.name) for field in response.store.DESCRIPTOR.fields}
-        store["last_lag"] = response.store.last_lag.ToTimedelta().total_seconds()
+        store: dict[str, Any] = {}
+        if response.HasField("store"):
+            store = {field.name: getattr(response.store, field.name) for field in response.store.DESCRIPTOR.fields}
+            store["last_lag"] = response.store.last_lag.ToTimedelta().total_seconds()
         return MemoryStatistics(tuple(tenants), store, response.fingerprint)
 
     def warm(

@@ -30,6 +30,10 @@ class GenerationServiceStub(object):
 
     Errors carry google.rpc details: ErrorInfo always (domain "draftwood"),
     BadRequest for INVALID_ARGUMENT, RetryInfo for UNAVAILABLE.
+
+    A server with authentication takes "authorization: Bearer" with an API key or a token, or a client certificate.
+    UNAUTHENTICATED: the call has no valid credential; PERMISSION_DENIED: the credential does not allow it. All methods
+    need the role caller.
     """
 
     def __init__(self, channel):
@@ -65,6 +69,10 @@ class GenerationServiceServicer(object):
 
     Errors carry google.rpc details: ErrorInfo always (domain "draftwood"),
     BadRequest for INVALID_ARGUMENT, RetryInfo for UNAVAILABLE.
+
+    A server with authentication takes "authorization: Bearer" with an API key or a token, or a client certificate.
+    UNAUTHENTICATED: the call has no valid credential; PERMISSION_DENIED: the credential does not allow it. All methods
+    need the role caller.
     """
 
     def Generate(self, request, context):
@@ -131,6 +139,10 @@ class GenerationService(object):
 
     Errors carry google.rpc details: ErrorInfo always (domain "draftwood"),
     BadRequest for INVALID_ARGUMENT, RetryInfo for UNAVAILABLE.
+
+    A server with authentication takes "authorization: Bearer" with an API key or a token, or a client certificate.
+    UNAUTHENTICATED: the call has no valid credential; PERMISSION_DENIED: the credential does not allow it. All methods
+    need the role caller.
     """
 
     @staticmethod

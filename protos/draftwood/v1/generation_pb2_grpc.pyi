@@ -31,6 +31,10 @@ class GenerationServiceStub:
 
     Errors carry google.rpc details: ErrorInfo always (domain "draftwood"),
     BadRequest for INVALID_ARGUMENT, RetryInfo for UNAVAILABLE.
+
+    A server with authentication takes "authorization: Bearer" with an API key or a token, or a client certificate.
+    UNAUTHENTICATED: the call has no valid credential; PERMISSION_DENIED: the credential does not allow it. All methods
+    need the role caller.
     """
 
     @_typing.overload
@@ -52,6 +56,10 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
 
     Errors carry google.rpc details: ErrorInfo always (domain "draftwood"),
     BadRequest for INVALID_ARGUMENT, RetryInfo for UNAVAILABLE.
+
+    A server with authentication takes "authorization: Bearer" with an API key or a token, or a client certificate.
+    UNAUTHENTICATED: the call has no valid credential; PERMISSION_DENIED: the credential does not allow it. All methods
+    need the role caller.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -69,6 +77,10 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
 
     Errors carry google.rpc details: ErrorInfo always (domain "draftwood"),
     BadRequest for INVALID_ARGUMENT, RetryInfo for UNAVAILABLE.
+
+    A server with authentication takes "authorization: Bearer" with an API key or a token, or a client certificate.
+    UNAUTHENTICATED: the call has no valid credential; PERMISSION_DENIED: the credential does not allow it. All methods
+    need the role caller.
     """
 
     @_abc_1.abstractmethod

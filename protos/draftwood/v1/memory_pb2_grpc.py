@@ -26,13 +26,14 @@ if _version_not_supported:
 
 
 class MemoryServiceStub(object):
-    """For operators: inspects and manages tenants' learned memories. Generation does not need this service.
+    """Inspects and manages tenants' learned memories. Generation does not need this service.
 
     Errors carry google.rpc details as in GenerationService. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
     the store is full; FAILED_PRECONDITION: it refuses, or a newer version wrote to the memory; ABORTED: the memory was
     purged during the call, or the client read or wrote nothing for the server's stall timeout.
 
-    An empty tenant is "default", as in GenerationService.
+    A caller may read the statistics of its own tenant; what changes or exports a memory needs the role tenant-admin, what
+    concerns all tenants the role operator. An empty tenant is that of the credential, as in GenerationService.
     """
 
     def __init__(self, channel):
@@ -79,13 +80,14 @@ class MemoryServiceStub(object):
 
 
 class MemoryServiceServicer(object):
-    """For operators: inspects and manages tenants' learned memories. Generation does not need this service.
+    """Inspects and manages tenants' learned memories. Generation does not need this service.
 
     Errors carry google.rpc details as in GenerationService. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
     the store is full; FAILED_PRECONDITION: it refuses, or a newer version wrote to the memory; ABORTED: the memory was
     purged during the call, or the client read or wrote nothing for the server's stall timeout.
 
-    An empty tenant is "default", as in GenerationService.
+    A caller may read the statistics of its own tenant; what changes or exports a memory needs the role tenant-admin, what
+    concerns all tenants the role operator. An empty tenant is that of the credential, as in GenerationService.
     """
 
     def GetMemoryStatistics(self, request, context):
@@ -184,13 +186,14 @@ def add_MemoryServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class MemoryService(object):
-    """For operators: inspects and manages tenants' learned memories. Generation does not need this service.
+    """Inspects and manages tenants' learned memories. Generation does not need this service.
 
     Errors carry google.rpc details as in GenerationService. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
     the store is full; FAILED_PRECONDITION: it refuses, or a newer version wrote to the memory; ABORTED: the memory was
     purged during the call, or the client read or wrote nothing for the server's stall timeout.
 
-    An empty tenant is "default", as in GenerationService.
+    A caller may read the statistics of its own tenant; what changes or exports a memory needs the role tenant-admin, what
+    concerns all tenants the role operator. An empty tenant is that of the credential, as in GenerationService.
     """
 
     @staticmethod

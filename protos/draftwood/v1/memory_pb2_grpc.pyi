@@ -27,13 +27,14 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class MemoryServiceStub:
-    """For operators: inspects and manages tenants' learned memories. Generation does not need this service.
+    """Inspects and manages tenants' learned memories. Generation does not need this service.
 
     Errors carry google.rpc details as in GenerationService. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
     the store is full; FAILED_PRECONDITION: it refuses, or a newer version wrote to the memory; ABORTED: the memory was
     purged during the call, or the client read or wrote nothing for the server's stall timeout.
 
-    An empty tenant is "default", as in GenerationService.
+    A caller may read the statistics of its own tenant; what changes or exports a memory needs the role tenant-admin, what
+    concerns all tenants the role operator. An empty tenant is that of the credential, as in GenerationService.
     """
 
     @_typing.overload
@@ -57,13 +58,14 @@ class MemoryServiceStub:
 
 @_typing.type_check_only
 class MemoryServiceAsyncStub(MemoryServiceStub):
-    """For operators: inspects and manages tenants' learned memories. Generation does not need this service.
+    """Inspects and manages tenants' learned memories. Generation does not need this service.
 
     Errors carry google.rpc details as in GenerationService. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
     the store is full; FAILED_PRECONDITION: it refuses, or a newer version wrote to the memory; ABORTED: the memory was
     purged during the call, or the client read or wrote nothing for the server's stall timeout.
 
-    An empty tenant is "default", as in GenerationService.
+    A caller may read the statistics of its own tenant; what changes or exports a memory needs the role tenant-admin, what
+    concerns all tenants the role operator. An empty tenant is that of the credential, as in GenerationService.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -83,13 +85,14 @@ class MemoryServiceAsyncStub(MemoryServiceStub):
     """Deletes memories that no server uses."""
 
 class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
-    """For operators: inspects and manages tenants' learned memories. Generation does not need this service.
+    """Inspects and manages tenants' learned memories. Generation does not need this service.
 
     Errors carry google.rpc details as in GenerationService. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
     the store is full; FAILED_PRECONDITION: it refuses, or a newer version wrote to the memory; ABORTED: the memory was
     purged during the call, or the client read or wrote nothing for the server's stall timeout.
 
-    An empty tenant is "default", as in GenerationService.
+    A caller may read the statistics of its own tenant; what changes or exports a memory needs the role tenant-admin, what
+    concerns all tenants the role operator. An empty tenant is that of the credential, as in GenerationService.
     """
 
     @_abc_1.abstractmethod

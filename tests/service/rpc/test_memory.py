@@ -307,7 +307,7 @@ async def _read_all(stream: Any) -> None:
         pass
 
 
-async def test_purges_imports_and_exports_leave_an_audit_line(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_is_done_to_a_memory_leaves_an_audit_line(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as served, client_of(served, tenant="acme") as client:
         record = MemoryRecord(tuple(b"secret text"), "secret text")
         await asyncio.to_thread(client.import_records, [record], fingerprint="f" * 16)
@@ -316,6 +316,7 @@ async def test_purges_imports_and_exports_leave_an_audit_line(caplog: pytest.Log
         await asyncio.to_thread(client.purge_orphans)
         with pytest.raises(InvalidRequestError):
             await asyncio.to_thread(client.import_records, [MemoryRecord((999,))], fingerprint="f" * 16)
+        await asyncio.to_thread(client.warm, ["secret", "texts"])
     lines: list[Any] = [one.msg for one in caplog.records if one.name == "draftwood.audit"]
     assert [(one["action"], one["tenant"], one["result"]) for one in lines] == [
         ("import", "acme", "ok"),
@@ -323,8 +324,10 @@ async def test_purges_imports_and_exports_leave_an_audit_line(caplog: pytest.Log
         ("purge", "acme", "ok"),
         ("purge orphans", None, "ok"),
         ("import", "acme", "invalid_value"),
+        ("warm", "acme", "ok"),
     ]
-    assert [one.get("records") for one in lines] == [1, 1, None, None, 0]
+    assert [one.get("records") for one in lines] == [1, 1, None, None, 0, 2]
+    assert {(one["principal"], one["role"]) for one in lines} == {("anyone", "operator")}
     assert (lines[2]["memories"], lines[2]["tokens"]) == (1, 11)
     for line in lines:
         assert line["peer"].startswith("ipv4:127.0.0.1")

@@ -155,7 +155,8 @@ def _print_statistics(found: MemoryStatistics) -> None:
         stored, index = f"{one.stored_bytes / 1024:,.0f}", f"{one.index_bytes / 1024:,.0f}"
         typer.echo(row.format(name, f"{one.tokens:,}", stored, f"{one.log_records:,}", age, here, index))
     typer.echo(f"model fingerprint {found.fingerprint}")
-    typer.echo(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in found.store.items()))
+    if found.store:
+        typer.echo(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in found.store.items()))
 
 
 def _documents(files: list[Path]) -> Iterator[str]:

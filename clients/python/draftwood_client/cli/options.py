@@ -41,9 +41,15 @@ class ConnectionOptions:
         None
     )
     timeout: Annotated[float | None, _connection("Deadline of a request in seconds; none by default.")] = None
-    token: Annotated[
-        str | None, _connection("Bearer token; the variable keeps it out of process lists.", envvar="DRAFTWOOD_TOKEN")
+    api_key: Annotated[
+        str | None, _connection("API key; the variable keeps it out of process lists.", envvar="DRAFTWOOD_API_KEY")
     ] = None
+    token: Annotated[
+        str | None, _connection("Token (JWT) instead of an API key; better in the variable.", envvar="DRAFTWOOD_TOKEN")
+    ] = None
+    plaintext_credentials: Annotated[
+        bool, _connection("Send them to another machine without TLS.", "--plaintext-credentials")
+    ] = False
     tls: Annotated[bool, _connection("Use TLS; trust public authorities.", "--tls")] = False
     tls_ca: Annotated[Path | None, _connection("Use TLS; trust the authorities in this PEM file.")] = None
     tls_cert: Annotated[Path | None, _connection("Client certificate, PEM; requires --tls-key.")] = None
@@ -54,11 +60,22 @@ class ConnectionOptions:
 
     def client(self) -> Client:
         """Raises `ArgumentError`."""
-        return Client(self.target, tenant=self.tenant, timeout=self.timeout, token=self.token, tls=self._tls())
+        return Client(**self._arguments())
 
     def memory_client(self) -> MemoryClient:
         """Raises `ArgumentError`."""
-        return MemoryClient(self.target, tenant=self.tenant, timeout=self.timeout, token=self.token, tls=self._tls())
+        return MemoryClient(**self._arguments())
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "tenant": self.tenant,
+            "timeout": self.timeout,
+            "api_key": self.api_key,
+            "token": self.token,
+            "plaintext_credentials": self.plaintext_credentials,
+            "tls": self._tls(),
+        }
 
     def _tls(self) -> bool | TlsConfig:
         files = (self.tls_ca, self.tls_cert, self.tls_key)

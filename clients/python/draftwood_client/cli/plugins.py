@@ -24,6 +24,7 @@ SERVER = "draftwood"
 
 HELP = {
     "serve": "Serve a model.",
+    "key": "Create, list and revoke API keys of a server's file.",
     "demo": "Compare drafting off, with an empty and with a warm memory, on the bundled model.",
     "bench": "Measure speed, load and drafting.",
     "experiment": "Compare drafting strategies.",

@@ -6,19 +6,7 @@ import unicodedata
 
 from model_runner.errors import InvalidInputError
 
-DEFAULT_TENANT = "default"
 MAX_IDENTIFIER_BYTES = 256
-
-
-def resolve_tenant(given: str) -> str:
-    """The tenant of a call, from the request's `tenant`; `DEFAULT_TENANT` if it is empty.
-
-    Called once for each call, where its request is first read; everything after it gets the resolved tenant.
-
-    Raises:
-        InvalidInputError: it is not a valid identifier.
-    """
-    return check_identifier("tenant", given) if given else DEFAULT_TENANT
 
 
 def check_identifier(field: str, given: str) -> str:

@@ -1,0 +1,38 @@
+"""Which role each method requires.
+
+A method with a tenant in its request also checks that, by `Principal.tenant_for`; GetMemoryStatistics without one lists
+what the caller may see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from service.auth.principal import Role
+
+_RULES: Mapping[str, Mapping[str, Role]] = {
+    "draftwood.v1.GenerationService": {
+        "Generate": Role.CALLER,
+        "Tokenize": Role.CALLER,
+        "Detokenize": Role.CALLER,
+        "GetModelInfo": Role.CALLER,
+    },
+    "draftwood.v1.MemoryService": {
+        "GetMemoryStatistics": Role.CALLER,
+        "WarmMemory": Role.TENANT_ADMIN,
+        "ExportMemory": Role.TENANT_ADMIN,
+        "ImportMemory": Role.TENANT_ADMIN,
+        "PurgeMemory": Role.TENANT_ADMIN,
+        "ListOrphanedMemories": Role.OPERATOR,
+        "PurgeOrphanedMemories": Role.OPERATOR,
+    },
+}
+
+
+def required_role(service: str, method: str) -> Role:
+    """The least role for a method of a service, given by its full name.
+
+    Raises:
+        KeyError: there is no rule, so that the service cannot be served.
+    """
+    return _RULES[service][method]

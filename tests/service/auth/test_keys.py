@@ -1,0 +1,193 @@
+"""`draftwood key`, the file that it changes, and servers that follow the file."""
+# ruff: noqa: ASYNC240  # small files of the test
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from draftwood_client import AsyncClient, PermissionDeniedError, UnauthenticatedError
+from model_runner.errors import InvalidInputError
+from service.auth.auth_file import AuthFile, parse, read
+from service.auth.commands import key
+from service.rpc.server import BoundServer
+from service.settings import Settings
+from tests.service.fakes import serving
+
+HASH = "0" * 64
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str, status: int = 0) -> Any:
+    """What the command prints, as JSON; its error if the status is not 0."""
+    assert key([*args]) == status
+    shown = capsys.readouterr()
+    return shown.err if status else json.loads(shown.out)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "auth.yaml"
+
+
+def test_create_list_and_revoke(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    flag = ("--file", str(file), "--json")
+    made = run(capsys, "create", *flag, "--tenant", "acme", "--expires", "90d", "--note", "billing")
+    other = run(capsys, "create", *flag, "--role", "operator")
+    assert made["key"].startswith(f"dw_{made['id']}_")
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert made["key"] not in file.read_text()
+    assert made["key"][16:] not in file.read_text()
+    [first, second] = run(capsys, "list", *flag)["keys"]
+    assert (first["id"], first["tenant"], first["role"], first["note"]) == (made["id"], "acme", "caller", "billing")
+    assert (second["tenant"], second["role"], second["expires"]) == (None, "operator", None)
+    assert "sha256" not in first
+    days = datetime.fromisoformat(first["expires"]) - datetime.now(UTC)
+    assert timedelta(days=89) < days <= timedelta(days=90)
+
+    later = run(capsys, "revoke", *flag, made["id"], "--after", "24h")
+    assert not later["revoked"]
+    assert datetime.fromisoformat(later["expires"]) < datetime.now(UTC) + timedelta(days=1, minutes=1)
+    assert run(capsys, "revoke", *flag, other["id"])["revoked"]
+    assert [entry.id for entry in read(file).keys] == [made["id"]]
+    assert "no such key" in run(capsys, "revoke", *flag, other["id"], status=2)
+
+
+def test_the_key_alone_goes_to_stdout(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    assert key(["create", "--file", str(file), "--tenant", "acme"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.strip().startswith("dw_")
+    assert len(shown.out.split()) == 1
+    assert "not shown again" in shown.err
+    assert key(["list", "--file", str(file)]) == 0
+    assert "acme" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["create"], "tenant: must be set for the role caller"),
+        (["create", "--tenant", "a", "--role", "admin"], "must be one of caller, tenant-admin, operator"),
+        (["create", "--tenant", "a", "--expires", "soon"], "must look like 90d, 12h or 30m"),
+        (["create", "--tenant", "a\n"], "control characters"),
+        (["list"], "cannot be read"),
+    ],
+)
+def test_refused(capsys: pytest.CaptureFixture[str], file: Path, arguments: list[str], problem: str) -> None:
+    error = run(capsys, *arguments, "--file", str(file), status=2)
+    assert error.startswith("error: ")
+    assert problem in error
+    assert error.count("\n") == 1
+    assert not file.exists()
+
+
+def test_certificates_survive_a_change_of_keys(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    file.write_text("certificates:\n- {name: spiffe://acme/billing, tenant: acme}\n")
+    run(capsys, "create", "--file", str(file), "--json", "--tenant", "acme")
+    content = read(file)
+    assert [one.name for one in content.certificates] == ["spiffe://acme/billing"]
+    assert len(content.keys) == 1
+
+
+KEY = f"{{id: aaaaaaaaaaaa, tenant: a, sha256: '{HASH}', created: 2026-01-01}}"
+BAD = {
+    "keys: [": "not valid YAML",
+    "- a": "",
+    "kees: []": "kees: Extra inputs",
+    f"keys: [{KEY}, {KEY}]": "key:aaaaaaaaaaaa occurs twice",
+    "keys: [{id: x}]": "keys[0].id: ",
+    f"keys: [{{id: aaaaaaaaaaaa, sha256: '{HASH}', created: 2026-01-01}}]": "must be set for the role caller",
+    f"keys: [{{id: aaaaaaaaaaaa, tenant: '', sha256: '{HASH}', created: 2026-01-01}}]": "must not be empty",
+    "certificates: [{tenant: a}]": "certificates[0]: must have either name",
+    "certificates: [{name: x, role: root}]": "certificates[0].role: must be one of caller, tenant-admin, operator",
+    "keys: [{created: 2026-13-45}]": "not valid YAML",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_a_bad_file_is_refused_with_the_place(text: str) -> None:
+    with pytest.raises(InvalidInputError) as error:
+        parse(text.encode())
+    assert error.value.field == "auth_file"
+    assert BAD[text] in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_empty_file_and_times_without_a_zone() -> None:
+    assert parse(b"") == AuthFile()
+    [entry] = parse(f"keys: [{KEY}]".encode()).keys
+    assert entry.created == datetime(2026, 1, 1, tzinfo=UTC)
+
+
+async def changed(path: Path, text: str, client: AsyncClient, works: bool) -> None:
+    """Writes the file and waits until the server has seen it: five seconds at most."""
+    path.write_text(text)
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            await client.model_info()
+            now = True
+        except UnauthenticatedError:
+            now = False
+        if now is works:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"after 5 s, works is still {not works}")
+
+
+async def test_a_server_follows_the_file(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    flag = ("--file", str(file), "--json", "--tenant", "acme")
+    old, new = (run(capsys, "create", *flag)["key"] for _ in range(2))
+    both = file.read_text()
+    run(capsys, "revoke", "--file", str(file), "--json", old[3:15])
+    async with (
+        serving(auth_file=file) as served,
+        AsyncClient(served.server.address, api_key=old) as with_old,
+        AsyncClient(served.server.address, api_key=new, tenant="acme") as with_new,
+    ):
+        with pytest.raises(UnauthenticatedError, match="the call has no valid credential"):
+            await with_old.model_info()
+        assert (await with_new.generate("x", max_tokens=2)).text
+        with pytest.raises(PermissionDeniedError, match="another tenant"):
+            await with_new.generate("x", max_tokens=2, tenant="beta")
+        await changed(file, both, with_old, works=True)
+        file.write_text("keys: [nonsense")  # the version before stays in use
+        await asyncio.sleep(1.5)
+        await with_old.model_info()
+        await changed(file, "keys: []", with_old, works=False)
+        with pytest.raises(UnauthenticatedError):
+            await with_new.model_info()
+
+
+async def test_a_bad_file_keeps_a_server_from_starting(file: Path) -> None:
+    file.write_text("keys: 3")
+    with pytest.raises(InvalidInputError, match="auth_file"):
+        async with serving(auth_file=file):
+            pass
+
+
+async def test_no_key_is_needed_without_a_file() -> None:
+    async with serving() as served, AsyncClient(served.server.address, tenant="anyone") as client:
+        assert (await client.generate("x", max_tokens=2)).tenant == "anyone"
+
+
+async def test_a_call_while_the_model_is_loaded_needs_a_key_too(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    made = run(capsys, "create", "--file", str(file), "--json", "--tenant", "acme")["key"]
+    bound = BoundServer(Settings(port=0, auth_file=file))
+    await bound.start()
+    try:
+        async with grpc.aio.insecure_channel(bound.address) as channel:
+            stub: Any = channel.unary_unary("/draftwood.v1.GenerationService/GetModelInfo")
+            for headers, code in (((), "UNAUTHENTICATED"), ((("authorization", f"Bearer {made}"),), "UNAVAILABLE")):
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await stub(b"", metadata=grpc.aio.Metadata(*headers))
+                assert error.value.code().name == code
+    finally:
+        await bound.grpc_server.stop(0)
+        await bound.close()

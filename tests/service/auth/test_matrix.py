@@ -1,0 +1,282 @@
+"""Who may call what: every method by every role, for its own and another tenant, and with every bad credential."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+import draftwood
+from service.auth import Role, required_role
+from service.auth.api_keys import new_key
+from service.auth.auth_file import KeyEntry, updated
+from service.rpc.reflection import V1
+from tests.service.auth.issuer import SETTINGS, forged_tokens, public_keys, token, write_keys
+from tests.service.fakes import Served, serving
+from tests.service.rpc.test_endings import reason
+
+CODE = grpc.StatusCode
+OWN, OTHER = "acme", "beta"
+
+
+def _methods() -> dict[str, MethodDescriptor]:
+    """All methods of the protocol, whatever package they are in."""
+    found: dict[str, MethodDescriptor] = {}
+    for module in pkgutil.walk_packages(draftwood.__path__, "draftwood."):
+        if module.name.endswith("_pb2"):
+            for service in importlib.import_module(module.name).DESCRIPTOR.services_by_name.values():
+                found |= {method.name: method for method in service.methods}
+    return found
+
+
+METHODS = _methods()
+
+LEAST_ROLE = {
+    "Generate": Role.CALLER,
+    "Tokenize": Role.CALLER,
+    "Detokenize": Role.CALLER,
+    "GetModelInfo": Role.CALLER,
+    "GetMemoryStatistics": Role.CALLER,
+    "WarmMemory": Role.TENANT_ADMIN,
+    "ExportMemory": Role.TENANT_ADMIN,
+    "ImportMemory": Role.TENANT_ADMIN,
+    "PurgeMemory": Role.TENANT_ADMIN,
+    "ListOrphanedMemories": Role.OPERATOR,
+    "PurgeOrphanedMemories": Role.OPERATOR,
+}
+"""What docs/security.md promises, written again by hand: a new method fails here until it is thought about."""
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "Generate": {"text": "x", "stop": {"max_tokens": 2}},
+    "Tokenize": {"text": "x"},
+    "Detokenize": {"token_ids": [97]},
+    "WarmMemory": {"texts": ["a text"]},
+}
+
+
+class Keys:
+    """A file of keys: one of each role, and bad ones."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        now = datetime.now(UTC)
+        self.of_role = {role: self.add(role) for role in Role}
+        expired = self.add(Role.CALLER, expires=now - timedelta(seconds=1))
+        revoked = self.add(Role.OPERATOR)
+        with updated(path) as entries:
+            entries[:] = [entry for entry in entries if entry.id not in revoked]
+        caller = self.of_role[Role.CALLER]
+        self.bad = {
+            "unknown": f"Bearer {new_key().key}",
+            "wrong secret": f"Bearer {caller[:-10]}{'A' * 10}",
+            "secret of another": f"Bearer {caller[:16]}{self.of_role[Role.OPERATOR][16:]}",
+            "expired": f"Bearer {expired}",
+            "revoked": f"Bearer {revoked}",
+            "cut": f"Bearer {caller[:-1]}",
+            "longer": f"Bearer {caller}A",
+            "the hash": f"Bearer {entry_of(path, caller).sha256}",
+            "empty": "Bearer ",
+            "no scheme": caller,
+            "another scheme": f"Basic {caller}",
+        }
+
+    def add(self, role: Role, expires: datetime | None = None) -> str:
+        made = new_key()
+        tenant = None if role is Role.OPERATOR else OWN
+        entry = KeyEntry(
+            id=made.id, tenant=tenant, role=role, sha256=made.sha256, created=datetime.now(UTC), expires=expires
+        )
+        with updated(self.path) as entries:
+            entries.append(entry)
+        return made.key
+
+
+def entry_of(path: Path, key: str) -> KeyEntry:
+    with updated(path) as entries:
+        return next(entry for entry in entries if entry.id in key)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    return Keys(tmp_path / "auth.yaml")
+
+
+@asynccontextmanager
+async def guarded(keys: Keys, tmp_path: Path) -> AsyncIterator[Served]:
+    """A server with API keys and tokens."""
+    jwks = write_keys(tmp_path / "jwks.json", public_keys())
+    async with serving(auth_file=keys.path, jwt_jwks=str(jwks), **SETTINGS) as served:
+        yield served
+
+
+def request_of(method: MethodDescriptor, tenant: str = "") -> Message:
+    fields = dict(REQUESTS.get(method.name, {}))
+    if tenant:
+        fields["tenant"] = tenant
+    return GetMessageClass(method.input_type)(**fields)
+
+
+async def call(served: Served, method: MethodDescriptor, authorization: str | None, tenant: str = "") -> Any:
+    """The last message of the answer. Raises AioRpcError."""
+    headers = [] if authorization is None else [("authorization", authorization)]
+    return await call_with(served, method, headers, tenant)
+
+
+async def call_with(served: Served, method: MethodDescriptor, headers: list[tuple[str, str]], tenant: str = "") -> Any:
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    coding: Any = {
+        "request_serializer": GetMessageClass(method.input_type).SerializeToString,
+        "response_deserializer": GetMessageClass(method.output_type).FromString,
+    }
+    request: Any = request_of(method, tenant)
+    metadata = grpc.aio.Metadata(*headers)
+    if not method.server_streaming:
+        return await served.channel.unary_unary(path, **coding)(request, metadata=metadata, timeout=10)
+    if method.client_streaming:
+        answers: Any = served.channel.stream_stream(path, **coding)(iter([request]), metadata=metadata, timeout=10)
+    else:
+        answers = served.channel.unary_stream(path, **coding)(request, metadata=metadata, timeout=10)
+    return [answer async for answer in answers][-1]
+
+
+async def refused(served: Served, method: MethodDescriptor, authorization: str | None, tenant: str = "") -> Any:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call(served, method, authorization, tenant)
+    return error.value
+
+
+def test_every_method_of_the_protocol_has_a_rule() -> None:
+    assert METHODS.keys() == LEAST_ROLE.keys()
+    for name, method in METHODS.items():
+        assert required_role(method.containing_service.full_name, name) is LEAST_ROLE[name]
+
+
+@pytest.mark.parametrize("name", METHODS)
+async def test_by_role_and_tenant(name: str, keys: Keys, tmp_path: Path) -> None:
+    method = METHODS[name]
+    tenants = ("", OWN, OTHER) if "tenant" in method.input_type.fields_by_name else ("",)
+    async with guarded(keys, tmp_path) as served:
+        for role in Role:
+            in_token = token(role=role.label, tenant=None if role is Role.OPERATOR else OWN)
+            for credential in (keys.of_role[role], in_token):
+                for tenant in tenants:
+                    foreign = tenant == OTHER and role is not Role.OPERATOR
+                    if role >= LEAST_ROLE[name] and not foreign:
+                        assert await call(served, method, f"Bearer {credential}", tenant) is not None
+                    else:
+                        error = await refused(served, method, f"Bearer {credential}", tenant)
+                        assert (error.code(), reason(error)) == (CODE.PERMISSION_DENIED, "PERMISSION_DENIED")
+                        assert OTHER not in str(error.details())
+
+
+@pytest.mark.parametrize("name", METHODS)
+async def test_by_bad_credential(name: str, keys: Keys, tmp_path: Path) -> None:
+    bad = {**keys.bad, **{f"token with {kind}": f"Bearer {forged}" for kind, forged in forged_tokens().items()}}
+    async with guarded(keys, tmp_path) as served:
+        nothing = await refused(served, METHODS[name], None)
+        for kind, authorization in bad.items():
+            error = await refused(served, METHODS[name], authorization)
+            assert (error.code(), reason(error)) == (CODE.UNAUTHENTICATED, "UNAUTHENTICATED"), kind
+            assert error.details() == nothing.details(), kind
+        twice = [("authorization", f"Bearer {key}") for key in (keys.of_role[Role.OPERATOR], "x")]
+        with pytest.raises(grpc.aio.AioRpcError) as several:
+            await call_with(served, METHODS[name], twice)
+        assert several.value.code() is CODE.UNAUTHENTICATED
+        assert served.server.bridge.live == 0
+
+
+async def test_the_tenant_is_the_credentials(keys: Keys, tmp_path: Path) -> None:
+    async with guarded(keys, tmp_path) as served:
+        for credential, named, tenant in (
+            (keys.of_role[Role.CALLER], "", OWN),
+            (keys.of_role[Role.CALLER], OWN, OWN),
+            (keys.of_role[Role.OPERATOR], "", "default"),
+            (keys.of_role[Role.OPERATOR], OTHER, OTHER),
+            (token(tenant="gamma"), "", "gamma"),
+        ):
+            stream: Any = served.channel.unary_stream(
+                "/draftwood.v1.GenerationService/Generate",
+                request_serializer=GetMessageClass(METHODS["Generate"].input_type).SerializeToString,
+                response_deserializer=GetMessageClass(METHODS["Generate"].output_type).FromString,
+            )(
+                request_of(METHODS["Generate"], named),
+                metadata=grpc.aio.Metadata(("authorization", f"Bearer {credential}")),
+            )
+            first = await stream.read()
+            assert first.started.tenant == tenant
+            stream.cancel()
+
+
+async def test_statistics_show_what_the_caller_may_see(keys: Keys, tmp_path: Path) -> None:
+    warm, statistics = METHODS["WarmMemory"], METHODS["GetMemoryStatistics"]
+    caller, operator = (f"Bearer {keys.of_role[role]}" for role in (Role.CALLER, Role.OPERATOR))
+    async with guarded(keys, tmp_path) as served:
+        for tenant in (OWN, OTHER):
+            await call(served, warm, operator, tenant)
+        seen = await call(served, statistics, caller)
+        assert [one.tenant for one in seen.tenants] == [OWN]
+        assert not seen.HasField("store")  # counters over all tenants
+        everything = await call(served, statistics, operator)
+        assert {one.tenant for one in everything.tenants} == {OWN, OTHER}
+        assert everything.HasField("store")
+        admin = f"Bearer {keys.of_role[Role.TENANT_ADMIN]}"
+        await refused(served, METHODS["PurgeMemory"], admin, OTHER)
+        assert (await call(served, statistics, operator, OTHER)).tenants[0].tokens == len("a text")
+
+
+async def test_health_is_open_and_reflection_is_not(keys: Keys, tmp_path: Path) -> None:
+    async with guarded(keys, tmp_path) as served:
+        health = health_pb2_grpc.HealthStub(served.channel)
+        assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+        for name in (V1, reflection.SERVICE_NAME):
+            stub: Any = served.channel.stream_stream(
+                f"/{name}/ServerReflectionInfo",
+                request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+                response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+            )
+            question = [reflection_pb2.ServerReflectionRequest(list_services="")]
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await stub(iter(question)).read()
+            assert (error.value.code(), reason(error.value)) == (CODE.UNAUTHENTICATED, "UNAUTHENTICATED")
+            known = [("authorization", f"Bearer {keys.of_role[Role.CALLER]}")]
+            answer = await stub(iter(question), metadata=grpc.aio.Metadata(*known)).read()
+            assert len(answer.list_services_response.service) >= 3
+    async with serving(reflection=False) as served:
+        stub = served.channel.stream_stream(f"/{V1}/ServerReflectionInfo")
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await stub(iter([b""])).read()
+        assert error.value.code() is CODE.UNIMPLEMENTED
+
+
+async def test_refusals_and_what_is_done_are_in_the_audit_log(
+    keys: Keys, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caller, admin = (f"Bearer {keys.of_role[role]}" for role in (Role.CALLER, Role.TENANT_ADMIN))
+    async with guarded(keys, tmp_path) as served:
+        await call(served, METHODS["PurgeMemory"], admin)
+        await refused(served, METHODS["Generate"], caller, OTHER)
+        for _ in range(100):
+            await refused(served, METHODS["GetModelInfo"], keys.bad["wrong secret"])
+        gate = served.server._bound.gate
+        assert (gate.unauthenticated.total, gate.denied.total) == (100, 1)
+    lines: list[Any] = [one.msg for one in caplog.records if one.name == "draftwood.audit"]
+    done, denied, *failed = lines
+    assert (done["action"], done["tenant"], done["role"], done["result"]) == ("purge", OWN, "tenant-admin", "ok")
+    assert done["principal"] == f"key:{admin[10:22]}"
+    assert (denied["event"], denied["method"], denied["tenant"]) == ("permission denied", "Generate", OTHER)
+    assert denied["principal"] == f"key:{caller[10:22]}"
+    assert failed[0]["cause"] == f"wrong secret of key {caller[10:22]}"
+    assert 10 <= len(failed) < 100  # ten lines a second
+    assert not any(secret[24:] in str(lines) for secret in keys.of_role.values())

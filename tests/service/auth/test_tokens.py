@@ -1,0 +1,244 @@
+"""Tokens that are accepted, keys of the issuer that change, and URLs that do not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_runner.errors import InvalidInputError
+from service.auth import IssuerUnavailableError, Role, UnauthenticatedError
+from service.auth.jwks import JwksFile, JwksUrl, KeySet
+from service.auth.tokens import TokenRules, TokenVerifier
+from tests.certificates import make_certificate
+from tests.service.auth.issuer import (
+    AUDIENCE,
+    EC_KEY,
+    ED_KEY,
+    ISSUER,
+    OTHER_RSA_KEY,
+    RSA_KEY,
+    public_keys,
+    token,
+    write_keys,
+)
+from tests.service.fakes import until
+
+ALGORITHMS = ("RS256", "ES256", "EdDSA")
+
+
+def rules(**changed: Any) -> TokenRules:
+    values: dict[str, Any] = {
+        "issuer": ISSUER,
+        "audience": AUDIENCE,
+        "algorithms": ALGORITHMS,
+        "tenant_claim": "tenant",
+        "role_claim": "role",
+        "leeway": 30.0,
+    }
+    return TokenRules(**{**values, **changed})
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> JwksFile:
+    return JwksFile(write_keys(tmp_path / "jwks.json", public_keys()), ALGORITHMS)
+
+
+@pytest.fixture
+def verifier(source: JwksFile) -> TokenVerifier:
+    return TokenVerifier(source, rules())
+
+
+@pytest.mark.parametrize(
+    ("key", "algorithm", "kid"), [(RSA_KEY, "RS256", "rsa"), (EC_KEY, "ES256", "ec"), (ED_KEY, "EdDSA", "ed")]
+)
+async def test_signatures(verifier: TokenVerifier, key: Any, algorithm: str, kid: str) -> None:
+    principal = await verifier.principal(token(key, algorithm, kid), time.time())
+    assert (principal.name, principal.role, principal.tenant) == ("token:ann", Role.CALLER, "acme")
+
+
+async def test_a_key_is_for_each_allowed_algorithm_of_its_kind(tmp_path: Path) -> None:
+    allowed = ("RS256", "PS256", "RS512")
+    source = JwksFile(write_keys(tmp_path / "jwks.json", public_keys("rsa")), allowed)
+    verifier = TokenVerifier(source, rules(algorithms=allowed))
+    for algorithm in allowed:
+        assert await verifier.principal(token(algorithm=algorithm), time.time())
+    with pytest.raises(UnauthenticatedError):
+        await verifier.principal(token(algorithm="PS512"), time.time())
+
+
+async def test_roles_and_claims_by_other_names(source: JwksFile) -> None:
+    verifier = TokenVerifier(source, rules(tenant_claim="https://x/org", role_claim="roles"))
+    for roles, role in (
+        (None, Role.CALLER),
+        ("tenant-admin", Role.TENANT_ADMIN),
+        (["offline", "operator", "caller"], Role.OPERATOR),
+        (["offline"], Role.CALLER),
+        ({"operator": 1}, Role.CALLER),
+        (3, Role.CALLER),
+    ):
+        found = await verifier.principal(token(roles=roles, **{"https://x/org": "beta"}), time.time())
+        assert (found.role, found.tenant) == (role, "beta")
+    assert (await verifier.principal(token(roles="operator"), time.time())).tenant is None
+
+
+async def test_a_token_is_remembered_until_it_expires(verifier: TokenVerifier) -> None:
+    one = token()
+    now = time.time()
+    assert await verifier.principal(one, now) is await verifier.principal(one, now)
+    assert await verifier.principal(one, now + 629) is not None
+    late = token(exp=int(now) - 20)  # within the leeway
+    assert await verifier.principal(late, now)
+    with pytest.raises(UnauthenticatedError):
+        await TokenVerifier(verifier._source, rules(leeway=0)).principal(late, now)
+
+
+async def test_a_key_that_is_taken_back_ends_its_tokens(
+    tmp_path: Path, source: JwksFile, verifier: TokenVerifier
+) -> None:
+    of_rsa, of_ec = token(), token(EC_KEY, "ES256", "ec")
+    for one in (of_rsa, of_ec):
+        await verifier.principal(one, time.time())
+    write_keys(tmp_path / "jwks.json", public_keys("ec"))
+    assert source._file.look()
+    with pytest.raises(UnauthenticatedError, match="no valid credential"):
+        await verifier.principal(of_rsa, time.time())
+    assert await verifier.principal(of_ec, time.time())
+
+
+async def test_the_only_key_needs_no_id(tmp_path: Path) -> None:
+    source = JwksFile(write_keys(tmp_path / "jwks.json", public_keys("rsa")), ALGORITHMS)
+    assert await TokenVerifier(source, rules()).principal(token(kid=None), time.time())
+
+
+def test_unusable_keys_are_left_out() -> None:
+    [rsa] = public_keys("rsa")
+    secret = {"kty": "oct", "k": "c2VjcmV0", "kid": "oct"}
+    for bad in (secret, {**rsa, "use": "enc"}, {**rsa, "alg": "RS512"}, {**rsa, "n": "!"}, "x", {**rsa, "kid": 3}):
+        with pytest.raises(InvalidInputError, match="has no key for signatures by"):
+            KeySet(json.dumps({"keys": [bad]}).encode(), ALGORITHMS)
+        assert KeySet(json.dumps({"keys": [bad, rsa]}).encode(), ALGORITHMS).find("rsa", "RS256")
+    for bad_set in (b"", b"[]", b'{"keys": 1}', b"[" * 100_000, json.dumps({"keys": [rsa] * 101}).encode()):
+        with pytest.raises(InvalidInputError, match='must be a JSON object with "keys"'):
+            KeySet(bad_set, ALGORITHMS)
+
+
+class Web:
+    """An https server of keys.
+
+    Attributes:
+        body: what it sends; None for a redirect to itself.
+        asked: how often.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.body: bytes | None = write_keys(folder / "keys", public_keys("rsa")).read_bytes()
+        self.asked = 0
+        web = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                web.asked += 1
+                self.send_response(302 if web.body is None else 200)
+                self.send_header("Location", "/")
+                self.end_headers()
+                self.wfile.write(web.body or b"")
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self.certificate, key = make_certificate(folder, "web")
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate, key)
+        self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
+        self.url = f"https://localhost:{self.server.server_port}/jwks"
+
+
+@contextmanager
+def _running(web: Web) -> Iterator[Web]:
+    thread = threading.Thread(target=web.server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield web
+    finally:
+        web.server.shutdown()
+        thread.join()
+        web.server.server_close()
+
+
+@pytest.fixture
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with _running(Web(tmp_path)) as running:
+        monkeypatch.setenv("SSL_CERT_FILE", str(running.certificate))
+        yield running
+
+
+async def test_unknown_key_ids_make_one_request_in_a_while(web: Web, tmp_path: Path) -> None:
+    verifier = TokenVerifier(JwksUrl(web.url, ALGORITHMS), rules())
+    assert await verifier.principal(token(), time.time())  # the first request of all
+    assert web.asked == 1
+    for _ in range(20):
+        with pytest.raises(UnauthenticatedError):
+            await verifier.principal(token(OTHER_RSA_KEY, kid="new"), time.time())
+    assert web.asked == 1
+
+
+async def test_a_new_key_is_found(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.auth.jwks._RETRY_SECONDS", 0.0)
+    verifier = TokenVerifier(JwksUrl(web.url, ALGORITHMS), rules())
+    await verifier.principal(token(), time.time())
+    web.body = write_keys(tmp_path / "keys", public_keys("rsa", "ec")).read_bytes()
+    calls = [verifier.principal(token(EC_KEY, "ES256", "ec", sub=str(i)), time.time()) for i in range(20)]
+    assert {one.tenant for one in await asyncio.gather(*calls)} == {"acme"}
+    assert web.asked == 2  # for all of them together
+    web.body = b"nonsense"  # the keys before stay in use
+    with pytest.raises(UnauthenticatedError):
+        await verifier.principal(token(kid="unknown"), time.time())
+    assert await verifier.principal(token(), time.time())
+
+
+@pytest.mark.parametrize("body", [None, b"x" * (2**20 + 1), b"{}"], ids=["redirect", "too long", "no keys"])
+async def test_without_keys_a_call_may_be_repeated(web: Web, body: bytes | None) -> None:
+    web.body = body
+    with pytest.raises(IssuerUnavailableError):
+        await TokenVerifier(JwksUrl(web.url, ALGORITHMS), rules()).principal(token(), time.time())
+    assert web.asked == 1
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_refused(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with pytest.raises(IssuerUnavailableError):
+        await TokenVerifier(JwksUrl(web.url, ALGORITHMS), rules()).principal(token(), time.time())
+    assert web.asked == 0
+
+
+def _has_ec(source: JwksUrl) -> bool:
+    return source.keys is not None and source.keys.find("ec", "ES256") is not None
+
+
+async def test_keys_are_followed_and_expire(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.auth.jwks._REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr("service.auth.jwks._RETRY_SECONDS", 0.0)
+    source = JwksUrl(web.url, ALGORITHMS)
+    following = asyncio.create_task(source.follow())
+    try:
+        await until(lambda: web.asked >= 3 and source.keys is not None)
+        assert not _has_ec(source)
+        web.body = write_keys(tmp_path / "keys", public_keys()).read_bytes()
+        await until(lambda: _has_ec(source))
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+    monkeypatch.setattr("service.auth.jwks._STALE_SECONDS", 0.0)
+    assert source.keys is None
