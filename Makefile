@@ -4,7 +4,8 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 NODE := build/node/.installed
 # Small models in tests are faster on one thread, and two test processes share the machine.
-TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+# Models that tests convert are kept in a folder of their own.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 XDG_CACHE_HOME=$(CURDIR)/build/cache
 
 .PHONY: help setup demo serve bench test test-slow check format protos baseline stream-cost peers clean
 

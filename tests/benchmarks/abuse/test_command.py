@@ -38,6 +38,7 @@ def test_each_bar_can_be_missed(seen: Seen, growth: float, calls: dict[str, Any]
     assert [words in line for line in _row("x", seen, calls, growth, FAIR).missed] == [True]
 
 
+@pytest.mark.slow  # tests/security runs all attacks
 @pytest.mark.timeout(120)
 def test_one_attack_on_a_real_service(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report, picture = tmp_path / "abuse.json", tmp_path / "abuse.png"

@@ -23,8 +23,7 @@ from draftwood_client import NO_RETRY, Client, UnavailableError
 def service(folder: Path, *more: str) -> Iterator[tuple[psutil.Process, str]]:
     """`draftwood serve` with the bundled model, and its address."""
     ready = folder / "address"
-    cache = ["--model-cache-folder", str(folder / "cache")]
-    flags = ["--port", "0", "--ready-file", str(ready), "--threads", "1", "--log-level", "error", *cache, *more]
+    flags = ["--port", "0", "--ready-file", str(ready), "--threads", "1", "--log-level", "error", *more]
     process = subprocess.Popen([sys.executable, "-m", "service", *flags])
     try:
         wait(ready.exists)
@@ -53,7 +52,9 @@ def serves(address: str) -> bool:
 
 
 def test_a_killed_engine_is_started_anew(tmp_path: Path) -> None:
-    with service(tmp_path) as (process, address), Client(address, retry=NO_RETRY) as client:
+    cache = tmp_path / "cache"
+    cached = service(tmp_path, "--model-cache-folder", str(cache))
+    with cached as (process, address), Client(address, retry=NO_RETRY) as client:
         before = client.generate([5], max_tokens=8, timeout=60).token_ids
         killed = engine_of(process)
         with client.stream([5], max_tokens=1500, ignore_eos=True, timeout=60) as stream:
@@ -68,7 +69,7 @@ def test_a_killed_engine_is_started_anew(tmp_path: Path) -> None:
         wait(lambda: serves(address))
         assert engine_of(process).pid != killed.pid
         assert client.generate([5], max_tokens=8, timeout=60).token_ids == before
-    assert len([*(tmp_path / "cache").iterdir()]) == 1  # the second engine found the model of the first
+    assert len([*cache.iterdir()]) == 1  # the second engine found the model of the first
 
 
 def test_a_killed_engine_that_is_not_restarted_ends_its_service(tmp_path: Path) -> None:
