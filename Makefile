@@ -59,7 +59,7 @@ check: $(STAMP)  ## Lint, types, import rules, protocol
 	$(BIN)/buf breaking --against protos/baseline.binpb
 	rm -rf build/stubs
 	tools/generate_stubs.sh build/stubs
-	diff -r -x '*.proto' -x '__init__.py' -x '__pycache__' build/stubs/draftwood/v1 protos/draftwood/v1
+	diff -r -x '*.proto' -x '__init__.py' -x py.typed -x '__pycache__' build/stubs/draftwood protos/draftwood
 
 format: $(STAMP)  ## Fix what ruff can fix
 	$(BIN)/ruff check --fix .

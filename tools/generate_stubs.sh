@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Generates the Python stubs of protos/draftwood/v1 into the folder given (default: protos, where they are committed).
+# Generates the Python stubs of protos/draftwood into the folder given (default: protos, where they are committed).
 # Its compiler is older than the runtime on purpose: generated code runs on its own protobuf version and newer ones only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,4 +12,4 @@ fi
 mkdir -p "$out"
 PATH="$PWD/$venv/bin:$PATH" "$venv/bin/python" -m grpc_tools.protoc --proto_path=protos \
   --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" --mypy_grpc_out="$out" \
-  protos/draftwood/v1/*.proto
+  protos/draftwood/v1/*.proto protos/draftwood/admin/v1/*.proto

@@ -166,7 +166,7 @@ class GenerationServicer:
                 strategy=request.strategy_name,
                 prompt_tokens=request.prompt.size,
                 max_tokens=request.stop.max_tokens,
-                seed=request.sampling.seed,
+                seed=request.sampling.seed if request.sampling.temperature else None,
             )
         )
 

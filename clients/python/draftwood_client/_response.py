@@ -148,7 +148,7 @@ def _started(message: pb.Started) -> Started:
         strategy=message.strategy,
         prompt_tokens=message.prompt_tokens,
         max_tokens=message.max_tokens,
-        seed=message.seed,
+        seed=message.seed if message.HasField("seed") else None,
     )
 
 

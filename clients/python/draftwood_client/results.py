@@ -57,7 +57,7 @@ class Started:
     Attributes:
         strategy: the drafting strategy; "none" if drafting is off.
         max_tokens: the largest number of tokens that the answer can have.
-        seed: the seed of the answer; a request with the same seed gets the same answer.
+        seed: the seed of the answer; a request with the same seed gets the same answer. None in greedy decoding.
     """
 
     request_id: str
@@ -66,7 +66,7 @@ class Started:
     strategy: str
     prompt_tokens: int
     max_tokens: int
-    seed: int
+    seed: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class SampleFinished:
 
     reason: FinishReason
     matched_stop: str | int | None
-    seed: int
+    seed: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Sample:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     matched_stop: str | int | None
-    seed: int
+    seed: int | None
     details: tuple[TokenDetail, ...] = ()
 
 
@@ -192,7 +192,7 @@ class Completion:
     request_id: str
     model: str
     tenant: str
-    seed: int
+    seed: int | None
     details: tuple[TokenDetail, ...] = ()
     samples: tuple[Sample, ...] = ()
 

@@ -1,0 +1,65 @@
+"""What a tenant is configured with, checked, as the service uses it. None means the setting of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+OptionValue = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class DraftConfig:
+    """A strategy with its options. Hashable: equal configurations share their strategy's instance.
+
+    Attributes:
+        strategy: registered name; "" for the server's default.
+        options: (name, value) pairs in the order of their names, which the strategy accepts.
+        max_nodes: draft nodes of a step and request; None for the server's limit, 0 for no drafts.
+    """
+
+    strategy: str = ""
+    options: tuple[tuple[str, OptionValue], ...] = ()
+    max_nodes: int | None = None
+
+
+class LearningScope(Enum):
+    NOTHING = "nothing"
+    OUTPUTS = "outputs"
+    PROMPTS_AND_OUTPUTS = "prompts_and_outputs"
+
+
+@dataclass(frozen=True, slots=True)
+class LearningConfig:
+    """What a memory keeps, and how much of it.
+
+    Attributes:
+        max_age: seconds after which a record is deleted; None for no limit.
+        idle_ttl: seconds after the last record until the memory is deleted.
+        max_tokens, max_bytes: of the memory.
+    """
+
+    scope: LearningScope = LearningScope.OUTPUTS
+    max_age: float | None = None
+    idle_ttl: float | None = None
+    max_tokens: int | None = None
+    max_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantConfig:
+    """The configuration of a tenant.
+
+    Attributes:
+        allow_draft_override: requests may choose strategy and draft limit.
+        weight: share of slots and places relative to other tenants.
+        sampling: the fields of `SamplingParams` that have a default of the tenant's own.
+    """
+
+    drafting: DraftConfig = DraftConfig()
+    allow_draft_override: bool = True
+    learning: LearningConfig = LearningConfig()
+    weight: float | None = None
+    sampling: Mapping[str, float | int] = field(default_factory=lambda: MappingProxyType({}))
