@@ -6,6 +6,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
+from model_runner.loading.facts import ModelFacts
 from model_runner.request import GrammarKind
 from model_runner.sampling.generation_defaults import GenerationDefaults
 from model_runner.sequence import Grammar
@@ -77,23 +78,12 @@ class ServedModel(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelInfo:
+class ModelInfo(ModelFacts):
     """The properties of a model, sent from the engine's process. The service adds tokenizer and grammars."""
 
     name: str
-    architecture: str
-    parameters: int
-    dtype: str
-    weights: str
-    device: str
     exact: bool
     runner_name: str
-    runner_reason: str
-    fingerprint: str
-    vocab_size: int
-    max_context: int
-    eos_token_ids: frozenset[int]
-    defaults: GenerationDefaults
 
     @classmethod
     def of(cls, model: Any) -> ModelInfo:

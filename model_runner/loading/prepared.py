@@ -23,9 +23,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from model_runner.loading.facts import ModelFacts
 from model_runner.loading.loaded import LoadedModel
 from model_runner.loading.tokenizer import Tokenizer
-from model_runner.sampling.generation_defaults import GenerationDefaults
 
 _log = logging.getLogger(__name__)
 
@@ -40,26 +40,13 @@ _CODE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
-    """The attributes of a `LoadedModel` and of its factory that are kept as they are, and the digests of the files."""
+class _Entry:
+    """What is kept of a model and of its factory, and the digests of the files."""
 
-    runner_reason: str
-    architecture: str
-    dtype: str
-    weights: str
-    device: str
-    fingerprint: str
-    parameters: int
-    vocab_size: int
-    max_context: int
-    eos_token_ids: frozenset[int]
-    defaults: GenerationDefaults
+    facts: ModelFacts
     layout: dict[str, Any]
     window: int | None
     digests: dict[str, str]
-
-
-_KEPT_AS_THEY_ARE = [one.name for one in fields(_Facts) if one.name not in ("layout", "window", "digests")]
 
 
 def prepared_model(cache: Path, path_or_id: str, **options: str | int | None) -> Prepared | None:
@@ -116,18 +103,18 @@ class Prepared:
         digest, _, text = (self._folder / _FACTS).read_text(encoding="utf-8").partition("\n")
         if digest != hashlib.sha256(text.encode()).hexdigest():
             raise ValueError(f"{_FACTS} is damaged")
-        facts = TypeAdapter(_Facts).validate_json(text)
-        for file, expected in facts.digests.items():
+        entry = TypeAdapter(_Entry).validate_json(text)
+        for file, expected in entry.digests.items():
             if _digest(self._folder / file) != expected:
                 raise ValueError(f"{file} is damaged")
-        layout, context = PageLayout(**facts.layout), facts.max_context
-        factory = stored.load(self._folder, layout, facts.window, facts.vocab_size, context, threads)
+        facts, layout = entry.facts, PageLayout(**entry.layout)
+        factory = stored.load(self._folder, layout, entry.window, facts.vocab_size, facts.max_context, threads)
         return LoadedModel(
             name=name,
             factory=factory,
             tokenizer=tokenizer,
             grammars=tokenizer.grammars(facts.vocab_size),
-            **{one: getattr(facts, one) for one in _KEPT_AS_THEY_ARE},
+            **vars(facts),
         )
 
     def save(self, model: LoadedModel) -> None:
@@ -152,13 +139,13 @@ class Prepared:
         factory: Any = model.factory
         stored.save(factory, folder, model.vocab_size, model.max_context)
         layout = factory.converted.layout
-        facts = _Facts(
-            **{one: getattr(model, one) for one in _KEPT_AS_THEY_ARE},
+        entry = _Entry(
+            facts=ModelFacts(**{one.name: getattr(model, one.name) for one in fields(ModelFacts)}),
             layout={one.name: getattr(layout, one.name) for one in fields(layout)},
             window=factory.converted.window,
             digests={path.name: _digest(path) for path in folder.iterdir()},
         )
-        text = TypeAdapter(_Facts).dump_json(facts).decode()
+        text = TypeAdapter(_Entry).dump_json(entry).decode()
         digest = hashlib.sha256(text.encode()).hexdigest()
         (folder / _FACTS).write_text(f"{digest}\n{text}", encoding="utf-8")
 
