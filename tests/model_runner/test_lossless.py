@@ -35,7 +35,8 @@ from tests.model_runner.sequences import make_sequence
 NAMES = [*dict.fromkeys([*strategies.strategy_names(), phrase_book.NAME])]
 """Every strategy, the example plugin among them."""
 NEW_TOKENS = 20
-BUDGETS = (0, 1, 7, 64)
+BATCHES = ((0, 5), (1, 5), (7, 1), (64, 5), (64, 1))
+"""Draft nodes, and how many sequences run together."""
 
 # Few distinct tokens, so that phrases repeat and drafts are accepted; some prompts longer than the window.
 prompts = st.lists(
@@ -83,18 +84,15 @@ def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     phrase_book.install(monkeypatch)
 
 
-@pytest.mark.parametrize("batch_size", [1, 5])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("family", "runner"), with_runners(FAMILIES, ["qwen3"]))
 @given(prompts=prompts)
 @few_examples
-def test_every_strategy_at_every_budget(
-    family: str, runner: str, name: str, batch_size: int, prompts: list[tuple[int, ...]]
-) -> None:
+def test_every_strategy_at_every_budget(family: str, runner: str, name: str, prompts: list[tuple[int, ...]]) -> None:
     engine = fixed_engine(family, runner)
     texts = [[*prompt, *greedy(family, prompt, NEW_TOKENS)] for prompt in prompts]
     wrong = [[*text[:-10], *reversed(text[-10:])] for text in texts]
-    for nodes in BUDGETS:
+    for nodes, batch_size in BATCHES:
         strategy = phrase_book.create(name, texts + wrong)
         for start in range(0, len(prompts), batch_size):
             batch = prompts[start : start + batch_size]
@@ -118,8 +116,7 @@ def test_trees_of_any_shape(family: str, runner: str, prompts: list[tuple[int, .
     assert sum(s.stats.accepted_tokens for s in sequences) > NEW_TOKENS
 
 
-@pytest.mark.parametrize("runner", ["torch", "openvino"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "runner"), [("hybrid", "torch"), *((name, "openvino") for name in NAMES)])
 def test_bundled_model_answers_questions(name: str, runner: str) -> None:
     """Real text: most of it is drafted and accepted the second time, and nothing changes."""
     model = served("bundled", runner)

@@ -12,7 +12,7 @@ from benchmarks.soak.run import ROUNDS
 from benchmarks.soak.traffic import KINDS
 
 MEMORY_BOUND = 64
-"""MiB in the second half of the time, some 200 requests: a leak of 320 KiB per request, a tenth of the KV memory of a
+"""MiB in the second half of the time, some 100 requests: a leak of 640 KiB per request, a fifth of the KV memory of a
 sequence. A run of half an hour finds 2 KiB per request."""
 
 
@@ -21,7 +21,7 @@ def test_a_short_soak_loses_no_slot_and_nothing_that_is_large(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report, picture = tmp_path / "soak.json", tmp_path / "soak.png"
-    arguments = ["--duration", "30", "--max-context", "512", "--threads", "1"]
+    arguments = ["--duration", "14", "--max-context", "512", "--threads", "1"]
     arguments += ["--memory-bound", str(MEMORY_BOUND)]
     status = bench(["soak", *arguments, "--json", str(report), "--plot", str(picture)])
     assert status == 0, capsys.readouterr().err
