@@ -21,7 +21,7 @@ from model_runner.loading.supported_models import FILE
 from tools.model_sweep.families import FAMILIES, small_model
 from tools.model_sweep.trial import NEW_TOKENS, PROMPTS, RUNNERS, try_runner
 
-_SECONDS = 60
+_SECONDS = 180
 
 
 def try_family(family: str) -> dict[str, Any]:

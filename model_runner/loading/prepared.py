@@ -26,6 +26,7 @@ from pydantic import TypeAdapter
 from model_runner.loading.facts import ModelFacts
 from model_runner.loading.loaded import LoadedModel
 from model_runner.loading.tokenizer import Tokenizer
+from model_runner.runners.base import KVShape
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class _Entry:
     """What is kept of a model and of its factory, and the digests of the files."""
 
     facts: ModelFacts
-    layout: dict[str, Any]
+    shapes: tuple[KVShape, ...]
     window: int | None
     digests: dict[str, str]
 
@@ -107,7 +108,7 @@ class Prepared:
         for file, expected in entry.digests.items():
             if _digest(self._folder / file) != expected:
                 raise ValueError(f"{file} is damaged")
-        facts, layout = entry.facts, PageLayout(**entry.layout)
+        facts, layout = entry.facts, PageLayout(entry.shapes, entry.facts.dtype)
         factory = stored.load(self._folder, layout, entry.window, facts.vocab_size, facts.max_context, threads)
         return LoadedModel(
             name=name,
@@ -138,10 +139,9 @@ class Prepared:
 
         factory: Any = model.factory
         stored.save(factory, folder, model.vocab_size, model.max_context)
-        layout = factory.converted.layout
         entry = _Entry(
             facts=ModelFacts(**{one.name: getattr(model, one.name) for one in fields(ModelFacts)}),
-            layout={one.name: getattr(layout, one.name) for one in fields(layout)},
+            shapes=factory.converted.layout.shapes,
             window=factory.converted.window,
             digests={path.name: _digest(path) for path in folder.iterdir()},
         )

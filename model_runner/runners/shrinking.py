@@ -126,15 +126,19 @@ def _is_number(value: object) -> bool:
 
 
 def _shrink_layers(values: dict[str, Any]) -> None:
-    """Few layers, of each kind that a model has; lists that hold something for every layer are cut alike."""
+    """Few layers, of each kind that a model has, those that share keys and values with others apart; lists that hold
+    something for every layer are cut alike."""
     name = next((key for key in _LAYER_COUNTS if _is_number(values.get(key))), None)
     if name is None:
         return
-    layers = values[name]
+    layers: int = values[name]
     kinds = values.get("layer_types") or []
-    new_kinds = sorted({kinds.index(kind) for kind in kinds})
-    others = [layer for layer in range(layers) if layer not in new_kinds]
+    own = layers - (values.get("num_kv_shared_layers") or 0)
+    new_kinds = _first_of_each(kinds, 0, own) + _first_of_each(kinds, own, layers)
+    others = [layer for layer in range(own) if layer not in new_kinds]
     kept = sorted(new_kinds + others[: max(0, _LAYERS - len(new_kinds))])
+    if own < layers:
+        values["num_kv_shared_layers"] = sum(layer >= own for layer in kept)
     for key, value in values.items():
         if isinstance(value, list) and len(value) == layers:
             values[key] = [value[layer] for layer in kept]
@@ -144,6 +148,11 @@ def _shrink_layers(values: dict[str, Any]) -> None:
     for key in ("first_k_dense_replace", "max_window_layers"):
         if _is_number(values.get(key)):
             values[key] = min(values[key], 1)
+
+
+def _first_of_each(kinds: list[str], start: int, end: int) -> list[int]:
+    """The first layer of each kind, from layer `start` to before `end`."""
+    return [layer for layer in range(start, min(end, len(kinds))) if kinds[layer] not in kinds[start:layer]]
 
 
 def _shrink_widths(values: dict[str, Any], config: Any) -> None:

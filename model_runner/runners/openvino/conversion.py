@@ -26,6 +26,7 @@ from transformers import AttentionInterface
 from transformers.utils import logging as transformers_logging
 
 from model_runner.errors import UnsupportedRunnerError
+from model_runner.runners.base import KVShape
 from model_runner.runners.openvino.joining import join_products
 from model_runner.runners.openvino.kv_pages import PageLayout
 from model_runner.runners.openvino.paged_attention import OPERATOR, ConvertedModel, add_parameters, paged_attention
@@ -64,14 +65,14 @@ class _Trace:
 
     Attributes:
         max_context: positions that the model will be run on at most.
-        shapes: kv_heads, key_dim and value_dim, layer by layer.
+        shapes: of keys and values, layer by layer.
         windows: tokens that each layer attends to; None for all.
         refusal: why the model cannot be converted, if a call showed it.
     """
 
     def __init__(self, max_context: int) -> None:
         self.max_context = max_context
-        self.shapes: list[tuple[int, int, int]] = []
+        self.shapes: list[KVShape] = []
         self.windows: list[int | None] = []
         self.refusal: str | None = None
 
@@ -108,7 +109,7 @@ def _traced_attention(
     )
     if heads % kv_heads:  # the kernel would divide by zero
         raise ValueError(f"{heads} heads cannot share {kv_heads} heads of keys and values")
-    trace.shapes.append((kv_heads, key_dim, value_dim))
+    trace.shapes.append(KVShape(kv_heads, key_dim, value_dim))
     trace.windows.append(sliding_window)
     window = 0 if sliding_window is None or sliding_window >= trace.max_context else sliding_window
     scale = key_dim**-0.5 if scaling is None else float(scaling)
@@ -170,13 +171,9 @@ def convert(module: Any, max_context: int) -> ConvertedModel:
     layers = add_parameters(model)
     if reason := too_few_calls(layers, config):
         raise UnsupportedRunnerError(f"OpenVINO: {name} {reason}")
-    if len(shapes := set(trace.shapes)) > 1:
-        raise UnsupportedRunnerError(
-            f"OpenVINO: {name}: keys and values have different shapes by layer: {sorted(shapes)}"
-        )
     if hidden := hidden_window(config, trace.windows, max_context):
         raise UnsupportedRunnerError(f"OpenVINO: {name} {hidden}")
-    layout = PageLayout(layers, *shapes.pop(), str(module.dtype).removeprefix("torch."))
+    layout = PageLayout(tuple(trace.shapes), str(module.dtype).removeprefix("torch."))
     windows = [window for window in trace.windows if window is not None and window < max_context]
     return ConvertedModel(model, layout, min(windows, default=None))
 

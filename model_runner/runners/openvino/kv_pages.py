@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 import openvino as ov
 
 from model_runner.errors import InvalidValueError
-from model_runner.runners.base import KVMoves
+from model_runner.runners.base import KVMoves, KVShape, by_layer
 from strategies.draft import Int32Array
 from strategies.native import compiled
 
@@ -22,30 +23,28 @@ _ELEMENTS = {"float32": (np.float32, ov.Type.f32), "bfloat16": (np.uint16, ov.Ty
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """Shape of the keys and values of one token, the same in every layer.
+    """What the keys and values of one token are.
 
     Attributes:
+        shapes: for each layer.
         dtype: "float32" or "bfloat16".
     """
 
-    layers: int
-    kv_heads: int
-    key_dim: int
-    value_dim: int
+    shapes: tuple[KVShape, ...]
     dtype: str
 
     @property
     def bytes_per_token(self) -> int:
         itemsize: int = np.dtype(_ELEMENTS[self.dtype][0]).itemsize
-        return self.layers * self.kv_heads * (self.key_dim + self.value_dim) * itemsize
+        return itemsize * sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in self.shapes)
 
 
 class KVPages:
     """The pages; `scheduling.kv_pool.KVPool` decides what is in them.
 
     Attributes:
-        keys: [layer, page, kv_head, PAGE_SIZE, key_dim], of float32 or of the bits of bfloat16.
-        values: [layer, page, kv_head, PAGE_SIZE, value_dim], the same.
+        keys: for each layer [page, kv_head, PAGE_SIZE, key_dim], of float32 or of the bits of bfloat16.
+        values: for each layer [page, kv_head, PAGE_SIZE, value_dim], the same.
 
     Args:
         layout: what a token costs.
@@ -59,21 +58,25 @@ class KVPages:
         self.layout = layout
         self.pages = -(-tokens // PAGE_SIZE)
         element = _ELEMENTS[layout.dtype][0]
-        shape = (layout.layers, self.pages, layout.kv_heads, PAGE_SIZE)
+        keys, values = {}, {}
         try:
-            self.keys: npt.NDArray[Any] = np.zeros((*shape, layout.key_dim), element)
-            self.values: npt.NDArray[Any] = np.zeros((*shape, layout.value_dim), element)
+            for shape, layers in Counter(layout.shapes).items():
+                sizes = (layers, self.pages, shape.kv_heads, PAGE_SIZE)
+                keys[shape] = np.zeros((*sizes, shape.key_dim), element)
+                values[shape] = np.zeros((*sizes, shape.value_dim), element)
         except MemoryError as error:
             gigabytes = tokens * layout.bytes_per_token / 1e9
             raise InvalidValueError(
                 "kv_cache_tokens", tokens, f"the machine has no memory for their {gigabytes:.1f} GB of keys and values"
             ) from error
-
+        self._arrays: list[npt.NDArray[Any]] = [*keys.values(), *values.values()]
+        self.keys = by_layer(layout.shapes, keys)
+        self.values = by_layer(layout.shapes, values)
         self.move(KVMoves(np.empty(0, np.int32), np.empty(0, np.int32)))  # compiles
 
     def move(self, moves: KVMoves) -> None:
         """Moves entries from slots to slots, in every layer."""
-        for memory in (self.keys, self.values):
+        for memory in self._arrays:
             _move(memory, moves.sources, moves.targets)
 
     def tensors(self) -> dict[str, ov.Tensor]:

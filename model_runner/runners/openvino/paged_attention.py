@@ -95,8 +95,8 @@ def paged_attention(context: Any) -> list[ov.Output]:
 
 def restore_heads(model: ov.Model, layout: PageLayout) -> None:
     """Tells each PagedAttention operator the shape of its heads, which a file of a model does not keep."""
-    for attention in _attentions(model):
-        _name_heads(attention, layout.kv_heads, layout.key_dim, layout.value_dim)
+    for attention, shape in zip(_attentions(model), layout.shapes, strict=True):
+        _name_heads(attention, *shape)
 
 
 def add_parameters(model: ov.Model) -> int:

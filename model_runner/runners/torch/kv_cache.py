@@ -1,16 +1,17 @@
-"""KV memory of the torch runner: pages of 16 tokens, in one array a layer."""
+"""KV memory of the torch runner: pages of 16 tokens, in one array for all layers of a shape."""
 
 from __future__ import annotations
 
 import math
 import mmap
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from model_runner.errors import InvalidValueError
-from model_runner.runners.base import KVMoves, StepBatch
+from model_runner.runners.base import KVMoves, KVShape, StepBatch, by_layer
 from model_runner.runners.torch.exact_attention import ONES
 from strategies.draft import Int32Array
 
@@ -20,37 +21,35 @@ PAGE_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Shape of the keys and values of one token, the same in every layer.
+    """What the keys and values of one token are.
 
     Attributes:
+        shapes: for each layer.
         dtype: of stored keys and values; float32 if `exact`.
         exact: attention sums in the order that `exact_attention` describes.
     """
 
-    layers: int
-    kv_heads: int
-    key_dim: int
-    value_dim: int
+    shapes: tuple[KVShape, ...]
     dtype: torch.dtype
     device: torch.device
     exact: bool = False
 
     @property
     def bytes_per_token(self) -> int:
-        return self.layers * self.kv_heads * (self.key_dim + self.value_width) * self.dtype.itemsize
+        numbers = sum(shape.kv_heads * (shape.key_dim + self.value_width(shape)) for shape in self.shapes)
+        return numbers * self.dtype.itemsize
 
-    @property
-    def value_width(self) -> int:
+    def value_width(self, shape: KVShape) -> int:
         """Columns of stored values: exact attention needs some columns of ones beside them."""
-        return self.value_dim + (ONES if self.exact else 0)
+        return shape.value_dim + (ONES if self.exact else 0)
 
 
 class KVCache:
     """The pages; `scheduling.kv_pool.KVPool` decides what is in them.
 
     Attributes:
-        keys: [layer, kv_head, page * PAGE_SIZE, key_dim].
-        values: [layer, kv_head, page * PAGE_SIZE, value_width].
+        keys: for each layer [kv_head, page * PAGE_SIZE, key_dim].
+        values: for each layer [kv_head, page * PAGE_SIZE, value_width].
 
     Args:
         layout: what a token costs.
@@ -63,20 +62,25 @@ class KVCache:
     def __init__(self, layout: KVLayout, tokens: int) -> None:
         self.layout = layout
         self.pages = -(-tokens // PAGE_SIZE)
-        shape = (layout.layers, layout.kv_heads, self.pages * PAGE_SIZE)
+        slots = self.pages * PAGE_SIZE
+        keys, values = {}, {}
         try:
-            self.keys = _empty((*shape, layout.key_dim), layout)
-            self.values = _empty((*shape, layout.value_width), layout)
+            for shape, layers in Counter(layout.shapes).items():
+                keys[shape] = _empty((layers, shape.kv_heads, slots, shape.key_dim), layout)
+                values[shape] = _empty((layers, shape.kv_heads, slots, layout.value_width(shape)), layout)
         except (MemoryError, OSError, RuntimeError) as error:  # RuntimeError: torch, on either device
             gigabytes = tokens * layout.bytes_per_token / 1e9
             raise InvalidValueError(
                 "kv_cache_tokens", tokens, f"the device has no memory for their {gigabytes:.1f} GB of keys and values"
             ) from error
+        self._arrays = [_plain(array) for array in (*keys.values(), *values.values())]
+        self.keys = by_layer(layout.shapes, keys)
+        self.values = by_layer(layout.shapes, values)
 
     def move(self, moves: KVMoves) -> None:
         """Moves entries from slots to slots, in every layer."""
         sources, targets = moves.sources.astype("int64"), moves.targets.astype("int64")
-        for memory in (_plain(self.keys), _plain(self.values)):
+        for memory in self._arrays:
             memory[:, :, targets] = memory[:, :, sources]
 
 

@@ -12,6 +12,7 @@ import torch
 from transformers import AttentionInterface
 
 from model_runner.errors import UnsupportedModelError
+from model_runner.runners.base import KVShape
 from model_runner.runners.batch import BatchRow, lay_out
 from model_runner.runners.probing import (
     TOLERANCE,
@@ -103,9 +104,7 @@ class _AttentionCall(NamedTuple):
     """What a layer calls attention with."""
 
     layer: int | None
-    kv_heads: int
-    key_dim: int
-    value_dim: int
+    shape: KVShape
     dtype: torch.dtype
     window: int | None
 
@@ -126,7 +125,8 @@ def _noted_attention(
 ) -> tuple[torch.Tensor, None]:
     """Zeros [1, T, head, value_dim] in place of attention, see `tree_attention`: only the shapes matter."""
     layer: Any = getattr(module, "layer_idx", None)
-    _CALLS.get().append(_AttentionCall(layer, key.shape[1], key.shape[3], value.shape[3], key.dtype, sliding_window))
+    shape = KVShape(key.shape[1], key.shape[3], value.shape[3])
+    _CALLS.get().append(_AttentionCall(layer, shape, key.dtype, sliding_window))
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
 
@@ -149,10 +149,7 @@ def _layout(module: Any, max_context: int) -> KVLayout:
         raise UnsupportedModelError(f"{name} does not number its layers from 0 on: {[call.layer for call in calls]}")
     if reason := hidden_window(config, [call.window for call in calls], max_context):
         raise UnsupportedModelError(f"{name} {reason}")
-    shapes = {call[1:4] for call in calls}
-    if len(shapes) > 1:
-        raise UnsupportedModelError(f"{name} has keys and values of different shapes by layer: {sorted(shapes)}")
-    return KVLayout(len(calls), *shapes.pop(), calls[0].dtype, module.device)
+    return KVLayout(tuple(call.shape for call in calls), calls[0].dtype, module.device)
 
 
 def _tree_logits(module: Any, layout: KVLayout, tokens: Int32Array) -> torch.Tensor:

@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_runner.errors import InvalidValueError
-from model_runner.runners.base import KVMoves, StepBatch
+from model_runner.runners.base import KVMoves, KVShape, StepBatch
 from model_runner.runners.batch import BatchRow, lay_out
 from model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout, StepEntries
 from strategies import EMPTY_TREE
 from strategies.draft import Int32Array
 
-LAYOUT = KVLayout(2, 3, 4, 5, torch.float32, torch.device("cpu"))
+SHAPES = (KVShape(3, 4, 5), KVShape(1, 6, 2), KVShape(3, 4, 5))
+LAYOUT = KVLayout(SHAPES, torch.float32, torch.device("cpu"))
 
 
 def chain(pages: Int32Array, context: int, count: int) -> BatchRow:
@@ -29,18 +30,19 @@ def write(kv: KVCache, batch: StepBatch, values: list[int]) -> StepEntries:
     """Fills the entries of the step in every layer with these values, negative ones in the values."""
     entries = StepEntries(kv, batch)
     column = torch.tensor(values, dtype=torch.float32)[None, :, None]
-    for layer in range(kv.layout.layers):
-        entries.write(layer, column.expand(3, -1, 4), -column.expand(3, -1, 5))
+    for layer, (heads, key_dim, value_dim) in enumerate(SHAPES):
+        entries.write(layer, column.expand(heads, -1, key_dim), -column.expand(heads, -1, value_dim))
     return entries
 
 
 def read(entries: StepEntries, row: int, count: int) -> list[float]:
     found: list[float] = []
-    for layer in range(LAYOUT.layers):
+    for layer, (heads, key_dim, value_dim) in enumerate(SHAPES):
         keys, values = entries.read(layer, row)
         found = keys[0, :count, 0].tolist()
-        assert torch.equal(keys[:, :count], torch.tensor(found)[None, :, None].expand(3, -1, 4))
-        assert torch.equal(values[:, :count, :5], -torch.tensor(found)[None, :, None].expand(3, -1, 5))
+        column = torch.tensor(found)[None, :, None]
+        assert torch.equal(keys[:, :count], column.expand(heads, -1, key_dim))
+        assert torch.equal(values[:, :count, :value_dim], -column.expand(heads, -1, value_dim))
     return found
 
 
@@ -67,7 +69,7 @@ def test_neighbouring_pages_are_read_in_place() -> None:
     kv.keys[1].fill_(7.0)
     for entries, base in ((in_place, True), (gathered, False)):
         keys, _ = entries.read(1, 0)
-        assert (keys.untyped_storage().data_ptr() == kv.keys.untyped_storage().data_ptr()) == base
+        assert (keys.untyped_storage().data_ptr() == kv.keys[1].untyped_storage().data_ptr()) == base
         assert keys[:, : 3 * PAGE_SIZE].eq(7.0).all()
 
 
@@ -100,4 +102,4 @@ def test_a_token_costs_what_the_layout_says(exact: bool) -> None:
     layout = dataclasses.replace(LAYOUT, exact=exact)
     kv = KVCache(layout, PAGE_SIZE + 1)
     assert kv.pages == 2
-    assert layout.bytes_per_token * 2 * PAGE_SIZE == kv.keys.nbytes + kv.values.nbytes
+    assert layout.bytes_per_token * 2 * PAGE_SIZE == sum(layer.nbytes for layer in (*kv.keys, *kv.values))

@@ -12,6 +12,7 @@ import transformers as tf
 from model_runner.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
 from model_runner.loading.model import BUNDLED_MODEL, adopt, load_model
 from model_runner.loading.tokenizer import Tokenizer
+from model_runner.runners.base import KVShape
 from model_runner.runners.shrinking import randomized, rotation_limit
 from model_runner.runners.torch import attention, machine
 from model_runner.runners.torch.kv_cache import KVLayout
@@ -82,23 +83,37 @@ def test_a_hidden_sliding_window_is_refused() -> None:
 def test_what_differs_beyond_a_threshold_only_is_refused(config: Any, threshold: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"beyond {threshold} .*set max_context to 64 or less"):
         probed(config())
-    assert probed(config(), max_context=64).layers == 2
+    assert len(probed(config(), max_context=64).shapes) == 2
 
 
 def test_a_chunk_that_the_context_does_not_pass_is_no_hindrance() -> None:
     config = tf.Llama4TextConfig(**_LLAMA4, attention_chunk_size=64)
-    assert probed(config, max_context=64).layers == 2
+    assert len(probed(config, max_context=64).shapes) == 2
 
 
 def test_latent_attention_is_served_with_the_shapes_of_its_calls() -> None:
     layout = probed(
         tf.DeepseekV3Config(**TINY, **_MLA, n_routed_experts=4, n_group=1, topk_group=1, num_key_value_heads=4)
     )
-    assert (layout.kv_heads, layout.key_dim, layout.value_dim) == (4, 24, 16)
+    assert set(layout.shapes) == {KVShape(4, 24, 16)}
+
+
+def test_keys_and_values_of_other_shapes_in_other_layers_are_served() -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    sizes: dict[str, Any] = {**TINY, "head_dim": 16, "global_head_dim": 32, "num_key_value_heads": 2}
+    config = tf.Gemma4TextConfig(**sizes, layer_types=kinds, num_kv_shared_layers=0)
+    assert probed(config).shapes == (KVShape(2, 16, 16), KVShape(2, 32, 32))
+
+
+def test_layers_that_use_the_keys_and_values_of_others_are_served() -> None:
+    kinds = ["sliding_attention", "full_attention"] * 2
+    sizes: dict[str, Any] = {**TINY, "num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 16}
+    config = tf.Gemma4TextConfig(**sizes, layer_types=kinds, num_key_value_heads=2, num_kv_shared_layers=2)
+    assert len(probed(config).shapes) == 4
 
 
 def test_a_model_that_drops_extra_arguments_is_served() -> None:
-    assert probed(tf.StableLmConfig(**TINY, num_key_value_heads=4)).layers == 2
+    assert len(probed(tf.StableLmConfig(**TINY, num_key_value_heads=4)).shapes) == 2
 
 
 def test_rotations_by_type_of_layer_cap_the_context() -> None:
@@ -111,7 +126,7 @@ def test_rotations_by_type_of_layer_cap_the_context() -> None:
 
 def test_attention_sinks_are_served() -> None:
     config = tf.GptOssConfig(**TINY, num_key_value_heads=2, head_dim=16, num_local_experts=4)
-    assert probed(config).kv_heads == 2
+    assert {shape.kv_heads for shape in probed(config).shapes} == {2}
 
 
 def test_rotations_that_depend_on_the_longest_position_cap_the_context(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_runner.errors import InvalidValueError
-from model_runner.runners.base import KVMoves
+from model_runner.runners.base import KVMoves, KVShape
 from model_runner.runners.openvino.kv_pages import PAGE_SIZE, KVPages, PageLayout
 
-LAYOUT = PageLayout(layers=2, kv_heads=3, key_dim=4, value_dim=5, dtype="float32")
+SHAPES = (KVShape(3, 4, 5), KVShape(1, 6, 2), KVShape(3, 4, 5))
+LAYOUT = PageLayout(SHAPES, "float32")
 SLOTS = 3 * PAGE_SIZE
 
 
@@ -19,15 +20,16 @@ SLOTS = 3 * PAGE_SIZE
 def test_entries_move_from_slot_to_slot(order: list[int], count: int) -> None:
     kv = KVPages(LAYOUT, SLOTS)
     for slot in range(SLOTS):
-        kv.keys[:, slot // PAGE_SIZE, :, slot % PAGE_SIZE] = slot
-        kv.values[:, slot // PAGE_SIZE, :, slot % PAGE_SIZE] = -slot
+        for keys, values in zip(kv.keys, kv.values, strict=True):
+            keys[slot // PAGE_SIZE, :, slot % PAGE_SIZE] = slot
+            values[slot // PAGE_SIZE, :, slot % PAGE_SIZE] = -slot
     targets, sources = order[:count], order[count : 2 * count]
     kv.move(KVMoves(np.array(sources, np.int32), np.array(targets, np.int32)))
     moved = dict(zip(targets, sources, strict=True))
     expected = [moved.get(slot, slot) for slot in range(SLOTS)]
-    for layer in range(2):
-        assert kv.keys[layer, :, 2, :, 3].ravel().tolist() == expected
-        assert kv.values[layer, :, 0, :, 4].ravel().tolist() == [-slot for slot in expected]
+    for keys, values in zip(kv.keys, kv.values, strict=True):
+        assert keys[:, -1, :, -1].ravel().tolist() == expected
+        assert values[:, 0, :, -1].ravel().tolist() == [-slot for slot in expected]
 
 
 def test_memory_that_there_is_not_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +44,7 @@ def test_memory_that_there_is_not_is_a_typed_error(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_token_costs_what_the_layout_reports(dtype: str) -> None:
-    kv = KVPages(PageLayout(2, 3, 4, 5, dtype), PAGE_SIZE + 1)
+    kv = KVPages(PageLayout(SHAPES, dtype), PAGE_SIZE + 1)
     assert kv.pages == 2
-    assert kv.layout.bytes_per_token * 2 * PAGE_SIZE == kv.keys.nbytes + kv.values.nbytes
-    assert {tensor.byte_size for tensor in kv.tensors().values()} == {kv.keys[0].nbytes, kv.values[0].nbytes}
+    assert kv.layout.bytes_per_token * 2 * PAGE_SIZE == sum(layer.nbytes for layer in (*kv.keys, *kv.values))
+    assert [tensor.byte_size for tensor in kv.tensors().values()] == [one.nbytes for one in (*kv.keys, *kv.values)]
