@@ -23,7 +23,7 @@ from model_runner.sampling.output_text import OutputText
 from model_runner.sampling.sequence_writer import AcceptedPath, SequenceWriter
 from model_runner.sampling.token_chooser import TokenChooser
 from model_runner.scheduling.kv_pool import KVPool
-from model_runner.scheduling.scheduler import Scheduler, Work
+from model_runner.scheduling.scheduler import Plan, Scheduler
 from model_runner.sequence import Sequence, SequenceState
 from strategies import Feedback
 
@@ -157,7 +157,7 @@ class Engine:
         started = time.perf_counter()
         outputs = self._expire(started)
         plan = self._schedule(started)
-        drafts = self._policy.propose(plan, self.running)
+        drafts = self._policy.propose(*plan)
         if not drafts:
             return outputs
         batch = self._lay_out(drafts)
@@ -183,10 +183,10 @@ class Engine:
 
         return [self._end(sequence, late(sequence)) for sequence in self._scheduler.overdue(now)]
 
-    def _schedule(self, now: float) -> list[Work]:
-        """The work of the step; its sequences get what they need to draft and to write."""
+    def _schedule(self, now: float) -> Plan:
+        """The plan of the step; its sequences get what they need to draft and to write."""
         plan = self._scheduler.schedule()
-        for work in plan:
+        for work in plan.work:
             if work.sequence not in self._writers:
                 self._start(work.sequence, now)
         return plan

@@ -128,16 +128,15 @@ class DraftPolicy:
         if state is not None:
             state.drafter.close()
 
-    def propose(self, plan: SequenceOf[Work], running: int) -> list[Draft]:
+    def propose(self, plan: SequenceOf[Work], prompts_wait: bool) -> list[Draft]:
         """Which work of the plan is done in this step, each with its draft.
 
         A prompt that needs further steps waits for each of them to end. So nothing is drafted then, and sequences
         whose drafts pay skip a few steps altogether: one step with a draft makes up for them afterwards.
 
         Args:
-            running: how many sequences run, those without work in this step included.
+            prompts_wait: as `Plan.prompts_wait`.
         """
-        prompts_wait = len(plan) < running or not all(work.reaches_end for work in plan)
         drafts = []
         for work in plan:
             state = self._states[work.sequence]

@@ -99,9 +99,9 @@ class FairQueue:
         """Tokens over its weight that a tenant of live sequences was served, on a scale that all tenants share."""
         return max(self._served[tenant], self._most_served - _MOST_CLAIM)
 
-    def guaranteed(self, tenant: str, slots: int) -> int:
+    def share(self, tenant: str, slots: int) -> float:
         """How many of the slots belong to a tenant by its weight among those that have live sequences."""
-        return int(slots * self.weight(tenant) / sum(map(self.weight, self._live)))
+        return slots * self.weight(tenant) / sum(map(self.weight, self._live))
 
     def split(self, tokens: int, wanted: Mapping[str, int]) -> dict[str, int]:
         """Divides tokens by weight; what a tenant does not need goes to the others (max-min fairness)."""

@@ -66,12 +66,19 @@ class SlotShares:
                 holding[giver] -= 1
                 yield other
 
+    def above(self, running: SequenceOf[Sequence]) -> set[str]:
+        """Tenants that hold at least one slot more than their share."""
+        return {tenant for tenant, slots in _by_tenant(running).items() if slots >= self._share(tenant) + 1}
+
     def _lacks(self, tenant: str, holding: Counter[str]) -> bool:
         """Whether a tenant holds fewer slots than belong to it."""
         return holding[tenant] < self._guaranteed(tenant)
 
     def _guaranteed(self, tenant: str) -> int:
-        return self._queue.guaranteed(tenant, self._slots)
+        return int(self._share(tenant))
+
+    def _share(self, tenant: str) -> float:
+        return self._queue.share(tenant, self._slots)
 
 
 def _by_tenant(running: SequenceOf[Sequence]) -> Counter[str]:

@@ -79,7 +79,7 @@ def decoding(strategy: object, written: int, context: int = 3, **options: object
 
 def tree_of(policy: DraftPolicy, sequence: Sequence) -> DraftTree:
     policy.start(sequence)
-    [draft] = policy.propose([Work(sequence, 1)], running=1)
+    [draft] = policy.propose([Work(sequence, 1)], prompts_wait=False)
     return draft.tree
 
 
@@ -123,7 +123,7 @@ def test_long_contexts_are_drafted_for_more_sparingly() -> None:
         policy = DraftPolicy(100, lambda _: NO_LIMITS, times)
         sequence = decoding(bush, written=1, context=context)
         policy.start(sequence)
-        drafts = policy.propose([Work(sequence, 1)], running=1)
+        drafts = policy.propose([Work(sequence, 1)], prompts_wait=False)
         kept.append(int((scores >= policy.least_score(drafts)).sum()))
     assert kept[0] > kept[1] > kept[2]
 
@@ -151,7 +151,7 @@ def test_what_verification_costs_is_read_off_the_step_time_model() -> None:
     policy = DraftPolicy(100, lambda _: NO_LIMITS, StepTimes(StepTimeCurve({1: 1.0, 64: 64.0})))
     sequence = decoding(Plugin(DraftTree.of(range(16))), written=1)
     policy.start(sequence)
-    [draft] = policy.propose([Work(sequence, 1)], running=1)
+    [draft] = policy.propose([Work(sequence, 1)], prompts_wait=False)
     row = BatchRow(np.zeros(4, np.int32), sequence.committed, np.ones(1, np.int32), draft.tree, logits_from=0)
     policy.observe_step(lay_out([row]), 17.0)
     assert policy._verifying_seconds(16) == pytest.approx(16.0, rel=0.01)
