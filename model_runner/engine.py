@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence as SequenceOf
+from concurrent.futures import FIRST_COMPLETED, wait
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from model_runner.loading.model import LoadedModel
 from model_runner.output import StepOutput
 from model_runner.runners.base import KVMoves, Predictions, StepBatch
 from model_runner.runners.batch import BatchRow, lay_out
+from model_runner.sampling.background import background_threads
 from model_runner.sampling.output_text import OutputText
 from model_runner.sampling.sequence_writer import AcceptedPath, SequenceWriter
 from model_runner.sampling.token_chooser import TokenChooser
@@ -30,6 +32,10 @@ from strategies import Feedback
 __all__ = ["Engine", "EngineConfig"]
 
 _log = logging.getLogger(__name__)
+
+
+_MASK_SECONDS = 0.001
+"""How long a step without work waits for a mask: what arrives meanwhile waits as long. Not tuned."""
 
 
 class _Verified(NamedTuple):
@@ -77,6 +83,7 @@ class Engine:
             step_times = measure_step_times(self._runner, model.max_context, 1 + config.max_draft_nodes)
         self._policy = DraftPolicy(model.vocab_size, self._runner.draft_limits, step_times, watchdog)
         self._writers: dict[Sequence, SequenceWriter] = {}
+        self._masking = background_threads(1, "mask")
         self._closed = False
 
     @property
@@ -141,6 +148,7 @@ class Engine:
         self._closed = True
         for sequence in self._scheduler.live:
             self._finish(sequence)
+        self._masking.shutdown(wait=False, cancel_futures=True)
 
     def check(self) -> None:
         """Asserts that slots, KV pages and drafters are held by live sequences that have run, and by no others."""
@@ -159,6 +167,7 @@ class Engine:
         plan = self._schedule(started)
         drafts = self._policy.propose(*plan)
         if not drafts:
+            self._await_mask()
             return outputs
         batch = self._lay_out(drafts)
         try:
@@ -173,6 +182,12 @@ class Engine:
             draft.work.sequence.stats.model_seconds += seconds
             draft.work.sequence.stats.step_seconds += step_seconds
         return outputs
+
+    def _await_mask(self) -> None:
+        """Waits a moment for a mask if the running sequences wait for nothing else."""
+        grammars = [sequence.grammar for sequence in self._scheduler.running if sequence.grammar is not None]
+        if pending := [grammar.pending for grammar in grammars if grammar.pending is not None]:
+            wait(pending, _MASK_SECONDS, FIRST_COMPLETED)
 
     def _expire(self, now: float) -> list[StepOutput]:
         """Ends the sequences that are too late."""
@@ -262,6 +277,8 @@ class Engine:
         self._policy.observe(sequence, Outcome(path.token_ids, accepted, one.feedback, model_seconds, sharing))
         if path.finish:
             self._finish(sequence)
+        elif sequence.grammar is not None:
+            sequence.grammar.prepare(self._masking)
         drafted = [i < accepted for i in range(len(path.token_ids))]
         return StepOutput(sequence, path.token_ids, path.texts, drafted, path.finish, path.logprobs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
@@ -24,6 +25,11 @@ class SequenceState(Enum):
 class Grammar(Protocol):
     """State of an output within its grammar; `sampling.grammar.GrammarState`."""
 
+    pending: Future[bytes] | None
+
+    @property
+    def slow(self) -> bool: ...
+    def prepare(self, threads: Executor) -> None: ...
     def copy(self) -> Grammar: ...
     def mask(self, scores: Any) -> None: ...
     def accept(self, token: int) -> None: ...
@@ -65,6 +71,11 @@ class Sequence:
     def mean_acceptance_length(self) -> float:
         """Tokens per decoding step: 1.0 in plain decoding."""
         return len(self.output) / self.stats.decode_steps if self.stats.decode_steps else 1.0
+
+    @property
+    def ready(self) -> bool:
+        """Its next token can be chosen after a step: no mask of its grammar is being computed."""
+        return self.grammar is None or self.grammar.pending is None or self.grammar.pending.done()
 
     @property
     def length(self) -> int:

@@ -189,8 +189,11 @@ class DraftPolicy:
     def _draft(self, sequence: Sequence, drafter: GuardedDrafter) -> DraftTree:
         """What to verify after a sequence that is committed but for its last token.
 
-        The first token of the output waits for no drafter. Tokens that the grammar forces are a draft at no cost.
+        The first token of the output waits for no drafter. Tokens that the grammar forces are a draft at no cost; with
+        one whose masks are slow, a step writes one token only.
         """
+        if sequence.grammar is not None and sequence.grammar.slow:
+            return EMPTY_TREE
         left, nodes = sequence.request.stop.max_tokens - len(sequence.output), sequence.request.max_draft_nodes
         if left <= 1 or nodes == 0:
             return EMPTY_TREE

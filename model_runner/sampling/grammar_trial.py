@@ -18,13 +18,12 @@ from pathlib import Path
 
 from model_runner.errors import InvalidInputError, InvalidValueError
 from model_runner.request import GrammarKind
+from model_runner.sampling.background import NICENESS
 from model_runner.sampling.grammar_compilation import Vocabulary, compiled
 
 _CPU_SECONDS = 1.0
 _MEMORY_BYTES = 256 * 2**20
 """What compiling may take: a schema of 500 properties takes 0.06 s, one of 1,500 0.6 s. Not tuned."""
-_NICENESS = 10
-"""Below that of the engine, whose steps others wait for."""
 
 
 class GrammarTrials:
@@ -99,7 +98,7 @@ def main() -> None:
     """Compiles grammars until the connection is closed; ended by a signal if one takes too much."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    os.nice(_NICENESS)
+    os.nice(NICENESS)
     connection = Connection(int(sys.argv[1]))
     tokenizer = connection.recv().load()
     _limit_memory()

@@ -40,7 +40,7 @@ class SequenceWriter:
         self._text = text
 
     def verify(self, tokens: Int32Array, parents: Int32Array, predictions: Predictions) -> AcceptedPath:
-        """The path that the model accepts, up to the token that ends the output.
+        """The path that the model accepts, up to the token that ends the output, or that a slow mask comes after.
 
         Args:
             tokens, parents: int32[n], the draft tree with its root, which is node 0.
@@ -54,6 +54,8 @@ class SequenceWriter:
             text, path.finish = self._text.push(token)
             path.token_ids.append(token)
             path.texts.append(text)
+            if node != ROOT_NODE and self._chooser.slow and not path.finish:
+                break  # without the node: the token after it is chosen in another step
             if node != ROOT_NODE:
                 path.nodes.append(node - 1)
             if path.finish:

@@ -79,6 +79,11 @@ class TokenChooser:
         """The most probable token is the next one, now and for the rest of the output. Nothing needs to be chosen."""
         return self._plain and (self._position >= self._unlocked_at or not self._ends)
 
+    @property
+    def slow(self) -> bool:
+        """The next mask of the grammar may take long, so that no step shall wait for it."""
+        return self.grammar is not None and self.grammar.slow
+
     def choose(self, logits: Logits, prediction: int) -> int:
         """The next token.
 

@@ -61,9 +61,9 @@ class Scheduler:
     sequence needs more memory than there is. A step always runs the last that would give way, so there is always
     progress.
 
-    A decoding sequence runs in every step, except that a tenant above its share skips the step that ends another's
-    prompt: with fewer tokens that step, and so the first token, takes less time. Sequences in prefill share a chunk of
-    tokens, a smaller one if others decode, so that a long prompt does not delay their next tokens.
+    A decoding sequence runs in every step unless its grammar's mask is not computed yet. A tenant above its share skips
+    the step that ends another's prompt, which then takes less time. Sequences in prefill share a chunk of tokens, a
+    smaller one if others decode, so that a long prompt does not delay their next tokens.
 
     Args:
         pool: the KV memory.
@@ -314,12 +314,12 @@ class Scheduler:
         return Plan([Work(sequence, tokens) for sequence, tokens in pending.items() if tokens], pending != left)
 
     def _taking_part(self) -> list[Sequence]:
-        """The running sequences without those of tenants above their share, where the step ends another's prompt."""
-        above = self._shares.above(self.running)
-        others = [sequence for sequence in self.running if sequence.request.tenant not in above]
+        """The ready sequences; where the step ends a prompt, without those of other tenants above their share."""
+        ready, above = [one for one in self.running if one.ready], self._shares.above(self.running)
+        others = [sequence for sequence in ready if sequence.request.tenant not in above]
         ends = any(not s.output and s.length - s.committed <= self._shared_chunk for s in others)
         if not above or not ends or self._skipped == _MOST_SKIPPED:
             self._skipped = 0
-            return self.running
+            return ready
         self._skipped += 1
         return others

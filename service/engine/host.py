@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +19,7 @@ import structlog
 from model_runner.errors import EngineStoppedError
 from model_runner.output import StepOutput
 from model_runner.request import Format, Request
+from model_runner.sampling.background import background_threads
 from model_runner.sequence import Sequence
 from service.engine.link import (
     Add,
@@ -87,7 +88,7 @@ class EngineHost:
         self._recent = RecentRequests()
         self._ids: dict[Sequence, int] = {}
         self._ended = False
-        self._compiling = ThreadPoolExecutor(_COMPILING_THREADS, thread_name_prefix="grammar")
+        self._compiling = background_threads(_COMPILING_THREADS, "grammar")
 
     def run(self) -> None:
         """Never raises: the last message has the error that ended the engine."""

@@ -1,0 +1,178 @@
+"""Masks that take long are computed beside the steps: nobody else waits for them, and they change no token."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+import strategies
+from model_runner.engine import Engine, EngineConfig
+from model_runner.errors import InvalidValueError
+from model_runner.request import GrammarKind, StopParams
+from model_runner.sampling import grammar
+from model_runner.sampling.grammar import GrammarState
+from model_runner.sequence import Sequence, SequenceState
+from tests.model_runner.families import as_prompt, served
+from tests.model_runner.sampling.test_grammar import GRAMMARS, answer, expected, prompt
+from tests.model_runner.sequences import make_sequence
+
+AMBIGUOUS = "start: e\ne: e e | /[a-z ]/"
+"""The work for a mask grows with the cube of what is written."""
+
+
+class GatedMatcher:
+    """A matcher with slow masks: none is computed while the gate is closed, and then `held` is set.
+
+    Attributes:
+        threads: names of those that compute masks.
+    """
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+        self.gate = threading.Event()
+        self.gate.set()
+        self.held = threading.Event()
+        self.threads: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+    def compute_bitmask(self) -> Any:
+        self.threads.add(threading.current_thread().name)
+        if not self.gate.is_set():
+            self.held.set()
+            assert self.gate.wait(30)
+        return self._matcher.compute_bitmask()
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every mask counts as slow."""
+    monkeypatch.setattr(grammar, "_SLOW_SECONDS", -1.0)
+
+
+@pytest.fixture
+def engine() -> Engine:
+    torch.set_num_threads(1)
+    return Engine(served("bundled"), EngineConfig(max_draft_nodes=24, adaptive_budget=False, max_running=3))
+
+
+def gated(engine: Engine) -> tuple[Sequence, GatedMatcher]:
+    """A sequence in the engine that has written one token."""
+    state = served("bundled").grammars.compile(GrammarKind.REGEX, GRAMMARS[GrammarKind.REGEX])
+    assert isinstance(state, GrammarState)
+    matcher = GatedMatcher(state._matcher)
+    state._matcher = matcher  # type: ignore[assignment]
+    sequence = make_sequence("slow", as_prompt(prompt()), StopParams(20), grammar=state, max_draft_nodes=8)
+    engine.add(sequence)
+    return sequence, matcher
+
+
+def run(engine: Engine, until: Callable[[], bool]) -> None:
+    for _ in range(30_000):
+        if until():
+            return
+        engine.step()
+        engine.check()
+    raise AssertionError("the engine makes no progress")
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("kind", GRAMMARS)
+def test_slow_masks_change_no_token(engine: Engine, kind: GrammarKind) -> None:
+    wanted = expected(kind, 80)
+    for nodes in (0, 24):
+        assert answer(engine, kind, strategies.create("hybrid"), nodes)[0].output == wanted
+    sampled = [answer(engine, kind, None, nodes, temperature=1.0, seed=5)[0].output for nodes in (0, 24)]
+    assert sampled[0] == sampled[1]
+
+
+@pytest.mark.usefixtures("slow")
+def test_nobody_waits_for_anothers_mask(engine: Engine) -> None:
+    sequence, matcher = gated(engine)
+    run(engine, lambda: bool(sequence.output))
+    matcher.gate.clear()
+    run(engine, matcher.held.is_set)
+    written = len(sequence.output)
+    other = make_sequence("other", as_prompt(prompt()), StopParams(15, ignore_eos=True))
+    engine.add(other)
+    for number in range(1, 16):
+        assert [output.sequence for output in engine.step()] == [other]
+        assert len(other.output) == number
+    assert len(sequence.output) == written
+    assert engine.step() == []
+    assert engine.has_work
+    matcher.gate.set()
+    run(engine, lambda: not engine.has_work)
+    assert sequence.output == expected(GrammarKind.REGEX, 80)[:20]
+    assert any(name.startswith("mask") for name in matcher.threads)
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("end", ["cancel", "pause", "close"])
+def test_a_sequence_may_end_or_pause_while_its_mask_is_computed(engine: Engine, end: str) -> None:
+    sequence, matcher = gated(engine)
+    run(engine, lambda: bool(sequence.output))
+    matcher.gate.clear()
+    run(engine, matcher.held.is_set)
+    if end == "close":
+        engine.close()
+    else:
+        getattr(engine, end)(sequence)
+    engine.check()
+    assert not engine.has_work
+    if end == "pause":
+        engine.resume(sequence)
+        engine.step()
+        matcher.gate.set()
+        run(engine, lambda: not engine.has_work)
+        assert sequence.output == expected(GrammarKind.REGEX, 80)[:20]
+    matcher.gate.set()
+    assert sequence.state is SequenceState.FINISHED
+
+
+def test_drafts_end_at_a_slow_mask_and_come_back_after_quick_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = served("bundled").grammars.compile(GrammarKind.REGEX, "[a-z]{200}")
+    scores = torch.zeros(served("bundled").vocab_size)
+
+    def write() -> None:
+        scores.zero_()
+        state.mask(scores)
+        state.accept(int(scores.argmax()))
+
+    with ThreadPoolExecutor(1) as threads:
+        write()
+        state.prepare(threads)
+        assert (state.slow, state.pending) == (False, None)
+        monkeypatch.setattr(grammar, "_SLOW_SECONDS", -1.0)
+        write()
+        assert state.slow
+        monkeypatch.setattr(grammar, "_SLOW_SECONDS", 1e9)
+        for _ in range(grammar._QUICK_MASKS):
+            assert state.slow
+            state.prepare(threads)
+            assert state.pending is not None
+            state.pending.result()
+            write()
+        assert not state.slow
+
+
+def test_the_work_for_a_token_is_bounded(engine: Engine) -> None:
+    """Without a bound that is much lower than llguidance's own, a mask of this grammar takes most of a second."""
+    state = served("bundled").grammars.compile(GrammarKind.LARK, AMBIGUOUS)
+    sequence = make_sequence("r", as_prompt(prompt()), StopParams(200), grammar=state)
+    engine.add(sequence)
+    ends = []
+    while engine.has_work:
+        ends += [output.finish for output in engine.step() if output.finish]
+    engine.check()
+    [finish] = ends
+    assert isinstance(finish.error, InvalidValueError)
+    assert finish.error.field == "format"
+    assert "limit 5000" in finish.error.allowed
+    assert 3 < len(sequence.output) < 60
