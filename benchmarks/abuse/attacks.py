@@ -142,8 +142,11 @@ def _request(tenant: str = ATTACKER, **prompt: Any) -> pb.GenerateRequest:
 
 
 def _formatted(schema: dict[str, Any]) -> Traffic:
-    request = _request(text="Answer as JSON.")
-    request.format.json_schema = json.dumps(schema)
+    return _in_format(json_schema=json.dumps(schema))
+
+
+def _in_format(**chosen: str) -> Traffic:
+    request = _request(text="Answer as JSON.", format=pb.OutputFormat(**chosen))
     request.stop.max_tokens = 64
     return _one_after_another("Generate", request.SerializeToString())
 
@@ -204,6 +207,11 @@ ATTACKS = [
     ),
     Attack("many-properties", "a schema with 1,500 optional properties", partial(_optional, 1500)),
     Attack("properties", "a schema with 500 optional properties", partial(_optional, 500)),
+    Attack(
+        "ambiguous-grammar",
+        "a grammar in which masks take long",
+        partial(_in_format, lark="start: e\ne: e e | /[a-z ]/"),
+    ),
     Attack("10x-fair", "ten times the streams of its fair share", partial(_streams, ATTACKER, 10 * FAIR_STREAMS)),
     Attack("long-requests", "80 long requests at once", partial(_streams, ATTACKER, 80)),
     Attack("stalled-readers", "60 clients that read one message and stop", partial(_streams, ATTACKER, 60, read=False)),

@@ -33,6 +33,7 @@ EXPECTED = {
     "multiple-of": FORMAT,
     "many-properties": FORMAT,
     "properties": FORMAT,
+    "ambiguous-grammar": FORMAT,
     "10x-fair": {"OK", "UNAVAILABLE"},
     "long-requests": {"OK", "UNAVAILABLE"},
     "stalled-readers": {"CANCELLED", "UNAVAILABLE", "ABORTED"},
