@@ -38,5 +38,5 @@ def test_empty_stop_strings(sent: list[bytes]) -> None:
 def test_all_fit_into_a_message(sent: list[bytes]) -> None:
     for attack in attacks.ATTACKS:
         attack.prepare()
-    assert len(sent) == 9
+    assert len(sent) == 10
     assert max(map(len, sent)) < attacks.MAX_MESSAGE_BYTES
