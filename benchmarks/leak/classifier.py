@@ -27,11 +27,13 @@ class Guessed:
 
     Attributes:
         classifier: the one that cross-validation within the half to train with chose.
+        expected: its accuracy there.
         accuracy: share of the other half whose prompt it named.
         low, high: its 95% interval (Wilson).
     """
 
     classifier: str
+    expected: float
     accuracy: float
     low: float
     high: float
@@ -77,7 +79,7 @@ def guess(known: Features, known_prompts: Sequence[int], others: Features, promp
     named = candidates[name].fit(known, known_prompts).predict(others)
     right = int((named == np.asarray(prompts)).sum())
     interval = binomtest(right, len(prompts)).proportion_ci(method="wilson")
-    return Guessed(name, right / len(prompts), float(interval.low), float(interval.high))
+    return Guessed(name, float(scores[name]), right / len(prompts), float(interval.low), float(interval.high))
 
 
 def _candidates() -> dict[str, Any]:

@@ -49,8 +49,9 @@ class Row:
     """What a case leaks, and its price relative to drafting without any defence.
 
     Attributes:
-        accuracy, low, high: share of answers whose prompt was guessed, with its 95% interval; of sizes and times.
-        sizes_alone, times_alone: the same, from one of them.
+        accuracy, low, high: share of answers whose prompt was guessed, with its 95% interval: by both, sizes or times,
+            whichever cross-validation within the half to train with found best.
+        sizes_alone, times_alone: the same, by one of them.
         chance: one over the number of prompts.
         ttft_ratio, tokens_per_second_ratio: of the medians; tokens per second from the request to the last token.
         duration_ratio: of the medians, from the request to the end of the answer.
@@ -77,18 +78,22 @@ BASE = "drafting on"
 def leak(
     model: ModelOptions,
     output: OutputOptions,
-    questions: Annotated[int, typer.Option(min=2, help="Different prompts: the first of the bundled questions.")] = 20,
-    repetitions: Annotated[int, typer.Option(min=6, help="Answers to each of them; half of them to train with.")] = 12,
+    questions: Annotated[int, typer.Option(min=2, help="Different prompts: the first of the bundled questions.")] = 12,
+    repetitions: Annotated[int, typer.Option(min=6, help="Answers to each of them; half of them to train with.")] = 10,
     length: Annotated[
         Literal["fixed", "natural"],
         typer.Option(help="fixed: all answers have --max-tokens; natural: they end by themselves."),
     ] = "fixed",
-    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer, at most.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer, at most.")] = 48,
     temperature: Annotated[float, typer.Option(min=0.0, help="Of the sampling.")] = 0.3,
-    clients: Annotated[int, typer.Option(min=1, help="Clients at once, each with a connection of its own.")] = 4,
+    clients: Annotated[int, typer.Option(min=1, help="Clients at once, each with a connection of its own.")] = 2,
     cadence: Annotated[float, typer.Option(help="Seconds of --delta-cadence.")] = 0.05,
     padding: Annotated[int, typer.Option(help="Bytes of --delta-padding.")] = 1024,
-    rounding: Annotated[int, typer.Option(min=2, help="Deltas of --delta-rounding, in the last case.")] = 20,
+    rounding: Annotated[int, typer.Option(min=2, help="Deltas of --delta-rounding, in the last case.")] = 10,
+    stream_interval: Annotated[
+        float,
+        typer.Option(min=0.0, help="Of the service. 0: a message for each step, as of models whose steps take longer."),
+    ] = 0.0,
 ) -> None:
     """What sizes and times of packets tell of an answer, and what hiding them costs.
 
@@ -102,6 +107,7 @@ def leak(
     output.check()
     require("sklearn", "bench leak")
     cases = _cases(cadence, padding, rounding)
+    common = ("--stream-interval", str(stream_interval), "--max-running", str(clients))
     options: GenerateOptions = {"max_tokens": max_tokens, "temperature": temperature, "ignore_eos": length == "fixed"}
     with chosen_model(model, out) as chosen, _bar(out, len(cases) * questions * repetitions) as (name, done):
         other_load = OtherLoad()
@@ -109,7 +115,9 @@ def leak(
         for flags, group in groupby(cases, key=lambda case: case.flags):
             served = list(group)
             name(served[0].name)
-            measured |= uvloop.run(_answers(chosen, flags, served, questions, repetitions, clients, options, done))
+            measured |= uvloop.run(
+                _answers(chosen, (*common, *flags), served, questions, repetitions, clients, options, done)
+            )
         busy = other_load.share()
     with out.status("Guessing prompts"):
         rows = [_row(case.name, measured[case.name], measured[BASE], 1 / questions) for case in cases]
@@ -147,7 +155,7 @@ async def _answers(
         certificate, key = make_certificate(Path(folder))
         tls = ["--tls-cert", str(certificate), "--tls-key", str(key)]
         pem = certificate.read_bytes()
-        with server_process(*chosen.server_flags, *tls, *flags, "--max-running", str(clients)) as server:
+        with server_process(*chosen.server_flags, *tls, *flags) as server:
             async with AsyncClient(server.target, tls=TlsConfig(pem)) as client:
                 info = await client.model_info()
                 fit = await fitting(client, info, read_prompts(None), options["max_tokens"] or 1)
@@ -165,15 +173,16 @@ async def _answers(
 
 def _row(name: str, answers: list[Seen], base: list[Seen], chance: float) -> Row:
     both, sizes, times = (_guessed(answers, of) for of in (all_features, size_features, time_features))
+    best = max((both, sizes, times), key=lambda guessed: guessed.expected)
     return Row(
         name,
-        both.accuracy,
-        both.low,
-        both.high,
+        best.accuracy,
+        best.low,
+        best.high,
         sizes.accuracy,
         times.accuracy,
         chance,
-        both.classifier,
+        best.classifier,
         *(
             round(statistics.median(map(of, answers)) / statistics.median(map(of, base)), 3)
             for of in (_bytes, _ttft, _rate, _duration)

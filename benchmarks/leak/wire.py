@@ -14,6 +14,9 @@ Record: TypeAlias = tuple[float, int]
 
 _HEADER = 5
 """Bytes of the clear header of a TLS record: type, version (2), length (2)."""
+_CONTROL = 39
+"""Bytes of the largest record that holds no message but an answer to a ping (TLS 22, HTTP/2 17). Clients ping when they
+like, so such records would only move the others."""
 _CHUNK = 65_536
 
 
@@ -22,7 +25,7 @@ class RecordReader:
     """Cuts the bytes of one direction of a connection into TLS records.
 
     Attributes:
-        records: those that have arrived whole, with their headers.
+        records: those that have arrived whole, with their headers; without HTTP/2's small control frames.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -35,7 +38,8 @@ class RecordReader:
             if len(self._unread) < size:
                 return
             del self._unread[:size]
-            self.records.append((now, size))
+            if size > _CONTROL:
+                self.records.append((now, size))
 
 
 @asynccontextmanager
