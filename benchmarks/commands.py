@@ -27,6 +27,10 @@ COMMANDS = {
     "experiments": ("benchmarks.experiments.command:experiments", "Error rates of A/B tests, by simulation."),
     "auth": ("benchmarks.auth:auth", "What authentication costs a call."),
     "abuse": ("benchmarks.abuse.command:abuse", "What one caller's attacks cost the others."),
+    "leak": (
+        "benchmarks.leak.command:leak",
+        "What packet sizes and times tell of an answer, and what hiding them costs.",
+    ),
     "soak": ("benchmarks.soak.command:soak", "Mixed traffic for a long time, to find leaks."),
     "replay": ("benchmarks.replay.command:replay_command", "Acceptance length of a strategy on recorded outputs."),
     "memory": ("benchmarks.replay.memory:memory", "Time and size of a strategy by tokens in memory."),

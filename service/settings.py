@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from model_runner.engine_config import EngineConfig
 from model_runner.errors import InvalidInputError, InvalidValueError
 from model_runner.loading.checkpoint import BUNDLED_MODEL
+from service.rpc.streaming.shaping import DeltaShaping
 
 _MIB = 1024 * 1024
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
@@ -187,6 +188,20 @@ class Settings(BaseModel):
         le=60,
         description="Minimum number of seconds between two messages of a stream, except the first and the last",
     )
+    delta_cadence: float = Field(
+        default=0.0,
+        description="Seconds between two deltas of an answer, sent with or without new tokens, so that times reveal"
+        " nothing of them; 0 sends tokens as they come",
+    )
+    delta_padding: int = Field(
+        default=0,
+        description="Size in bytes that each message of an answer is filled up to a multiple of, so that sizes reveal"
+        " nothing of it; 0 for no padding",
+    )
+    delta_rounding: int = Field(
+        default=1,
+        description="With delta_cadence: the number of deltas of an answer is rounded up to a multiple of this",
+    )
     stall_timeout: float = Field(
         default=30.0, gt=0, description="Seconds until a request ends when its client does not read"
     )
@@ -249,7 +264,17 @@ class Settings(BaseModel):
             threads=self.threads,
         )
 
-    @field_validator("store_bytes", "memory_bytes", "memory_max_bytes", "max_message_bytes", mode="before")
+    @property
+    def delta_shaping(self) -> DeltaShaping:
+        """How answers are sent. Raises InvalidValueError for a value outside its range."""
+        try:
+            return DeltaShaping(self.delta_cadence, self.delta_padding, self.delta_rounding)
+        except InvalidValueError as error:
+            raise InvalidValueError(f"delta_{error.field}", error.value, error.allowed) from None
+
+    @field_validator(
+        "store_bytes", "memory_bytes", "memory_max_bytes", "max_message_bytes", "delta_padding", mode="before"
+    )
     @classmethod
     def _size(cls, given: object) -> object:
         """A number of bytes, or of KiB, MiB or GiB with the suffix K, M or G."""
@@ -296,7 +321,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
-        _ = self.engine_config
+        _ = self.engine_config, self.delta_shaping
         _require_both(self, "tls_cert", "tls_key")
         _require_both(self, "store_tls_cert", "store_tls_key")
         if self.tls_client_ca is not None and self.tls_cert is None:

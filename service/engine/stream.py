@@ -56,17 +56,34 @@ class Pending:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     sample: int = 0
 
+    def add(self, later: SequenceOutput | Pending) -> None:
+        """Appends later tokens, and their finish."""
+        self.token_ids += later.token_ids
+        self.texts += later.texts
+        self.drafted += later.drafted
+        self.logprobs += later.logprobs
+        self.finish = later.finish
+
+    def part(self, start: int, stop: int | None = None) -> Pending:
+        """The tokens from `start` to before `stop`, without the finish."""
+        part = slice(start, stop)
+        return Pending(
+            self.token_ids[part],
+            self.texts[part],
+            self.drafted[part],
+            logprobs=self.logprobs[part],
+            sample=self.sample,
+        )
+
+    def remove(self, count: int) -> None:
+        """Drops the first tokens."""
+        for values in (self.token_ids, self.texts, self.drafted, self.logprobs):
+            del values[:count]
+
     def parts(self) -> Iterator[Pending]:
         """The tokens in pieces of at most `MAX_PART_TOKENS`, without the finish."""
         for start in range(0, len(self.token_ids), MAX_PART_TOKENS):
-            part = slice(start, start + MAX_PART_TOKENS)
-            yield Pending(
-                self.token_ids[part],
-                self.texts[part],
-                self.drafted[part],
-                logprobs=self.logprobs[part],
-                sample=self.sample,
-            )
+            yield self.part(start, start + MAX_PART_TOKENS)
 
 
 class Stream:
@@ -165,12 +182,8 @@ class Stream:
         number = self.samples.index(sample)
         if (pending := self._pending.get(number)) is None:
             pending = self._pending[number] = Pending(sample=number)
-        pending.token_ids += output.token_ids
-        pending.texts += output.texts
-        pending.drafted += output.drafted
-        pending.logprobs += output.logprobs
+        pending.add(output)
         if output.finish is not None:
-            pending.finish = output.finish
             self._running -= 1
         if not self.paused and not self.finished and now - self._pending_since > PAUSE_SECONDS:
             self._pause(True)
@@ -181,8 +194,10 @@ class Stream:
         return time.perf_counter() - self._pending_since if self._pending else 0.0
 
     def fail(self, error: Exception) -> None:
-        """Ends the stream: `take` raises `error`. Only the first error counts, and none once all samples finished."""
-        if self._error is None and not self.finished:
+        """Ends the stream: `take` raises `error`. Only the first error counts, and none while the last outputs of all
+        samples wait to be taken: afterwards a reader may still have a part of the answer to send.
+        """
+        if self._error is None and not (self.finished and self._pending):
             self._error = error
             self._wake()
 

@@ -20,7 +20,7 @@ from model_runner.request import Request
 from model_runner.sampling.generation_defaults import GenerationDefaults
 from model_runner.statistics import SequenceStats
 from service.engine.bridge import EngineBridge
-from service.engine.stream import Pending, Sample, Stream
+from service.engine.stream import Sample
 from service.errors import DeadlineExceededError, ModelNotServedError
 from service.rpc.calls import Call, Method
 from service.rpc.request_log import RequestLog
@@ -35,8 +35,9 @@ from service.rpc.requests import (
     read_samples,
     require_in_vocabulary,
 )
+from service.rpc.streaming.relay import relay
+from service.rpc.streaming.writer import Writer
 from service.rpc.text_work import TextWork
-from service.rpc.writer import Writer
 from service.serving import Serving
 from service.settings import Settings
 from strategies import strategy_names
@@ -68,6 +69,7 @@ class GenerationServicer:
         self._serving = serving
         self._bridge = bridge
         self._settings = settings
+        self._shaping = settings.delta_shaping
         self._text_work = TextWork()
         self._format_work = TextWork()
         self._info = model_info(serving, settings)
@@ -108,10 +110,11 @@ class GenerationServicer:
                 )
                 record.samples = [Sample(one) for one in requests]
                 stream.submit(*record.samples)
-                async with Writer(call.context, self._settings.stall_timeout) as writer:
+                shaping = self._shaping
+                async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
                     await writer.write(self._started(requests[0]))
                     with_details = request.output.token_details or requests[0].sampling.logprobs is not None
-                    finishes = await relay(stream, writer, with_details)
+                    finishes = await relay(stream, writer, with_details, shaping)
                     await writer.write(finished(record.samples, finishes))
                 record.outcome = finishes[0].reason.value
             except asyncio.CancelledError:
@@ -186,37 +189,6 @@ def remaining(call: Call) -> float | None:
     """Seconds until the client's deadline; None if it set none."""
     seconds: float | None = call.context.time_remaining()
     return seconds
-
-
-async def relay(stream: Stream, writer: Writer, with_details: bool) -> list[Finish]:
-    """Sends the engine's outputs until all samples have finished; raises the first error of one."""
-    finishes: dict[int, Finish] = {}
-    while len(finishes) < stream.slots:
-        for pending in await stream.take():
-            for part in pending.parts():
-                await writer.write(delta(part, with_details))
-            if pending.finish is not None:
-                if pending.finish.error is not None:
-                    raise pending.finish.error
-                finishes[pending.sample] = pending.finish
-    return [finishes[sample] for sample in range(stream.slots)]
-
-
-def delta(pending: Pending, with_details: bool) -> pb.GenerateResponse:
-    """The message with the tokens of one or several steps."""
-    response = pb.GenerateResponse()
-    message = response.delta
-    message.text = "".join(pending.texts)
-    message.token_ids.extend(pending.token_ids)
-    message.sample = pending.sample
-    if with_details:
-        for text, drafted in zip(pending.texts, pending.drafted, strict=True):
-            message.details.add(text=text, drafted=drafted)
-        for detail, logprobs in zip(message.details, pending.logprobs, strict=False):
-            detail.logprob = logprobs.logprob
-            for token, logprob in zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True):
-                detail.top_logprobs.add(token_id=token, logprob=logprob)
-    return response
 
 
 def finished(samples: SequenceOf[Sample], finishes: SequenceOf[Finish]) -> pb.GenerateResponse:

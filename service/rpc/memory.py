@@ -33,7 +33,7 @@ from service.memory.orphans import OrphanedMemory
 from service.rpc.calls import Call, Method
 from service.rpc.request_log import AuditLog
 from service.rpc.requests import require_in_vocabulary
-from service.rpc.writer import Writer
+from service.rpc.streaming.writer import Writer
 from service.serving import ServedModel
 from service.settings import Settings
 from strategies.draft import Int32Array

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import grpc
 import pytest
 
+from benchmarks.shared.certificates import make_certificate
 from draftwood_client import AsyncClient, Client, Completion, Prompt, RetryPolicy
-from tests.certificates import make_certificate
 from tests.client.fake_server import FakeServer
 
 QUICK = RetryPolicy(max_attempts=3, initial_backoff=0.01, max_backoff=0.01)

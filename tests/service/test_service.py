@@ -11,6 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from benchmarks.shared.certificates import make_certificate
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood.v1 import memory_pb2 as memory_pb
@@ -19,7 +20,6 @@ from model_runner.errors import InvalidValueError
 from service.rpc.generation import SERVICE
 from service.rpc.server import _SERVICES, BoundServer, RunningServer
 from service.settings import Settings
-from tests.certificates import make_certificate
 from tests.service.fakes import FakeEngine, FakeModel, answer, serving, started_bridge, started_server, until
 from tests.service.rpc.test_endings import ask, reason, started
 

@@ -36,13 +36,17 @@ class Answer:
         self._deltas: list[Delta] = []
 
     def take(self, event: pb.GenerateResponse) -> Delta | None:
-        """Adds an event; returns its delta if it is one. Ignores events of unknown kinds."""
+        """Adds an event; returns its delta if it is one. Ignores events of unknown kinds, and deltas without tokens,
+        which keep up a cadence.
+        """
         match event.WhichOneof("event"):
             case "started":
                 self.started = _started(event.started)
             case "finished":
                 self.finished = _finished(event.finished)
             case "delta":
+                if not (event.delta.token_ids or event.delta.text):
+                    return None
                 delta = _delta(event.delta)
                 self._deltas.append(delta)
                 return delta

@@ -147,14 +147,16 @@ class OutputOptions(_message.Message):
     def __init__(self, token_details: bool = ..., include_special_tokens: bool = ..., top_logprobs: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("started", "delta", "finished")
+    __slots__ = ("started", "delta", "finished", "padding")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
     started: Started
     delta: Delta
     finished: Finished
-    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+    padding: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., padding: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("request_id", "model", "tenant", "strategy", "prompt_tokens", "max_tokens", "seed", "experiment", "arm")

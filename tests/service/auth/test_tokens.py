@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.shared.certificates import make_certificate
 from model_runner.errors import InvalidInputError
 from service.auth import IssuerUnavailableError, Role, UnauthenticatedError
 from service.auth.jwks import JwksFile, JwksUrl, KeySet
 from service.auth.tokens import TokenRules, TokenVerifier
-from tests.certificates import make_certificate
 from tests.service.auth.issuer import (
     AUDIENCE,
     EC_KEY,

@@ -100,12 +100,14 @@ class QuotaConfig(_message.Message):
     def __init__(self, requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., concurrency: _Optional[int] = ...) -> None: ...
 
 class StreamConfig(_message.Message):
-    __slots__ = ("cadence", "padding_bytes")
+    __slots__ = ("cadence", "padding_bytes", "rounding")
     CADENCE_FIELD_NUMBER: _ClassVar[int]
     PADDING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROUNDING_FIELD_NUMBER: _ClassVar[int]
     cadence: _duration_pb2.Duration
     padding_bytes: int
-    def __init__(self, cadence: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., padding_bytes: _Optional[int] = ...) -> None: ...
+    rounding: int
+    def __init__(self, cadence: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., padding_bytes: _Optional[int] = ..., rounding: _Optional[int] = ...) -> None: ...
 
 class GetTenantRequest(_message.Message):
     __slots__ = ("name",)

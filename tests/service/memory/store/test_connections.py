@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.shared.certificates import make_certificate
 from model_runner.errors import InvalidValueError
 from service.memory.errors import StoreFullError, StoreUnavailableError
 from service.memory.store.base import Fold, Limits
 from service.memory.store.embedded import EmbeddedServer
 from service.memory.store.redis_client import RedisClient, RedisTls
 from service.memory.store.redis_store import RedisStore
-from tests.certificates import make_certificate
 from tests.service.fakes import until
 from tests.service.memory.helpers import FINGERPRINT, agreed, learn_output, numbers, replicas
 from tests.service.memory.servers import Valkey, alive, wait_for

@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from draftwood.v1 import generation_pb2 as pb
 from service.errors import ClientGoneError, ReaderStalledError
+from service.rpc.streaming.padding import pad
 
 Request = TypeVar("Request")
 
@@ -20,14 +22,18 @@ class Writer:
 
     With `reading`, neither may the client let so long pass until its next message, or the end of its stream.
 
+    Args:
+        padding: responses of Generate are filled up to a multiple of so many bytes; 0 fills up none.
+
     One timer serves all messages: a timeout for each message would cost more than sending it.
 
     Raises:
         ReaderStalledError: on exit, if a message waited too long.
     """
 
-    def __init__(self, context: grpc.aio.ServicerContext[Any, Any], stall_seconds: float) -> None:
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any], stall_seconds: float, padding: int = 0) -> None:
         self._context = context
+        self._padding = padding
         self._stall_seconds = stall_seconds
         self._waiting_since: float | None = None
         self._timeout = asyncio.timeout(None)
@@ -38,6 +44,8 @@ class Writer:
         Raises:
             ClientGoneError: the call has ended.
         """
+        if self._padding and isinstance(message, pb.GenerateResponse):
+            pad(message, self._padding)
         self._waiting_since = self._loop.time()
         try:
             await self._context.write(message)

@@ -1,4 +1,4 @@
-"""Certificates for the tests of TLS."""
+"""Self-signed certificates, for tests and benchmarks of TLS."""
 
 from __future__ import annotations
 

@@ -1,0 +1,258 @@
+"""Answers at a fixed cadence in messages of a fixed size: what an observer sees does not depend on what is written."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from typing import Any
+
+import grpc
+import pytest
+
+from draftwood.v1 import generation_pb2 as pb
+from draftwood.v1 import generation_pb2_grpc as pb_grpc
+from draftwood_client import AsyncClient
+from model_runner.errors import InvalidValueError, ModelError
+from service.rpc.streaming.padding import pad
+from service.rpc.streaming.shaping import DeltaShaping
+from tests.service.fakes import Answer, FakeEngine, Served, answer, serving, until
+from tests.service.rpc.test_endings import ask, reason
+
+CADENCE, PADDING = 0.02, 1024
+SHAPED: dict[str, Any] = {"delta_cadence": CADENCE, "delta_padding": PADDING, "delta_rounding": 8}
+NO_DRAFTS = pb.DraftOptions(enabled=False)
+"""The first use of a strategy compiles it, for seconds."""
+
+
+def sizes(result: Answer) -> list[int]:
+    return [event.ByteSize() for event in result.events]
+
+
+@pytest.mark.parametrize("multiple", [1, 2, 3, 64, 127, 256, 1024, 16_400, 65_536])
+def test_padding_reaches_every_multiple(multiple: int) -> None:
+    for length in itertools.chain(range(300), range(16_000, 16_800, 7)):
+        message = pb.GenerateResponse(delta=pb.Delta(text="x" * length))
+        pad(message, multiple)
+        assert len(message.SerializeToString()) % multiple == 0
+        assert message.delta.text == "x" * length
+        assert message.ByteSize() < length + 10 + 2 * multiple + 1
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"cadence": 0.001}, "cadence"),
+        ({"cadence": 61.0}, "cadence"),
+        ({"cadence": float("nan")}, "cadence"),
+        ({"padding": -1}, "padding"),
+        ({"padding": 65_537}, "padding"),
+        ({"cadence": 1.0, "rounding": 0}, "rounding"),
+        ({"rounding": 2}, "rounding"),
+    ],
+)
+def test_values_out_of_range(values: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidValueError) as error:
+        DeltaShaping(**values)
+    assert error.value.field == field
+
+
+async def observed(text: str, tokens_per_step: int, step_seconds: float, **settings: Any) -> Answer:
+    engine = FakeEngine()
+    engine.text, engine.tokens_per_step, engine.step_seconds = text, tokens_per_step, step_seconds
+    async with serving(engine, **settings) as served:
+        result = await answer(served.stub.Generate(ask(max_tokens=40, drafting=NO_DRAFTS)))
+        assert result.text == 40 * text
+        assert len(result.token_ids) == 40
+        assert result.finished.usage.completion_tokens == 40
+        await served.settled()
+    return result
+
+
+async def test_sizes_reveal_neither_the_text_nor_the_accepted_tokens() -> None:
+    slowly = {**SHAPED, "delta_cadence": 0.1}
+    short = await observed("a", 1, 0.001, **slowly)
+    long = await observed("äöü and more", 5, 0.002, **slowly)
+    assert sizes(short) == sizes(long) == [PADDING] * 10  # Started, eight deltas, Finished
+    assert sizes(await observed("a", 1, 0.001)) != sizes(await observed("äöü and more", 5, 0.002))
+
+
+async def test_deltas_come_at_multiples_of_the_cadence_only() -> None:
+    async with serving(delta_cadence=0.1) as served:
+        served.engine.step_seconds = 0.01
+        call, times = served.stub.Generate(ask(max_tokens=100, drafting=NO_DRAFTS)), []
+        while isinstance(event := await call.read(), pb.GenerateResponse):
+            if event.WhichOneof("event") != "finished":
+                times.append(time.perf_counter())
+        offsets = [(later - times[0]) / 0.1 for later in times[1:]]
+        # The engine writes every 10 ms; a reader on a busy machine may see a delta late, but none early.
+        assert 3 <= len(offsets) <= 12
+        assert all(offset > number - 0.5 for number, offset in enumerate(offsets, 1))
+        await served.settled()
+
+
+async def test_a_queued_request_sends_empty_deltas() -> None:
+    async with serving(**SHAPED) as served:
+        served.engine.gate.clear()
+        call = served.stub.Generate(ask(max_tokens=6))
+        events: list[Any] = [await call.read() for _ in range(4)]
+        assert [event.WhichOneof("event") for event in events] == ["started", "delta", "delta", "delta"]
+        assert [list(event.delta.token_ids) for event in events] == [[]] * 4
+        assert [event.ByteSize() for event in events] == [PADDING] * 4
+        served.engine.gate.set()
+        assert (await answer(call)).text == "abcdef"
+        await served.settled()
+
+
+async def test_tokens_beyond_a_message_wait_for_the_next_one() -> None:
+    async with serving(delta_cadence=CADENCE, delta_padding=256) as served:
+        served.engine.tokens_per_step, served.engine.text = 100, "some text "
+        result = await answer(served.stub.Generate(ask(max_tokens=100)))
+        assert result.text == 100 * "some text "
+        assert [size for event, size in zip(result.events, sizes(result), strict=True) if event.HasField("delta")] == [
+            256
+        ] * (len(result.events) - 2)
+        assert len(result.events) > 5
+        await served.settled()
+
+
+async def test_a_token_that_is_larger_than_a_message() -> None:
+    async with serving(delta_cadence=CADENCE, delta_padding=64) as served:
+        served.engine.text = "x" * 100
+        result = await answer(served.stub.Generate(ask(max_tokens=3)))
+        assert result.text == 300 * "x"
+        assert {size for event, size in zip(result.events, sizes(result), strict=True) if event.delta.text} == {128}
+        await served.settled()
+
+
+async def test_details_of_each_token() -> None:
+    async with serving(**SHAPED) as served:
+        request = ask(max_tokens=60, output=pb.OutputOptions(token_details=True))
+        result = await answer(served.stub.Generate(request))
+        details = [detail.text for event in result.events for detail in event.delta.details]
+        assert "".join(details) == result.text
+        assert set(sizes(result)) == {PADDING}
+
+
+async def test_samples_have_a_delta_each_until_the_last_has_ended() -> None:
+    async with serving(**SHAPED) as served:
+        request = ask(max_tokens=30, sampling=pb.SamplingOptions(n=3, temperature=1.0, seed=1))
+        result = await answer(served.stub.Generate(request))
+        deltas = [event.delta for event in result.events if event.HasField("delta")]
+        assert len(deltas) % (3 * SHAPED["delta_rounding"]) == 0
+        assert [delta.sample for delta in deltas] == [0, 1, 2] * (len(deltas) // 3)
+        for sample in range(3):
+            tokens = [token for delta in deltas if delta.sample == sample for token in delta.token_ids]
+            assert tokens == [97 + i % 26 for i in range(30)]
+        assert len(result.finished.samples) == 3
+        await served.settled()
+
+
+async def test_padding_alone_sends_tokens_as_they_come() -> None:
+    result = await observed("ab", 2, 0.001, delta_padding=PADDING)
+    assert set(sizes(result)) == {PADDING}
+    assert all(event.delta.token_ids for event in result.events if event.HasField("delta"))
+
+
+async def test_clients_see_neither_padding_nor_empty_deltas() -> None:
+    async with serving(**SHAPED) as served, AsyncClient(served.server.address) as client:
+        served.engine.step_seconds = 0.02
+        async with client.stream("hello", max_tokens=12) as stream:
+            deltas = [delta async for delta in stream]
+        assert all(delta.token_ids for delta in deltas)
+        assert "".join(delta.text for delta in deltas) == "abcdefghijkl"
+        await served.settled()
+
+
+async def test_messages_are_not_compressed_for_a_client_that_could_read_it() -> None:
+    received = 0
+
+    async def relayed(source: asyncio.StreamReader, sink: asyncio.StreamWriter, counted: bool) -> None:
+        nonlocal received
+        while data := await source.read(65_536):
+            received += len(data) if counted else 0
+            sink.write(data)
+        sink.close()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", served.server.port)
+        await asyncio.gather(relayed(reader, server_writer, False), relayed(server_reader, writer, True))
+
+    async with serving(delta_cadence=CADENCE, delta_padding=8192) as served:
+        served.engine.text = "a" * 50
+        proxy = await asyncio.start_server(connected, "127.0.0.1", 0)
+        port = proxy.sockets[0].getsockname()[1]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", compression=grpc.Compression.Gzip) as channel:
+            result = await answer(pb_grpc.GenerationServiceStub(channel).Generate(ask(max_tokens=400)))
+        proxy.close()
+        assert result.finished
+        assert received >= sum(sizes(result)) == 8192 * len(result.events)
+
+
+async def begun(served: Served) -> Any:
+    call = served.stub.Generate(ask())
+    for _ in range(3):
+        await call.read()
+    return call
+
+
+async def test_an_error_ends_the_answer_at_once() -> None:
+    async with serving(delta_cadence=5.0, delta_padding=PADDING) as served:
+        call = served.stub.Generate(ask())
+        await call.read()
+        await until(lambda: served.engine.running == 1)
+        began = time.perf_counter()
+        served.engine.sequence_error = ModelError("broken")
+        assert reason((await answer(call)).status) == "MODEL_FAILED"
+        assert time.perf_counter() - began < 4.0
+        await served.settled()
+
+
+async def test_cancellation_frees_the_slot() -> None:
+    async with serving(**SHAPED) as served:
+        call = await begun(served)
+        call.cancel()
+        await served.settled()
+
+
+@pytest.mark.parametrize("own_deadline", [0.2, None])
+async def test_deadlines_hold_also_after_the_last_token(own_deadline: float | None) -> None:
+    async with serving(delta_cadence=0.05, delta_rounding=10_000, default_timeout=0.3) as served:
+        result = await answer(served.stub.Generate(ask(max_tokens=6), timeout=own_deadline))
+        assert result.text == "abcdef"
+        assert result.status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await served.settled()
+
+
+async def test_shutdown_ends_an_answer_that_only_waits_for_its_end() -> None:
+    async with serving(delta_cadence=0.05, delta_rounding=10_000) as served:
+        call = asyncio.create_task(answer(served.stub.Generate(ask(max_tokens=6))))
+        await until(lambda: served.engine.steps >= 3 and not served.engine.has_work)
+        await served.server.stop(grace=0.1)
+        assert reason((await call).status) == "SHUTTING_DOWN"
+        await served.settled()
+
+
+async def test_a_cadence_longer_than_the_pause_of_slow_readers_pauses_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(delta_cadence=0.6) as served:
+        served.engine.step_seconds = 0.05
+        result = await answer(served.stub.Generate(ask(max_tokens=40, drafting=NO_DRAFTS)))
+        assert result.text == "".join(chr(97 + i % 26) for i in range(40))
+        assert len(result.events) <= 8
+        assert "pauses" not in caplog.text
+        await served.settled()
+
+
+async def test_readers_that_stop_are_paused_until_they_read_on() -> None:
+    large = [("grpc.max_receive_message_length", -1)]
+    async with (
+        serving(delta_cadence=0.01) as served,
+        grpc.aio.insecure_channel(served.server.address, large) as channel,
+    ):
+        served.engine.text, served.engine.step_seconds = "x" * 50_000, 0.005
+        call = pb_grpc.GenerationServiceStub(channel).Generate(ask(max_tokens=1000))
+        await call.read()
+        await until(lambda: served.engine.paused == 1)
+        result = await answer(call)
+        assert result.token_ids == [97 + i % 26 for i in range(1000)]
+        await served.settled()
