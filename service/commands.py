@@ -62,7 +62,7 @@ async def _serve(settings: Settings) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     starting = asyncio.create_task(_start_engine(settings))
     await asyncio.sleep(0)  # its process starts; what follows is imported meanwhile
-    from service.rpc.server import BoundServer, RunningServer
+    from service.rpc.bound import BoundServer
 
     try:
         bound = BoundServer(settings)
@@ -74,6 +74,8 @@ async def _serve(settings: Settings) -> int:
     _warn_of_access(settings)
     _log.info("loading", address=bound.address, model=settings.model_path)
     bridge, model = await starting
+    from service.rpc.server import RunningServer
+
     server = RunningServer(bound, model, bridge)
     await server.start()
     stopping = _stop_signals()
@@ -108,6 +110,7 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
         connection.close()
         runner.join(0.0)
         raise
+    await asyncio.to_thread(_import_what_takes_long)  # health checks are answered meanwhile
     from model_runner.loading.tokenizer import load_tokenizer
     from model_runner.sampling.grammar_trial import GrammarTrials
     from service.engine.bridge import EngineBridge
@@ -130,6 +133,10 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
     trials = GrammarTrials(tokenizer.vocabulary(info.vocab_size))
     atexit.register(trials.close)
     return bridge, RemoteModel(**vars(info), tokenizer=tokenizer, grammars=trials)
+
+
+def _import_what_takes_long() -> None:
+    import service.rpc.server  # noqa: F401
 
 
 def _stop_signals() -> asyncio.Event:

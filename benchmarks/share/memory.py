@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.shared.report import BenchmarkError, percentile
-from service.memory import MemoryManager, MemoryName
 from service.memory.config import MemoryConfig
+from service.memory.manager import MemoryManager
+from service.memory.naming import MemoryName
 from service.memory.store.base import Limits
 from service.memory.store.redis_client import RedisClient
 from service.memory.store.redis_store import RedisStore

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from service.auth import auth_file
 from service.auth.api_keys import PREFIX, ApiKeys
 from service.auth.errors import UnauthenticatedError
 from service.auth.followed_file import FollowedFile
-from service.auth.jwks import JwksFile, JwksUrl
 from service.auth.principal import ANYONE, Principal
-from service.auth.tokens import TokenRules, TokenVerifier
 from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.auth.tokens import TokenVerifier
 
 
 class CertificateNames(NamedTuple):
@@ -110,6 +111,10 @@ def _token_verifier(settings: Settings) -> TokenVerifier | None:
     source, issuer, audience = settings.jwt_jwks, settings.jwt_issuer, settings.jwt_audience
     if source is None or issuer is None or audience is None:
         return None
+    # Cryptography takes a tenth of a second to import, and most servers have no tokens.
+    from service.auth.jwks import JwksFile, JwksUrl
+    from service.auth.tokens import TokenRules, TokenVerifier
+
     rules = TokenRules(
         issuer=issuer,
         audience=audience,

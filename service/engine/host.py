@@ -37,7 +37,7 @@ from service.engine.link import (
 )
 from service.engine.loaded import LoadedEngine, StepEngine
 from service.engine.repeats import RecentRequests
-from service.memory import MemoryManager
+from service.memory.manager import MemoryManager
 from service.memory.operations import submit
 from service.serving import Grammars
 from strategies import Strategy

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from model_runner.output import StepOutput
 from model_runner.sequence import Sequence
-from service.memory import MemoryManager
+from service.memory.manager import MemoryManager
 from service.serving import Grammars
 
 

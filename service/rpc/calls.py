@@ -18,7 +18,7 @@ from service.auth import Principal, required_role
 from service.errors import INTERNAL, ClientGoneError, rule_for, to_status
 from service.identifiers import check_identifier
 from service.rpc.access import Gate
-from service.rpc.parsing.malformed import Deserializer, Malformed
+from service.rpc.parsing.malformed import Malformed
 
 _log = structlog.get_logger(__name__)
 
@@ -46,9 +46,17 @@ Method: TypeAlias = Callable[[Any, Call], Awaitable[Any]]
 """Takes a parsed request, or an iterator of them; returns the response, or None if it has streamed its responses."""
 
 
-def handlers(service: ServiceDescriptor, methods: Mapping[str, Method], gate: Gate) -> grpc.GenericRpcHandler:
+def handlers(
+    service: ServiceDescriptor,
+    methods: Mapping[str, Method],
+    gate: Gate,
+    deserializer: Callable[[Any], Callable[[bytes], Any]] | None,
+) -> grpc.GenericRpcHandler:
     """gRPC handlers of all methods of a service, for calls that pass the gate. A method with a stream of requests has a
     stream of responses.
+
+    Args:
+        deserializer: `parsing.deserializer.Deserializer`; without one, methods get the bytes of their requests.
 
     Raises:
         KeyError: a method of the service is missing in `methods`, or has no rule in `service.auth.rules`.
@@ -60,7 +68,7 @@ def handlers(service: ServiceDescriptor, methods: Mapping[str, Method], gate: Ga
         make = grpc.stream_stream_rpc_method_handler if method.client_streaming else make
         by_name[method.name] = make(
             _endpoint(service.full_name, method.name, methods[method.name], gate),
-            request_deserializer=Deserializer(GetMessageClass(method.input_type)),
+            request_deserializer=deserializer and deserializer(GetMessageClass(method.input_type)),
             response_serializer=GetMessageClass(method.output_type).SerializeToString,
         )
     return grpc.method_handlers_generic_handler(service.full_name, by_name)

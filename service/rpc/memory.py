@@ -16,8 +16,8 @@ from model_runner.errors import InvalidInputError
 from service.auth import Role
 from service.engine.bridge import EngineBridge
 from service.identifiers import check_identifier
-from service.memory import MemoryName
 from service.memory.codec import Kind, Record
+from service.memory.naming import MemoryName
 from service.memory.operations import (
     ExportMemory,
     FillMemory,

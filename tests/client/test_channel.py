@@ -12,7 +12,7 @@ import pytest
 
 from draftwood_client import NO_RETRY, Client, UnavailableError
 from draftwood_client.connection import Connection
-from service.rpc.server import _options
+from service.rpc.bound import options
 from service.settings import Settings
 from tests.client.fake_server import FakeServer, hangs
 
@@ -153,7 +153,7 @@ def test_pings_of_the_client_are_within_what_the_server_accepts() -> None:
             channel_options=None,
         ).options()
     )
-    server = dict(_options(Settings(port=0)))
+    server = dict(options(Settings(port=0)))
     assert client["grpc.keepalive_time_ms"] > server["grpc.http2.min_ping_interval_without_data_ms"]
     assert client["grpc.http2.max_pings_without_data"] == 0
     assert server["grpc.http2.max_pings_without_data"] == 0

@@ -24,9 +24,10 @@ from model_runner.sequence import Grammar, Sequence, SequenceState
 from service.engine.bridge import EngineBridge
 from service.engine.loaded import LoadedEngine, StepEngine
 from service.engine.thread import EngineThread
-from service.memory import MemoryManager
+from service.memory.manager import MemoryManager
 from service.memory.opening import opened_memory
-from service.rpc.server import BoundServer, RunningServer
+from service.rpc.bound import BoundServer
+from service.rpc.server import RunningServer
 from service.serving import ServedModel
 from service.settings import Settings
 from strategies import Drafter

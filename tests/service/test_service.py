@@ -17,8 +17,9 @@ from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood.v1 import memory_pb2 as memory_pb
 from draftwood.v1 import memory_pb2_grpc as memory_pb_grpc
 from model_runner.errors import InvalidValueError
+from service.rpc.bound import SERVICES, BoundServer
 from service.rpc.generation import SERVICE
-from service.rpc.server import _SERVICES, BoundServer, RunningServer
+from service.rpc.server import RunningServer
 from service.settings import Settings
 from tests.service.fakes import FakeEngine, FakeModel, answer, serving, started_bridge, started_server, until
 from tests.service.rpc.test_endings import ask, reason, started
@@ -130,7 +131,7 @@ async def test_calls_are_answered_while_the_model_is_loaded() -> None:
     await bound.start()
     async with grpc.aio.insecure_channel(bound.address) as channel:
         health, stub = health_pb2_grpc.HealthStub(channel), pb_grpc.GenerationServiceStub(channel)
-        for service in _SERVICES:
+        for service in SERVICES:
             checked = await health.Check(health_pb2.HealthCheckRequest(service=service.full_name))
             assert checked.status == Status.NOT_SERVING
         early = await answer(stub.Generate(ask()))

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.empty_pb2 import Empty
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from model_runner.errors import InvalidInputError
-from service.rpc.parsing.wire_size import FieldCounter
 
-MessageT = TypeVar("MessageT", bound=Message)
-
-MAX_FIELDS = 100_000
-"""Fields of a request, those of its messages included. Packed numbers are one."""
 _EXPLAINED_BYTES = 16 * 1024
 """Larger requests are refused without naming the field: to look for it takes a millisecond for each KiB."""
 _LENGTH_DELIMITED = 2
@@ -30,23 +24,6 @@ class Malformed:
 
     def __init__(self, error: InvalidInputError) -> None:
         self.error = error
-
-
-class Deserializer(Generic[MessageT]):
-    """Parses requests of one type; one that is malformed or has too many fields becomes a `Malformed`."""
-
-    def __init__(self, message_type: type[MessageT]) -> None:
-        self._parse: Callable[[bytes], MessageT] = message_type.FromString
-        self._descriptor: Any = message_type.DESCRIPTOR
-        self._count = FieldCounter(message_type.DESCRIPTOR)
-
-    def __call__(self, data: bytes) -> MessageT | Malformed:
-        if len(data) > MAX_FIELDS and self._count(data, MAX_FIELDS) > MAX_FIELDS:
-            return Malformed(InvalidInputError("request", None, f"has more than {MAX_FIELDS} fields"))
-        try:
-            return self._parse(data)
-        except DecodeError:
-            return Malformed(explain(self._descriptor, data))
 
 
 def explain(descriptor: Descriptor, data: bytes) -> InvalidInputError:

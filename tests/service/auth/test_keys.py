@@ -17,7 +17,7 @@ from draftwood_client import AsyncClient, PermissionDeniedError, Unauthenticated
 from model_runner.errors import InvalidInputError
 from service.auth.auth_file import AuthFile, parse, read
 from service.auth.commands import key
-from service.rpc.server import BoundServer
+from service.rpc.bound import BoundServer
 from service.settings import Settings
 from tests.service.fakes import serving
 

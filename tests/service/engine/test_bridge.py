@@ -22,7 +22,7 @@ from service.engine.link import Add, SequenceOutput, framed
 from service.engine.stream import MAX_PART_TOKENS, Pending, Sample, Stream
 from service.engine.thread import EngineThread
 from service.errors import QueueFullError, ReaderStalledError, ShuttingDownError
-from service.memory import MemoryManager
+from service.memory.manager import MemoryManager
 from service.settings import Settings
 from strategies import Strategy, create
 from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, loaded_engine, until

@@ -9,8 +9,8 @@ import pytest
 
 from model_runner.errors import EngineStoppedError
 from service.errors import ShuttingDownError
-from service.memory import MemoryManager
 from service.memory.errors import StoreFullError
+from service.memory.manager import MemoryManager
 from tests.service.engine.test_bridge import bridge_to, running, sample
 from tests.service.fakes import FakeEngine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from service.memory import MemoryName
+from service.memory.naming import MemoryName
 from tests.service.memory.helpers import learn_output, memory_of
 
 

@@ -10,8 +10,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from service.memory import MemoryConfig, MemoryManager, MemoryName
 from service.memory.codec.encryption import KeyRing
+from service.memory.config import MemoryConfig
+from service.memory.manager import MemoryManager
+from service.memory.naming import MemoryName
 from service.memory.operations import MemoryOperation, submit
 from service.memory.store.base import MemoryStore
 from service.memory.store.redis_client import RedisClient, RedisTls

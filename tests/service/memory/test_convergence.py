@@ -12,9 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from service.memory import MemoryManager, MemoryName
 from service.memory.config import MemoryConfig
 from service.memory.errors import MemoryStoreError, StoreUnavailableError
+from service.memory.manager import MemoryManager
+from service.memory.naming import MemoryName
 from service.memory.operations import PurgeMemory
 from service.memory.store.base import Limits
 from service.memory.store.in_process import InProcessStore

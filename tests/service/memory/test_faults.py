@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from service.memory import MemoryName
-from service.memory.naming import Keys
+from service.memory.naming import Keys, MemoryName
 from service.memory.operations import PurgeMemory
 from tests.service.fakes import until
 from tests.service.memory.helpers import agreed, learn_output, log_of, numbers, perform, replicas

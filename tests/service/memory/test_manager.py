@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from service.memory import MemoryManager, MemoryName
 from service.memory.config import MemoryConfig, default_max_bytes
 from service.memory.errors import StoreUnavailableError
+from service.memory.manager import MemoryManager
+from service.memory.naming import MemoryName
 from service.memory.store.base import Append, Entry, Limits
 from service.memory.store.in_process import InProcessStore
 from strategies import UnknownStrategyError

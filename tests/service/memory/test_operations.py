@@ -10,9 +10,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from service.memory import MemoryConfig, MemoryManager, MemoryName
 from service.memory.codec import Kind
+from service.memory.config import MemoryConfig
 from service.memory.errors import MemoryPurgedError, StoreFullError, StoreUnavailableError
+from service.memory.manager import MemoryManager
+from service.memory.naming import MemoryName
 from service.memory.operations import (
     ExportMemory,
     FillMemory,

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from service.memory import MemoryConfig, MemoryName
 from service.memory.codec.encryption import read_keys
+from service.memory.config import MemoryConfig
+from service.memory.naming import MemoryName
 from service.memory.operations import GetStatistics, ListOrphans, PurgeMemory, PurgeOrphans
 from service.memory.orphans import PurgeResult
 from service.memory.store.base import Limits

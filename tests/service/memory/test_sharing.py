@@ -10,11 +10,10 @@ from functools import partial
 
 import pytest
 
-from service.memory import MemoryName
 from service.memory.codec.encryption import read_keys
 from service.memory.config import MemoryConfig
 from service.memory.manager import MemoryManager
-from service.memory.naming import Keys
+from service.memory.naming import Keys, MemoryName
 from service.memory.operations import PurgeMemory
 from service.memory.orphans import PurgeResult
 from tests.service.fakes import until

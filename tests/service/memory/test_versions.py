@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.memory import MemoryManager, MemoryName
 from service.memory.codec import Kind, Record
 from service.memory.codec.records import pack
 from service.memory.errors import NewerMemoryError, StoreRefusedError
-from service.memory.naming import Keys
+from service.memory.manager import MemoryManager
+from service.memory.naming import Keys, MemoryName
 from service.memory.operations import FillMemory, FillProgress, GetStatistics, PurgeMemory
 from service.memory.store.base import SCHEMA, Append, Entry, Fold, Limits
 from service.memory.store.in_process import InProcessStore

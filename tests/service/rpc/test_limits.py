@@ -19,7 +19,8 @@ from model_runner.errors import InvalidValueError
 from service.errors import TooMuchTextError, to_status
 from service.rpc import text_work
 from service.rpc.parsing import malformed
-from service.rpc.parsing.malformed import MAX_FIELDS, Deserializer, Malformed
+from service.rpc.parsing.deserializer import MAX_FIELDS, Deserializer
+from service.rpc.parsing.malformed import Malformed
 from service.rpc.parsing.wire_size import FieldCounter
 from service.rpc.text_work import TextWork
 from strategies.draft import Int32Array

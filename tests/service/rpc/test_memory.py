@@ -19,7 +19,8 @@ from draftwood.v1 import generation_pb2 as generation
 from draftwood.v1 import memory_pb2 as pb
 from draftwood_client import InvalidRequestError, MemoryClient, MemoryRecord, UnavailableError
 from draftwood_client.cli import build_app
-from service.memory import MemoryManager, MemoryName
+from service.memory.manager import MemoryManager
+from service.memory.naming import MemoryName
 from strategies import Strategy
 from tests.service.fakes import FakeModel, Served, answer, serving, until
 from tests.service.memory.helpers import agreed, known_to, learn_output, log_of, numbers, replicas
