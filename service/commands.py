@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,16 +65,15 @@ async def _serve(settings: Settings) -> int:
     await asyncio.sleep(0)  # its process starts; what follows is imported meanwhile
     from service.rpc.bound import BoundServer
 
-    try:
+    async with AsyncExitStack() as at_failure:
+        at_failure.push_async_callback(_abandon, starting)
         bound = BoundServer(settings)
+        at_failure.push_async_callback(bound.close)
         await bound.start()
-    except BaseException:
-        starting.cancel()
-        await asyncio.wait([starting])
-        raise
-    _warn_of_access(settings)
-    _log.info("loading", address=bound.address, model=settings.model_path)
-    bridge, model = await starting
+        _warn_of_access(settings)
+        _log.info("loading", address=bound.address, model=settings.model_path)
+        bridge, model = await starting
+        at_failure.pop_all()
     from service.rpc.server import RunningServer
 
     server = RunningServer(bound, model, bridge)
@@ -135,8 +135,16 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
     return bridge, RemoteModel(**vars(info), tokenizer=tokenizer, grammars=trials)
 
 
+async def _abandon(starting: asyncio.Task[tuple[EngineBridge, ServedModel]]) -> None:
+    starting.cancel()
+    await asyncio.wait([starting])
+
+
 def _import_what_takes_long() -> None:
     import service.rpc.server  # noqa: F401
+    from service.rpc.parsing.wire_size import compile_counter
+
+    compile_counter()
 
 
 def _stop_signals() -> asyncio.Event:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from model_runner.loading.facts import ModelFacts
-
 from model_runner.request import GrammarKind
 from model_runner.sampling.generation_defaults import GenerationDefaults
 from model_runner.sequence import Grammar

@@ -71,7 +71,8 @@ class BoundServer:
                 await self._health_server.start()
 
     async def close(self) -> None:
-        """Ends the health port, and the look at changed credentials."""
+        """Ends what `start` began. Live calls have `STOP_SECONDS` to end."""
+        await self.grpc_server.stop(STOP_SECONDS)
         await self.authenticator.close()
         if self.health_port is not None:
             await self._health_server.stop(STOP_SECONDS)

@@ -10,6 +10,7 @@ from typing import Any
 import numba
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.empty_pb2 import Empty
 
 _DEPTH = 32
 """Nested messages that are looked into; none of ours has as many."""
@@ -30,11 +31,15 @@ class FieldCounter:
             for number, field in one.fields_by_number.items():
                 if field.message_type is not None:
                     self._children[index, number] = types.index(field.message_type)
-        self(b"", 1)  # compiles
 
     def __call__(self, data: bytes, limit: int) -> int:
         """How many fields there are, at most `limit` + 1; those before the first broken byte if it is no message."""
         return int(_count(np.frombuffer(data, np.uint8), self._children, limit))
+
+
+def compile_counter() -> None:
+    """Takes half a second, and many more where no compiled code is kept; otherwise the first call does it."""
+    FieldCounter(Empty.DESCRIPTOR)(b"\0", 1)
 
 
 def _types_within(descriptor: Any) -> list[Any]:
