@@ -7,15 +7,16 @@ keyword arguments and returns a `Strategy`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
-from inspect import signature
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
 
 from strategies.base import Feedback, Strategy
 from strategies.draft import DraftTree
+from strategies.options import Option, OptionValue, check, read_options
 
 ENTRY_POINT_GROUP = "draftwood.strategies"
 
@@ -66,23 +67,41 @@ def create(name: str, **options: object) -> Strategy:
         TypeError: the strategy has no such option.
         ValueError: an option's value is not allowed.
     """
-    _load_entry_points()
-    if name not in _factories:
-        raise UnknownStrategyError(name, strategy_names())
-    return _factories[name](**options)
+    return _factory(name)(**options)
 
 
-def options_of(name: str) -> frozenset[str]:
-    """The names of the options that the strategy `name` takes.
+def options_of(name: str, given: Mapping[str, OptionValue] = MappingProxyType({})) -> Mapping[str, Option]:
+    """The options that the strategy `name` takes, by name.
+
+    Args:
+        given: values that decide which others there are: a hybrid has those of its `sources`.
 
     Raises:
-        UnknownStrategyError: nothing is registered under `name`.
+        UnknownStrategyError: nothing is registered under `name`, or a strategy that `given` names.
+        ValueError: a value in `given` is not allowed.
     """
+    factory = _factory(name)
+    offered = getattr(factory, "options", None)
+    return read_options(factory) if offered is None else offered(given)
+
+
+def check_options(name: str, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
+    """The options in their types, if the strategy accepts them all. Makes an instance to find out, and drops it.
+
+    Raises:
+        UnknownStrategyError: nothing is registered under `name`, or it is the name of a source in `options`.
+        ValueError: an option is unknown, or a value not allowed; the text begins with the option's name.
+    """
+    checked = check(options_of(name, options), options)
+    create(name, **checked)
+    return checked
+
+
+def _factory(name: str) -> StrategyFactory:
     _load_entry_points()
     if name not in _factories:
         raise UnknownStrategyError(name, strategy_names())
-    parameters = signature(_factories[name]).parameters.values()
-    return frozenset(one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD))
+    return _factories[name]
 
 
 def warm_up(name: str) -> None:

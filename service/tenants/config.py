@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
-OptionValue = bool | int | float | str
+from strategies.options import OptionValue
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
+from typing import Annotated
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from strategies.jacobi.ngram_pool import NgramPool
 from strategies.jacobi.paths import joined, predictions_after
 from strategies.jacobi.window import Window
 from strategies.native import Int32Array
+from strategies.options import Range, check, read_options
 from strategies.registry import register
 
 _RATE = 0.05
@@ -58,15 +60,16 @@ class JacobiStrategy:
 
     top_k = 0
 
-    def __init__(self, *, window: int = 10, ngram: int = 5, guesses: int = 10, pool_keys: int = 4096) -> None:
-        for name, value, least, greatest in (
-            ("window", window, 1, 64),
-            ("ngram", ngram, 3, 16),
-            ("guesses", guesses, 1, 64),
-            ("pool_keys", pool_keys, 1, 1 << 20),
-        ):
-            if not least <= value <= greatest:
-                raise ValueError(f"{name}: {value} is not allowed; it must lie in [{least}, {greatest}]")
+    def __init__(
+        self,
+        *,
+        window: Annotated[int, Range(1, 64)] = 10,
+        ngram: Annotated[int, Range(3, 16)] = 5,
+        guesses: Annotated[int, Range(1, 64)] = 10,
+        pool_keys: Annotated[int, Range(1, 1 << 20)] = 4096,
+    ) -> None:
+        given = {"window": window, "ngram": ngram, "guesses": guesses, "pool_keys": pool_keys}
+        check(read_options(JacobiStrategy), given)
         self.window, self.ngram, self.guesses, self.pool_keys = window, ngram, guesses, pool_keys
         self.rates = GuessRates(ngram, guesses)
         self.pool = NgramPool(guesses, pool_keys)

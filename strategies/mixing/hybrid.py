@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import cast
 
 from strategies.base import Drafter, Feedback, Readable, SourceCounts, Strategy, Successors, SuccessorSource
@@ -19,6 +19,7 @@ from strategies.draft import DraftTree, checked
 from strategies.mixing.mixer import Mixer, SequenceMixer
 from strategies.mixing.weights import SOURCES, TABLE
 from strategies.native import Int32Array
+from strategies.options import Option, OptionValue, read_options
 from strategies.registry import create, options_of, register
 from strategies.successors import COLUMNS, WIDTH, has_layout
 
@@ -28,6 +29,7 @@ costs 100 us (docs/decisions.md)."""
 _PROBE_EVERY, _PROBE_FOR = 256, 8
 """All sources take part in 8 of 256 drafts, the probe. Not tuned."""
 
+_SOURCES = "trie,recycling"
 _log = logging.getLogger(__name__)
 
 
@@ -50,7 +52,14 @@ class HybridStrategy:
         ValueError: the sources cannot be mixed, or an option's value is not allowed.
     """
 
-    def __init__(self, *, sources: str = "trie,recycling", **options: object) -> None:
+    @staticmethod
+    def options(given: Mapping[str, OptionValue]) -> dict[str, Option]:
+        """Its own, and those of the sources that are `given`, by name."""
+        own = read_options(HybridStrategy)
+        sources = str(own["sources"].checked(given.get("sources", _SOURCES)))
+        return {**own, **{name: option for source in _names(sources) for name, option in options_of(source).items()}}
+
+    def __init__(self, *, sources: str = _SOURCES, **options: object) -> None:
         made = _parts_of(sources, options)
         tables = {name: part for name, part in made.items() if isinstance(part, SuccessorSource)}
         self.parts = {name: part for name, part in made.items() if name not in tables}
@@ -109,14 +118,19 @@ class HybridStrategy:
         return [gain >= least and gain > -math.inf for gain in gains]
 
 
-def _parts_of(sources: str, options: dict[str, object]) -> dict[str, Strategy]:
-    """The strategies that `sources` names, each made with the options that it has."""
+def _names(sources: str) -> list[str]:
     names = [name.strip() for name in sources.split(",")]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"sources: {sources!r} names a strategy twice")
     if "hybrid" in names:
         raise ValueError(f"sources: {sources!r} names hybrid, which cannot be a source of itself")
+    return names
+
+
+def _parts_of(sources: str, options: dict[str, object]) -> dict[str, Strategy]:
+    """The strategies that `sources` names, each made with the options that it has."""
+    names = _names(sources)
     known = {name: options_of(name) for name in names}
     unknown = set(options).difference(*known.values())
     if unknown:

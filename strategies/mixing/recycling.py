@@ -7,10 +7,13 @@ give it. It can draft text that was never written, for it also learns at rejecte
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from strategies.base import Feedback
 from strategies.draft import DraftTree
 from strategies.mixing.mixer import Mixer, SequenceMixer
 from strategies.native import Int32Array
+from strategies.options import Range, check, read_options
 from strategies.registry import register
 from strategies.successors import WIDTH, SuccessorTable
 
@@ -29,11 +32,8 @@ class RecyclingStrategy:
 
     top_k = WIDTH
 
-    def __init__(self, *, capacity_contexts: int = 1 << 17) -> None:
-        if capacity_contexts < SuccessorTable.LEAST:
-            raise ValueError(
-                f"capacity_contexts: {capacity_contexts} is not allowed; it must be at least {SuccessorTable.LEAST}"
-            )
+    def __init__(self, *, capacity_contexts: Annotated[int, Range(least=SuccessorTable.LEAST)] = 1 << 17) -> None:
+        check(read_options(RecyclingStrategy), {"capacity_contexts": capacity_contexts})
         self.successors = SuccessorTable(capacity_contexts)
         self._mixer = Mixer(self.successors)
 

@@ -23,6 +23,8 @@ ORDERS = (1, 2, 4, 8)
 change by -0.05% (docs/decisions.md, "The trie's constants are flat")."""
 TOKENS_PER_BLOCK = 16
 """A power of two. Not tuned."""
+LEAST_TOKENS = 4 * TOKENS_PER_BLOCK
+"""The smallest capacity of an index."""
 START = 2**31 - 1
 """The start mark, written before the first token of each sequence: its beginning is a context like any other."""
 NOWHERE = -1
@@ -63,10 +65,8 @@ class PhraseIndex:
         Raises:
             ValueError: `capacity_tokens` is less than four blocks.
         """
-        if capacity_tokens < 4 * TOKENS_PER_BLOCK:
-            raise ValueError(
-                f"capacity_tokens: {capacity_tokens} is not allowed; it must be at least {4 * TOKENS_PER_BLOCK}"
-            )
+        if capacity_tokens < LEAST_TOKENS:
+            raise ValueError(f"capacity_tokens: {capacity_tokens} is not allowed; it must be at least {LEAST_TOKENS}")
         self._most_blocks = capacity_tokens // TOKENS_PER_BLOCK
         blocks = 4
         while blocks * TOKENS_PER_BLOCK < expected_tokens and blocks < self._most_blocks:

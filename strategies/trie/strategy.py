@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Annotated, Literal
 
 import numpy as np
 
 from strategies.base import Feedback
 from strategies.draft import DraftTree
 from strategies.native import Int32Array
+from strategies.options import Range, check, read_options
 from strategies.registry import register
 from strategies.trie.candidates import COLUMNS
 from strategies.trie.expansion import AT_END, WRITTEN, expand
 from strategies.trie.learning import Votes, WritableIndex, learn
-from strategies.trie.phrase_index import START, PhraseIndex
+from strategies.trie.phrase_index import LEAST_TOKENS, START, PhraseIndex
 from strategies.trie.prior import prior_weights
 from strategies.trie.weights import Weights
 from strategies.trie.workspace import DEEPEST, Workspace, empty_draft, workspace_for
 
-_LEARNABLE = ("outputs", "prompts", "both")
 _OWN_CAPACITY = 1 << 20
 """Tokens of a sequence's own index; more than any context."""
 _EVERYTHING = 1 << 40
@@ -63,17 +64,13 @@ class TrieStrategy:
     def __init__(
         self,
         *,
-        branch_length: int = 32,
-        learn: str = "outputs",
-        prompt_weight: float = 1.0,
-        capacity_tokens: int = 1_000_000,
+        branch_length: Annotated[int, Range(1, DEEPEST)] = 32,
+        learn: Literal["outputs", "prompts", "both"] = "outputs",
+        prompt_weight: Annotated[float, Range(0, 1000, open=True)] = 1.0,
+        capacity_tokens: Annotated[int, Range(least=LEAST_TOKENS)] = 1_000_000,
     ) -> None:
-        if not 1 <= branch_length <= DEEPEST:
-            raise ValueError(f"branch_length: {branch_length} is not allowed; it must lie in [1, {DEEPEST}]")
-        if learn not in _LEARNABLE:
-            raise ValueError(f"learn: {learn!r} is unknown; the values are {', '.join(_LEARNABLE)}")
-        if not 0.0 < prompt_weight < 1000.0:
-            raise ValueError(f"prompt_weight: {prompt_weight} is not allowed; it must lie in (0, 1000)")
+        given = {"branch_length": branch_length, "learn": learn, "prompt_weight": prompt_weight}
+        check(read_options(TrieStrategy), given | {"capacity_tokens": capacity_tokens})
         self.branch_length = branch_length
         self.learns = learn
         self.memory = PhraseIndex(capacity_tokens)

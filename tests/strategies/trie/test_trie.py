@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -97,7 +99,7 @@ def test_a_tree_holds_both_continuations_of_a_phrase_the_frequent_one_first() ->
 
 
 @pytest.mark.parametrize(("learn", "outputs", "prompts"), [("outputs", 1, 0), ("prompts", 0, 1), ("both", 1, 1)])
-def test_the_learn_option_decides_what_the_memory_learns(learn: str, outputs: int, prompts: int) -> None:
+def test_the_learn_option_decides_what_the_memory_learns(learn: Any, outputs: int, prompts: int) -> None:
     strategy = TrieStrategy(learn=learn)
     prompt, output = np.arange(100, 130, dtype=np.int32), np.arange(200, 220, dtype=np.int32)
     written(strategy, prompt, output).close()
@@ -209,7 +211,7 @@ def test_a_memory_grows_with_what_it_holds() -> None:
 
 
 @pytest.mark.parametrize("learn", ["outputs", "prompts", "both"])
-def test_start_marks_are_never_drafted_or_returned(learn: str) -> None:
+def test_start_marks_are_never_drafted_or_returned(learn: Any) -> None:
     strategy = TrieStrategy(learn=learn)
     for _ in range(5):
         written(strategy, ids(1), ids(2, 3), ids(2)).close()
