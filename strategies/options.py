@@ -38,11 +38,11 @@ class Range:
 
     def __str__(self) -> str:
         if self.greatest is None:
-            return f"be {'above' if self.open else 'at least'} {self.least:g}"
+            return f"be {'above' if self.open else 'at least'} {self.least}"
         if self.least is None:
-            return f"be {'below' if self.open else 'at most'} {self.greatest:g}"
+            return f"be {'below' if self.open else 'at most'} {self.greatest}"
         left, right = "()" if self.open else "[]"
-        return f"lie in {left}{self.least:g}, {self.greatest:g}{right}"
+        return f"lie in {left}{self.least}, {self.greatest}{right}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ ACCEPTED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("trie", {"branch_length": 8.0, "learn": "both"}, {"branch_length": 8, "learn": "both"}),
     ("trie", {"prompt_weight": 2, "capacity_tokens": 4096.0}, {"prompt_weight": 2.0, "capacity_tokens": 4096}),
     ("recycling", {"capacity_contexts": 2048.0}, {"capacity_contexts": 2048}),
-    ("jacobi", {"window": 4, "ngram": 3, "guesses": 2, "pool_keys": 9}, {"window": 4, "ngram": 3, "guesses": 2, "pool_keys": 9}),
+    ("jacobi", {"window": 4, "ngram": 3, "pool_keys": 9}, {"window": 4, "ngram": 3, "pool_keys": 9}),
     ("hybrid", {"branch_length": 8.0, "capacity_contexts": 2048.0}, {"branch_length": 8, "capacity_contexts": 2048}),
     ("hybrid", {"sources": "jacobi, trie", "window": 4.0}, {"sources": "jacobi, trie", "window": 4}),
     (phrase_book.NAME, {"least_match": 3.0}, {"least_match": 3}),
     ("none", {}, {}),
-]  # fmt: skip
+]
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("trie", {"branch_length": 0}, r"branch_length: 0 is not allowed; it must lie in \[1, 256\]"),
