@@ -62,7 +62,7 @@ for kind = 1, 2 do
 end
 if most[1] > 0 or most[2] > 0 then
   add(KEYS[1], time[1], 1, tokens)
-  redis.call('EXPIRE', KEYS[1], buckets + 1)
+  redis.call('PEXPIRE', KEYS[1], 1000 * (buckets + 1))
 end
 if concurrency > 0 then place(KEYS[2], lease, ARGV[7]) end
 return {'ok', now}
@@ -73,7 +73,7 @@ return {'ok', now}
 SETTLE = (
     _COMMON
     + """
-if tonumber(ARGV[2]) > 0 and redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then
+if tonumber(ARGV[2]) > 0 and redis.call('HGET', KEYS[1], ARGV[1]) then
   add(KEYS[1], ARGV[1], 0, -tonumber(ARGV[2]))
 end
 redis.call('ZREM', KEYS[2], ARGV[3])
@@ -93,7 +93,7 @@ if #ARGV > 4 + members and number > tonumber(redis.call('GET', KEYS[3]) or 0) th
   for i = 5 + members, #ARGV, 3 do
     add(KEYS[1], string.format('%d', now - tonumber(ARGV[i])), tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]))
   end
-  redis.call('EXPIRE', KEYS[1], buckets + 1)
+  redis.call('PEXPIRE', KEYS[1], 1000 * (buckets + 1))
   redis.call('SET', KEYS[3], string.format('%d', number), 'EX', 2 * buckets)
 end
 return 1

@@ -43,17 +43,24 @@ class SharedLimiter(Limiter):
 
     Args:
         secret: hides tenants' names in the store.
+        answer_seconds: how long a request waits for the store.
         clock: seconds of this process; does not go back.
     """
 
     def __init__(
-        self, client: RedisClient, secret: bytes | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        client: RedisClient,
+        secret: bytes | None = None,
+        answer_seconds: float = ANSWER_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.away = False
         self.outages = 0
         self.admitted_alone = 0
         self._client = client
         self._secret = secret
+        self._answer_seconds = answer_seconds
+        self._connected = False
         self._replica = uuid.uuid4().hex[:12]
         self._windows = Windows(clock)
         self._unsent: dict[str, Window] = {}
@@ -69,7 +76,7 @@ class SharedLimiter(Limiter):
         self._refreshing = asyncio.create_task(self._refresh_always())
 
     async def reserve(self, tenant: str, limits: RateLimits, tokens: int) -> Entry | _Reservation:
-        """See `Limiter`. Waits `ANSWER_SECONDS` for the store at most."""
+        """See `Limiter`. Waits `answer_seconds` for the store at most."""
         if not limits.any:
             return Entry(Window(), 0, 0, 0)
         place = self._windows.next_place()
@@ -92,7 +99,7 @@ class SharedLimiter(Limiter):
             self._refreshing.cancel()
             await asyncio.wait([self._refreshing])
         if self._settling:
-            await asyncio.wait(self._settling, timeout=ANSWER_SECONDS)
+            await asyncio.wait(self._settling, timeout=self._answer_seconds)
         await self._client.close()
 
     async def refresh(self) -> None:
@@ -109,8 +116,9 @@ class SharedLimiter(Limiter):
             else:
                 window.forget(self._windows.clock())
         tenants = [*{**places, **self._batches}]
-        if not tenants and self.away:
+        if not self._connected or (self.away and not tenants):  # connecting may take longer than a request waits
             await self._run(Script("return 1", [*self._keys("")], []), REFRESH_SECONDS)
+        self._connected = True
         for tenant in tenants:
             await self._run(self._refresh_script(tenant, places.get(tenant, set())), REFRESH_SECONDS)
             self._batches.pop(tenant, None)
@@ -147,7 +155,7 @@ class SharedLimiter(Limiter):
         most = [limits.requests_per_minute or 0, limits.tokens_per_minute or 0, limits.concurrency or 0]
         lease = round(1000 * LEASE_SECONDS)
         arguments: list[int | str] = [BUCKETS, *most, tokens, lease, self._member(place)]
-        name, *rest = await self._run(Script(scripts.RESERVE, self._keys(tenant), arguments), ANSWER_SECONDS)
+        name, *rest = await self._run(Script(scripts.RESERVE, self._keys(tenant), arguments), self._answer_seconds)
         if name == b"ok":
             return int(rest[0])
         limit, used, milliseconds = name.decode(), int(rest[0]), int(rest[1])
@@ -157,7 +165,7 @@ class SharedLimiter(Limiter):
 
     async def _settle_in_store(self, script: Script) -> None:
         try:
-            await self._run(script, ANSWER_SECONDS)
+            await self._run(script, self._answer_seconds)
         except MemoryStoreError as error:  # the tokens count until their minute is over, the place until its lease is
             self._fail(error)
 
