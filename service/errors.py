@@ -2,6 +2,7 @@
 
 DraftwoodError
 ├── QueueFullError          the limit of live requests is reached
+├── QuotaExceededError      a tenant's rate limit is reached (service.quotas)
 ├── TooMuchTextError        too many long texts wait to be read
 ├── ModelNotServedError     the request names another model
 ├── LoadingError            the model is not loaded yet
@@ -25,6 +26,7 @@ from grpc_status import rpc_status
 from model_runner.errors import DeadlineError, DraftwoodError, EngineStoppedError, InvalidValueError, ModelError
 from service.auth.errors import IssuerUnavailableError, PermissionDeniedError, UnauthenticatedError
 from service.memory.errors import MemoryPurgedError, StoreFullError, StoreRefusedError, StoreUnavailableError
+from service.quotas import QuotaExceededError
 
 ERROR_DOMAIN = "draftwood"
 _MAX_BYTES = 500
@@ -119,7 +121,7 @@ class Rule:
     Attributes:
         reason: ErrorInfo.reason, for programs.
         message: for people; None sends the exception's own text.
-        retry_seconds: RetryInfo's delay; None sends no RetryInfo.
+        retry_seconds: RetryInfo's delay unless the error has its own; None sends no RetryInfo.
     """
 
     code: grpc.StatusCode
@@ -138,6 +140,7 @@ RULES: dict[type[BaseException], Rule] = {
     ModelNotServedError: Rule(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
     QueueFullError: Rule(grpc.StatusCode.UNAVAILABLE, "QUEUE_FULL", retry_seconds=1.0),
     TooMuchTextError: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MUCH_TEXT", retry_seconds=1.0),
+    QuotaExceededError: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", retry_seconds=1.0),
     LoadingError: Rule(grpc.StatusCode.UNAVAILABLE, "LOADING", retry_seconds=1.0),
     ShuttingDownError: Rule(grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN", retry_seconds=1.0),
     EngineStoppedError: Rule(
@@ -194,10 +197,14 @@ def to_status(
     ]
     pushback: Metadata = ()
     if isinstance(error, InvalidValueError):
-        violation = error_details_pb2.BadRequest.FieldViolation(field=shortened(error.field), description=text)
-        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
-    if rule.retry_seconds is not None:
-        seconds = max(getattr(error, "retry_seconds", rule.retry_seconds), _LEAST_DELAY)
+        wrong = error_details_pb2.BadRequest.FieldViolation(field=shortened(error.field), description=text)
+        details.append(error_details_pb2.BadRequest(field_violations=[wrong]))
+    if isinstance(error, QuotaExceededError):
+        violation = error_details_pb2.QuotaFailure.Violation(subject=error.limit, description=text)
+        details.append(error_details_pb2.QuotaFailure(violations=[violation]))
+    delay: float | None = getattr(error, "retry_seconds", rule.retry_seconds)
+    if delay is not None:
+        seconds = max(delay, _LEAST_DELAY)
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(round(1000 * seconds))
         details.append(retry)

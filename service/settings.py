@@ -122,6 +122,18 @@ class Settings(BaseModel):
     tenant_weights: dict[str, float] = Field(
         default={}, description="Scheduling weights of tenants, such as acme=2,beta=0.5; 1 for all others"
     )
+    requests_per_minute: int | None = Field(
+        default=None, ge=1, description="Requests of a tenant admitted in any 60 s, over all servers of the store"
+    )
+    tokens_per_minute: int | None = Field(
+        default=None,
+        ge=1,
+        description="Tokens of prompts and answers of the requests of a tenant admitted in any 60 s, over all servers"
+        " of the store",
+    )
+    concurrency: int | None = Field(
+        default=None, ge=1, description="Requests of a tenant that run or wait at once, over all servers of the store"
+    )
     strategy: str = Field(default="hybrid", description="Default drafting strategy; `none` disables drafting")
     max_draft_nodes: int = Field(default=48, le=1024, description="Maximum number of draft tokens a step and request")
     max_tenants: int = Field(default=1000, ge=1, description="Maximum number of tenants with their memory in RAM")

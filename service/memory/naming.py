@@ -40,11 +40,11 @@ class Naming:
 
     def tag(self, name: MemoryName) -> str:
         """The hash tag: what stands between the braces of a memory's keys."""
-        return f"{self.fingerprint}:{self._part(name.tenant)}:{self._part(name.arm)}"
+        return f"{self.fingerprint}:{self.part(name.tenant)}:{self.part(name.arm)}"
 
     def tenant_prefix(self, tenant: str) -> str:
         """Common prefix of the tags of all memories of a tenant, and of no other tenant's."""
-        return f"{self.fingerprint}:{self._part(tenant)}:"
+        return f"{self.fingerprint}:{self.part(tenant)}:"
 
     @property
     def kind(self) -> str:
@@ -57,7 +57,7 @@ class Naming:
             return ""
         return hashlib.sha256(b"draftwood names" + self.secret).hexdigest()[:_KEY_ID_DIGITS]
 
-    def _part(self, text: str) -> str:
+    def part(self, text: str) -> str:
         """A name without braces and colons. Quoted, hashed and keyed names start differently, so they never collide."""
         data = text.encode("utf-8", "surrogatepass")
         if self.secret is not None:
@@ -102,3 +102,8 @@ def activity_keys(fingerprint: str) -> tuple[str, str]:
 def instances_key(fingerprint: str) -> str:
     """A hash of the processes that use a model's memories: instance to time and settings."""
     return f"dw:{{{fingerprint}}}:instances"
+
+
+def quota_tag(tenant: str, secret: bytes | None = None) -> str:
+    """The hash tag of the keys that count what a tenant uses of its limits, whatever the model."""
+    return f"quota:{Naming('', secret).part(tenant)}"

@@ -46,7 +46,7 @@ def opened_memory(settings: Settings, fingerprint: str) -> Iterator[MemoryManage
         orphan_ttl=settings.memory_orphan_ttl,
     )
     limits = Limits(config.log_bytes, config.ttl)
-    keys = _keys(settings)
+    keys = key_ring(settings)
     if settings.store == "memory":
         store = InProcessStore(limits, _STORED_PER_RESIDENT * settings.max_tenants, stored_bytes)
         yield MemoryManager(store, fingerprint, config, keys)
@@ -55,8 +55,7 @@ def opened_memory(settings: Settings, fingerprint: str) -> Iterator[MemoryManage
             server.wait()
             yield MemoryManager(RedisStore(RedisClient(server.url), fingerprint, limits), fingerprint, config, keys)
     else:
-        tls = RedisTls(settings.store_tls_ca, settings.store_tls_cert, settings.store_tls_key)
-        client = RedisClient(settings.store, tls, settings.store_timeout)
+        client = RedisClient(settings.store, store_tls(settings), settings.store_timeout)
         yield MemoryManager(RedisStore(client, fingerprint, limits), fingerprint, config, keys)
 
 
@@ -66,7 +65,12 @@ def default_folder() -> Path:
     return Path(data, "draftwood", "store").expanduser()
 
 
-def _keys(settings: Settings) -> KeyRing | None:
+def store_tls(settings: Settings) -> RedisTls:
+    return RedisTls(settings.store_tls_ca, settings.store_tls_cert, settings.store_tls_key)
+
+
+def key_ring(settings: Settings) -> KeyRing | None:
+    """The keys that encrypt stored values; None if they are stored as they are. Raises InvalidInputError."""
     if settings.store_key_file is not None:
         return read_key_file(settings.store_key_file, "store_key_file")
     return None if settings.store_keys is None else read_keys(settings.store_keys, "store_keys")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from importlib.metadata import version
 from typing import Any
@@ -22,6 +23,7 @@ from model_runner.statistics import SequenceStats
 from service.engine.bridge import EngineBridge
 from service.engine.stream import Sample
 from service.errors import DeadlineExceededError, ModelNotServedError
+from service.quotas import Limiter, RateLimits
 from service.rpc.calls import Call, Method
 from service.rpc.request_log import RequestLog
 from service.rpc.requests import (
@@ -63,12 +65,25 @@ _MAX_ANSWER_BYTES = 4 * 2**20
 
 
 class GenerationServicer:
-    """The methods of GenerationService, for `calls.handlers`."""
+    """The methods of GenerationService, for `calls.handlers`.
 
-    def __init__(self, serving: Serving, bridge: EngineBridge, settings: Settings) -> None:
+    Args:
+        limits_of: a tenant's limits.
+    """
+
+    def __init__(
+        self,
+        serving: Serving,
+        bridge: EngineBridge,
+        settings: Settings,
+        limiter: Limiter,
+        limits_of: Callable[[str], RateLimits],
+    ) -> None:
         self._serving = serving
         self._bridge = bridge
         self._settings = settings
+        self._limiter = limiter
+        self._limits_of = limits_of
         self._shaping = settings.delta_shaping
         self._text_work = TextWork()
         self._format_work = TextWork()
@@ -109,13 +124,19 @@ class GenerationServicer:
                     deadline=time.perf_counter() + seconds,
                 )
                 record.samples = [Sample(one) for one in requests]
-                stream.submit(*record.samples)
-                shaping = self._shaping
-                async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
-                    await writer.write(self._started(requests[0]))
-                    with_details = request.output.token_details or requests[0].sampling.logprobs is not None
-                    finishes = await relay(stream, writer, with_details, shaping)
-                    await writer.write(finished(record.samples, finishes))
+                reservation = await self._limiter.reserve(tenant, self._limits_of(tenant), most_tokens(requests))
+                try:
+                    stream.submit(*record.samples)
+                    shaping = self._shaping
+                    async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
+                        await writer.write(self._started(requests[0]))
+                        with_details = request.output.token_details or requests[0].sampling.logprobs is not None
+                        finishes = await relay(stream, writer, with_details, shaping)
+                        reservation.settle(used_tokens(record.samples))
+                        await reservation.settled()  # a client may send its next request once it has read the end
+                        await writer.write(finished(record.samples, finishes))
+                finally:
+                    reservation.settle(used_tokens(record.samples))
                 record.outcome = finishes[0].reason.value
             except asyncio.CancelledError:
                 own = remaining(call)
@@ -183,6 +204,16 @@ class GenerationServicer:
         """Seconds until the server ends the call; gRPC itself ends it at the client's deadline."""
         own = remaining(call)
         return min(self._settings.default_timeout if own is None else own + _CLIENT_FIRST, self._settings.max_timeout)
+
+
+def most_tokens(requests: SequenceOf[Request]) -> int:
+    """What the samples of a request use at most; the prompt counts once."""
+    return requests[0].prompt.size + sum(one.stop.max_tokens for one in requests)
+
+
+def used_tokens(samples: SequenceOf[Sample]) -> int:
+    """What they have used so far, counted as in `most_tokens`."""
+    return samples[0].request.prompt.size + sum(one.completion_tokens for one in samples)
 
 
 def remaining(call: Call) -> float | None:

@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2
 from service.engine.bridge import EngineBridge
 from service.engine.recovery import EngineRecovery
 from service.errors import ShuttingDownError
+from service.quotas.opening import default_limits, opened_limiter
 from service.rpc.bound import STOP_SECONDS, BoundServer
 from service.rpc.calls import Call, Method
 from service.rpc.generation import GenerationServicer
@@ -52,7 +53,11 @@ class RunningServer:
         self._stopping: asyncio.Task[None] | None = None
         self.bridge = bridge
         self.recovery = EngineRecovery(bridge, settings.engine_restarts, self._set_serving)
-        self._servicer = GenerationServicer(Serving.of(model, settings), self.bridge, settings)
+        self._limiter = opened_limiter(settings)
+        limits = default_limits(settings)
+        self._servicer = GenerationServicer(
+            Serving.of(model, settings), self.bridge, settings, self._limiter, lambda tenant: limits
+        )
         memory = MemoryServicer(bridge, model, settings)
         of_memory = {name: _counted(method, bridge) for name, method in memory.methods.items()}
         methods = (self._servicer.methods, of_memory)
@@ -61,6 +66,7 @@ class RunningServer:
 
     async def start(self) -> None:
         """Starts serving."""
+        self._limiter.start()
         await self._bound.start()
         if not self.bridge.stopped:
             await self._set_serving(True)
@@ -93,6 +99,7 @@ class RunningServer:
         await asyncio.gather(self._bound.close(), going_away)
         await self.bridge.close(max(deadline - time.monotonic(), _LEAST_ENGINE_SECONDS))
         self._servicer.close()
+        await self._limiter.close()
         _log.info("stopped")
 
     async def _set_serving(self, serving: bool) -> None:

@@ -89,7 +89,9 @@ def _details(code: grpc.StatusCode, message: str, trailer: Trailer) -> ErrorDeta
             + [FieldViolation(v.subject, v.description) for v in quota.violations]
         ),
         retry_after=retry_info if pushback is None else pushback,
-        retryable=code is grpc.StatusCode.UNAVAILABLE and (may_retry or retry_info is not None),
+        retryable=(code is grpc.StatusCode.UNAVAILABLE and (may_retry or retry_info is not None))
+        or bool(quota.violations and retry_info is not None),
+        over_quota=bool(quota.violations),
         request_id=request.request_id or info.metadata.get("request_id", ""),
     )
 

@@ -13,7 +13,8 @@ DraftwoodError
     ├── AlreadyExistsError         ALREADY_EXISTS
     ├── AbortedError               ABORTED: the resource was changed meanwhile, or the client read too slowly
     ├── FailedPreconditionError    FAILED_PRECONDITION
-    ├── ResourceExhaustedError     RESOURCE_EXHAUSTED: a quota, or a message that is too large
+    ├── ResourceExhaustedError     RESOURCE_EXHAUSTED: a message that is too large, a store that is full
+    │   └── QuotaExceededError     a rate limit of the tenant is reached: see `retry_after`
     ├── UnavailableError           UNAVAILABLE: no server reached, or its queue is full; see `retry_after`
     ├── DeadlineError              DEADLINE_EXCEEDED
     ├── RequestCancelledError      CANCELLED
@@ -91,6 +92,7 @@ class ErrorDetails:
         violations: problems of the request.
         retry_after: delay before a retry that the server sent, in seconds; None without one.
         retryable: whether the same request may succeed later.
+        over_quota: whether `violations` are limits that are reached.
         request_id: as in the server's logs; empty if unknown.
     """
 
@@ -101,6 +103,7 @@ class ErrorDetails:
     violations: tuple[FieldViolation, ...] = ()
     retry_after: float | None = None
     retryable: bool = False
+    over_quota: bool = False
     request_id: str = ""
 
 
@@ -115,6 +118,7 @@ class StatusError(DraftwoodError):
         self.violations = details.violations
         self.retry_after = details.retry_after
         self.retryable = details.retryable
+        self.over_quota = details.over_quota
         self.request_id = details.request_id
         self._message = details.message
 
@@ -159,6 +163,13 @@ class ResourceExhaustedError(StatusError):
     """A quota is exhausted, or a message is too large."""
 
 
+class QuotaExceededError(ResourceExhaustedError):
+    """A rate limit of the tenant is reached; `violations` names it. Not retried by itself.
+
+    The same request fits `retry_after` seconds later if no other is admitted until then; None if it never fits.
+    """
+
+
 class UnavailableError(StatusError):
     """No server could be reached, or its queue is full, after all retries."""
 
@@ -198,4 +209,5 @@ _BY_CODE: dict[grpc.StatusCode, type[StatusError]] = {
 
 def error_for(details: ErrorDetails) -> StatusError:
     """The error of the type that belongs to `details.code`."""
-    return _BY_CODE.get(details.code, InternalError)(details)
+    found = _BY_CODE.get(details.code, InternalError)
+    return (QuotaExceededError if found is ResourceExhaustedError and details.over_quota else found)(details)

@@ -24,6 +24,7 @@ from service.memory.errors import StoreUnavailableError
 
 _log = structlog.get_logger(__name__)
 
+_SOCKET = "valkey.sock"
 _MAX_SOCKET_PATH = 100
 """Bytes; Unix sockets allow 107."""
 _WATCH_SECONDS = 0.25
@@ -94,12 +95,12 @@ class EmbeddedServer:
 
     @property
     def socket(self) -> Path:
-        return self._folder / "valkey.sock"
+        return self._folder / _SOCKET
 
     @property
     def url(self) -> str:
         """For `RedisClient`."""
-        return f"unix://{self.socket}"
+        return url_of(self._folder)
 
     @property
     def pid(self) -> int | None:
@@ -200,6 +201,11 @@ class EmbeddedServer:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def url_of(folder: Path) -> str:
+    """The URL of the server on a folder, for `RedisClient`."""
+    return f"unix://{folder.absolute() / _SOCKET}"
 
 
 def binary() -> Path:

@@ -16,6 +16,9 @@ from service.memory.manager import MemoryManager
 from service.memory.naming import Keys, MemoryName
 from service.memory.operations import PurgeMemory
 from service.memory.orphans import PurgeResult
+from service.memory.store.redis_client import RedisClient
+from service.quotas import RateLimits
+from service.quotas.shared import SharedLimiter
 from tests.service.fakes import until
 from tests.service.memory.helpers import (
     FAST,
@@ -307,6 +310,8 @@ async def test_a_restricted_user_is_enough(server: Valkey) -> None:
         "+pttl",
         "+persist",
         "+strlen",
+        "+zcard",
+        "+zremrangebyscore",
         "+ping",
         "+client|setname",
         "+client|setinfo",
@@ -319,6 +324,13 @@ async def test_a_restricted_user_is_enough(server: Valkey) -> None:
         assert await agreed(memories, "t") == [numbers(12)]
         memories[0].residents.open(MemoryName("t")).fold_due = True
         await until(lambda: memories[0].counters().folds == 1)
+    limiter = SharedLimiter(RedisClient(url), answer_seconds=2.0)
+    reservation = await limiter.reserve("t", RateLimits(5, 100, 5), 10)
+    await limiter.refresh()
+    reservation.settle(5)
+    await reservation.settled()
+    await limiter.close()
+    assert limiter.outages == 0
     async with replicas(1, f"redis://dw:wrong@127.0.0.1:{server.port}") as [refused]:
         await learn_output(refused, "t", numbers(3))
         await until(lambda: refused.thread.failing)

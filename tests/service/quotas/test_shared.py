@@ -1,0 +1,150 @@
+"""Limits over replicas of one real server, which is also killed and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from service.memory.store.redis_client import RedisClient
+from service.quotas import NO_LIMITS, QuotaExceededError, RateLimits
+from service.quotas.limits import Reservation
+from service.quotas.shared import LEASE_SECONDS, REFRESH_SECONDS, SharedLimiter
+from tests.service.fakes import until
+from tests.service.memory.servers import Valkey, cluster
+
+
+@pytest.fixture
+def server() -> Iterator[Valkey]:
+    with Valkey() as server:
+        yield server
+
+
+@asynccontextmanager
+async def limiters(
+    url: str, count: int = 2, secret: bytes | None = None, answer_seconds: float = 2.0
+) -> AsyncIterator[list[SharedLimiter]]:
+    """Replicas, which wait longer than served ones unless a test is about that: this machine may be busy."""
+    made = [SharedLimiter(RedisClient(url, timeout=REFRESH_SECONDS), secret, answer_seconds) for _ in range(count)]
+    try:
+        for one in made:
+            await one.refresh()
+            one.start()
+        yield made
+    finally:
+        for one in made:
+            await one.close()
+
+
+async def admitted(limiter: SharedLimiter, limits: RateLimits, attempts: int, tokens: int = 1) -> list[Reservation]:
+    """What is admitted of several attempts at once."""
+    found = await asyncio.gather(
+        *(limiter.reserve("t", limits, tokens) for _ in range(attempts)), return_exceptions=True
+    )
+    assert all(isinstance(one, QuotaExceededError) for one in found if isinstance(one, BaseException))
+    return [one for one in found if not isinstance(one, BaseException)]
+
+
+async def test_two_replicas_let_no_more_than_the_limit_through(server: Valkey) -> None:
+    async with limiters(server.url) as made:
+        each = await asyncio.gather(*(admitted(one, RateLimits(requests_per_minute=50), 60) for one in made))
+        assert 50 <= sum(map(len, each)) <= 51
+        with pytest.raises(QuotaExceededError) as caught:
+            await made[0].reserve("t", RateLimits(requests_per_minute=50), 1)
+        assert caught.value.retry_seconds is not None
+        assert 50 < caught.value.retry_seconds <= 61
+        assert not any(one.outages for one in made)
+        [key] = server.client.keys("dw:*")
+        assert 0 < server.client.ttl(key) <= 62
+
+
+async def test_nothing_is_stored_without_limits_and_names_are_hidden_with_a_key(server: Valkey) -> None:
+    async with limiters(server.url, 1, b"x" * 32) as [limiter]:
+        await limiter.reserve("secret-name", NO_LIMITS, 5)
+        assert server.client.dbsize() == 0
+        await limiter.reserve("secret-name", RateLimits(requests_per_minute=5, concurrency=5), 5)
+        keys = server.client.keys("*")
+        assert len(keys) == 2
+        assert not any(b"secret-name" in key for key in keys)
+
+
+async def test_settle_gives_back_to_all_replicas(server: Valkey) -> None:
+    limits = RateLimits(tokens_per_minute=100, concurrency=1)
+    async with limiters(server.url) as [first, second]:
+        [one] = await admitted(first, limits, 3, tokens=90)
+        assert not await admitted(second, limits, 1)
+        one.settle(40)
+        one.settle(0)
+        await one.settled()
+        with pytest.raises(QuotaExceededError, match="40 of 100"):
+            await second.reserve("t", limits, 61)
+        assert len(await admitted(second, limits, 1, tokens=60)) == 1
+
+
+async def test_counts_never_become_negative(server: Valkey) -> None:
+    limits = RateLimits(tokens_per_minute=100)
+    async with limiters(server.url, 1) as [limiter]:
+        [one] = await admitted(limiter, limits, 1, tokens=90)
+        server.client.flushall()
+        await limiter.reserve("t", limits, 10)
+        one.settle(0)
+        await one.settled()
+        assert len(await admitted(limiter, limits, 3, tokens=50)) == 2
+
+
+async def test_places_of_a_killed_replica_come_free(server: Valkey) -> None:
+    limits = RateLimits(concurrency=2)
+    async with limiters(server.url) as [killed, other]:
+        assert len(await admitted(killed, limits, 2)) == 2
+        await asyncio.sleep(LEASE_SECONDS + 1)
+        assert not await admitted(other, limits, 1)  # the leases are renewed as long as it lives
+        assert killed._refreshing is not None
+        killed._refreshing.cancel()
+        began = time.monotonic()
+        places = "dw:{quota:t}:places"
+        await until(lambda: time.monotonic() - began > LEASE_SECONDS or not server.client.exists(places))
+        await asyncio.sleep(0.2)
+        assert len(await admitted(other, limits, 3)) == 2
+
+
+@pytest.mark.parametrize("fault", ["killed", "stopped"])
+async def test_limits_hold_in_each_replica_while_the_store_is_away(server: Valkey, fault: str) -> None:
+    limits = RateLimits(requests_per_minute=10, concurrency=10)
+    async with limiters(server.url, answer_seconds=0.3) as [first, second]:
+        assert len(await admitted(first, limits, 4)) == 4
+        server.kill() if fault == "killed" else server.pause()
+        began = time.monotonic()
+        held = await admitted(first, limits, 20)
+        assert time.monotonic() - began < 0.3 + 0.7
+        assert len(held) == 6  # four are known here, and the limit is this replica's alone
+        assert len(await admitted(second, limits, 20)) == 10
+        assert (first.outages, first.away, first.admitted_alone) == (1, True, 6)
+        for one in held:
+            one.settle(0)
+            await one.settled()
+        server.start() if fault == "killed" else server.resume()
+        await until(lambda: not (first.away or second.away))
+        assert not await admitted(first, limits, 5)
+        assert not await admitted(second, limits, 5)
+        await first.refresh()
+        await second.refresh()
+        # What was admitted without the server is added once. One that was killed has forgotten the first four; one that
+        # was stopped may also run the scripts that nobody waits for any more, up to the limit.
+        [key] = server.client.keys("dw:*:used")
+        counted = sum(int(value.split()[0]) for value in server.client.hvals(key))
+        assert counted in ([16] if fault == "killed" else range(20, 27))
+
+
+async def test_a_cluster_counts_as_well() -> None:
+    with cluster() as nodes:
+        url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
+        async with limiters(url) as made:
+            limits = RateLimits(requests_per_minute=10, tokens_per_minute=1000, concurrency=10)
+            each = await asyncio.gather(*(admitted(one, limits, 8) for one in made))
+            assert sum(map(len, each)) == 10
+            assert not any(one.outages for one in made)
+            for one in made:
+                await one.refresh()
