@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from draftwood_client.cli import build_app
 from model_runner.redecoding import Difference
 from service.audits import auditor
 from service.audits.ledger import AuditCounts, AuditKey, tie_bound
+from service.audits.results import AuditResult
 from tests.service.fakes import FakeEngine, FakeModel, Served, answer, serving, until
 
 TOKENS = 12
@@ -77,7 +79,7 @@ async def test_nothing_to_audit(share: float, drafting: pb.DraftOptions) -> None
 
 async def test_a_share_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     chances = iter([0.2, 0.3, 0.31, 0.1])
-    monkeypatch.setattr(auditor.random, "random", lambda: next(chances))
+    monkeypatch.setattr(random, "random", lambda: next(chances))
     async with serving(audit_share=0.3) as served:
         await answered(served, *(request(request_id=str(i)) for i in range(4)))
         await audited(served, 2)
@@ -198,7 +200,7 @@ def test_tie_bounds() -> None:
 async def test_differences_are_reported(margin: float, exact: bool, tie: bool) -> None:
     engine = FakeEngine()
     engine.difference = Difference(7, margin)
-    heard = []
+    heard: list[AuditResult] = []
     async with serving(engine, FakeModel(exact=exact), audit_share=1.0) as served:
         served.server.audits.listeners.append(heard.append)
         with capture_logs() as logs:
