@@ -111,7 +111,7 @@ async def test_a_live_request_waits_for_one_step_and_the_audit_goes_on() -> None
         await until(lambda: not engine.gate.is_set())
         [audit] = engine.redecodings
         assert audit.steps == 5
-        live = served.stub.Generate(request(request_id="live"))
+        live: Any = served.stub.Generate(request(request_id="live"))
         assert (await live.read()).HasField("started")
         await asyncio.sleep(0.1)  # until it has reached the engine
         engine.step_seconds = 0.05
