@@ -18,6 +18,7 @@ from model_runner.engine_config import EngineConfig
 from model_runner.errors import DeadlineError, DraftwoodError, EngineStoppedError, InvalidValueError, ModelError
 from model_runner.loading.model import LoadedModel
 from model_runner.output import StepOutput
+from model_runner.redecoding import Answer, Redecoding
 from model_runner.runners.base import KVMoves, Predictions, StepBatch
 from model_runner.runners.batch import BatchRow, lay_out
 from model_runner.sampling.background import background_threads
@@ -84,6 +85,8 @@ class Engine:
         self._policy = DraftPolicy(model.vocab_size, self._runner.draft_limits, step_times, watchdog)
         self._writers: dict[Sequence, SequenceWriter] = {}
         self._masking = background_threads(1, "mask")
+        self._redecodings = 0
+        self._redecoding: Redecoding | None = None
         self._closed = False
 
     @property
@@ -143,16 +146,31 @@ class Engine:
         """Lets a paused sequence run again as soon as a slot is free; does nothing for any other."""
         self._scheduler.resume(sequence)
 
+    def redecode(self, answer: Answer) -> Redecoding:
+        """Decodes an answer again without drafts, in steps that the caller makes while the engine has no work.
+
+        One at a time: it ends the one before. `step` pauses it, so that its pages are free for what the engine runs.
+        """
+        if self._redecoding is not None:
+            self._redecoding.close()
+        self._redecodings += 1
+        label = f"\x00redecoding {self._redecodings}"  # no tenant can have this name
+        self._redecoding = Redecoding(self.model, self._runner, self._pool, answer, label)
+        return self._redecoding
+
     def close(self) -> None:
         """Ends all sequences; the engine takes no more."""
         self._closed = True
+        if self._redecoding is not None:
+            self._redecoding.close()
         for sequence in self._scheduler.live:
             self._finish(sequence)
         self._masking.shutdown(wait=False, cancel_futures=True)
 
     def check(self) -> None:
         """Asserts that slots, KV pages and drafters are held by live sequences that have run, and by no others."""
-        self._scheduler.check()
+        redecoding = self._redecoding
+        self._scheduler.check([redecoding.sequence] if redecoding is not None and redecoding.has_pages else [])
         assert self._writers.keys() == self._policy.sequences
         assert self._writers.keys() <= {*self._scheduler.live}
 
@@ -163,6 +181,8 @@ class Engine:
         deadline, ends that one.
         """
         started = time.perf_counter()
+        if self._redecoding is not None:
+            self._redecoding.pause()
         outputs = self._expire(started)
         plan = self._schedule(started)
         drafts = self._policy.propose(*plan)

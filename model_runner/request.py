@@ -126,6 +126,7 @@ class Request:
         priority: in [-10, 10]; orders the tenant's own requests and the choice of preemption victims, higher first.
         deadline: the request is aborted after this time, on the clock of `time.perf_counter`; None for no limit.
         arrived_at: when it arrived, on the same clock.
+        arm: the arm of an experiment, a label for metrics; "" outside of one.
 
     Raises:
         InvalidValueError: a value is outside its range.
@@ -144,6 +145,7 @@ class Request:
     priority: int = 0
     deadline: float | None = None
     arrived_at: float = field(default_factory=time.perf_counter)
+    arm: str = ""
 
     def __post_init__(self) -> None:
         if self.prompt.dtype != np.int32 or self.prompt.ndim != 1 or self.prompt.size == 0:

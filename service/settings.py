@@ -136,6 +136,12 @@ class Settings(BaseModel):
     )
     strategy: str = Field(default="hybrid", description="Default drafting strategy; `none` disables drafting")
     max_draft_nodes: int = Field(default=48, le=1024, description="Maximum number of draft tokens a step and request")
+    audit_share: float = Field(
+        default=0.01,
+        ge=0,
+        le=1,
+        description="Share of requests whose answers are decoded again without drafting in idle time, and compared",
+    )
     max_tenants: int = Field(default=1000, ge=1, description="Maximum number of tenants with their memory in RAM")
 
     store: str = Field(

@@ -19,6 +19,7 @@ from model_runner.output import TokenLogprobs
 from model_runner.request import SamplingParams
 from model_runner.sampling.constraints import ConstrainedLogits
 from model_runner.sampling.generation_defaults import NO_CONSTRAINTS, Constraints
+from model_runner.sampling.margins import sampling_margin
 from model_runner.sequence import Sequence
 
 Logits = torch.Tensor | npt.NDArray[np.float32]
@@ -85,19 +86,38 @@ class TokenChooser:
         return self.grammar is not None and self.grammar.slow
 
     def choose(self, logits: Logits, prediction: int) -> int:
-        """The next token.
+        """The next token, which is remembered.
 
         Args:
             logits: [vocab], the model's own after everything chosen so far.
             prediction: their argmax.
         """
-        locked = self._position < self._unlocked_at and bool(self._ends)
-        if self._plain and not (locked and prediction in self._ends):
-            token = prediction
-        else:
-            token = self._process(logits, locked)
-        self._remember(token)
+        token = self.pick(logits, prediction)
+        self.remember(token)
         return token
+
+    def pick(self, logits: Logits, prediction: int) -> int:
+        """As `choose`, without remembering it."""
+        if self._plain and not (self._locked and prediction in self._ends):
+            return prediction
+        return self._process(logits)
+
+    @torch.inference_mode()
+    def margin(self, logits: Logits, token: int) -> float:
+        """By how much logits [vocab] would have to be off for `token` to be picked, over the largest of them.
+
+        It is the difference to the token that is picked, or the distance to the edge of what top-k, top-p and min-p
+        keep. Infinite for a token that the request, the model's constraints or the grammar forbid.
+        """
+        largest = float(torch.as_tensor(logits).float().abs().max())
+        scores = self._constrain(logits).double()
+        if self._params.temperature == 0.0:
+            margin = float(scores.max() - scores[token])
+        else:
+            kept = torch.isfinite(self._warp(scores.float())).numpy()
+            cooled = scores.numpy() / self._params.temperature
+            margin = sampling_margin(cooled, kept, self._noise(cooled.size), token) * self._params.temperature
+        return margin / max(largest, 1e-30)
 
     @torch.inference_mode()
     def logprobs(self, logits: Logits, token: int) -> TokenLogprobs:
@@ -108,7 +128,20 @@ class TokenChooser:
         return TokenLogprobs(float(scores[token]), top.indices.tolist(), top.values.tolist())
 
     @torch.inference_mode()
-    def _process(self, logits: Logits, locked: bool) -> int:
+    def _process(self, logits: Logits) -> int:
+        scores = self._constrain(logits)
+        if self._params.temperature == 0.0:
+            return int(scores.argmax())
+        warped = self._warp(scores)
+        return int((warped.double() + torch.from_numpy(self._noise(warped.shape[0]))).argmax())
+
+    @property
+    def _locked(self) -> bool:
+        """The output may not end yet."""
+        return self._position < self._unlocked_at and bool(self._ends)
+
+    def _constrain(self, logits: Logits) -> torch.Tensor:
+        """float32[vocab]: after penalties and bias, -inf for what may not be written."""
         params = self._params
         scores = torch.as_tensor(logits).detach().to(device="cpu", dtype=torch.float32, copy=True)
         if self._seen is not None:
@@ -118,21 +151,26 @@ class TokenChooser:
             scores -= params.presence_penalty * (self._counts > 0) + params.frequency_penalty * self._counts
         for token, bias in params.logit_bias:
             scores[token] += bias
-        if locked:
+        if self._locked:
             scores[self._ends] = -torch.inf
         if self._constrained is not None:
             scores = self._constrained.process(scores)
         if self.grammar is not None:
             self.grammar.mask(scores)
-        if params.temperature == 0.0:
-            return int(scores.argmax())
-        scores = scores[None]
-        for warper in self._warpers:
-            scores = warper(None, scores)
-        noise = gumbel_noise(scores.shape[1], params.seed, self._position)
-        return int((scores[0].double() + torch.from_numpy(noise)).argmax())
+        return scores
 
-    def _remember(self, token: int) -> None:
+    def _warp(self, scores: torch.Tensor) -> torch.Tensor:
+        """float32[vocab]: over the temperature, -inf for what top-k, top-p and min-p leave out."""
+        warped = scores[None]
+        for warper in self._warpers:
+            warped = warper(None, warped)
+        return warped[0]
+
+    def _noise(self, size: int) -> npt.NDArray[np.float64]:
+        return gumbel_noise(size, self._params.seed, self._position)
+
+    def remember(self, token: int) -> None:
+        """`token` is the next one of the output."""
         self._position += 1
         if self._seen is not None:
             self._seen[token] = True

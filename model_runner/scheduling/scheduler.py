@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -174,8 +175,8 @@ class Scheduler:
             sequence.state = SequenceState.WAITING
             self._queue.enter(sequence)
 
-    def check(self) -> None:
-        """Asserts that slots, memory, queues and states agree."""
+    def check(self, others: SequenceOf[Sequence] = ()) -> None:
+        """Asserts that slots, memory, queues and states agree; `others` hold pages as well."""
         waiting = [*self._queue]
         paused = [s for s in self._ranks if s.state is SequenceState.PAUSED]
         assert len(self.running) <= self._max_running
@@ -186,7 +187,7 @@ class Scheduler:
         assert self._ranks.keys() == {*self.running, *waiting, *paused}
         assert {*self.running} <= self._admitted <= self._ranks.keys()
         self._queue.check([*self.running, *waiting])
-        self._pool.check(self.running)
+        self._pool.check([*self.running, *others])
 
     def _rank(self, sequence: Sequence) -> Rank:
         return self._ranks[sequence]

@@ -26,6 +26,9 @@ _RULES: Mapping[str, Mapping[str, Role]] = {
         "ListOrphanedMemories": Role.OPERATOR,
         "PurgeOrphanedMemories": Role.OPERATOR,
     },
+    "draftwood.admin.v1.AuditService": {
+        "GetAuditReport": Role.OPERATOR,
+    },
 }
 
 

@@ -19,11 +19,14 @@ from typing import Any, Protocol, TypeVar
 import structlog
 
 from model_runner.errors import EngineStoppedError
+from service.audits.results import AuditResult
 from service.engine.admission import to_refuse
 from service.engine.link import (
     Add,
+    Audited,
     Cancel,
     Died,
+    FromEngine,
     Link,
     MemoryRequest,
     MemoryResponse,
@@ -78,6 +81,7 @@ class EngineBridge:
 
     Attributes:
         on_stopped: called when the engine has died; `restart` starts another.
+        on_audited: called with the result of each audit.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class EngineBridge:
         weights: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self.on_stopped: Callable[[], None] = lambda: None
+        self.on_audited: Callable[[AuditResult], None] = lambda result: None
         self._runner = runner
         self._max_running = max_running
         self._max_live = max_running + max_waiting
@@ -284,7 +289,7 @@ class EngineBridge:
         if not (self._live or self._other_calls):
             self._idle.set()
 
-    def _receive(self, message: Ready | Stepped | MemoryResponse | Died) -> None:
+    def _receive(self, message: FromEngine) -> None:
         match message:
             case Stepped(outputs):
                 for output in outputs:
@@ -293,6 +298,8 @@ class EngineBridge:
                 call = self._memory_calls.get(call_id)
                 if call is not None and not call.done():
                     call.set_result(result) if error is None else call.set_exception(error)
+            case Audited(result):
+                self.on_audited(result)
             case Ready(info):
                 if not self._started.done():
                     self._started.set_result(info)

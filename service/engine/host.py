@@ -17,12 +17,15 @@ from typing import Any
 import structlog
 
 from model_runner.errors import EngineStoppedError
-from model_runner.output import StepOutput
+from model_runner.output import Finish, StepOutput
 from model_runner.request import Format, Request
 from model_runner.sampling.background import background_threads
 from model_runner.sequence import Sequence
+from service.audits.auditor import Auditor
+from service.audits.results import AuditResult
 from service.engine.link import (
     Add,
+    Audited,
     Cancel,
     Died,
     EngineEnd,
@@ -38,7 +41,7 @@ from service.engine.link import (
 from service.engine.loaded import LoadedEngine, StepEngine
 from service.engine.repeats import RecentRequests
 from service.memory.manager import MemoryManager
-from service.memory.operations import submit
+from service.memory.operations import PurgeMemory, submit
 from service.serving import Grammars
 from strategies import Strategy
 
@@ -87,6 +90,7 @@ class EngineHost:
         self._groups: dict[int, _SampleGroup] = {}
         self._recent = RecentRequests()
         self._ids: dict[Sequence, int] = {}
+        self._auditor = Auditor(self._send_audit)
         self._ended = False
         self._compiling = background_threads(_COMPILING_THREADS, "grammar")
 
@@ -121,7 +125,10 @@ class EngineHost:
             self._end.send(Ready(loaded.info))
             while True:
                 self._process_messages(loaded)
-                self._queue_outputs(engine.step())
+                if engine.has_work:
+                    self._queue_outputs(engine.step())
+                else:
+                    self._auditor.step(engine)
         except EOFError:
             raise
         except BaseException as error:
@@ -150,10 +157,10 @@ class EngineHost:
             self._tasks.popleft()()
 
     def _process_messages(self, loaded: LoadedEngine) -> None:
-        """Runs tasks and processes messages, and waits for one while the engine has no work."""
+        """Runs tasks and processes messages, and waits for one while there is no step to make."""
         while True:
             self._run_tasks()
-            message = self._end.receive(wait=not loaded.engine.has_work)
+            message = self._end.receive(wait=not self._has_step(loaded.engine))
             match message:
                 case Add(requests):
                     self._add(loaded, requests)
@@ -167,10 +174,18 @@ class EngineHost:
                     for sequence in self._begun(ids):
                         loaded.engine.resume(sequence)
                 case MemoryRequest(call_id, operation):
+                    if isinstance(operation, PurgeMemory):
+                        self._auditor.purge(operation.tenant)
                     future = submit(operation, loaded.memory)
                     future.add_done_callback(partial(self._respond, call_id))
-                case None if loaded.engine.has_work and not self._tasks:
+                case None if self._has_step(loaded.engine) and not self._tasks:
                     return
+
+    def _has_step(self, engine: StepEngine) -> bool:
+        """Whether the engine has work, or is idle with answers to audit: no request is about to begin."""
+        if engine.has_work:
+            return True
+        return self._auditor.has_work and all(group.begun for group in self._groups.values())
 
     def _respond(self, call_id: int, done: Future[Any]) -> None:
         """Sends an operation's result. On the memory thread."""
@@ -237,6 +252,7 @@ class EngineHost:
         if learns:
             group.learning = loaded.memory.learning(sequences)
             group.learning.__enter__()
+        self._auditor.begin(loaded, sequences)
         for sequence in sequences:
             try:
                 loaded.engine.add(sequence)
@@ -260,10 +276,11 @@ class EngineHost:
             if group is not None and group.begun:
                 yield group.sequences[sequence_id]
 
-    def _end_sample(self, sequence_id: int) -> None:
+    def _end_sample(self, sequence_id: int, finish: Finish | None = None) -> None:
         group = self._groups.pop(sequence_id)
         sequence = group.sequences.pop(sequence_id)
         del self._ids[sequence]
+        self._auditor.end(sequence, finish)
         if not group.sequences and group.learning is not None:
             if not sequence.output:
                 self._recent.forget(sequence.request)
@@ -292,7 +309,7 @@ class EngineHost:
         if sequence_id is None:
             return None
         if finish is not None:
-            self._end_sample(sequence_id)
+            self._end_sample(sequence_id, finish)
             if finish.error is not None:
                 error = portable(finish.error)
                 assert isinstance(error, Exception)
@@ -302,6 +319,9 @@ class EngineHost:
         return SequenceOutput(
             sequence_id, output.token_ids, output.texts, output.drafted, finish, output.logprobs, stats
         )
+
+    def _send_audit(self, result: AuditResult) -> None:
+        self._end.send(Audited(result))
 
     def _report_end(self, error: BaseException) -> None:
         try:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 from model_runner.output import Finish, TokenLogprobs
 from model_runner.request import Request
 from model_runner.statistics import SequenceStats
+from service.audits.results import AuditResult
 from service.memory.operations import MemoryOperation
 
 _HEADER = struct.Struct("!I")
@@ -91,6 +92,12 @@ class Stepped(NamedTuple):
     outputs: list[SequenceOutput]
 
 
+class Audited(NamedTuple):
+    """From the engine: an answer was decoded again."""
+
+    result: AuditResult
+
+
 class Died(NamedTuple):
     """From the engine: its last message, with the error that ended it."""
 
@@ -98,7 +105,7 @@ class Died(NamedTuple):
 
 
 ToEngine: TypeAlias = Add | Cancel | Pause | Resume | MemoryRequest
-FromEngine: TypeAlias = Ready | Stepped | MemoryResponse | Died
+FromEngine: TypeAlias = Ready | Stepped | MemoryResponse | Audited | Died
 
 
 class Link(asyncio.Protocol):

@@ -6,9 +6,21 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from model_runner.output import StepOutput
+from model_runner.redecoding import Answer, Difference
 from model_runner.sequence import Sequence
 from service.memory.manager import MemoryManager
 from service.serving import Grammars
+
+
+class Redecoding(Protocol):
+    """`model_runner.redecoding.Redecoding`, as far as audits use it."""
+
+    @property
+    def done(self) -> bool: ...
+    @property
+    def difference(self) -> Difference | None: ...
+    def step(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class StepEngine(Protocol):
@@ -21,6 +33,7 @@ class StepEngine(Protocol):
     def pause(self, sequence: Sequence) -> None: ...
     def resume(self, sequence: Sequence) -> None: ...
     def step(self) -> list[StepOutput]: ...
+    def redecode(self, answer: Answer) -> Redecoding: ...
     def close(self) -> None: ...
 
 
@@ -33,6 +46,7 @@ class LoadedEngine:
         grammars: compiles the formats of answers.
         info: sent to the service in `Ready`.
         preload: number of memories, the latest written, that are loaded at the start, for the strategy `strategy`.
+        audit_share: of requests whose answers are audited.
     """
 
     engine: StepEngine
@@ -41,3 +55,4 @@ class LoadedEngine:
     info: Any = None
     preload: int = 0
     strategy: str = ""
+    audit_share: float = 0.0

@@ -79,7 +79,15 @@ def _loaded(settings: Settings) -> Iterator[LoadedEngine]:
         gc.collect()
         gc.freeze()  # a collection that scans the loaded model's objects would stop all requests for 0.3 s
         gc.enable()
-        yield LoadedEngine(engine, memory, model.grammars, info, settings.memory_preload, settings.strategy)
+        yield LoadedEngine(
+            engine,
+            memory,
+            model.grammars,
+            info,
+            settings.memory_preload,
+            settings.strategy,
+            settings.audit_share,
+        )
 
 
 def _model_cache(settings: Settings) -> Path | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
@@ -167,6 +168,20 @@ class MemoryManager:
         if others:
             with suppress(EngineStoppedError):
                 self._run_on_engine(lambda: _learn_all(others, tokens))
+
+    def purge_watch(self, tenant: str, arm: str) -> Callable[[], bool]:
+        """A function that tells whether a memory is known not to have been purged, on any replica, since now.
+
+        False as well once the memory was evicted, since then nothing is known of it.
+        """
+        name = MemoryName(tenant, arm)
+        epoch, since = self.residents.open(name).epoch, time.monotonic()
+
+        def is_kept() -> bool:
+            resident = self.residents.get(name)
+            return resident is not None and resident.is_current(epoch, since)
+
+        return is_kept
 
     def counters(self) -> MemoryCounters:
         """The counters as of now. From any thread."""

@@ -9,10 +9,12 @@ from typing import Any
 import structlog
 from grpc_health.v1 import health_pb2
 
+from service.audits.ledger import AuditLedger
 from service.engine.bridge import EngineBridge
 from service.engine.recovery import EngineRecovery
 from service.errors import ShuttingDownError
 from service.quotas.opening import default_limits, opened_limiter
+from service.rpc.admin.audit import AuditServicer
 from service.rpc.bound import STOP_SECONDS, BoundServer
 from service.rpc.calls import Call, Method
 from service.rpc.generation import GenerationServicer
@@ -38,6 +40,7 @@ class RunningServer:
 
     Attributes:
         recovery: starts an engine anew that has died; once it has failed, what is left to do is to stop.
+        audits: the counts of the losslessness audit, for metrics and experiments.
 
     Args:
         bridge: to the engine of this model, started. The server closes it.
@@ -60,7 +63,10 @@ class RunningServer:
         )
         memory = MemoryServicer(bridge, model, settings)
         of_memory = {name: _counted(method, bridge) for name, method in memory.methods.items()}
-        methods = (self._servicer.methods, of_memory)
+        self.audits = AuditLedger(model)
+        bridge.on_audited = self.audits.record
+        audit = AuditServicer(self.audits, self.recovery, settings.audit_share)
+        methods = (self._servicer.methods, of_memory, audit.methods)
         for of_service, its_methods in zip(bound.handlers, methods, strict=True):
             of_service.use(its_methods, Deserializer)
 

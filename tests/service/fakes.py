@@ -16,6 +16,7 @@ import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
+from model_runner import redecoding
 from model_runner.errors import InvalidInputError
 from model_runner.output import Finish, FinishReason, StepOutput
 from model_runner.request import GrammarKind
@@ -91,6 +92,9 @@ class FakeEngine:
         step_error: raised by the next step.
         sequence_error: ends every sequence in the next step.
         add_error: raised by the next `add`.
+        redecoding_error: raised by each step of an audit.
+        difference: what audits find.
+        hold_redecoding_at: an audit clears the gate before the step of this number, once.
         text: the text of each token; None takes a letter.
     """
 
@@ -108,6 +112,10 @@ class FakeEngine:
         self.in_step = False
         self.most_running = 0
         self.closed = False
+        self.redecodings: list[FakeRedecoding] = []
+        self.redecoding_error: Exception | None = None
+        self.difference: redecoding.Difference | None = None
+        self.hold_redecoding_at: int | None = None
         self.threads: set[int] = set()
         self._waiting: list[Sequence] = []
         self._drafters: dict[Sequence, Drafter | None] = {}
@@ -168,6 +176,10 @@ class FakeEngine:
         self.in_step = False
         return outputs
 
+    def redecode(self, answer: redecoding.Answer) -> FakeRedecoding:
+        self.redecodings.append(FakeRedecoding(self, answer))
+        return self.redecodings[-1]
+
     def close(self) -> None:
         self.closed = True
         self._waiting.clear()
@@ -215,6 +227,33 @@ class FakeEngine:
             self._free(sequence)
         texts = [chr(token) if self.text is None else self.text for token in tokens]
         return StepOutput(sequence, tokens, texts, [True] * (count - 1) + [False], finish)
+
+
+class FakeRedecoding:
+    """Compares a token a step."""
+
+    def __init__(self, engine: FakeEngine, answer: redecoding.Answer) -> None:
+        self.answer = answer
+        self.done = self.closed = False
+        self.difference: redecoding.Difference | None = None
+        self.steps = 0
+        self._engine = engine
+
+    def step(self) -> None:
+        assert not self.done
+        assert not self._engine.has_work
+        if self.steps == self._engine.hold_redecoding_at:
+            self._engine.hold_redecoding_at = None
+            self._engine.gate.clear()
+        self._engine.gate.wait()
+        if self._engine.redecoding_error is not None:
+            raise self._engine.redecoding_error
+        self.steps += 1
+        if self.steps == len(self.answer.output):
+            self.done, self.difference = True, self._engine.difference
+
+    def close(self) -> None:
+        self.done = self.closed = True
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -288,7 +327,8 @@ def loaded_engine(
         if on_memory is not None:
             on_memory(memory)
         grammars: Any = model.grammars
-        yield LoadedEngine(engine, memory, grammars, "info", settings.memory_preload, settings.strategy)
+        preload, strategy, share = settings.memory_preload, settings.strategy, settings.audit_share
+        yield LoadedEngine(engine, memory, grammars, "info", preload, strategy, share)
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from draftwood_client.cli import chat, commands, memory_commands, plugins
+from draftwood_client.cli import audit_command, chat, commands, memory_commands, plugins
 from draftwood_client.connection import package_version
 
 
@@ -33,6 +33,7 @@ def build_app() -> typer.Typer:
     for function in (commands.generate, chat.chat, commands.info, commands.tokenize, commands.detokenize):
         app.command()(function)
     app.add_typer(memory_commands.app, name="memory")
+    app.command()(audit_command.audit)
     plugins.mount(app)
     return app
 

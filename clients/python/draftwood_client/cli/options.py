@@ -11,6 +11,7 @@ from typing import Annotated, Any, cast, get_type_hints
 
 import typer
 
+from draftwood_client.admin.audit import AuditClient
 from draftwood_client.client import Client
 from draftwood_client.connection import DEFAULT_TARGET, TlsConfig
 from draftwood_client.errors import ArgumentError, DraftwoodError, StatusError
@@ -65,6 +66,10 @@ class ConnectionOptions:
     def memory_client(self) -> MemoryClient:
         """Raises `ArgumentError`."""
         return MemoryClient(**self._arguments())
+
+    def audit_client(self) -> AuditClient:
+        """Raises `ArgumentError`."""
+        return AuditClient(**self._arguments())
 
     def _arguments(self) -> dict[str, Any]:
         return {

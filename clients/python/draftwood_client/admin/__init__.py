@@ -1,0 +1,1 @@
+"""Clients of the operators' services, `draftwood.admin.v1`."""

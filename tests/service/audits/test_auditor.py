@@ -1,0 +1,272 @@
+"""Audits beside live requests: what is chosen, what waits, what is dropped, and that nobody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+from typer.testing import CliRunner
+
+from draftwood.admin.v1 import audit_pb2
+from draftwood.v1 import generation_pb2 as pb
+from draftwood.v1 import memory_pb2 as memory_pb
+from draftwood_client.admin.audit import AuditClient
+from draftwood_client.cli import build_app
+from model_runner.redecoding import Difference
+from service.audits import auditor
+from service.audits.ledger import AuditCounts, AuditKey, tie_bound
+from service.audits.results import AuditResult
+from tests.service.fakes import FakeEngine, FakeModel, Served, answer, serving, until
+
+TOKENS = 12
+
+
+def request(tenant: str = "acme", request_id: str = "r", **fields: Any) -> pb.GenerateRequest:
+    stop = pb.StopOptions(max_tokens=TOKENS)
+    return pb.GenerateRequest(text="x", tenant=tenant, request_id=request_id, stop=stop, **fields)
+
+
+async def answered(served: Served, *requests: pb.GenerateRequest) -> None:
+    for one in requests:
+        assert (await answer(served.stub.Generate(one))).finished
+
+
+def total(served: Served) -> AuditCounts:
+    """The counts of the one key."""
+    [counts] = served.server.audits.counts.values()
+    return counts
+
+
+async def audited(served: Served, count: int) -> AuditCounts:
+    await until(lambda: sum(one.audited for one in served.server.audits.counts.values()) == count)
+    return total(served)
+
+
+async def test_answers_are_counted() -> None:
+    async with serving(audit_share=1.0) as served:
+        await answered(served, request(), request(request_id="s"))
+        counts = await audited(served, 2)
+        assert (counts.tokens, counts.differing, counts.dropped, counts.failed) == (2 * TOKENS, 0, 0, 0)
+        assert [*served.server.audits.counts] == [AuditKey("hybrid", "")]
+        assert all(one.closed for one in served.engine.redecodings)
+
+
+async def test_samples_are_audited_one_by_one() -> None:
+    async with serving(audit_share=1.0) as served:
+        await answered(served, request(sampling=pb.SamplingOptions(n=3, temperature=1.0, seed=5)))
+        await audited(served, 3)
+        assert sorted(one.answer.request.sampling.seed for one in served.engine.redecodings) == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("share", "drafting"),
+    [(0.0, pb.DraftOptions()), (1.0, pb.DraftOptions(enabled=False)), (1.0, pb.DraftOptions(max_nodes=0))],
+)
+async def test_nothing_to_audit(share: float, drafting: pb.DraftOptions) -> None:
+    engine = FakeEngine()
+    if share:
+        engine.tokens_per_step = 1  # nothing was drafted
+    async with serving(engine, audit_share=share) as served:
+        await answered(served, *(request(request_id=str(i), drafting=drafting) for i in range(5)))
+        await served.settled()
+        assert not served.server.audits.counts
+        assert not engine.redecodings
+
+
+async def test_a_share_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    chances = iter([0.2, 0.3, 0.31, 0.1])
+    monkeypatch.setattr(random, "random", lambda: next(chances))
+    async with serving(audit_share=0.3) as served:
+        await answered(served, *(request(request_id=str(i)) for i in range(4)))
+        await audited(served, 2)
+        await served.settled()
+        assert [one.answer.request.request_id for one in served.engine.redecodings] == ["0", "3"]
+
+
+async def test_cancelled_requests_are_not_audited() -> None:
+    engine = FakeEngine()
+    async with serving(engine, audit_share=1.0) as served:
+        engine.step_seconds = 0.02
+        call = served.stub.Generate(request())
+        await call.read()
+        await call.read()
+        call.cancel()
+        await served.settled()
+        engine.step_seconds = 0.001
+        await answered(served, request(request_id="s"))
+        await audited(served, 1)
+        assert [one.answer.request.request_id for one in engine.redecodings] == ["s"]
+
+
+async def test_a_live_request_waits_for_one_step_and_the_audit_goes_on() -> None:
+    """FakeRedecoding asserts that it is never stepped while the engine has work."""
+    engine = FakeEngine()
+    engine.hold_redecoding_at = 5
+    async with serving(engine, audit_share=1.0) as served:
+        await answered(served, request())
+        await until(lambda: not engine.gate.is_set())
+        [audit] = engine.redecodings
+        assert audit.steps == 5
+        live: Any = served.stub.Generate(request(request_id="live"))
+        assert (await live.read()).HasField("started")
+        await asyncio.sleep(0.1)  # until it has reached the engine
+        engine.step_seconds = 0.05
+        engine.gate.set()
+        assert (await live.read()).HasField("delta")
+        assert audit.steps == 6
+        assert (await answer(live)).finished
+        await audited(served, 2)
+        assert len(engine.redecodings) == 2
+        assert audit.steps == TOKENS
+
+
+async def test_nothing_is_learned_by_an_audit() -> None:
+    async with serving(audit_share=1.0) as served:
+        await answered(served, request())
+        await audited(served, 1)
+        await served.settled()
+        assert served.memory.counters().learned == 1
+
+
+@pytest.mark.parametrize("bound", ["MOST_ANSWERS", "MOST_TOKENS"])
+async def test_the_queue_is_bounded(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditor, bound, 2 if bound == "MOST_ANSWERS" else 2 * (TOKENS + 1))
+    async with serving(audit_share=1.0) as served:
+        await answered(served, request(sampling=pb.SamplingOptions(n=4, temperature=1.0, seed=5)))
+        counts = await audited(served, 2)
+        assert counts.dropped == 2
+
+
+async def purge(served: Served, tenant: str) -> None:
+    await served.channel.unary_unary(
+        "/draftwood.v1.MemoryService/PurgeMemory",
+        request_serializer=memory_pb.PurgeMemoryRequest.SerializeToString,
+        response_deserializer=memory_pb.PurgeMemoryResponse.FromString,
+    )(memory_pb.PurgeMemoryRequest(tenant=tenant))
+
+
+async def test_a_purge_drops_the_audits_of_the_tenant() -> None:
+    """One that is being decoded, and one that waits; that of another tenant stays."""
+    engine = FakeEngine()
+    engine.hold_redecoding_at = 5
+    async with serving(engine, audit_share=1.0) as served:
+        await answered(served, request())
+        await until(lambda: not engine.gate.is_set())
+        requests = request(request_id="s"), request("beta")
+        live = asyncio.create_task(answered(served, *requests))
+        purging = asyncio.create_task(purge(served, "acme"))
+        await until(lambda: served.server.bridge.live == 1)
+        await asyncio.sleep(0.1)  # until both have reached the engine's process
+        engine.gate.set()
+        await asyncio.gather(live, purging)
+        counts = await audited(served, 1)
+        assert counts.dropped == 2
+        [stopped, other] = engine.redecodings
+        assert (stopped.steps, stopped.closed) == (6, True)
+        assert other.answer.request.tenant == "beta"
+
+
+async def test_a_purge_by_another_server_drops_them_too() -> None:
+    async with serving(audit_share=1.0) as served:
+        is_kept = served.memory.purge_watch("acme", "")
+        assert is_kept()
+        [resident] = served.memory.residents.all()
+        resident.reset(7, resident.used_at + 1e6)
+        assert not is_kept()
+
+
+async def test_an_error_of_the_model_ends_the_audit_alone() -> None:
+    engine = FakeEngine()
+    engine.redecoding_error = RuntimeError("no luck")
+    async with serving(engine, audit_share=1.0) as served:
+        await answered(served, request())
+        await until(lambda: bool(served.server.audits.counts))
+        assert (total(served).failed, total(served).audited) == (1, 0)
+        engine.redecoding_error = None
+        await answered(served, request(request_id="s"))
+        await audited(served, 1)
+
+
+def test_tie_bounds() -> None:
+    assert tie_bound("bfloat16", exact=True) == 0.0
+    assert tie_bound("float32", exact=False) < tie_bound("float16", exact=False) < tie_bound("bfloat16", exact=False)
+
+
+@pytest.mark.parametrize(("margin", "exact", "tie"), [(1e-6, False, True), (1e-6, True, False), (0.2, False, False)])
+async def test_differences_are_reported(margin: float, exact: bool, tie: bool) -> None:
+    engine = FakeEngine()
+    engine.difference = Difference(7, margin)
+    heard: list[AuditResult] = []
+    async with serving(engine, FakeModel(exact=exact), audit_share=1.0) as served:
+        served.server.audits.listeners.append(heard.append)
+        with capture_logs() as logs:
+            await answered(served, request())
+            await audited(served, 1)
+        [line] = [one for one in logs if "margin" in one]
+        assert line["log_level"] == ("warning" if tie else "error")
+        assert (line["tenant"], line["request_id"], line["position"], line["margin"]) == ("acme", "r", 7, margin)
+        assert (line["model"], line["dtype"], line["runner"]) == ("fake", "float32", "torch")
+        assert [(one.tenant, one.arm, one.difference) for one in heard] == [("acme", "", Difference(7, margin))]
+        report = await served.channel.unary_unary(
+            "/draftwood.admin.v1.AuditService/GetAuditReport",
+            request_serializer=audit_pb2.GetAuditReportRequest.SerializeToString,
+            response_deserializer=audit_pb2.GetAuditReportResponse.FromString,
+        )(audit_pb2.GetAuditReportRequest())
+        [counts], [found] = report.counts, report.differences
+        assert (counts.strategy, counts.audited, counts.tokens) == ("hybrid", 1, 7)
+        assert (counts.differing, counts.ties, counts.largest_margin) == (1, int(tie), margin)
+        assert sum(counts.margins) == 1
+        assert len(counts.margins) == len(report.margin_bounds) + 1
+        assert (found.tenant, found.request_id, found.position, found.margin, found.tie) == (
+            "acme",
+            "r",
+            7,
+            margin,
+            tie,
+        )
+        assert (report.share, report.model, report.engine_restarts) == (1.0, "fake", 0)
+
+
+async def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    engine.difference = Difference(7, float("inf"))
+    async with serving(engine, audit_share=1.0) as served:
+        await answered(served, request())
+        await audited(served, 1)
+
+        def run(*options: str) -> str:
+            result = CliRunner().invoke(build_app(), ["audit", "--target", served.server.address, *options])
+            assert result.exit_code == 0, result.output
+            return result.stdout
+
+        shown = await asyncio.to_thread(run)
+        assert "hybrid" in shown
+        assert "DEFECT" in shown
+        values = json.loads(await asyncio.to_thread(run, "--json"))
+        assert values["counts"][0]["differing"] == 1
+        assert values["differences"][0]["margin"] is None
+        assert values["differences"][0]["position"] == 7
+
+
+async def test_counts_are_kept_when_the_engine_restarts() -> None:
+    engines = [FakeEngine(), FakeEngine()]
+    engines[1].difference = Difference(3, 0.5)
+    started = iter(engines)
+    async with serving(engines[0], make_engine=lambda: next(started), audit_share=1.0) as served:
+        await answered(served, request())
+        await audited(served, 1)
+        engines[0].step_error = RuntimeError("dead")
+        assert (await answer(served.stub.Generate(request(request_id="s")))).status
+        await until(lambda: served.server.recovery.restarts == 1 and not served.server.bridge.stopped)
+        await answered(served, request(request_id="t"))
+        assert (await audited(served, 2)).differing == 1
+
+        def restarts() -> int:
+            with AuditClient(served.server.address) as client:
+                return client.report().engine_restarts
+
+        assert await asyncio.to_thread(restarts) == 1

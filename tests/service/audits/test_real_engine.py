@@ -1,0 +1,60 @@
+"""Audits of the real engine and the bundled model, over gRPC."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.shared.prompts import read_questions
+from draftwood_client import AsyncClient
+from model_runner.engine import Engine, EngineConfig
+from model_runner.runners.base import Predictions
+from model_runner.sampling.sequence_writer import AcceptedPath, SequenceWriter
+from service.settings import Settings
+from strategies.draft import Int32Array
+from tests.model_runner.families import served
+from tests.service.fakes import started_server, until
+
+QUESTIONS = read_questions()[0][:6]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+async def test_answers_of_a_broken_verification_are_found(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: after an accepted draft, the least probable token is written. Else no answer differs."""
+    torch.set_num_threads(1)
+    verify = SequenceWriter.verify
+
+    def wrong(self: SequenceWriter, tokens: Int32Array, parents: Int32Array, predictions: Predictions) -> AcceptedPath:
+        path = verify(self, tokens, parents, predictions)
+        if path.nodes and path.finish is None:
+            path.token_ids[-1] = int(predictions.logits[path.nodes[-1] + 1].argmin())
+        return path
+
+    if broken:
+        monkeypatch.setattr(SequenceWriter, "verify", wrong)
+    engines: list[Engine] = []
+
+    def make_engine() -> Engine:
+        engines.append(Engine(served("bundled"), EngineConfig(max_running=4, max_draft_nodes=32)))
+        return engines[0]
+
+    settings = Settings(port=0, max_draft_nodes=32, drain_grace=0.1, audit_share=1.0)
+    server = await started_server(settings, served("bundled"), make_engine)
+    try:
+        async with AsyncClient(server.address, tenant="acme") as client:
+            for number, question in enumerate(QUESTIONS):
+                options = {"temperature": 1.0, "seed": number} if number % 2 else {}
+                await client.generate(question, max_tokens=60, **options)  # type: ignore[arg-type]
+        await until(lambda: sum(one.audited for one in server.audits.counts.values()) >= len(QUESTIONS) - 1)
+        [counts] = server.audits.counts.values()
+        assert (counts.failed, counts.dropped) == (0, 0)
+        if broken:
+            assert counts.differing - counts.ties >= len(QUESTIONS) - 2
+            assert {found.tenant for found in server.audits.differences} == {"acme"}
+            assert counts.largest_margin > 0.1
+        else:
+            assert counts.differing == 0
+            assert counts.tokens > 200
+    finally:
+        await server.stop()
+    engines[0].check()
