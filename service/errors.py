@@ -25,6 +25,13 @@ from grpc_status import rpc_status
 from model_runner.errors import DeadlineError, DraftwoodError, EngineStoppedError, InvalidValueError, ModelError
 from service.auth.errors import IssuerUnavailableError, PermissionDeniedError, UnauthenticatedError
 from service.memory.errors import MemoryPurgedError, StoreFullError, StoreRefusedError, StoreUnavailableError
+from service.resources.errors import (
+    EtagError,
+    NotAllowedNowError,
+    ResourceError,
+    ResourceExistsError,
+    ResourceMissingError,
+)
 
 ERROR_DOMAIN = "draftwood"
 _MAX_BYTES = 500
@@ -153,6 +160,11 @@ RULES: dict[type[BaseException], Rule] = {
     StoreUnavailableError: Rule(grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE", retry_seconds=1.0),
     StoreFullError: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, "STORE_FULL"),
     StoreRefusedError: Rule(grpc.StatusCode.FAILED_PRECONDITION, "STORE_REFUSED"),
+    ResourceExistsError: Rule(grpc.StatusCode.ALREADY_EXISTS, "ALREADY_EXISTS"),
+    ResourceMissingError: Rule(grpc.StatusCode.NOT_FOUND, "NOT_FOUND"),
+    EtagError: Rule(grpc.StatusCode.ABORTED, "ETAG_MISMATCH"),
+    NotAllowedNowError: Rule(grpc.StatusCode.FAILED_PRECONDITION, "FAILED_PRECONDITION"),
+    NotImplementedError: Rule(grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED"),
     MemoryPurgedError: Rule(grpc.StatusCode.ABORTED, "MEMORY_PURGED"),
     ModelError: Rule(grpc.StatusCode.INTERNAL, "MODEL_FAILED", "the model failed in a step of this request"),
 }
@@ -196,6 +208,12 @@ def to_status(
     if isinstance(error, InvalidValueError):
         violation = error_details_pb2.BadRequest.FieldViolation(field=shortened(error.field), description=text)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if isinstance(error, ResourceError):
+        name = shortened(error.name)
+        details.append(error_details_pb2.ResourceInfo(resource_name=name, description=text))
+        if isinstance(error, NotAllowedNowError):
+            failure = error_details_pb2.PreconditionFailure.Violation(type=error.kind, subject=name, description=text)
+            details.append(error_details_pb2.PreconditionFailure(violations=[failure]))
     if rule.retry_seconds is not None:
         seconds = max(getattr(error, "retry_seconds", rule.retry_seconds), _LEAST_DELAY)
         retry = error_details_pb2.RetryInfo()

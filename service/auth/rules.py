@@ -26,6 +26,24 @@ _RULES: Mapping[str, Mapping[str, Role]] = {
         "ListOrphanedMemories": Role.OPERATOR,
         "PurgeOrphanedMemories": Role.OPERATOR,
     },
+    "draftwood.admin.v1.TenantService": {
+        "GetTenant": Role.TENANT_ADMIN,
+        **dict.fromkeys(("ListTenants", "CreateTenant", "UpdateTenant", "DeleteTenant"), Role.OPERATOR),
+    },
+    "draftwood.admin.v1.ExperimentService": dict.fromkeys(
+        (
+            "GetExperiment",
+            "ListExperiments",
+            "CreateExperiment",
+            "UpdateExperiment",
+            "DeleteExperiment",
+            "StartExperiment",
+            "StopExperiment",
+            "ConcludeExperiment",
+            "GetExperimentReport",
+        ),
+        Role.OPERATOR,
+    ),
 }
 
 

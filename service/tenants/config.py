@@ -49,6 +49,28 @@ class LearningConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaConfig:
+    """Limits over all servers together; tokens are those of prompt and answer."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamConfig:
+    """Against traffic analysis.
+
+    Attributes:
+        cadence: seconds; deltas are sent at multiples of it after the first one. None for no fixed times.
+        padding_bytes: each message is filled up to a multiple of it; 0 for no padding.
+    """
+
+    cadence: float | None = None
+    padding_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TenantConfig:
     """The configuration of a tenant.
 
@@ -61,5 +83,7 @@ class TenantConfig:
     drafting: DraftConfig = DraftConfig()
     allow_draft_override: bool = True
     learning: LearningConfig = LearningConfig()
+    quotas: QuotaConfig = QuotaConfig()
+    streaming: StreamConfig = StreamConfig()
     weight: float | None = None
     sampling: Mapping[str, float | int] = field(default_factory=lambda: MappingProxyType({}))

@@ -94,12 +94,12 @@ class EmbeddedServer:
 
     @property
     def socket(self) -> Path:
-        return self._folder / "valkey.sock"
+        return _socket(self._folder)
 
     @property
     def url(self) -> str:
         """For `RedisClient`."""
-        return f"unix://{self.socket}"
+        return socket_url(self._folder)
 
     @property
     def pid(self) -> int | None:
@@ -200,6 +200,21 @@ class EmbeddedServer:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def default_folder() -> Path:
+    """The embedded store's folder unless one is set."""
+    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(data, "draftwood", "store").expanduser()
+
+
+def socket_url(folder: Path) -> str:
+    """Of the server on this folder, for `RedisClient`."""
+    return f"unix://{_socket(folder.absolute())}"
+
+
+def _socket(folder: Path) -> Path:
+    return folder / "valkey.sock"
 
 
 def binary() -> Path:
