@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -40,6 +42,7 @@ from service.rpc.streaming.writer import Writer
 from service.rpc.text_work import TextWork
 from service.serving import Serving
 from service.settings import Settings
+from service.tenants.config import TenantConfig
 from strategies import strategy_names
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"]
@@ -65,9 +68,16 @@ _MAX_ANSWER_BYTES = 4 * 2**20
 class GenerationServicer:
     """The methods of GenerationService, for `calls.handlers`."""
 
-    def __init__(self, serving: Serving, bridge: EngineBridge, settings: Settings) -> None:
+    def __init__(
+        self,
+        serving: Serving,
+        bridge: EngineBridge,
+        settings: Settings,
+        config_of: Callable[[str], TenantConfig],
+    ) -> None:
         self._serving = serving
         self._bridge = bridge
+        self._config_of = config_of
         self._settings = settings
         self._shaping = settings.delta_shaping
         self._text_work = TextWork()
@@ -93,7 +103,8 @@ class GenerationServicer:
         self._require_served(request.model)
         tenant = call.principal.tenant_for(request.tenant)
         with RequestLog(call, tenant) as record:
-            defaults = self._serving.model.defaults.sampling
+            config = self._config_of(tenant)
+            defaults = replace(self._serving.model.defaults.sampling, **config.sampling)
             samples = read_samples(request.sampling, self._settings.max_running, defaults)
             stream = self._bridge.admit(samples, tenant)
             seconds = self._seconds(call)
@@ -103,6 +114,8 @@ class GenerationServicer:
                     request,
                     self._serving,
                     self._text_work,
+                    config,
+                    principal=call.principal.name,
                     request_id=call.request_id,
                     tenant=tenant,
                     arrived_at=call.arrived_at,

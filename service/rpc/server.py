@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2
 from service.engine.bridge import EngineBridge
 from service.engine.recovery import EngineRecovery
 from service.errors import ShuttingDownError
+from service.rpc.admin.administration import Administration
 from service.rpc.bound import STOP_SECONDS, BoundServer
 from service.rpc.calls import Call, Method
 from service.rpc.generation import GenerationServicer
@@ -52,16 +53,20 @@ class RunningServer:
         self._stopping: asyncio.Task[None] | None = None
         self.bridge = bridge
         self.recovery = EngineRecovery(bridge, settings.engine_restarts, self._set_serving)
-        self._servicer = GenerationServicer(Serving.of(model, settings), self.bridge, settings)
+        self._administration = Administration(settings)
+        self._servicer = GenerationServicer(
+            Serving.of(model, settings), self.bridge, settings, self._administration.catalog.config_of
+        )
         memory = MemoryServicer(bridge, model, settings)
         of_memory = {name: _counted(method, bridge) for name, method in memory.methods.items()}
-        methods = (self._servicer.methods, of_memory)
+        methods = (self._servicer.methods, of_memory, *self._administration.methods)
         for of_service, its_methods in zip(bound.handlers, methods, strict=True):
             of_service.use(its_methods, Deserializer)
 
     async def start(self) -> None:
         """Starts serving."""
         await self._bound.start()
+        await self._administration.start()
         if not self.bridge.stopped:
             await self._set_serving(True)
 
@@ -92,6 +97,7 @@ class RunningServer:
             await self.bridge.wait_idle(_STATUS_SECONDS)
         await asyncio.gather(self._bound.close(), going_away)
         await self.bridge.close(max(deadline - time.monotonic(), _LEAST_ENGINE_SECONDS))
+        await self._administration.close()
         self._servicer.close()
         _log.info("stopped")
 

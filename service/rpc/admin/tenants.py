@@ -15,7 +15,6 @@ from service.rpc.calls import Call, Method
 from service.tenants.catalog import TENANTS, Catalog
 from service.tenants.reading import PREFIX, ServerLimits, read_tenant, tenant_of, under
 
-SERVICE = pb.DESCRIPTOR.services_by_name["TenantService"]
 _TRIES = 8
 
 
