@@ -104,7 +104,8 @@ class GenerationServicer:
         tenant = call.principal.tenant_for(request.tenant)
         with RequestLog(call, tenant) as record:
             config = self._config_of(tenant)
-            defaults = replace(self._serving.model.defaults.sampling, **config.sampling)
+            of_tenant: dict[str, Any] = dict(config.sampling)
+            defaults = replace(self._serving.model.defaults.sampling, **of_tenant)
             samples = read_samples(request.sampling, self._settings.max_running, defaults)
             stream = self._bridge.admit(samples, tenant)
             seconds = self._seconds(call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence as SequenceOf
 
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.field_mask_pb2 import FieldMask
@@ -205,7 +205,7 @@ class ExperimentServicer:
         change: Callable[[pb.Experiment], None],
         *,
         alone: bool = False,
-        writes: list[Write] | None = None,
+        writes: SequenceOf[Write] = (),
     ) -> pb.Experiment:
         """Applies `change` to the stored experiment, again if it was changed meanwhile.
 
@@ -223,13 +223,13 @@ class ExperimentServicer:
             except StateError as error:
                 raise NotAllowedNowError(PREFIX + name, "STATE", str(error)) from None
             try:
-                return await self._put(changed, validate_only, revision if alone else None, writes or [])
+                return await self._put(changed, validate_only, revision if alone else None, writes)
             except ConflictError:
                 continue
         raise EtagError(PREFIX + name)
 
     async def _put(
-        self, experiment: pb.Experiment, validate_only: bool, since: int | None = None, writes: Any = ()
+        self, experiment: pb.Experiment, validate_only: bool, since: int | None = None, writes: SequenceOf[Write] = ()
     ) -> pb.Experiment:
         """Raises ConflictError."""
         expected = int(experiment.etag or "0", 16)

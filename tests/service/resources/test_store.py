@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -112,8 +113,9 @@ async def test_names_and_values_are_hidden_with_keys(valkey: Valkey) -> None:
     raw = [*changes, *valkey.client.hgetall("dw:{resources}:values").values()]
     assert not any(text in part for part in raw for text in (b"acme", b"the value"))
     await store.write([Write("tenants", "other", b"another", 0)])
-    first, second = valkey.client.zrange("dw:{resources}:changes", 0, -1)
-    values = valkey.client.hgetall("dw:{resources}:values")
+    keys: Any = valkey.client.zrange("dw:{resources}:changes", 0, -1)
+    first, second = keys
+    values: Any = valkey.client.hgetall("dw:{resources}:values")
     valkey.client.hset("dw:{resources}:values", first, values[second])  # a value moved to another name
     page = await store.changes(Cursor())
     assert [one and one.name for one in page.changes.values()] == [None, "other"]
