@@ -243,3 +243,11 @@ async def test_conclude_writes_no_tenant_of_the_file(tmp_path: Path) -> None:
             await refused(stub.ConcludeExperiment(conclude), CODE.FAILED_PRECONDITION, named)
             conclude.keep_tenants = True
             await stub.ConcludeExperiment(conclude)
+
+
+async def test_tenants_in_the_embedded_store_survive_a_restart(tmp_path: Path) -> None:
+    for _ in range(2):
+        async with serving(store="embedded", store_folder=tmp_path / "s") as served:
+            request = pb.UpdateTenantRequest(tenant=tenant(name="tenants/a"), allow_missing=True)
+            made = await tenants(served).UpdateTenant(request)
+    assert made.update_time.ToNanoseconds() > made.create_time.ToNanoseconds()
