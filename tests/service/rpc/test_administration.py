@@ -18,6 +18,8 @@ from draftwood.admin.v1 import tenants_pb2 as pb
 from draftwood.v1 import generation_pb2
 from model_runner.errors import InvalidInputError
 from service.tenants.config import TenantConfig
+from service.tenants.file import read_file
+from service.tenants.reading import ServerLimits
 from tests.service.fakes import Served, serving, until
 from tests.service.memory.servers import Valkey
 from tests.service.rpc.test_endings import reason
@@ -56,7 +58,7 @@ async def refused(call: Any, code: grpc.StatusCode, text: str = "") -> None:
 
 
 def config_of(served: Served, name: str) -> TenantConfig:
-    return served.server._bound.administration.catalog.config_of(name)
+    return served.server._administration.catalog.config_of(name)
 
 
 async def test_the_life_of_a_tenant() -> None:
@@ -182,8 +184,7 @@ async def test_what_the_file_names_is_the_files(tmp_path: Path) -> None:
         assert config_of(served, "a") == TenantConfig()
     path.write_text("tenants:\n- {name: tenants/b}\n- {name: tenants/c, drafting: {options: {x: 1}}}\n")
     with pytest.raises(InvalidInputError, match=r"tenants\[1\]\.drafting\.options\.x"):
-        async with serving(tenants_file=path):
-            pass
+        read_file(path, ServerLimits("hybrid", 48, 1_000_000, 2**24))
 
 
 async def test_the_life_of_an_experiment() -> None:
