@@ -73,10 +73,10 @@ async def _serve(settings: Settings) -> int:
         _warn_of_access(settings)
         _log.info("loading", address=bound.address, model=settings.model_path)
         bridge, model = await starting
-        at_failure.pop_all()
-    from service.rpc.server import RunningServer
+        from service.rpc.server import RunningServer
 
-    server = RunningServer(bound, model, bridge)
+        server = RunningServer(bound, model, bridge)
+        at_failure.pop_all()
     await server.start()
     stopping = _stop_signals()
     _log.info("serving", address=bound.address, model=model.name, device=model.device, dtype=model.dtype)

@@ -27,6 +27,14 @@ from model_runner.errors import DeadlineError, DraftwoodError, EngineStoppedErro
 from service.auth.errors import IssuerUnavailableError, PermissionDeniedError, UnauthenticatedError
 from service.memory.errors import MemoryPurgedError, StoreFullError, StoreRefusedError, StoreUnavailableError
 from service.quotas import QuotaExceededError
+from service.resources.errors import (
+    EtagError,
+    NotAllowedNowError,
+    NotYetServedError,
+    ResourceError,
+    ResourceExistsError,
+    ResourceMissingError,
+)
 
 ERROR_DOMAIN = "draftwood"
 _MAX_BYTES = 500
@@ -156,6 +164,11 @@ RULES: dict[type[BaseException], Rule] = {
     StoreUnavailableError: Rule(grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE", retry_seconds=1.0),
     StoreFullError: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, "STORE_FULL"),
     StoreRefusedError: Rule(grpc.StatusCode.FAILED_PRECONDITION, "STORE_REFUSED"),
+    ResourceExistsError: Rule(grpc.StatusCode.ALREADY_EXISTS, "ALREADY_EXISTS"),
+    ResourceMissingError: Rule(grpc.StatusCode.NOT_FOUND, "NOT_FOUND"),
+    EtagError: Rule(grpc.StatusCode.ABORTED, "ETAG_MISMATCH"),
+    NotAllowedNowError: Rule(grpc.StatusCode.FAILED_PRECONDITION, "FAILED_PRECONDITION"),
+    NotYetServedError: Rule(grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED"),
     MemoryPurgedError: Rule(grpc.StatusCode.ABORTED, "MEMORY_PURGED"),
     ModelError: Rule(grpc.StatusCode.INTERNAL, "MODEL_FAILED", "the model failed in a step of this request"),
 }
@@ -202,6 +215,12 @@ def to_status(
     if isinstance(error, QuotaExceededError):
         violation = error_details_pb2.QuotaFailure.Violation(subject=error.limit, description=text)
         details.append(error_details_pb2.QuotaFailure(violations=[violation]))
+    if isinstance(error, ResourceError):
+        name = shortened(error.name)
+        details.append(error_details_pb2.ResourceInfo(resource_name=name, description=text))
+        if isinstance(error, NotAllowedNowError):
+            failure = error_details_pb2.PreconditionFailure.Violation(type=error.kind, subject=name, description=text)
+            details.append(error_details_pb2.PreconditionFailure(violations=[failure]))
     delay: float | None = getattr(error, "retry_seconds", rule.retry_seconds)
     if delay is not None:
         seconds = max(delay, _LEAST_DELAY)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from model_runner.engine_config import EngineConfig
 from model_runner.errors import InvalidInputError, InvalidValueError
 from model_runner.loading.checkpoint import BUNDLED_MODEL
-from service.rpc.streaming.shaping import DeltaShaping
+from service.tenants.shaping import DeltaShaping
 
 _MIB = 1024 * 1024
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
@@ -144,9 +144,16 @@ class Settings(BaseModel):
     )
     max_tenants: int = Field(default=1000, ge=1, description="Maximum number of tenants with their memory in RAM")
 
+    tenants_file: Path | None = Field(
+        default=None,
+        description="YAML file of tenants and experiments, read when it changes; those that it names cannot be changed"
+        " over the API",
+    )
+
     store: str = Field(
         default="memory",
-        description="Storage backend of learned memories: memory (this process only), embedded (a Valkey server that"
+        description="Storage backend of learned memories, and of tenants and experiments that are made over the API:"
+        " memory (this process only), embedded (a Valkey server that"
         " the service runs), or the URL of a Redis or Valkey server: redis://, rediss://, redis+sentinel://,"
         " redis+cluster://, unix://",
     )
@@ -351,7 +358,7 @@ class Settings(BaseModel):
             allowed = f"it must be at most max_timeout = {self.max_timeout:g}"
             raise InvalidValueError("default_timeout", self.default_timeout, allowed)
         files = ("store_tls_ca", "store_tls_cert", "store_tls_key", "store_key_file")
-        for key in ("tls_cert", "tls_key", "tls_client_ca", "auth_file", *files):
+        for key in ("tls_cert", "tls_key", "tls_client_ca", "auth_file", "tenants_file", *files):
             path: Path | None = getattr(self, key)
             if path is not None and not path.is_file():
                 raise InvalidInputError(key, path, "no such file")

@@ -29,6 +29,24 @@ _RULES: Mapping[str, Mapping[str, Role]] = {
     "draftwood.admin.v1.AuditService": {
         "GetAuditReport": Role.OPERATOR,
     },
+    "draftwood.admin.v1.TenantService": {
+        "GetTenant": Role.TENANT_ADMIN,
+        **dict.fromkeys(("ListTenants", "CreateTenant", "UpdateTenant", "DeleteTenant"), Role.OPERATOR),
+    },
+    "draftwood.admin.v1.ExperimentService": dict.fromkeys(
+        (
+            "GetExperiment",
+            "ListExperiments",
+            "CreateExperiment",
+            "UpdateExperiment",
+            "DeleteExperiment",
+            "StartExperiment",
+            "StopExperiment",
+            "ConcludeExperiment",
+            "GetExperimentReport",
+        ),
+        Role.OPERATOR,
+    ),
 }
 
 

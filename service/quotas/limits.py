@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
 from model_runner.errors import DraftwoodError, InvalidValueError
@@ -43,6 +43,11 @@ class RateLimits:
             value = getattr(self, one.name)
             if value is not None and value < 1:
                 raise InvalidValueError(one.name, value, "it must be at least 1")
+
+    def over(self, default: RateLimits) -> RateLimits:
+        """With those of `default` where there are none."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return replace(default, **{name: value for name, value in values.items() if value is not None})
 
     @property
     def any(self) -> bool:

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -23,7 +24,8 @@ from model_runner.statistics import SequenceStats
 from service.engine.bridge import EngineBridge
 from service.engine.stream import Sample
 from service.errors import DeadlineExceededError, ModelNotServedError
-from service.quotas import Limiter, RateLimits
+from service.quotas import Limiter
+from service.quotas.opening import default_limits
 from service.rpc.calls import Call, Method
 from service.rpc.request_log import RequestLog
 from service.rpc.requests import (
@@ -42,6 +44,7 @@ from service.rpc.streaming.writer import Writer
 from service.rpc.text_work import TextWork
 from service.serving import Serving
 from service.settings import Settings
+from service.tenants.config import TenantConfig
 from strategies import strategy_names
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"]
@@ -68,7 +71,7 @@ class GenerationServicer:
     """The methods of GenerationService, for `calls.handlers`.
 
     Args:
-        limits_of: a tenant's limits.
+        config_of: a tenant's configuration.
     """
 
     def __init__(
@@ -77,13 +80,14 @@ class GenerationServicer:
         bridge: EngineBridge,
         settings: Settings,
         limiter: Limiter,
-        limits_of: Callable[[str], RateLimits],
+        config_of: Callable[[str], TenantConfig],
     ) -> None:
         self._serving = serving
         self._bridge = bridge
+        self._config_of = config_of
         self._settings = settings
         self._limiter = limiter
-        self._limits_of = limits_of
+        self._default_limits = default_limits(settings)
         self._shaping = settings.delta_shaping
         self._text_work = TextWork()
         self._format_work = TextWork()
@@ -108,7 +112,9 @@ class GenerationServicer:
         self._require_served(request.model)
         tenant = call.principal.tenant_for(request.tenant)
         with RequestLog(call, tenant) as record:
-            defaults = self._serving.model.defaults.sampling
+            config = self._config_of(tenant)
+            of_tenant: dict[str, Any] = dict(config.sampling)
+            defaults = replace(self._serving.model.defaults.sampling, **of_tenant)
             samples = read_samples(request.sampling, self._settings.max_running, defaults)
             stream = self._bridge.admit(samples, tenant)
             seconds = self._seconds(call)
@@ -118,16 +124,20 @@ class GenerationServicer:
                     request,
                     self._serving,
                     self._text_work,
+                    config,
+                    principal=call.principal.name,
                     request_id=call.request_id,
                     tenant=tenant,
                     arrived_at=call.arrived_at,
                     deadline=time.perf_counter() + seconds,
                 )
                 record.samples = [Sample(one) for one in requests]
-                reservation = await self._limiter.reserve(tenant, self._limits_of(tenant), most_tokens(requests))
+                reservation = await self._limiter.reserve(
+                    tenant, config.quotas.over(self._default_limits), most_tokens(requests)
+                )
                 try:
                     stream.submit(*record.samples)
-                    shaping = self._shaping
+                    shaping = config.streaming.shaping(self._shaping)
                     async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
                         await writer.write(self._started(requests[0]))
                         with_details = request.output.token_details or requests[0].sampling.logprobs is not None

@@ -16,8 +16,11 @@ import numpy as np
 from draftwood.v1 import generation_pb2 as pb
 from model_runner.errors import InvalidInputError, InvalidValueError
 from model_runner.request import Format, GrammarKind, Request, SamplingParams, StopParams
+from service.auth import PermissionDeniedError
 from service.rpc.text_work import TextWork
 from service.serving import ServedModel, Serving
+from service.tenants.config import DraftConfig, TenantConfig
+from service.tenants.reading import sampling_values
 from strategies import strategy_names
 from strategies.draft import Int32Array
 
@@ -66,7 +69,9 @@ async def read_requests(
     request: pb.GenerateRequest,
     serving: Serving,
     text_work: TextWork,
+    config: TenantConfig,
     *,
+    principal: str,
     request_id: str,
     tenant: str,
     arrived_at: float,
@@ -76,15 +81,20 @@ async def read_requests(
 
     Args:
         text_work: reads long texts.
+        config: the tenant's.
+        principal: the caller, for the log of refusals.
         tenant: of the call (see `Principal.tenant_for`).
         arrived_at, deadline: of the request, on the clock of `time.perf_counter`.
 
     Raises:
         InvalidValueError: a field is wrong.
+        PermissionDeniedError: the tenant's requests may not choose how they are drafted.
         TooMuchTextError: too many long texts wait already.
     """
-    sampling = read_sampling(request, serving.model)
-    strategy_name, max_nodes = _drafting(request.drafting, serving)
+    sampling = read_sampling(request, serving.model, config)
+    if not config.allow_draft_override:
+        _refuse_override(request.drafting, principal, tenant)
+    strategy_name, max_nodes = _drafting(request.drafting, serving, config.drafting)
     prompt = await read_prompt(request, serving, text_work, tenant)
     stop = read_stop(request.stop, serving.model, prompt)
     if request.format.WhichOneof("format"):
@@ -114,19 +124,14 @@ async def read_requests(
     ]
 
 
-def read_sampling(request: pb.GenerateRequest, model: ServedModel) -> SamplingParams:
-    """The options that are set, with the model's defaults for the others; a seed is drawn if one is needed and none is
-    given.
+def read_sampling(request: pb.GenerateRequest, model: ServedModel, config: TenantConfig) -> SamplingParams:
+    """The options that are set, with the tenant's and then the model's defaults for the others; a seed is drawn if one
+    is needed and none is given.
 
     Raises:
         InvalidValueError: an option is outside its range.
     """
-    # A 32-bit float is read as the shortest decimal that represents it: 0.7 and not 0.699999988.
-    values: dict[str, Any] = {
-        field.name: float(str(np.float32(value))) if isinstance(value, float) else value
-        for field, value in request.sampling.ListFields()
-        if field.name not in ("logit_bias", "n")
-    }
+    values = {**config.sampling, **sampling_values(request.sampling)}
     bias = sorted(request.sampling.logit_bias.items())
     if len(bias) > MAX_LOGIT_BIASES:
         problem = f"has {len(bias)} items; at most {MAX_LOGIT_BIASES} are allowed"
@@ -274,17 +279,26 @@ def _messages(chat: pb.Chat, serving: Serving) -> tuple[list[dict[str, str]], in
     return [{"role": message.role, "content": message.content} for message in chat.messages], characters
 
 
-def _drafting(options: pb.DraftOptions, serving: Serving) -> tuple[str, int]:
+def _refuse_override(options: pb.DraftOptions, principal: str, tenant: str) -> None:
+    """Raises PermissionDeniedError for a request that chooses how it is drafted."""
+    for name in ("strategy", "max_nodes", "enabled"):
+        if options.HasField(name):
+            raise PermissionDeniedError(f"drafting.{name}: requests of this tenant cannot choose it", principal, tenant)
+
+
+def _drafting(options: pb.DraftOptions, serving: Serving, config: DraftConfig) -> tuple[str, int]:
     """The strategy's name and the limit of draft nodes a step."""
-    name = options.strategy if options.HasField("strategy") else serving.default_strategy
+    usual = config.strategy or serving.default_strategy
+    name = options.strategy if options.HasField("strategy") else usual
     if options.HasField("strategy") and name not in strategy_names():
         raise InvalidValueError("drafting.strategy", name, f"it must be one of {', '.join(strategy_names())}")
-    max_nodes = options.max_nodes if options.HasField("max_nodes") else serving.max_draft_nodes
+    most = serving.max_draft_nodes if config.max_nodes is None else config.max_nodes
+    max_nodes = options.max_nodes if options.HasField("max_nodes") else most
     if max_nodes < 0:
         raise InvalidValueError("drafting.max_nodes", max_nodes, "it must be at least 0")
     if name == NO_DRAFTS or (options.HasField("enabled") and not options.enabled):
         return NO_DRAFTS, 0
-    return name, min(max_nodes, serving.max_draft_nodes)
+    return name, min(max_nodes, most, serving.max_draft_nodes)
 
 
 def _not_empty(prompt: Prompt) -> Prompt:

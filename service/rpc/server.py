@@ -13,7 +13,8 @@ from service.audits.ledger import AuditLedger
 from service.engine.bridge import EngineBridge
 from service.engine.recovery import EngineRecovery
 from service.errors import ShuttingDownError
-from service.quotas.opening import default_limits, opened_limiter
+from service.quotas.opening import opened_limiter
+from service.rpc.admin.administration import Administration
 from service.rpc.admin.audit import AuditServicer
 from service.rpc.bound import STOP_SECONDS, BoundServer
 from service.rpc.calls import Call, Method
@@ -56,17 +57,17 @@ class RunningServer:
         self._stopping: asyncio.Task[None] | None = None
         self.bridge = bridge
         self.recovery = EngineRecovery(bridge, settings.engine_restarts, self._set_serving)
+        self._administration = Administration(settings)
         self._limiter = opened_limiter(settings)
-        limits = default_limits(settings)
         self._servicer = GenerationServicer(
-            Serving.of(model, settings), self.bridge, settings, self._limiter, lambda tenant: limits
+            Serving.of(model, settings), self.bridge, settings, self._limiter, self._administration.catalog.config_of
         )
         memory = MemoryServicer(bridge, model, settings)
         of_memory = {name: _counted(method, bridge) for name, method in memory.methods.items()}
         self.audits = AuditLedger(model)
         bridge.on_audited = self.audits.record
         audit = AuditServicer(self.audits, self.recovery, settings.audit_share)
-        methods = (self._servicer.methods, of_memory, audit.methods)
+        methods = (self._servicer.methods, of_memory, audit.methods, *self._administration.methods)
         for of_service, its_methods in zip(bound.handlers, methods, strict=True):
             of_service.use(its_methods, Deserializer)
 
@@ -74,6 +75,7 @@ class RunningServer:
         """Starts serving."""
         self._limiter.start()
         await self._bound.start()
+        await self._administration.start()
         if not self.bridge.stopped:
             await self._set_serving(True)
 
@@ -104,6 +106,7 @@ class RunningServer:
             await self.bridge.wait_idle(_STATUS_SECONDS)
         await asyncio.gather(self._bound.close(), going_away)
         await self.bridge.close(max(deadline - time.monotonic(), _LEAST_ENGINE_SECONDS))
+        await self._administration.close()
         self._servicer.close()
         await self._limiter.close()
         _log.info("stopped")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 
+from service.quotas.limits import NO_LIMITS, RateLimits
+from service.tenants.shaping import DeltaShaping
 from strategies.options import OptionValue
 
 
@@ -49,6 +51,19 @@ class LearningConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamConfig:
+    """Against traffic analysis: the fields of `DeltaShaping`."""
+
+    cadence: float | None = None
+    padding: int | None = None
+    rounding: int | None = None
+
+    def shaping(self, default: DeltaShaping) -> DeltaShaping:
+        """With the server's values where there are none."""
+        return replace(default, **{name: value for name, value in asdict(self).items() if value is not None})
+
+
+@dataclass(frozen=True, slots=True)
 class TenantConfig:
     """The configuration of a tenant.
 
@@ -61,5 +76,7 @@ class TenantConfig:
     drafting: DraftConfig = DraftConfig()
     allow_draft_override: bool = True
     learning: LearningConfig = LearningConfig()
+    quotas: RateLimits = NO_LIMITS
+    streaming: StreamConfig = StreamConfig()
     weight: float | None = None
     sampling: Mapping[str, float | int] = field(default_factory=lambda: MappingProxyType({}))

@@ -7,8 +7,8 @@ inside and are imported by nothing else.
 from __future__ import annotations
 
 from service.memory.codec.codec import Codec
-from service.memory.codec.encryption import KeyRing, read_key_file, read_keys
+from service.memory.codec.encryption import KeyRing, Plain, read_key_file, read_keys
 from service.memory.codec.records import Kind, Record, split
 from service.memory.codec.snapshots import Snapshot
 
-__all__ = ["Codec", "KeyRing", "Kind", "Record", "Snapshot", "read_key_file", "read_keys", "split"]
+__all__ = ["Codec", "KeyRing", "Kind", "Plain", "Record", "Snapshot", "read_key_file", "read_keys", "split"]

@@ -95,12 +95,12 @@ class EmbeddedServer:
 
     @property
     def socket(self) -> Path:
-        return self._folder / _SOCKET
+        return _socket(self._folder)
 
     @property
     def url(self) -> str:
         """For `RedisClient`."""
-        return url_of(self._folder)
+        return socket_url(self._folder)
 
     @property
     def pid(self) -> int | None:
@@ -203,9 +203,19 @@ class EmbeddedServer:
             self._lock = None
 
 
-def url_of(folder: Path) -> str:
-    """The URL of the server on a folder, for `RedisClient`."""
-    return f"unix://{folder.absolute() / _SOCKET}"
+def default_folder() -> Path:
+    """The embedded store's folder unless one is set."""
+    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(data, "draftwood", "store").expanduser()
+
+
+def socket_url(folder: Path) -> str:
+    """Of the server on this folder, for `RedisClient`."""
+    return f"unix://{_socket(folder.absolute())}"
+
+
+def _socket(folder: Path) -> Path:
+    return folder / "valkey.sock"
 
 
 def binary() -> Path:

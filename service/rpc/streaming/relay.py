@@ -11,8 +11,8 @@ from contextlib import suppress
 from draftwood.v1 import generation_pb2 as pb
 from model_runner.output import Finish
 from service.engine.stream import MAX_PART_TOKENS, Pending, Stream
-from service.rpc.streaming.shaping import DeltaShaping
 from service.rpc.streaming.writer import Writer
+from service.tenants.shaping import DeltaShaping
 
 
 async def relay(stream: Stream, writer: Writer, with_details: bool, shaping: DeltaShaping) -> list[Finish]:

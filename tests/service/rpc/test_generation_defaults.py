@@ -13,6 +13,7 @@ from service.rpc.generation import model_info
 from service.rpc.requests import Prompt, read_samples, read_sampling, read_stop
 from service.serving import Serving
 from service.settings import Settings
+from service.tenants.config import TenantConfig
 from tests.service.fakes import FakeModel
 
 DEFAULTS = GenerationDefaults(
@@ -26,10 +27,12 @@ PROMPT = Prompt("text", np.zeros(10, np.int32))
 
 
 def test_what_is_set_counts_and_the_rest_is_the_models() -> None:
-    nothing = read_sampling(pb.GenerateRequest(), MODEL)
+    nothing = read_sampling(pb.GenerateRequest(), MODEL, TenantConfig())
     assert (nothing.temperature, nothing.top_k, nothing.top_p, nothing.repetition_penalty) == (0.7, 20, 0.8, 1.05)
-    assert nothing.seed != read_sampling(pb.GenerateRequest(), MODEL).seed
-    some = read_sampling(pb.GenerateRequest(sampling=pb.SamplingOptions(temperature=0, top_k=0, seed=9)), MODEL)
+    assert nothing.seed != read_sampling(pb.GenerateRequest(), MODEL, TenantConfig()).seed
+    some = read_sampling(
+        pb.GenerateRequest(sampling=pb.SamplingOptions(temperature=0, top_k=0, seed=9)), MODEL, TenantConfig()
+    )
     assert (some.temperature, some.top_k, some.top_p, some.seed) == (0.0, 0, 0.8, 9)
 
 

@@ -1,0 +1,61 @@
+"""The administrative services of a server, with the resources that they serve."""
+
+from __future__ import annotations
+
+import asyncio
+
+from service.auth.followed_file import FollowedFile
+from service.resources.follower import ResourceFollower
+from service.resources.in_process import InProcessResources
+from service.resources.redis_resources import RedisResources
+from service.resources.sealing import Seal
+from service.rpc.admin import experiments, tenants
+from service.rpc.calls import Method
+from service.settings import Settings
+from service.store_client import store_client, store_keys
+from service.tenants.catalog import Catalog
+from service.tenants.file import SETTING, read_content
+from service.tenants.reading import ServerLimits
+
+
+class Administration:
+    """Tenants and experiments of a server.
+
+    Attributes:
+        catalog: what is known of them.
+
+    Raises:
+        InvalidInputError: the tenants file cannot be read, or is wrong.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        limits = ServerLimits.of(settings)
+        path = settings.tenants_file
+        self._file = None if path is None else FollowedFile(SETTING, path, lambda data: read_content(data, limits))
+        client = store_client(settings)
+        store = InProcessResources() if client is None else RedisResources(client, Seal(store_keys(settings)))
+        self._stored = ResourceFollower(store)
+        self._following: asyncio.Task[None] | None = None
+        self.catalog = Catalog(self._stored, self._file, limits)
+        self._servicers = (
+            tenants.TenantServicer(self._stored, self.catalog, limits),
+            experiments.ExperimentServicer(self._stored, self.catalog, limits),
+        )
+
+    @property
+    def methods(self) -> list[dict[str, Method]]:
+        """Of TenantService and ExperimentService."""
+        return [servicer.methods for servicer in self._servicers]
+
+    async def start(self) -> None:
+        """Reads what is stored, and follows it and the file."""
+        if self._file is not None:
+            self._following = asyncio.create_task(self._file.follow())
+        await self._stored.start()
+
+    async def close(self) -> None:
+        """Ends following."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+        await self._stored.close()

@@ -1,0 +1,138 @@
+"""All tenants and experiments that are known, from the file and from the store, in RAM.
+
+Built for 100,000 small tenants. What the file names hides a stored resource of the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from typing import Any, TypeVar
+
+import structlog
+
+from draftwood.admin.v1 import experiments_pb2, tenants_pb2
+from model_runner.errors import InvalidValueError
+from service.auth.followed_file import FollowedFile
+from service.experiments.definition import ExperimentConfig
+from service.resources.base import Resource
+from service.resources.follower import ResourceFollower
+from service.tenants.config import TenantConfig
+from service.tenants.experiments import read_experiment
+from service.tenants.file import FileContent
+from service.tenants.reading import ServerLimits, read_tenant
+
+TENANTS, EXPERIMENTS = "tenants", "experiments"
+"""Kinds of resources."""
+_log = structlog.get_logger(__name__)
+_DEFAULT = TenantConfig()
+_MOST_READ = 200_000
+
+T = TypeVar("T")
+
+
+class Catalog:
+    """Tenants and experiments. Answers at once, with what is known.
+
+    Args:
+        file: None without one.
+    """
+
+    def __init__(self, stored: ResourceFollower, file: FollowedFile[FileContent] | None, limits: ServerLimits) -> None:
+        self._stored = stored
+        self._file = file
+        self._tenants = _Read(lambda resource: _lenient(resource, limits))
+        self._experiments = _Read(lambda resource: read_experiment(stored_experiment(resource), limits))
+
+    @property
+    def file(self) -> FileContent:
+        """What the file defines."""
+        return FileContent() if self._file is None else self._file.value
+
+    def config_of(self, tenant: str) -> TenantConfig:
+        """The configuration of a tenant; the default one if it has none."""
+        in_file = self.file.tenant_configs.get(tenant)
+        if in_file is not None:
+            return in_file
+        return self._tenants.of(self._stored.of_kind(TENANTS).get(tenant)) or _DEFAULT
+
+    def experiments(self) -> Iterator[ExperimentConfig]:
+        """All experiments, those of the file first."""
+        in_file = self.file.experiment_configs
+        stored = self._stored.of_kind(EXPERIMENTS).items()
+        found = (self._experiments.of(resource) for name, resource in stored if name not in in_file)
+        return chain(in_file.values(), (one for one in found if one is not None))
+
+    def tenant_message(self, tenant: str) -> tenants_pb2.Tenant | None:
+        """With etag and origin; not to be changed."""
+        resource = self._stored.of_kind(TENANTS).get(tenant)
+        return self.file.tenants.get(tenant) or (None if resource is None else stored_tenant(resource))
+
+    def experiment_message(self, name: str) -> experiments_pb2.Experiment | None:
+        """As `tenant_message`."""
+        resource = self._stored.of_kind(EXPERIMENTS).get(name)
+        return self.file.experiments.get(name) or (None if resource is None else stored_experiment(resource))
+
+    def names(self, kind: str) -> list[str]:
+        """Of all resources of a kind, sorted."""
+        in_file: Mapping[str, object] = self.file.tenants if kind == TENANTS else self.file.experiments
+        return sorted({*in_file, *self._stored.of_kind(kind)})
+
+
+class _Read:
+    """The configurations of resources, read when they are first asked for."""
+
+    def __init__(self, read: Callable[[Resource], Any]) -> None:
+        self._read = read
+        self._known: dict[str, tuple[int, Any]] = {}
+
+    def of(self, resource: Resource | None) -> Any:
+        """None without a resource, or if it cannot be read, which is logged once."""
+        if resource is None:
+            return None
+        known = self._known.get(resource.name)
+        if known is None or known[0] != resource.revision:
+            try:
+                known = resource.revision, self._read(resource)
+            except InvalidValueError as error:
+                _log.error("a stored resource is not valid here; it is ignored", name=resource.name, problem=str(error))
+                known = resource.revision, None
+            if len(self._known) == _MOST_READ:
+                self._known.clear()  # most of them are of resources that were deleted
+            self._known[resource.name] = known
+        return known[1]
+
+
+def stored_tenant(resource: Resource) -> tenants_pb2.Tenant:
+    """The message, with its etag."""
+    message = tenants_pb2.Tenant.FromString(resource.value)
+    message.etag = etag(resource.revision)
+    return message
+
+
+def stored_experiment(resource: Resource) -> experiments_pb2.Experiment:
+    """The message, with its etag."""
+    message = experiments_pb2.Experiment.FromString(resource.value)
+    message.etag = etag(resource.revision)
+    return message
+
+
+def etag(revision: int) -> str:
+    """The etag of a stored resource."""
+    return f"{revision:x}"
+
+
+def _lenient(resource: Resource, limits: ServerLimits) -> TenantConfig:
+    """The configuration without the parts that this server does not allow, such as a strategy that it does not have:
+    quotas must not fall with them.
+    """
+    message = stored_tenant(resource)
+    while True:
+        try:
+            return read_tenant(message, limits)
+        except InvalidValueError as error:
+            part = error.field.partition(".")[0]
+            _log.error("a part of a stored tenant is not valid here", tenant=resource.name, problem=str(error))
+            if not message.DESCRIPTOR.fields_by_name.get(part):
+                raise
+            message.ClearField(part)
