@@ -106,11 +106,11 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
     runner.start(theirs)
     try:
         await asyncio.sleep(0)
+        await asyncio.to_thread(_prepare, settings)  # health checks are answered meanwhile
     except BaseException:
         connection.close()
         runner.join(0.0)
         raise
-    await asyncio.to_thread(_import_what_takes_long)  # health checks are answered meanwhile
     from model_runner.loading.tokenizer import load_tokenizer
     from model_runner.sampling.grammar_trial import GrammarTrials
     from service.engine.bridge import EngineBridge
@@ -120,7 +120,6 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
         runner,
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
-        weights=settings.tenant_weights,
     )
     loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, settings.model_path))
     try:
@@ -140,10 +139,15 @@ async def _abandon(starting: asyncio.Task[tuple[EngineBridge, ServedModel]]) -> 
     await asyncio.wait([starting])
 
 
-def _import_what_takes_long() -> None:
+def _prepare(settings: Settings) -> None:
+    """Imports what takes long, and checks the tenants file. Raises InvalidInputError."""
     import service.rpc.server  # noqa: F401
     from service.rpc.parsing.wire_size import compile_counter
+    from service.tenants.file import read_file
+    from service.tenants.reading import ServerLimits
 
+    if settings.tenants_file is not None:
+        read_file(settings.tenants_file, ServerLimits.of(settings))
     compile_counter()
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from service.engine.stream import Stream
 
 
 def to_refuse(
-    live: Iterable[Stream], slots: int, tenant: str, max_live: int, weights: Mapping[str, float]
+    live: Iterable[Stream], slots: int, tenant: str, max_live: int, weight_of: Callable[[str], float]
 ) -> list[Stream] | None:
     """Requests to end so that `tenant` gets these slots; None if it has to be refused itself.
 
@@ -17,7 +17,7 @@ def to_refuse(
 
     Args:
         max_live: slots that there are.
-        weights: of tenants; 1 for those not named.
+        weight_of: of a tenant.
     """
     live = [stream for stream in live if not stream.failed]
     held = Counter[str]()
@@ -26,12 +26,12 @@ def to_refuse(
     missing = held.total() + slots - max_live
     if missing <= 0:
         return []
-    share = (held[tenant] + slots) / weights.get(tenant, 1.0)
+    share = (held[tenant] + slots) / weight_of(tenant)
     refused = []
     for stream in sorted(live, key=lambda stream: (stream.paused, stream.admitted_at), reverse=True):
         left = held[stream.tenant] - stream.slots
         needed = stream.begun and not stream.paused
-        if needed or stream.tenant == tenant or left / weights.get(stream.tenant, 1.0) < share:
+        if needed or stream.tenant == tenant or left / weight_of(stream.tenant) < share:
             continue
         held[stream.tenant] = left
         refused.append(stream)

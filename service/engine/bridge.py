@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import structlog
@@ -77,9 +76,9 @@ class EngineBridge:
         runner: where the engine runs.
         max_running: sequences that the engine decodes together.
         max_waiting: further sequences that are admitted.
-        weights: the share of a tenant in these, relative to others; 1 for those not named.
 
     Attributes:
+        weight_of: the share of a tenant in these, relative to others.
         on_stopped: called when the engine has died; `restart` starts another.
         on_audited: called with the result of each audit.
     """
@@ -90,14 +89,13 @@ class EngineBridge:
         *,
         max_running: int,
         max_waiting: int,
-        weights: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self.on_stopped: Callable[[], None] = lambda: None
+        self.weight_of: Callable[[str], float] = lambda tenant: 1.0
         self.on_audited: Callable[[AuditResult], None] = lambda result: None
         self._runner = runner
         self._max_running = max_running
         self._max_live = max_running + max_waiting
-        self._weights = weights
         self._live: set[Stream] = set()
         self._ids = count()
         self._by_id: dict[int, tuple[Stream, Sample]] = {}
@@ -172,7 +170,7 @@ class EngineBridge:
             raise EngineStoppedError("the engine has stopped")
         if self._draining:
             raise ShuttingDownError()
-        refused = to_refuse(self._live, slots, tenant, self._max_live, self._weights)
+        refused = to_refuse(self._live, slots, tenant, self._max_live, self.weight_of)
         if refused is None:
             raise self._full()
         for stream in refused:
@@ -269,7 +267,7 @@ class EngineBridge:
         by_id = {next(self._ids): sample for sample in samples}
         stream.ids = list(by_id)
         self._by_id |= {sequence_id: (stream, sample) for sequence_id, sample in by_id.items()}
-        self._link.send(Add({sequence_id: sample.request for sequence_id, sample in by_id.items()}))
+        self._link.send(Add({one: sample.request for one, sample in by_id.items()}, self.weight_of(stream.tenant)))
 
     def _set_paused(self, stream: Stream) -> None:
         if self._link is not None:

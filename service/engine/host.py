@@ -162,8 +162,8 @@ class EngineHost:
             self._run_tasks()
             message = self._end.receive(wait=not self._has_step(loaded.engine))
             match message:
-                case Add(requests):
-                    self._add(loaded, requests)
+                case Add(requests, weight):
+                    self._add(loaded, requests, weight)
                 case Cancel(ids):
                     for sequence_id in ids:
                         self._cancel(loaded.engine, sequence_id)
@@ -194,13 +194,17 @@ class EngineHost:
         with suppress(EOFError):
             self._end.send(response)
 
-    def _add(self, loaded: LoadedEngine, requests: dict[int, Request]) -> None:
+    def _add(self, loaded: LoadedEngine, requests: dict[int, Request], weight: float) -> None:
         self._send_outputs()  # the next step may be long, with a prompt
         sequences = {sequence_id: Sequence(request) for sequence_id, request in requests.items()}
         group = _SampleGroup(sequences)
         self._groups |= dict.fromkeys(sequences, group)
         self._ids |= {sequence: sequence_id for sequence_id, sequence in sequences.items()}
         first = next(iter(requests.values()))
+        if weight == 1.0:
+            loaded.weights.pop(first.tenant, None)
+        else:
+            loaded.weights[first.tenant] = weight
         if first.format is None:
             self._fetch_memory(loaded, group, first)
             return

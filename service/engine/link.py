@@ -30,9 +30,10 @@ _CHUNK = 1 << 18
 
 
 class Add(NamedTuple):
-    """To the engine: the samples of one request by their ids on the link."""
+    """To the engine: the samples of one request by their ids on the link, and the weight of its tenant."""
 
     requests: dict[int, Request]
+    weight: float = 1.0
 
 
 class Cancel(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from model_runner.output import StepOutput
@@ -47,6 +47,7 @@ class LoadedEngine:
         info: sent to the service in `Ready`.
         preload: number of memories, the latest written, that are loaded at the start, for the strategy `strategy`.
         audit_share: of requests whose answers are audited.
+        weights: of tenants, as the engine reads them at each step; 1 for those not named.
     """
 
     engine: StepEngine
@@ -56,3 +57,4 @@ class LoadedEngine:
     preload: int = 0
     strategy: str = ""
     audit_share: float = 0.0
+    weights: dict[str, float] = field(default_factory=dict)

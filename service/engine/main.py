@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -72,7 +73,8 @@ def _loaded(settings: Settings) -> Iterator[LoadedEngine]:
     info = ModelInfo.of(model)
     with opened_memory(settings, info.fingerprint) as memory:
         finished("memory")
-        engine = Engine(model, settings.engine_config, Watchdog())
+        weights = dict(settings.tenant_weights)
+        engine = Engine(model, replace(settings.engine_config, tenant_weights=weights), Watchdog())
         finished("engine")
         warm_up(engine)
         finished("warm-up")
@@ -87,6 +89,7 @@ def _loaded(settings: Settings) -> Iterator[LoadedEngine]:
             settings.memory_preload,
             settings.strategy,
             settings.audit_share,
+            weights,
         )
 
 

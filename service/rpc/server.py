@@ -58,6 +58,7 @@ class RunningServer:
         self.bridge = bridge
         self.recovery = EngineRecovery(bridge, settings.engine_restarts, self._set_serving)
         self._administration = Administration(settings)
+        bridge.weight_of = self._weight_of
         self._limiter = opened_limiter(settings)
         self._servicer = GenerationServicer(
             Serving.of(model, settings), self.bridge, settings, self._limiter, self._administration.catalog.config_of
@@ -110,6 +111,10 @@ class RunningServer:
         self._servicer.close()
         await self._limiter.close()
         _log.info("stopped")
+
+    def _weight_of(self, tenant: str) -> float:
+        weight = self._administration.catalog.config_of(tenant).weight
+        return self._settings.tenant_weights.get(tenant, 1.0) if weight is None else weight
 
     async def _set_serving(self, serving: bool) -> None:
         answer = health_pb2.HealthCheckResponse

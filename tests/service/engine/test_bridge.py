@@ -6,8 +6,8 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from model_runner.request import Format, GrammarKind, Request, StopParams
 from model_runner.sequence import Grammar
 from service.engine.bridge import EngineBridge
 from service.engine.link import Add, SequenceOutput, framed
+from service.engine.loaded import LoadedEngine
 from service.engine.stream import MAX_PART_TOKENS, Pending, Sample, Stream
 from service.engine.thread import EngineThread
 from service.errors import QueueFullError, ReaderStalledError, ShuttingDownError
@@ -28,9 +29,12 @@ from strategies import Strategy, create
 from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, loaded_engine, until
 
 
-def sample(max_tokens: int = 1000, strategy_name: str = "trie") -> Sample:
+def sample(max_tokens: int = 1000, strategy_name: str = "trie", tenant: str = "") -> Sample:
     prompt, stop = np.array([1, 2], np.int32), StopParams(max_tokens)
-    return Sample(Request(request_id="r", prompt=prompt, stop=stop, strategy_name=strategy_name, max_draft_nodes=8))
+    request = Request(
+        request_id="r", prompt=prompt, stop=stop, strategy_name=strategy_name, max_draft_nodes=8, tenant=tenant
+    )
+    return Sample(request)
 
 
 def on_thread(engine: FakeEngine) -> EngineThread:
@@ -227,7 +231,8 @@ async def test_a_format_is_compiled_beside_the_steps_of_others() -> None:
 
 
 async def test_slots_are_shared_out_by_weight() -> None:
-    bridge = EngineBridge(on_thread(FakeEngine()), max_running=2, max_waiting=6, weights={"b": 3.0})
+    bridge = EngineBridge(on_thread(FakeEngine()), max_running=2, max_waiting=6)
+    bridge.weight_of = {"a": 1.0, "b": 3.0}.__getitem__
     await bridge.start()
     first = [bridge.admit(tenant="a") for _ in range(8)]
     second = [bridge.admit(tenant="b") for _ in range(6)]
@@ -237,6 +242,26 @@ async def test_slots_are_shared_out_by_weight() -> None:
     for stream in (*first, *second):
         stream.close()
     await bridge.close()
+
+
+async def test_the_engine_learns_the_weight_of_a_tenant_with_its_requests() -> None:
+    engine, weights = FakeEngine(), {"a": 5.0}
+
+    @contextmanager
+    def loaded() -> Iterator[LoadedEngine]:
+        with loaded_engine(Settings(), FakeModel(), lambda: engine) as found:
+            yield replace(found, weights=weights)
+
+    bridge = EngineBridge(EngineThread(loaded), max_running=2, max_waiting=2)
+    await bridge.start()
+    for weight, expected in ((2.5, {"a": 2.5}), (1.0, {})):
+        bridge.weight_of = {"a": weight}.__getitem__
+        stream = bridge.admit(tenant="a")
+        stream.submit(sample(4, tenant="a"))
+        await drained(stream)
+        stream.close()
+        assert weights == expected
+    assert await bridge.close()
 
 
 async def test_output_of_a_closed_stream_is_dropped() -> None:

@@ -96,6 +96,29 @@ async def test_the_life_of_a_tenant() -> None:
         await stub.UpdateTenant(pb.UpdateTenantRequest(tenant=tenant(name="tenants/a"), allow_missing=True))
 
 
+async def test_requests_follow_a_tenants_quotas_and_streaming() -> None:
+    async with serving(requests_per_minute=100) as served:
+        given = tenant(quotas={"requestsPerMinute": 1}, streaming={"paddingBytes": 512})
+        await tenants(served).CreateTenant(pb.CreateTenantRequest(tenant_id="a", tenant=given))
+        request = generation_pb2.GenerateRequest(tenant="a", text="x", stop={"max_tokens": 4})
+        sizes = {message.ByteSize() % 512 async for message in served.stub.Generate(request)}
+        assert sizes == {0}
+        with pytest.raises(grpc.aio.AioRpcError, match="requests_per_minute") as caught:
+            [message async for message in served.stub.Generate(request)]
+        assert caught.value.code() is CODE.RESOURCE_EXHAUSTED
+        others = generation_pb2.GenerateRequest(tenant="b", text="x", stop={"max_tokens": 4})
+        for _ in range(3):
+            assert any([message.ByteSize() % 512 async for message in served.stub.Generate(others)])
+
+
+async def test_a_tenants_weight_replaces_that_of_the_settings() -> None:
+    async with serving(tenant_weights={"a": 3.0}) as served:
+        assert (served.server.bridge.weight_of("a"), served.server.bridge.weight_of("b")) == (3.0, 1.0)
+        for name in ("a", "b"):
+            await tenants(served).CreateTenant(pb.CreateTenantRequest(tenant_id=name, tenant=tenant(weight=5)))
+        assert (served.server.bridge.weight_of("a"), served.server.bridge.weight_of("b")) == (5.0, 5.0)
+
+
 async def test_errors_name_the_field() -> None:
     bad: dict[str, dict[str, Any]] = {
         "tenant.weight": {"weight": 1000},
