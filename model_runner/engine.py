@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from model_runner.answer import Answer
 from model_runner.drafting.draft_policy import Draft, DraftPolicy, Outcome
 from model_runner.drafting.step_measuring import measure_step_times
 from model_runner.drafting.watchdog import Watchdog
@@ -18,7 +19,7 @@ from model_runner.engine_config import EngineConfig
 from model_runner.errors import DeadlineError, DraftwoodError, EngineStoppedError, InvalidValueError, ModelError
 from model_runner.loading.model import LoadedModel
 from model_runner.output import StepOutput
-from model_runner.redecoding import Answer, Redecoding
+from model_runner.redecoding import Redecoding
 from model_runner.runners.base import KVMoves, Predictions, StepBatch
 from model_runner.runners.batch import BatchRow, lay_out
 from model_runner.sampling.background import background_threads

@@ -6,58 +6,21 @@ wrote. Knows nothing of torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from model_runner.loading.model import LoadedModel
-from model_runner.output import Finish
-from model_runner.request import Request
+from model_runner.answer import ENDING_DIFFERS, Answer, Difference
+from model_runner.loading.loaded import LoadedModel
 from model_runner.runners.base import Predictions, Runner
 from model_runner.runners.batch import BatchRow, lay_out
 from model_runner.sampling.output_text import OutputText
 from model_runner.sampling.token_chooser import TokenChooser
 from model_runner.scheduling.kv_pool import KVPool
-from model_runner.sequence import Grammar, Sequence
+from model_runner.sequence import Sequence
 from strategies import EMPTY_TREE
 
 PREFILL_TOKENS = 32
 """Prompt tokens of a step. A request that arrives waits for the step that runs, and one of 32 tokens takes little more
 than one of a single token, since both read all weights (`draftwood bench step`). Not tuned beyond that."""
-ENDING_DIFFERS = float("inf")
-"""The margin where all tokens are the same but the answer ended at another one, or for another reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One sample of a request that has ended by itself.
-
-    Attributes:
-        output: its tokens.
-        grammar: of its format, at the beginning; used up by a `Redecoding`.
-    """
-
-    request: Request
-    output: tuple[int, ...]
-    finish: Finish
-    grammar: Grammar | None = None
-
-    @property
-    def tokens(self) -> int:
-        """Of prompt and output."""
-        return int(self.request.prompt.size) + len(self.output)
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Where an answer first differs from plain decoding.
-
-    Attributes:
-        position: of the token in the output, from 0.
-        margin: by how much the logits of plain decoding would have to be off for the other token, over the largest of
-            them; infinite for a token that may not be written there, and for another end.
-    """
-
-    position: int
-    margin: float
 
 
 class Redecoding:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import structlog
 
+from model_runner.answer import Answer, Difference
 from model_runner.output import Finish, FinishReason
-from model_runner.redecoding import Answer, Difference
 from model_runner.sequence import Grammar, Sequence
 from service.audits.results import AuditOutcome, AuditResult
 from service.engine.loaded import LoadedEngine, Redecoding, StepEngine

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import structlog
 
-from model_runner.redecoding import Difference
+from model_runner.answer import Difference
 from service.audits.results import AuditOutcome, AuditResult
 from service.serving import ServedModel
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from enum import Enum
 
-from model_runner.redecoding import Difference
+from model_runner.answer import Difference
 from model_runner.request import Request
 
 

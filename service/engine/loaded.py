@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from model_runner.answer import Answer, Difference
 from model_runner.output import StepOutput
-from model_runner.redecoding import Answer, Difference
 from model_runner.sequence import Sequence
 from service.memory.manager import MemoryManager
 from service.serving import Grammars

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from model_runner.answer import ENDING_DIFFERS, Answer
 from model_runner.engine import Engine, EngineConfig
 from model_runner.output import Finish, FinishReason
-from model_runner.redecoding import ENDING_DIFFERS, PREFILL_TOKENS, Answer, Redecoding
+from model_runner.redecoding import PREFILL_TOKENS, Redecoding
 from model_runner.request import Format, GrammarKind, SamplingParams, StopParams
 from model_runner.sampling.sequence_writer import AcceptedPath, SequenceWriter
 from model_runner.sampling.token_chooser import TokenChooser

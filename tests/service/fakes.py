@@ -16,7 +16,8 @@ import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
-from model_runner import redecoding
+from model_runner.answer import Answer as FinishedAnswer
+from model_runner.answer import Difference
 from model_runner.errors import InvalidInputError
 from model_runner.output import Finish, FinishReason, StepOutput
 from model_runner.request import GrammarKind
@@ -114,7 +115,7 @@ class FakeEngine:
         self.closed = False
         self.redecodings: list[FakeRedecoding] = []
         self.redecoding_error: Exception | None = None
-        self.difference: redecoding.Difference | None = None
+        self.difference: Difference | None = None
         self.hold_redecoding_at: int | None = None
         self.threads: set[int] = set()
         self._waiting: list[Sequence] = []
@@ -176,7 +177,7 @@ class FakeEngine:
         self.in_step = False
         return outputs
 
-    def redecode(self, answer: redecoding.Answer) -> FakeRedecoding:
+    def redecode(self, answer: FinishedAnswer) -> FakeRedecoding:
         self.redecodings.append(FakeRedecoding(self, answer))
         return self.redecodings[-1]
 
@@ -232,10 +233,10 @@ class FakeEngine:
 class FakeRedecoding:
     """Compares a token a step."""
 
-    def __init__(self, engine: FakeEngine, answer: redecoding.Answer) -> None:
+    def __init__(self, engine: FakeEngine, answer: FinishedAnswer) -> None:
         self.answer = answer
         self.done = self.closed = False
-        self.difference: redecoding.Difference | None = None
+        self.difference: Difference | None = None
         self.steps = 0
         self._engine = engine
 

@@ -16,7 +16,7 @@ from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import memory_pb2 as memory_pb
 from draftwood_client.admin.audit import AuditClient
 from draftwood_client.cli import build_app
-from model_runner.redecoding import Difference
+from model_runner.answer import Difference
 from service.audits import auditor
 from service.audits.ledger import AuditCounts, AuditKey, tie_bound
 from service.audits.results import AuditResult
