@@ -11,6 +11,7 @@ import numpy as np
 
 from model_runner.errors import InvalidValueError
 from strategies.draft import Int32Array
+from strategies.options import Options
 
 MAX_LOGPROBS = 20
 MAX_PRIORITY = 10
@@ -111,6 +112,24 @@ class Format:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryTerms:
+    """What the memory of a request may be and keep. None: as the server's settings say.
+
+    Attributes:
+        forked: a memory of an arm that holds nothing yet begins with what its tenant's has.
+        with_prompts: an answer is kept together with its prompt.
+        max_tokens, max_bytes: of the memory; at most the server's.
+        idle_ttl: seconds after its last record until the memory is deleted.
+    """
+
+    forked: bool = False
+    with_prompts: bool = False
+    max_tokens: int | None = None
+    max_bytes: int | None = None
+    idle_ttl: float | None = None
+
+
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Request:
     """One sample that a client asked for.
@@ -118,6 +137,7 @@ class Request:
     Attributes:
         prompt: int32[p], p >= 1.
         strategy_name: registered name of the drafting strategy; "none" disables drafting.
+        strategy_options: that it is made with.
         max_draft_nodes: cap on the draft nodes of one step; 0 disables drafting.
         learns: strategies may learn from the request; if not, one that is not `Readable` drafts nothing for it.
         format: the grammar that the output follows; None for any output.
@@ -126,7 +146,8 @@ class Request:
         priority: in [-10, 10]; orders the tenant's own requests and the choice of preemption victims, higher first.
         deadline: the request is aborted after this time, on the clock of `time.perf_counter`; None for no limit.
         arrived_at: when it arrived, on the same clock.
-        arm: the arm of an experiment, a label for metrics; "" outside of one.
+        arm: the arm of an experiment, which has a memory and metrics of its own; "" outside of one.
+        memory: what its memory is and keeps.
 
     Raises:
         InvalidValueError: a value is outside its range.
@@ -137,6 +158,7 @@ class Request:
     stop: StopParams
     sampling: SamplingParams = SamplingParams()
     strategy_name: str = "none"
+    strategy_options: Options = ()
     max_draft_nodes: int = 0
     learns: bool = True
     format: Format | None = None
@@ -146,6 +168,7 @@ class Request:
     deadline: float | None = None
     arrived_at: float = field(default_factory=time.perf_counter)
     arm: str = ""
+    memory: MemoryTerms = MemoryTerms()
 
     def __post_init__(self) -> None:
         if self.prompt.dtype != np.int32 or self.prompt.ndim != 1 or self.prompt.size == 0:

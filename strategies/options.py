@@ -15,6 +15,8 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
 OptionValue: TypeAlias = bool | int | float | str
+Options: TypeAlias = tuple[tuple[str, OptionValue], ...]
+"""(name, value) pairs in the order of their names: hashable, so that equal ones share a strategy's instance."""
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 

@@ -50,7 +50,7 @@ def _started(memory: MemoryManager, preload: int = 0) -> Iterator[MemoryManager]
 
 
 async def _learn(memory: MemoryManager, tenant: str, tokens: Sequence[int]) -> None:
-    with memory.learn_on_exit(tenant, await memory.strategy(tenant, "none"), [_Answer(tokens)]):
+    with memory.learn_on_exit(MemoryName(tenant), await memory.strategy(tenant, "none"), [_Answer(tokens)]):
         pass
 
 
@@ -113,7 +113,7 @@ async def many_tenants(url: str, tenants: int) -> dict[str, Any]:
             for _ in range(10_000 // _RECORD_TOKENS):
                 tokens = draw.integers(0, 8000, _RECORD_TOKENS).astype(np.int32)
                 strategy.learn(tokens)
-                with memory.learn_on_exit(f"tenant-{number}", strategy, [_Answer(tokens.tolist())]):
+                with memory.learn_on_exit(MemoryName(f"tenant-{number}"), strategy, [_Answer(tokens.tolist())]):
                     pass
             if number % 20 == 0:
                 await _until(lambda: memory.outbox.pending < 500)

@@ -40,7 +40,7 @@ _MOST_SKIPPED = 3
 _WORTH_SKIPPING = 0.5
 """Tokens of the drafts of a sequence that must be accepted, on average, for it to skip steps. Not tuned."""
 _REMEMBERED_PAYOFFS = 4096
-"""Pairs of a tenant and a strategy whose payoff is remembered; the least recently used one is dropped."""
+"""Arms and strategies of tenants whose payoff is remembered; the least recently used one is dropped."""
 
 
 class Draft(NamedTuple):
@@ -102,7 +102,7 @@ class DraftPolicy:
         self._draft_limits = draft_limits
         self._step_times = step_times
         self._watchdog = watchdog
-        self._payoff = lru_cache(_REMEMBERED_PAYOFFS)(lambda tenant, strategy_name: Payoff())
+        self._payoff = lru_cache(_REMEMBERED_PAYOFFS)(lambda *drafts: Payoff())
         self._states: dict[Sequence, _State] = {}
         self._latest: StepBatch | None = None
 
@@ -118,7 +118,8 @@ class DraftPolicy:
 
     def start(self, sequence: Sequence) -> None:
         """Prepares to draft for a sequence."""
-        payoff = self._payoff(sequence.request.tenant, sequence.request.strategy_name)
+        request = sequence.request
+        payoff = self._payoff(request.tenant, request.arm, request.strategy_name, request.strategy_options)
         drafter = GuardedDrafter(sequence, self._vocab_size, self.failures, payoff, self._watchdog)
         self._states[sequence] = _State(drafter)
 

@@ -40,7 +40,7 @@ from service.engine.link import (
 )
 from service.engine.loaded import LoadedEngine, StepEngine
 from service.engine.repeats import RecentRequests
-from service.memory.manager import MemoryManager
+from service.memory.manager import MemoryManager, StrategyUse
 from service.memory.operations import PurgeMemory, submit
 from service.serving import Grammars
 from strategies import Strategy
@@ -230,7 +230,7 @@ class EngineHost:
             return
         later = lambda strategy: self.between_steps(lambda: self._begin(loaded, group, strategy))  # noqa: E731
         try:
-            strategy = loaded.memory.fetch(first.tenant, first.strategy_name, later)
+            strategy = loaded.memory.fetch(StrategyUse.of(first), later)
         except Exception as error:
             _log.exception("strategy not available", strategy=first.strategy_name, request_id=first.request_id)
             for sequence in group.sequences.values():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from model_runner.request import MemoryTerms
 
 _SHARE_OF_RAM = 4
 """A quarter. Half of what is free goes to keys and values on a CPU, and weights and the system need the rest."""
@@ -52,6 +54,15 @@ class MemoryConfig:
     ttl: float = 0.0
     orphan_ttl: float = 30 * 24 * 3600.0
     round_seconds: float = ROUND_SECONDS
+
+    def under(self, terms: MemoryTerms) -> MemoryConfig:
+        """The limits of a memory with these terms."""
+        return replace(
+            self,
+            tokens=min(self.tokens, terms.max_tokens or self.tokens),
+            bytes=min(self.bytes, terms.max_bytes or self.bytes),
+            ttl=self.ttl if terms.idle_ttl is None else terms.idle_ttl,
+        )
 
     @property
     def capacity(self) -> Capacity:

@@ -35,7 +35,8 @@ class LearnOnExit:
     On exit, every output is learned unless the memory was purged since the request began.
 
     Args:
-        learned: takes one output, int32[n].
+        prompt: int32[p], learned with each output; None to learn outputs alone.
+        learned: takes what is learned of one output, int32[n].
         release: unpins the memory.
     """
 
@@ -44,6 +45,7 @@ class LearnOnExit:
         resident: Resident,
         strategy: Strategy,
         outputs: SequenceOf[HasOutput],
+        prompt: Int32Array | None,
         learned: Callable[[LearnOnExit, Int32Array], None],
         release: Callable[[Resident], None],
     ) -> None:
@@ -52,6 +54,7 @@ class LearnOnExit:
         self.epoch = resident.epoch
         self.since = time.monotonic()
         self._outputs = outputs
+        self._prompt = np.empty(0, np.int32) if prompt is None else prompt
         self._learned = learned
         self._release = release
 
@@ -64,7 +67,7 @@ class LearnOnExit:
         try:
             for one in self._outputs:
                 if one.output:
-                    self._learned(self, np.array(one.output, np.int32))
+                    self._learned(self, np.concatenate([self._prompt, np.array(one.output, np.int32)]))
         finally:
             self._release(self.resident)
 

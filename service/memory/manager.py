@@ -14,10 +14,11 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from model_runner.errors import EngineStoppedError
+from model_runner.request import MemoryTerms, Request
 from model_runner.sequence import Sequence
 from service.memory.codec import Codec, KeyRing, Kind, Record, split
 from service.memory.config import MemoryConfig
@@ -26,7 +27,7 @@ from service.memory.learning import HasOutput, LearnOnExit, batches, learning_ta
 from service.memory.naming import MemoryName, Naming
 from service.memory.presence import Presence
 from service.memory.replica.counters import MemoryCounters
-from service.memory.replica.instances import learn
+from service.memory.replica.instances import InstanceKey, learn
 from service.memory.replica.outbox import Outbox
 from service.memory.replica.replica import Replica
 from service.memory.replica.replica_thread import ReplicaThread
@@ -48,6 +49,20 @@ growth of the process, so a store in this process, which loses nothing, has none
 
 RunOnEngine: TypeAlias = Callable[[Callable[[], None]], None]
 """Runs a task between two steps of the engine, on its thread. May raise EngineStoppedError."""
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyUse:
+    """Which memory and which instance of a strategy a request drafts with, and what the memory is."""
+
+    memory: MemoryName
+    key: InstanceKey
+    terms: MemoryTerms
+
+    @classmethod
+    def of(cls, request: Request) -> StrategyUse:
+        key = InstanceKey(request.strategy_name, request.strategy_options)
+        return cls(MemoryName(request.tenant, request.arm), key, request.memory)
 
 
 class MemoryManager:
@@ -96,13 +111,14 @@ class MemoryManager:
         """Sends the outbox, if the store takes it within seconds, and stops. Blocks."""
         self.thread.stop(_STOP_SECONDS)
 
-    def fetch(self, tenant: str, name: str, later: Callable[[Strategy], object]) -> Strategy | None:
-        """The tenant's instance of the strategy `name`, or None: then `later` gets it, once, on another thread.
+    def fetch(self, request: StrategyUse, later: Callable[[Strategy], object]) -> Strategy | None:
+        """The instance of a request's strategy in its memory, or None: then `later` gets it, once, on another thread.
 
         Raises:
             UnknownStrategyError: no strategy has this name.
+            ValueError, TypeError: it does not accept the options.
         """
-        strategy, loading = self._instance(tenant, name)
+        strategy, loading = self._instance(request)
         if loading is None or not self.thread.healthy:
             return strategy
         once = threading.Lock()
@@ -110,7 +126,7 @@ class MemoryManager:
         def deliver(_: object = None) -> None:
             if once.acquire(blocking=False):
                 with suppress(EngineStoppedError):
-                    strategy, loading = self._instance(tenant, name)
+                    strategy, loading = self._instance(request)
                     self._counters.late += loading is not None
                     later(strategy)
 
@@ -122,7 +138,7 @@ class MemoryManager:
         return None
 
     async def strategy(self, tenant: str, name: str) -> Strategy:
-        """As `fetch`, for an event loop."""
+        """As `fetch`, for an event loop, without options."""
         loop = asyncio.get_running_loop()
         loaded: asyncio.Future[Strategy] = loop.create_future()
 
@@ -130,27 +146,30 @@ class MemoryManager:
             if not loaded.done():
                 loaded.set_result(strategy)
 
-        present = self.fetch(tenant, name, lambda strategy: loop.call_soon_threadsafe(deliver, strategy))
+        use = StrategyUse(MemoryName(tenant), InstanceKey(name), MemoryTerms())
+        present = self.fetch(use, lambda strategy: loop.call_soon_threadsafe(deliver, strategy))
         return await loaded if present is None else present
 
-    def _instance(self, tenant: str, name: str) -> tuple[Strategy, Future[None] | None]:
-        memory = MemoryName(tenant)
-        if self.residents.get(memory) is None:
-            # An unknown strategy must raise before the memory is added.
-            Resident(memory, "", self.config.capacity).instance(name)
-        return self.residents.open(memory).instance(name)
+    def _instance(self, use: StrategyUse) -> tuple[Strategy, Future[None] | None]:
+        if self.residents.get(use.memory) is None:
+            # What cannot be made must raise before the memory is added.
+            Resident(use.memory, "", self.config).instance(use.key)
+        return self.residents.open(use.memory, use.terms).instance(use.key)
 
     def learning(self, sequences: SequenceOf[Sequence]) -> AbstractContextManager[object]:
-        """Around a request's samples, which share a tenant and a strategy: their outputs are learned on exit."""
-        strategy = sequences[0].strategy
-        return (
-            nullcontext() if strategy is None else self.learn_on_exit(sequences[0].request.tenant, strategy, sequences)
-        )
+        """Around a request's samples, which share a memory and a strategy: their outputs are learned on exit."""
+        first = sequences[0]
+        if first.strategy is None:
+            return nullcontext()
+        prompt = first.request.prompt if first.request.memory.with_prompts else None
+        return self.learn_on_exit(StrategyUse.of(first.request).memory, first.strategy, sequences, prompt)
 
-    def learn_on_exit(self, tenant: str, strategy: Strategy, outputs: SequenceOf[HasOutput]) -> LearnOnExit:
+    def learn_on_exit(
+        self, memory: MemoryName, strategy: Strategy, outputs: SequenceOf[HasOutput], prompt: Int32Array | None = None
+    ) -> LearnOnExit:
         """As `learning`, for anything with an output."""
-        resident = self.residents.pin(MemoryName(tenant))
-        return LearnOnExit(resident, strategy, outputs, self._learned, self.residents.unpin)
+        resident = self.residents.pin(memory)
+        return LearnOnExit(resident, strategy, outputs, prompt, self._learned, self.residents.unpin)
 
     def _learned(self, scope: LearnOnExit, tokens: Int32Array) -> None:
         """Takes a request's output, int32[n]. Its own strategy has learned it; the tenant's others do now."""
@@ -205,7 +224,7 @@ class MemoryManager:
             for info in reversed(await self.store.info(tags)):
                 with suppress(CorruptValueError):
                     if info.name:
-                        self.residents.open(self.codec.decode_name(info.tag, info.name)).instance(strategy)
+                        self.residents.open(self.codec.decode_name(info.tag, info.name)).instance(InstanceKey(strategy))
             self.thread.wake()
 
     async def _learn_records(self, resident: Resident, records: SequenceOf[Record]) -> None:

@@ -19,10 +19,12 @@ from model_runner.request import Format, GrammarKind, Request, SamplingParams, S
 from service.auth import PermissionDeniedError
 from service.rpc.text_work import TextWork
 from service.serving import ServedModel, Serving
-from service.tenants.config import DraftConfig, TenantConfig
+from service.tenants.config import LearningScope, TenantConfig
 from service.tenants.reading import sampling_values
 from strategies import strategy_names
 from strategies.draft import Int32Array
+from strategies.options import Options
+from strategies.registry import options_of
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARACTERS = 256
@@ -94,7 +96,8 @@ async def read_requests(
     sampling = read_sampling(request, serving.model, config)
     if not config.allow_draft_override:
         _refuse_override(request.drafting, principal, tenant)
-    strategy_name, max_nodes = _drafting(request.drafting, serving, config.drafting)
+    strategy_name, options, max_nodes = _drafting(request.drafting, serving, config)
+    learns = request.drafting.learn if request.drafting.HasField("learn") else True
     prompt = await read_prompt(request, serving, text_work, tenant)
     stop = read_stop(request.stop, serving.model, prompt)
     if request.format.WhichOneof("format"):
@@ -111,14 +114,16 @@ async def read_requests(
             stop=stop,
             sampling=replace(sampling, seed=(sampling.seed + sample) % 2**64),
             strategy_name=strategy_name,
+            strategy_options=options,
             max_draft_nodes=max_nodes,
-            learns=request.drafting.learn if request.drafting.HasField("learn") else True,
+            learns=learns and config.learning.scope is not LearningScope.NOTHING,
             format=output_format,
             include_special_tokens=request.output.include_special_tokens,
             tenant=tenant,
             priority=request.priority,
             deadline=deadline,
             arrived_at=arrived_at,
+            memory=config.learning.terms,
         )
         for sample in range(max(request.sampling.n, 1))
     ]
@@ -286,8 +291,10 @@ def _refuse_override(options: pb.DraftOptions, principal: str, tenant: str) -> N
             raise PermissionDeniedError(f"drafting.{name}: requests of this tenant cannot choose it", principal, tenant)
 
 
-def _drafting(options: pb.DraftOptions, serving: Serving, config: DraftConfig) -> tuple[str, int]:
-    """The strategy's name and the limit of draft nodes a step."""
+def _drafting(options: pb.DraftOptions, serving: Serving, tenant: TenantConfig) -> tuple[str, Options, int]:
+    """The strategy's name and options, and the limit of draft nodes a step. The tenant's options are for its strategy,
+    not for another one that the request names."""
+    config = tenant.drafting
     usual = config.strategy or serving.default_strategy
     name = options.strategy if options.HasField("strategy") else usual
     if options.HasField("strategy") and name not in strategy_names():
@@ -297,8 +304,11 @@ def _drafting(options: pb.DraftOptions, serving: Serving, config: DraftConfig) -
     if max_nodes < 0:
         raise InvalidValueError("drafting.max_nodes", max_nodes, "it must be at least 0")
     if name == NO_DRAFTS or (options.HasField("enabled") and not options.enabled):
-        return NO_DRAFTS, 0
-    return name, min(max_nodes, most, serving.max_draft_nodes)
+        return NO_DRAFTS, (), 0
+    chosen = dict(config.options if name == usual else ())
+    if tenant.learning.terms.with_prompts and "learn" in options_of(name, chosen):
+        chosen["learn"] = "both"
+    return name, tuple(sorted(chosen.items())), min(max_nodes, most, serving.max_draft_nodes)
 
 
 def _not_empty(prompt: Prompt) -> Prompt:

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 
+from model_runner.request import MemoryTerms
 from service.quotas.limits import NO_LIMITS, RateLimits
 from service.tenants.shaping import DeltaShaping
-from strategies.options import OptionValue
+from strategies.options import Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class DraftConfig:
     """
 
     strategy: str = ""
-    options: tuple[tuple[str, OptionValue], ...] = ()
+    options: Options = ()
     max_nodes: int | None = None
 
 
@@ -38,16 +39,24 @@ class LearningConfig:
     """What a memory keeps, and how much of it.
 
     Attributes:
-        max_age: seconds after which a record is deleted; None for no limit.
         idle_ttl: seconds after the last record until the memory is deleted.
         max_tokens, max_bytes: of the memory.
     """
 
     scope: LearningScope = LearningScope.OUTPUTS
-    max_age: float | None = None
     idle_ttl: float | None = None
     max_tokens: int | None = None
     max_bytes: int | None = None
+
+    @property
+    def terms(self) -> MemoryTerms:
+        """As a request carries them to the engine."""
+        return MemoryTerms(
+            with_prompts=self.scope is LearningScope.PROMPTS_AND_OUTPUTS,
+            max_tokens=self.max_tokens,
+            max_bytes=self.max_bytes,
+            idle_ttl=self.idle_ttl,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,8 @@ def read_drafting(message: pb.DraftConfig, limits: ServerLimits) -> DraftConfig:
     if name not in strategy_names():
         raise InvalidValueError("strategy", name, f"it must be one of {', '.join(strategy_names())}")
     options = _options(message.options)
+    if "learn" in options:
+        raise InvalidInputError("options.learn", None, "follows from learning.scope of the tenant")
     try:
         options = check_options(name, options)
     except (ValueError, UnknownStrategyError) as error:
@@ -188,7 +190,6 @@ def _learning(message: pb.LearningConfig, limits: ServerLimits) -> LearningConfi
             require_range(field, getattr(message, field), low, high)
     return LearningConfig(
         scope=_SCOPES[message.scope],
-        max_age=seconds_of("max_age", message, 3600.0),
         idle_ttl=seconds_of("idle_ttl", message, 1.0),
         max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
         max_bytes=message.max_bytes if message.HasField("max_bytes") else None,

@@ -77,6 +77,7 @@ class Folder:
             name=self._codec.encode_name(resident.tag, resident.name),
             marks=log.marks,
             tail=_tail(records, resident.capacity.bytes // _TAIL_SHARE),
+            limits=resident.limits,
         )
 
 

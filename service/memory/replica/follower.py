@@ -15,6 +15,7 @@ import structlog
 
 from service.memory.codec import Record
 from service.memory.errors import MemoryStoreError, StoreUnavailableError
+from service.memory.naming import MemoryName
 from service.memory.replica.counters import MemoryCounters
 from service.memory.replica.folder import Folder
 from service.memory.replica.instances import rebuild
@@ -82,7 +83,7 @@ class Follower:
                 if loaded_bytes > self._residents.max_bytes // _EVICT_SHARE:
                     loaded_bytes = 0
                     self._residents.evict(frozenset(self._outbox.pending_memories()))
-            elif resident.loaded and resident.unbuilt:
+            elif resident.loaded and (resident.unbuilt or resident.resized):
                 self._build_new(resident)
 
     async def follow(self) -> None:
@@ -194,6 +195,8 @@ class Follower:
         if resident.log.position == 0:
             if resident.epoch:  # a purge that other processes may not have seen
                 await self._store.purge(resident.tag, resident.epoch, only_raise=True)
+            elif resident.forked and await self._fork(resident):
+                return
             self._outbox.rewind(resident.name, 0)
             return
         if resident.expires_at is not None and time.monotonic() > resident.expires_at - _EXPIRY_SECONDS:
@@ -208,6 +211,25 @@ class Follower:
             resident.loaded = False
             if not resident.foldable:
                 resident.reset(resident.epoch or 0, resident.purged_at)
+
+    async def _fork(self, resident: Resident) -> bool:
+        """Gives an arm's memory, of which the store has nothing, what its tenant's has; False if that is nothing.
+
+        The first process that does so decides; every one, this one too, then reads what the store has.
+        """
+        origin = self._residents.open(MemoryName(resident.name.tenant))
+        if origin is resident:
+            return False
+        if not origin.loaded:
+            await self.refresh(origin)
+        if not len(origin.log):
+            return False
+        log = TenantLog(resident.capacity)
+        log.restore(origin.log, origin.log.position, origin.log.chain)
+        resident.log = log
+        await self._folder.seed(resident)
+        resident.log, resident.loaded = TenantLog(resident.capacity), False
+        return True
 
     def _settle(self, resident: Resident, epoch: int) -> None:
         with resident.lock:
@@ -251,5 +273,10 @@ class Follower:
         rebuild(resident, self._outbox, [*resident.strategies], again or was_purged)
 
     def _build_new(self, resident: Resident) -> None:
-        if resident.unbuilt:
+        if resident.resized:
+            resident.resized = False
+            resident.log.resize(resident.capacity)
+            resident.fold_due = True
+            rebuild(resident, self._outbox, [*resident.strategies], replace_empty=True)
+        elif resident.unbuilt:
             rebuild(resident, self._outbox, [*resident.unbuilt])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
@@ -11,6 +11,8 @@ from service.memory.config import Capacity
 from service.memory.replica.outbox import Outbox
 from strategies import Strategy, create
 from strategies.draft import Int32Array
+from strategies.options import Options
+from strategies.registry import options_of
 
 if TYPE_CHECKING:
     from service.memory.replica.residents import Resident
@@ -18,12 +20,25 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 
-def make(name: str, capacity: Capacity) -> Strategy:
-    """A new instance with the memory's capacity, if the strategy has one. Raises UnknownStrategyError."""
-    try:
-        return create(name, capacity_tokens=min(capacity.tokens, capacity.bytes // 4))
-    except TypeError:
-        return create(name)
+class InstanceKey(NamedTuple):
+    """A strategy and its options: requests with the same ones share an instance."""
+
+    name: str
+    options: Options = ()
+
+
+def make(key: InstanceKey, capacity: Capacity) -> Strategy:
+    """A new instance with at most the memory's capacity, if the strategy has one.
+
+    Raises:
+        UnknownStrategyError: no strategy has this name.
+        ValueError, TypeError: it does not accept the options.
+    """
+    options = dict(key.options)
+    if "capacity_tokens" in options_of(key.name, options):
+        most = min(capacity.tokens, capacity.bytes // 4)
+        options["capacity_tokens"] = min(int(options.get("capacity_tokens", most)), most)
+    return create(key.name, **options)
 
 
 def learn(strategy: Strategy, sequences: Iterable[Int32Array]) -> None:
@@ -38,7 +53,7 @@ def learn(strategy: Strategy, sequences: Iterable[Int32Array]) -> None:
         _log.exception("strategy cannot learn", strategy=type(strategy).__name__)
 
 
-def rebuild(resident: Resident, outbox: Outbox, names: list[str], replace_empty: bool = False) -> None:
+def rebuild(resident: Resident, outbox: Outbox, keys: list[InstanceKey], replace_empty: bool = False) -> None:
     """Replaces instances by new ones that have learned the log and the records that the store does not have yet.
 
     Args:
@@ -50,14 +65,14 @@ def rebuild(resident: Resident, outbox: Outbox, names: list[str], replace_empty:
     records = [*resident.log, *unstored]
     built = {}
     if records or replace_empty:
-        for name in names:
-            built[name] = make(name, resident.capacity)
-            learn(built[name], (record.tokens for record in records))
+        for key in keys:
+            built[key] = make(key, resident.capacity)
+            learn(built[key], (record.tokens for record in records))
     with resident.lock:
         for strategy in built.values():
             learn(strategy, resident.learned_meanwhile or ())
         resident.learned_meanwhile = None
-        resident.strategies.update(built)
-        waiting = [resident.unbuilt.pop(name) for name in names if name in resident.unbuilt]
+        resident.strategies.update({key: strategy for key, strategy in built.items() if key in resident.strategies})
+        waiting = [resident.unbuilt.pop(key) for key in keys if key in resident.unbuilt]
     for future in waiting:
         future.set_result(None)

@@ -35,7 +35,7 @@ def append_of(
     entries = [
         Entry(record.seq, int(record.tokens.size), codec.encode_record(tag, epoch, record)) for record in records
     ]
-    return Append(tag, epoch, source, codec.encode_name(tag, resident.name), entries, after)
+    return Append(tag, epoch, source, codec.encode_name(tag, resident.name), entries, after, resident.limits)
 
 
 class Pusher:

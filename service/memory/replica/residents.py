@@ -11,11 +11,12 @@ import time
 from collections import OrderedDict
 from concurrent.futures import Future
 
+from model_runner.request import MemoryTerms
 from service.memory.config import Capacity, MemoryConfig
 from service.memory.naming import MemoryName, Naming
-from service.memory.replica.instances import make
+from service.memory.replica.instances import InstanceKey, make
 from service.memory.replica.tenant_log import TenantLog
-from service.memory.store.base import Appended
+from service.memory.store.base import Appended, Limits
 from strategies import Strategy
 from strategies.draft import Int32Array
 
@@ -24,6 +25,8 @@ HOT_SECONDS = 1.5
 to its append, milliseconds; not tuned beyond that."""
 _WAITED_SECONDS = 1.0
 """A memory that is not loaded stays so long for the request that asked for it, which waits 50 ms."""
+_MOST_INSTANCES = 8
+"""Of one memory: requests may name any strategy, and configurations change. Not tuned."""
 _FOLD_ENTRIES = 256
 _FOLD_SHARE = 4
 """A log is folded when it has this many entries beyond the snapshot, and a quarter of the snapshot's records: rewriting
@@ -36,7 +39,10 @@ class Resident:
     Attributes:
         epoch: raised by each purge; None before the first answer of the store.
         log: the records that were read from the store.
-        strategies: the instances that requests draft with, by name.
+        config: its limits.
+        forked: while the store has nothing of it, it begins with what its tenant's memory has.
+        resized: its capacity has changed, which log and instances do not follow yet.
+        strategies: the instances that requests draft with, those used last at the end.
         loaded: `log` continues the store's log; otherwise it has to be read from the start.
         foldable: `log` has everything that the store had, so that a snapshot of it loses nothing.
         fold_due: a snapshot should be written.
@@ -49,19 +55,20 @@ class Resident:
         retry_at: until then it is not read, since the store could not serve it.
     """
 
-    def __init__(self, name: MemoryName, tag: str, capacity: Capacity) -> None:
+    def __init__(self, name: MemoryName, tag: str, config: MemoryConfig) -> None:
         self.name = name
         self.tag = tag
-        self.capacity = capacity
+        self.config = self._servers = config
+        self.forked = self.resized = False
         self.lock = threading.Lock()
         self.epoch: int | None = None
-        self.log = TenantLog(capacity)
-        self.strategies: dict[str, Strategy] = {}
+        self.log = TenantLog(self.capacity)
+        self.strategies: dict[InstanceKey, Strategy] = {}
         self.loaded = False
         self.foldable = True
         self.fold_due = False
         self.newer = False
-        self.unbuilt: dict[str, Future[None]] = {}
+        self.unbuilt: dict[InstanceKey, Future[None]] = {}
         self.learned_meanwhile: list[Int32Array] | None = None
         self.pins = 0
         self.used_at = time.monotonic()
@@ -70,6 +77,16 @@ class Resident:
         self.retry_at = 0.0
         self.purged_at: float | None = None
         self.expires_at: float | None = None
+
+    @property
+    def capacity(self) -> Capacity:
+        """Of its records."""
+        return self.config.capacity
+
+    @property
+    def limits(self) -> Limits | None:
+        """Its own that the store enforces; None for those of the server."""
+        return None if self.config == self._servers else Limits(self.config.log_bytes, self.config.ttl)
 
     @property
     def nbytes(self) -> int:
@@ -81,18 +98,38 @@ class Resident:
         """Bytes of its strategies, of those that report them."""
         return sum(int(getattr(strategy, "nbytes", 0)) for strategy in [*self.strategies.values()])
 
-    def instance(self, name: str) -> tuple[Strategy, Future[None] | None]:
+    def agree(self, config: MemoryConfig, forked: bool) -> None:
+        """Takes over what a request's terms say."""
+        with self.lock:
+            self.forked = forked
+            self.resized |= config.capacity != self.capacity
+            self.config = config
+
+    def instance(self, key: InstanceKey) -> tuple[Strategy, Future[None] | None]:
         """The instance of a strategy, and the future that completes when it has learned the log; None if it has.
+
+        Of more than `_MOST_INSTANCES` the one used longest ago is dropped; sequences that use it keep it.
 
         Raises:
             UnknownStrategyError: no strategy has this name.
+            ValueError, TypeError: it does not accept the options.
         """
         with self.lock:
             self.used_at = time.monotonic()
-            if name not in self.strategies:
-                self.strategies[name] = make(name, self.capacity)
-                self.unbuilt[name] = Future()
-            return self.strategies[name], self.unbuilt.get(name)
+            strategy = self.strategies.pop(key, None)
+            if strategy is None:
+                strategy = make(key, self.capacity)
+                self.unbuilt[key] = Future()
+            self.strategies[key] = strategy
+            oldest = next(iter(self.strategies))
+            dropped = None
+            if len(self.strategies) > _MOST_INSTANCES:
+                del self.strategies[oldest]
+                dropped = self.unbuilt.pop(oldest, None)
+            loading = self.unbuilt.get(key)
+        if dropped is not None:
+            dropped.set_result(None)
+        return strategy, loading
 
     def is_current(self, epoch: int | None, since: float) -> bool:
         """Whether no purge came after a request that started at `since`, in `epoch` if that was known then."""
@@ -102,7 +139,7 @@ class Resident:
 
     def reset(self, epoch: int, purged_at: float | None) -> None:
         """Drops all records and starts the epoch `epoch`. Live requests keep the strategies that they have."""
-        fresh = {name: make(name, self.capacity) for name in [*self.strategies]}
+        fresh = {key: make(key, self.capacity) for key in [*self.strategies]}
         with self.lock:
             self.epoch, self.purged_at = epoch, purged_at
             self.log = TenantLog(self.capacity)
@@ -128,7 +165,7 @@ class Residents:
 
     def __init__(self, naming: Naming, limits: MemoryConfig) -> None:
         self._naming = naming
-        self._capacity = limits.capacity
+        self._limits = limits
         self._max_resident = limits.max_resident
         self._max_bytes = limits.max_bytes
         self._idle_seconds = limits.idle_seconds
@@ -158,15 +195,21 @@ class Residents:
     def by_tag(self, tag: str) -> Resident | None:
         return self._by_tag.get(tag)
 
-    def open(self, name: MemoryName) -> Resident:
-        """A memory, marked as used now; a new one is added without any records."""
+    def open(self, name: MemoryName, terms: MemoryTerms | None = None) -> Resident:
+        """A memory, marked as used now; a new one is added without any records.
+
+        Args:
+            terms: of a request; None leaves a memory's as they are.
+        """
         with self._lock:
             resident = self._by_name.get(name)
             if resident is None:
-                resident = Resident(name, self._naming.tag(name), self._capacity)
+                resident = Resident(name, self._naming.tag(name), self._limits)
                 self._by_name[name] = self._by_tag[resident.tag] = resident
             self._by_name.move_to_end(name)
-            return resident
+        if terms is not None:
+            resident.agree(self._limits.under(terms), terms.forked)
+        return resident
 
     def pin(self, name: MemoryName) -> Resident:
         """As `open`; the memory is not evicted until `unpin`."""

@@ -46,6 +46,11 @@ class TenantLog:
     def __iter__(self) -> Iterator[Record]:
         return iter(self._records)
 
+    def resize(self, capacity: Capacity) -> None:
+        """Holds at most so much from now on."""
+        self._capacity = capacity
+        self._evict()
+
     def restore(self, records: Iterable[Record], position: int, chain: str) -> None:
         """Loads the records of a snapshot into an empty log."""
         assert self.position == 0
@@ -65,6 +70,9 @@ class TenantLog:
         self._bytes += record.weight
         self.tokens += int(record.tokens.size)
         self.marks[record.source] = max(record.seq, self.marks.get(record.source, 0))
+        self._evict()
+
+    def _evict(self) -> None:
         while len(self._records) > 1 and (self.tokens > self._capacity.tokens or self._bytes > self._capacity.bytes):
             oldest = self._records.popleft()
             self._bytes -= oldest.weight

@@ -55,6 +55,7 @@ class Append:
     """Entries of one source for one memory, in ascending order of their sequence numbers.
 
     Attributes:
+        limits: of this memory; None for the store's.
         epoch: of the memory, as the writer knows it.
         name: the memory's encoded name, for lists of memories.
         after: the source's sequence number that the store confirmed last, 0 for none. A store that does not have it has
@@ -68,6 +69,7 @@ class Append:
     name: bytes
     entries: SequenceOf[Entry]
     after: int = 0
+    limits: Limits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,7 @@ class Fold:
     """A snapshot that replaces the log up to `position`.
 
     Attributes:
+        limits: of this memory; None for the store's.
         marks: the highest sequence number of each source; for `seed`.
         tail: number of entries before `position` that stay in the log, so that a process slightly behind can read on.
     """
@@ -171,6 +174,7 @@ class Fold:
     name: bytes = b""
     marks: dict[str, int] = field(default_factory=dict)
     tail: int = 0
+    limits: Limits | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ class InProcessStore:
         self._active: OrderedDict[str, int] = OrderedDict()
         self._leases: dict[str, tuple[str, float]] = {}
         self._writes = 0
+        self._next_expiry = math.inf
         self._kinds: dict[str, float] = {}
         self._instances: dict[str, tuple[float, str, str]] = {}
 
@@ -128,7 +129,7 @@ class InProcessStore:
         memory.snapshot, memory.snapshot_position = fold.value, fold.position
         memory.snapshot_tokens, memory.snapshot_records = fold.tokens, fold.records
         memory.snapshot_at = time.monotonic()
-        self._renew(memory)
+        self._renew(memory, fold.limits)
         gone = max(0, index - fold.tail)
         memory.log_bytes -= sum(len(entry.value) for entry in memory.entries[:gone])
         del memory.entries[:gone], memory.before[:gone]
@@ -151,7 +152,7 @@ class InProcessStore:
             snapshot_records=fold.records,
             snapshot_at=time.monotonic(),
         )
-        self._renew(self._memories[fold.tag])
+        self._renew(self._memories[fold.tag], fold.limits)
         return True
 
     async def purge(self, tag: str, at_least: int, only_raise: bool = False) -> int:
@@ -202,10 +203,11 @@ class InProcessStore:
         return memory is not None and memory.schema > self._schema
 
     def _delete_expired(self) -> None:
-        if self._limits.ttl:
-            now = time.monotonic()
+        now = time.monotonic()
+        if now > self._next_expiry:
             for tag in [tag for tag, memory in self._memories.items() if memory.expires_at < now]:
                 del self._memories[tag], self._active[tag]
+            self._next_expiry = min((memory.expires_at for memory in self._memories.values()), default=math.inf)
 
     def _delete_surplus(self) -> None:
         excess = sum(memory.bytes for memory in self._memories.values()) - self._max_bytes
@@ -214,8 +216,10 @@ class InProcessStore:
             gone = self._memories.pop(tag, None)
             excess -= 0 if gone is None else gone.bytes
 
-    def _renew(self, memory: _Memory) -> None:
-        memory.expires_at = time.monotonic() + self._limits.ttl if self._limits.ttl else math.inf
+    def _renew(self, memory: _Memory, limits: Limits | None) -> None:
+        ttl = (limits or self._limits).ttl
+        memory.expires_at = time.monotonic() + ttl if ttl else math.inf
+        self._next_expiry = min(self._next_expiry, memory.expires_at)
 
     def _announce(self, tag: str) -> None:
         self._writes += 1
@@ -233,7 +237,7 @@ class InProcessStore:
             return Lost()
         if memory is None or not same_epoch:
             memory = self._memories[append.tag] = _Memory(append.epoch, self._schema)
-        if memory.log_bytes > self._limits.log_bytes:
+        if memory.log_bytes > (append.limits or self._limits).log_bytes:
             return LogFull()
         memory.name, memory.schema = append.name, self._schema
         mark = memory.marks.get(append.source, 0)
@@ -246,7 +250,7 @@ class InProcessStore:
                 memory.chain = chained(memory.chain, entry.value)
                 mark = entry.seq
         memory.marks[append.source] = mark
-        self._renew(memory)
+        self._renew(memory, append.limits)
         return Appended(memory.position, memory.position - memory.snapshot_position, memory.snapshot_records)
 
     def _read(self, request: ReadRequest) -> Page:

@@ -94,14 +94,16 @@ class RedisStore:
     async def fold(self, fold: Fold, holder: str) -> bool:
         keys = Keys.of(fold.tag)
         arguments: list[str | int | bytes] = [
-            holder, fold.epoch, fold.position, fold.chain, fold.tokens, fold.records, fold.value, fold.tail, self._ttl,
+            holder, fold.epoch, fold.position, fold.chain, fold.tokens, fold.records, fold.value, fold.tail,
+            self._ttl(fold.limits),
             _MAX_MARKS, _MARK_SECONDS, self._schema,
         ]  # fmt: skip
         return bool(await self._client.run(Script(FOLD, [*_main_keys(fold.tag), keys.lease], arguments)))
 
     async def seed(self, fold: Fold) -> bool:
         arguments: list[str | int | bytes] = [
-            fold.epoch, fold.position, fold.chain, fold.tokens, fold.records, fold.value, fold.name, self._ttl,
+            fold.epoch, fold.position, fold.chain, fold.tokens, fold.records, fold.value, fold.name,
+            self._ttl(fold.limits),
             self._schema,
         ]  # fmt: skip
         for source, mark in fold.marks.items():
@@ -163,14 +165,13 @@ class RedisStore:
     async def close(self) -> None:
         await self._client.close()
 
-    @property
-    def _ttl(self) -> int:
-        return round(1000 * self._limits.ttl)
+    def _ttl(self, limits: Limits | None) -> int:
+        return round(1000 * (limits or self._limits).ttl)
 
     def _append(self, append: Append) -> Script:
         arguments: list[str | int | bytes] = [
-            append.epoch, append.source, self._limits.log_bytes, self._ttl, append.name, append.after,
-            self._schema,
+            append.epoch, append.source, (append.limits or self._limits).log_bytes, self._ttl(append.limits),
+            append.name, append.after, self._schema,
         ]  # fmt: skip
         for entry in append.entries:
             arguments += [entry.seq, entry.tokens, entry.value]

@@ -15,6 +15,7 @@ from service.memory.config import MemoryConfig
 from service.memory.manager import MemoryManager
 from service.memory.naming import MemoryName
 from service.memory.operations import MemoryOperation, submit
+from service.memory.replica.instances import InstanceKey
 from service.memory.store.base import MemoryStore
 from service.memory.store.redis_client import RedisClient, RedisTls
 from service.memory.store.redis_store import RedisStore
@@ -84,7 +85,7 @@ async def learn_output(memory: MemoryManager, tenant: str, tokens: SequenceOf[in
         import numpy as np
 
         learned(np.array(tokens, np.int32))
-    with memory.learn_on_exit(tenant, used, [Answer(tokens)]):
+    with memory.learn_on_exit(MemoryName(tenant), used, [Answer(tokens)]):
         pass
 
 
@@ -97,7 +98,7 @@ def log_of(memory: MemoryManager, tenant: str) -> list[list[int]]:
 def known_to(memory: MemoryManager, tenant: str, strategy: str = "trie") -> list[list[int]]:
     """The sequences in the strategy's index, sorted."""
     resident = memory.residents.get(MemoryName(tenant))
-    used: Any = None if resident is None else resident.strategies.get(strategy)
+    used: Any = None if resident is None else resident.strategies.get(InstanceKey(strategy))
     return [] if used is None else sorted(tokens.tolist() for tokens in used.sequences())
 
 

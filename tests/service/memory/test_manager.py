@@ -48,7 +48,7 @@ async def test_an_unknown_strategy_leaves_no_tenant_behind(memory: MemoryManager
 async def test_all_strategies_of_a_tenant_learn_the_same(memory: MemoryManager) -> None:
     trie = await memory.strategy("a", "trie")
     hybrid = await memory.strategy("a", "hybrid")
-    with memory.learn_on_exit("a", trie, [Answer(numbers(50))]):
+    with memory.learn_on_exit(MemoryName("a"), trie, [Answer(numbers(50))]):
         pass
     assert getattr(hybrid, "tokens", 0) == 50
     assert getattr(await memory.strategy("b", "hybrid"), "tokens", 0) == 0
@@ -56,7 +56,7 @@ async def test_all_strategies_of_a_tenant_learn_the_same(memory: MemoryManager) 
 
 async def test_surplus_tenants_are_evicted_and_loaded_again(memory: MemoryManager) -> None:
     for tenant in ("a", "b", "c", "d"):
-        with memory.learn_on_exit(tenant, await memory.strategy(tenant, "trie"), [Answer(numbers(100))]):
+        with memory.learn_on_exit(MemoryName(tenant), await memory.strategy(tenant, "trie"), [Answer(numbers(100))]):
             pass
     await until(lambda: MemoryName("a") not in memory.residents)
     assert len(memory.residents) <= 3
@@ -66,7 +66,7 @@ async def test_surplus_tenants_are_evicted_and_loaded_again(memory: MemoryManage
 
 
 async def test_a_tenant_is_not_evicted_while_a_request_uses_it(memory: MemoryManager) -> None:
-    with memory.learn_on_exit("a", await memory.strategy("a", "trie"), []):
+    with memory.learn_on_exit(MemoryName("a"), await memory.strategy("a", "trie"), []):
         for tenant in ("b", "c", "d"):
             await memory.strategy(tenant, "trie")
         await asyncio.sleep(0.2)
@@ -87,7 +87,9 @@ async def test_idle_tenants_cost_nothing() -> None:
     memory = MemoryManager(store, "f" * 16, MemoryConfig(round_seconds=0.02))
     memory.start(lambda task: task())
     for number in range(50):
-        with memory.learn_on_exit(f"t{number}", await memory.strategy(f"t{number}", "trie"), [Answer(numbers(20))]):
+        with memory.learn_on_exit(
+            MemoryName(f"t{number}"), await memory.strategy(f"t{number}", "trie"), [Answer(numbers(20))]
+        ):
             pass
     await until(lambda: memory.outbox.pending == 0)
     for resident in memory.residents.all():
@@ -176,7 +178,7 @@ async def test_a_memory_in_use_is_never_evicted_for_its_bytes(monkeypatch: pytes
     store = InProcessStore(Limits(1 << 20))
     memory = MemoryManager(store, "f" * 16, MemoryConfig(max_bytes=1, round_seconds=0.02))
     memory.start(lambda task: task())
-    with memory.learn_on_exit("a", await memory.strategy("a", "trie"), []):
+    with memory.learn_on_exit(MemoryName("a"), await memory.strategy("a", "trie"), []):
         await memory.strategy("b", "trie")
         await memory.strategy("c", "trie")
         await until(lambda: MemoryName("b") not in memory.residents)

@@ -128,7 +128,7 @@ async def test_a_purge_is_final_everywhere(server: Valkey) -> None:
         await learn_output(first, "t", numbers(20))
         await learn_output(first, "other", numbers(30))
         await agreed([first, second], "t")
-        late = first.learn_on_exit("t", await first.strategy("t", "trie"), [Answer(numbers(25))])
+        late = first.learn_on_exit(MemoryName("t"), await first.strategy("t", "trie"), [Answer(numbers(25))])
         with late:  # a request that runs while the memory is purged
             assert await perform(PurgeMemory("t"), second) == PurgeResult(1, 20)
             await until(lambda: log_of(first, "t") == [])

@@ -128,7 +128,8 @@ async def test_errors_name_the_field() -> None:
         "tenant.sampling.seed": {"sampling": {"seed": 1}},
         "tenant.sampling.top_p": {"sampling": {"topP": 2}},
         "tenant.quotas.concurrency": {"quotas": {"concurrency": 0}},
-        "tenant.learning.max_age": {"learning": {"maxAge": "60s"}},
+        "tenant.learning.idle_ttl": {"learning": {"idleTtl": "0.1s"}},
+        "tenant.drafting.options.learn": {"drafting": {"strategy": "trie", "options": {"learn": "both"}}},
         "tenant.learning.max_tokens": {"learning": {"maxTokens": 10**12}},
         "tenant.streaming.padding_bytes": {"streaming": {"paddingBytes": 70000}},
     }

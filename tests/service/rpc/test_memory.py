@@ -19,8 +19,10 @@ from draftwood.v1 import generation_pb2 as generation
 from draftwood.v1 import memory_pb2 as pb
 from draftwood_client import InvalidRequestError, MemoryClient, MemoryRecord, UnavailableError
 from draftwood_client.cli import build_app
-from service.memory.manager import MemoryManager
+from model_runner.request import MemoryTerms
+from service.memory.manager import MemoryManager, StrategyUse
 from service.memory.naming import MemoryName
+from service.memory.replica.instances import InstanceKey
 from strategies import Strategy
 from tests.service.fakes import FakeModel, Served, answer, serving, until
 from tests.service.memory.helpers import agreed, known_to, learn_output, log_of, numbers, replicas
@@ -191,7 +193,8 @@ async def test_admission_reveals_nothing_of_other_tenants(server: Valkey) -> Non
         server.pause()
         try:
             delivered: list[Strategy] = []
-            waits = [memory.fetch(tenant, "trie", delivered.append) is None for tenant in ("known", "stranger")]
+            uses = [StrategyUse(MemoryName(one), InstanceKey("trie"), MemoryTerms()) for one in ("known", "stranger")]
+            waits = [memory.fetch(use, delivered.append) is None for use in uses]
             assert waits[0] == waits[1]
             await until(lambda: len(delivered) == sum(waits))
             assert [getattr(strategy, "tokens", None) for strategy in delivered] == [0] * len(delivered)
