@@ -150,15 +150,22 @@ class ExportMemory:
 class PurgeMemory:
     """Deletes all records of a tenant's memories on all replicas: of all models, with plain and with hidden names.
 
+    Attributes:
+        arm: deletes the memory of this arm alone, and of this model; None: all of the tenant.
+
     Raises:
         NewerMemoryError: a newer version wrote to some; the others are purged.
     """
 
     tenant: str
+    arm: str | None = None
 
     async def run(self, memory: MemoryManager) -> PurgeResult:
         async with memory.replica.lock:
-            tags = [*await _tags_of(memory, self.tenant), *await _tags_elsewhere(memory, self.tenant)]
+            if self.arm is None:
+                tags = [*await _tags_of(memory, self.tenant), *await _tags_elsewhere(memory, self.tenant)]
+            else:
+                tags = [memory.naming.tag(MemoryName(self.tenant, self.arm))]
             tokens = sum(info.tokens for info in await memory.store.info(tags))
             newer: NewerMemoryError | None = None
             for tag in tags:

@@ -118,6 +118,7 @@ class FakeEngine:
         self.difference: Difference | None = None
         self.hold_redecoding_at: int | None = None
         self.threads: set[int] = set()
+        self.added: list[Sequence] = []
         self._waiting: list[Sequence] = []
         self._drafters: dict[Sequence, Drafter | None] = {}
         self._paused: dict[Sequence, Drafter | None] = {}
@@ -139,6 +140,7 @@ class FakeEngine:
         return len(self._paused)
 
     def add(self, sequence: Sequence) -> None:
+        self.added.append(sequence)
         self.threads.add(threading.get_ident())
         if self.add_error is not None:
             raise self.add_error

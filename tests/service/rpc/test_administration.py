@@ -17,6 +17,7 @@ from draftwood.admin.v1 import experiments_pb2_grpc, tenants_pb2_grpc
 from draftwood.admin.v1 import tenants_pb2 as pb
 from draftwood.v1 import generation_pb2
 from model_runner.errors import InvalidInputError
+from model_runner.request import MemoryTerms
 from service.tenants.config import TenantConfig
 from service.tenants.file import read_file
 from service.tenants.reading import ServerLimits
@@ -277,3 +278,31 @@ async def test_tenants_in_the_embedded_store_survive_a_restart(tmp_path: Path) -
             request = pb.UpdateTenantRequest(tenant=tenant(name="tenants/a"), allow_missing=True)
             made = await tenants(served).UpdateTenant(request)
     assert made.update_time.ToNanoseconds() > made.create_time.ToNanoseconds()
+
+
+async def test_requests_carry_options_and_learning_of_their_tenant() -> None:
+    async with serving() as served:
+        stub = tenants(served)
+        drafting = {"strategy": "trie", "options": {"branch_length": 3}, "maxNodes": 5}
+        learning = {"scope": "LEARNING_SCOPE_PROMPTS_AND_OUTPUTS", "maxTokens": 2048, "idleTtl": "60s"}
+        made = tenant(drafting=drafting, learning=learning)
+        await stub.CreateTenant(pb.CreateTenantRequest(tenant_id="a", tenant=made))
+        silent = tenant(learning={"scope": "LEARNING_SCOPE_NOTHING"})
+        await stub.CreateTenant(pb.CreateTenantRequest(tenant_id="b", tenant=silent))
+        asked = {
+            "usual": generation_pb2.GenerateRequest(tenant="a"),
+            "another strategy": generation_pb2.GenerateRequest(tenant="a", drafting={"strategy": "recycling"}),
+            "nothing learned": generation_pb2.GenerateRequest(tenant="b"),
+            "unknown tenant": generation_pb2.GenerateRequest(tenant="c"),
+        }
+        found = {}
+        for name, message in asked.items():
+            message.MergeFrom(generation_pb2.GenerateRequest(text="x", stop={"max_tokens": 2}))
+            [_ async for _ in served.stub.Generate(message)]
+            found[name] = served.engine.added[-1].request
+        usual, other = found["usual"], found["another strategy"]
+        assert usual.strategy_options == (("branch_length", 3), ("learn", "both"))
+        assert usual.memory == MemoryTerms(with_prompts=True, max_tokens=2048, idle_ttl=60.0)
+        assert (other.strategy_name, other.strategy_options) == ("recycling", ())  # the options are another strategy's
+        assert [request.learns for request in found.values()] == [True, True, False, True]
+        assert (found["unknown tenant"].strategy_options, found["unknown tenant"].memory) == ((), MemoryTerms())

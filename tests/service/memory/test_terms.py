@@ -1,0 +1,224 @@
+"""What a request says of its memory: options of strategies, what is kept and how much, memories of arms."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model_runner.request import MemoryTerms, Request, StopParams
+from model_runner.sequence import Sequence
+from service.memory.config import MemoryConfig
+from service.memory.manager import MemoryManager, StrategyUse
+from service.memory.naming import MemoryName
+from service.memory.operations import GetStatistics, PurgeMemory
+from service.memory.replica.instances import InstanceKey, make
+from service.memory.replica.residents import Resident
+from service.memory.store.base import Limits
+from service.memory.store.in_process import InProcessStore
+from strategies import Strategy
+from strategies.options import Options
+from tests.service.fakes import until
+from tests.service.memory.helpers import FAST, Answer, learn_output, numbers, perform, replicas
+from tests.service.memory.servers import Valkey
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Valkey]:
+    with Valkey() as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: Valkey) -> Valkey:
+    running.client.flushall()
+    return running
+
+
+def request(
+    strategy: str = "trie", options: Options = (), *, tenant: str = "t", arm: str = "", **terms: Any
+) -> Request:
+    return Request(
+        request_id="r",
+        prompt=np.arange(900, 910, dtype=np.int32),
+        stop=StopParams(100),
+        strategy_name=strategy,
+        strategy_options=options,
+        max_draft_nodes=8,
+        tenant=tenant,
+        arm=arm,
+        memory=MemoryTerms(**terms),
+    )
+
+
+async def instance(memory: MemoryManager, of: Request) -> Any:
+    """The instance that the request drafts with, once it has learned the memory's log."""
+    loop, loaded = asyncio.get_running_loop(), asyncio.Future[Strategy]()
+
+    def deliver(strategy: Strategy) -> None:
+        loop.call_soon_threadsafe(loaded.set_result, strategy)
+
+    return memory.fetch(StrategyUse.of(of), deliver) or await loaded
+
+
+async def answered(memory: MemoryManager, of: Request, tokens: list[int]) -> None:
+    """A request that wrote `tokens`."""
+    sequence = Sequence(of, await instance(memory, of))
+    sequence.output += tokens
+    with memory.learning([sequence]):
+        pass
+
+
+def resident(memory: MemoryManager, arm: str = "") -> Resident:
+    return memory.residents.open(MemoryName("t", arm))
+
+
+def records(memory: MemoryManager, arm: str = "") -> list[list[int]]:
+    return [record.tokens.tolist() for record in resident(memory, arm).log]
+
+
+async def test_options_make_instances_of_their_own_over_one_memory(server: Valkey) -> None:
+    short: Options = (("branch_length", 2),)
+    async with replicas(1, server.url) as [memory]:
+        long, brief = await instance(memory, request()), await instance(memory, request(options=short))
+        assert (long.branch_length, brief.branch_length) == (32, 2)
+        assert await instance(memory, request(options=short)) is brief
+        await answered(memory, request(options=short), numbers(40))
+        await until(lambda: [one.tolist() for one in long.sequences()] == [numbers(40)])
+        other = await instance(memory, request(options=(("branch_length", 3),)))
+        assert [one.tolist() for one in other.sequences()] == [numbers(40)]  # learned from the log
+        with pytest.raises(ValueError, match="branch_length: 0"):
+            await instance(memory, request(options=(("branch_length", 0),)))
+
+
+async def test_few_instances_are_kept_and_those_in_use_go_on(server: Valkey) -> None:
+    async with replicas(1, server.url) as [memory]:
+        first = await instance(memory, request(options=(("branch_length", 1),)))
+        for length in range(2, 20):
+            await instance(memory, request(options=(("branch_length", length),)))
+        assert len(resident(memory).strategies) == 8
+        assert not resident(memory).unbuilt
+        assert len(first.start(np.arange(4, dtype=np.int32)).propose(4)) == 0
+        assert await instance(memory, request(options=(("branch_length", 1),))) is not first
+
+
+def test_no_option_exceeds_the_memorys_capacity() -> None:
+    capacity = MemoryConfig(tokens=2000, bytes=1 << 20).capacity
+    for options in ((), (("capacity_tokens", 10**9),)):
+        trie: Any = make(InstanceKey("trie", options), capacity)
+        trie.learn(np.arange(5000, dtype=np.int32))
+        assert trie.tokens <= 2000
+    small: Any = make(InstanceKey("hybrid", (("capacity_tokens", 500),)), capacity)
+    small.parts["trie"].learn(np.arange(5000, dtype=np.int32))
+    assert small.parts["trie"].tokens <= 500
+
+
+async def test_prompts_are_kept_with_answers_where_the_terms_say_so(server: Valkey) -> None:
+    async with replicas(2, server.url) as [first, second]:
+        await answered(first, request(with_prompts=True), numbers(5))
+        await answered(first, request(tenant="other"), numbers(5))
+        await instance(second, request())
+        expected = [[*range(900, 910), *numbers(5)]]
+        await until(lambda: records(first) == records(second) == expected)
+        await until(lambda: [r.tokens.tolist() for r in first.residents.open(MemoryName("other")).log] == [numbers(5)])
+
+
+async def test_a_smaller_memory_evicts_at_once_and_grows_again(server: Valkey) -> None:
+    async with replicas(1, server.url) as [memory]:
+        for number in range(6):
+            await answered(memory, request(), numbers(100, 1000 * number))
+        await until(lambda: resident(memory).log.tokens == 600)
+        trie = await instance(memory, request(max_tokens=250))
+        await until(lambda: resident(memory).log.tokens == 200)
+        await until(lambda: resident(memory).strategies[InstanceKey("trie")] is not trie)
+        trie = await instance(memory, request(max_tokens=250))
+        assert trie.tokens <= 250
+        info = await perform(GetStatistics("t"), memory)
+        await until(lambda: resident(memory).fold_due is False)
+        info = await perform(GetStatistics("t"), memory)
+        assert info.memories[0].stored.tokens <= 600
+        await instance(memory, request())
+        await until(lambda: not resident(memory).resized)
+        await answered(memory, request(), numbers(100, 9000))
+        await until(lambda: resident(memory).log.tokens == 300)
+
+
+@pytest.mark.parametrize("store", ["valkey", "process"])
+async def test_a_memory_with_an_idle_ttl_is_deleted_and_others_stay(server: Valkey, store: str) -> None:
+    async def check(memory: MemoryManager) -> None:
+        await answered(memory, request(idle_ttl=1.5), numbers(9))
+        await answered(memory, request(arm="x/a"), numbers(9))
+        await until(lambda: not memory.outbox.pending)
+        listed = await perform(GetStatistics("t"), memory)
+        assert {one.name.arm for one in listed.memories} == {"x/a", ""}
+        await asyncio.sleep(1.6)
+        listed = await perform(GetStatistics("t"), memory)
+        assert [one.name.arm for one in listed.memories] == ["x/a"]
+
+    if store == "valkey":
+        async with replicas(1, server.url) as [memory]:
+            await check(memory)
+    else:
+        memory = MemoryManager(InProcessStore(Limits(1 << 20)), "f" * 16, FAST)
+        memory.start(lambda task: task())
+        await check(memory)
+        await asyncio.to_thread(memory.stop)
+
+
+async def test_arms_have_memories_of_their_own(server: Valkey) -> None:
+    async with replicas(2, server.url) as [first, second]:
+        await answered(first, request(), numbers(10))
+        await answered(first, request(arm="x/a"), numbers(10, 100))
+        await answered(second, request(arm="x/b"), numbers(10, 200))
+        for arm in ("x/a", "x/b", ""):
+            await instance(second, request(arm=arm))
+        await until(lambda: records(second, "x/a") == [numbers(10, 100)])
+        assert (records(second), records(second, "x/b")) == ([numbers(10)], [numbers(10, 200)])
+        listed = await perform(GetStatistics("t"), first)
+        assert sorted(one.name.arm for one in listed.memories) == ["", "x/a", "x/b"]
+        assert (await perform(PurgeMemory("t"), first)).memories == 3
+        await until(lambda: not any(records(second, arm) for arm in ("", "x/a", "x/b")))
+
+
+async def test_an_arm_is_purged_alone(server: Valkey) -> None:
+    async with replicas(2, server.url) as [first, second]:
+        await answered(first, request(), numbers(10))
+        await answered(first, request(arm="x/a"), numbers(10, 100))
+        await until(lambda: not first.outbox.pending)
+        await instance(second, request(arm="x/a"))
+        assert (await perform(PurgeMemory("t", "x/a"), second)).memories == 1
+        await until(lambda: records(first, "x/a") == [])
+        assert records(first) == [numbers(10)]
+
+
+async def test_a_forked_arm_begins_with_its_tenants_memory_once(server: Valkey) -> None:
+    async with replicas(3, server.url) as [first, second, third]:
+        await learn_output(first, "t", numbers(30))
+        await learn_output(first, "t", numbers(30, 500))
+        await until(lambda: not first.outbox.pending)
+        forked = request(arm="x/a", forked=True)
+        tries = await asyncio.gather(instance(second, forked), instance(third, forked))
+        both = sorted([numbers(30), numbers(30, 500)])
+        await until(lambda: sorted(records(second, "x/a")) == sorted(records(third, "x/a")) == both)
+        for memory in (second, third):
+            trie = await instance(memory, forked)
+            assert sorted(one.tolist() for one in trie.sequences()) == both
+        await answered(second, forked, numbers(30, 900))
+        await until(lambda: len(records(third, "x/a")) == 3)
+        assert records(first) == [numbers(30), numbers(30, 500)]  # the tenant's own does not change
+        assert tries
+        await perform(PurgeMemory("t", "x/a"), first)
+        await until(lambda: records(third, "x/a") == [] == records(second, "x/a"))
+        await instance(first, forked)
+        await asyncio.sleep(0.2)
+        assert records(first, "x/a") == []  # a purge is final: it is not forked again
+
+
+async def test_an_arm_of_a_tenant_with_nothing_is_empty(server: Valkey) -> None:
+    async with replicas(1, server.url) as [memory]:
+        await answered(memory, request(arm="x/a", forked=True), numbers(7))
+        await until(lambda: records(memory, "x/a") == [numbers(7)])
+        assert Answer(numbers(7)).output == records(memory, "x/a")[0]
