@@ -106,6 +106,28 @@ async def test_answers_are_those_of_transformers_generate(strategy: str) -> None
         await server.settled()
 
 
+TENANTS = """
+tenants:
+- {name: tenants/short, drafting: {strategy: trie, options: {branch_length: 2}, maxNodes: 6}}
+- {name: tenants/small, drafting: {options: {capacity_tokens: 64}}, learning: {maxTokens: 2048}}
+- {name: tenants/prompts, learning: {scope: LEARNING_SCOPE_PROMPTS_AND_OUTPUTS}}
+- {name: tenants/silent, drafting: {strategy: jacobi, options: {window: 4}}, learning: {scope: LEARNING_SCOPE_NOTHING}}
+- {name: tenants/shaped, streaming: {cadence: 0.02s, paddingBytes: 300}, weight: 3, quotas: {requestsPerMinute: 99}}
+"""
+
+
+@pytest.mark.parametrize("tenant", ["short", "small", "prompts", "silent", "shaped"])
+async def test_no_configuration_of_a_tenant_changes_a_token(tenant: str, tmp_path: Path) -> None:
+    file = tmp_path / "tenants.yaml"
+    file.write_text(TENANTS)
+    async with serving(tenants_file=file) as (server, client):
+        for _ in range(2):
+            answers = await asyncio.gather(*(client.generate(ask(q), max_tokens=60, tenant=tenant) for q in QUESTIONS))
+            assert [answer.token_ids for answer in answers] == [expected(question, 60) for question in QUESTIONS]
+        assert any(answer.drafting.accepted_tokens for answer in answers)
+        await server.settled()
+
+
 @pytest.mark.parametrize(
     ("strategy", "sources"), [("trie", {"trie"}), ("recycling", {"recycling"}), ("hybrid", {"trie", "recycling"})]
 )
