@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,18 +20,6 @@ from tests.service.memory.test_sharing import KEY_A, KEY_B
 
 OLD = "e" * 16
 KEYS = read_keys(f"names={KEY_B}\nk1={KEY_A}", "keys")
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Valkey]:
-    with Valkey() as server:
-        yield server
-
-
-@pytest.fixture
-def server(running: Valkey) -> Valkey:
-    running.client.flushall()
-    return running
 
 
 @pytest.fixture

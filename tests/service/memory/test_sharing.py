@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from functools import partial
 
@@ -36,18 +35,6 @@ from tests.service.memory.servers import Valkey, wait_for
 
 KEY_A, KEY_B = "A" * 43 + "=", "B" * 42 + "A="
 NAMES = "names=" + "C" * 42 + "A="
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Valkey]:
-    with Valkey() as server:
-        yield server
-
-
-@pytest.fixture
-def server(running: Valkey) -> Valkey:
-    running.client.flushall()
-    return running
 
 
 def _all_hold(memories: SequenceOf[MemoryManager], records: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,18 +23,6 @@ from strategies.options import Options
 from tests.service.fakes import until
 from tests.service.memory.helpers import FAST, Answer, learn_output, numbers, perform, replicas
 from tests.service.memory.servers import Valkey
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Valkey]:
-    with Valkey() as server:
-        yield server
-
-
-@pytest.fixture
-def server(running: Valkey) -> Valkey:
-    running.client.flushall()
-    return running
 
 
 def request(

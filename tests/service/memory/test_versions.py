@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,18 +25,6 @@ from tests.service.memory.helpers import FINGERPRINT, agreed, learn_output, log_
 from tests.service.memory.servers import Valkey
 
 T = MemoryName("t")
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Valkey]:
-    with Valkey() as server:
-        yield server
-
-
-@pytest.fixture
-def server(running: Valkey) -> Valkey:
-    running.client.flushall()
-    return running
 
 
 @asynccontextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,6 @@ from tests.service.rpc.test_endings import reason
 
 CODE = grpc.StatusCode
 ARMS = [{"id": "control"}, {"id": "trie", "drafting": {"strategy": "trie", "maxNodes": 7}}]
-
-
-@pytest.fixture(scope="module")
-def valkey() -> Iterator[Valkey]:
-    with Valkey() as server:
-        yield server
 
 
 def tenants(served: Served) -> Any:
@@ -175,9 +168,8 @@ async def test_requests_use_the_tenants_configuration() -> None:
             assert f"drafting.{name}" in str(error.value.details())
 
 
-async def test_two_servers_share_tenants_and_one_of_two_updates_wins(valkey: Valkey) -> None:
-    valkey.client.flushall()
-    async with serving(store=valkey.url) as one, serving(store=valkey.url) as two:
+async def test_two_servers_share_tenants_and_one_of_two_updates_wins(server: Valkey) -> None:
+    async with serving(store=server.url) as one, serving(store=server.url) as two:
         made = await tenants(one).CreateTenant(pb.CreateTenantRequest(tenant_id="a", tenant=tenant(weight=2)))
         await until(lambda: config_of(two, "a").weight == 2)
         calls = [

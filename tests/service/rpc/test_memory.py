@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -27,18 +27,6 @@ from strategies import Strategy
 from tests.service.fakes import FakeModel, Served, answer, serving, until
 from tests.service.memory.helpers import agreed, known_to, learn_output, log_of, numbers, replicas
 from tests.service.memory.servers import Valkey
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Valkey]:
-    with Valkey() as server:
-        yield server
-
-
-@pytest.fixture
-def server(running: Valkey) -> Valkey:
-    running.client.flushall()
-    return running
 
 
 @asynccontextmanager
