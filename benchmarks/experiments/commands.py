@@ -1,4 +1,4 @@
-"""`draftwood experiment`: comparisons of strategies."""
+"""`draftwood experiment replay`: strategies compared over recorded answers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _FAILURE = 1
 NEEDS_MODEL = "reads the model's most probable tokens, which recordings lack; here it drafts from token ids alone"
 
 
-def experiment(args: list[str]) -> int | None:
-    """The command `draftwood experiment`. Returns the exit status."""
+def replay(args: list[str]) -> int | None:
+    """The command `draftwood experiment replay`. Returns the exit status."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        _app()(args=args, prog_name="draftwood experiment")
+        _app()(args=args, prog_name="draftwood experiment replay")
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0
     except DraftwoodError as error:
@@ -44,19 +44,13 @@ def _app() -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
-        help="Compare drafting strategies.",
     )
-    app.callback()(_group)
-    app.command("replay")(replay)
+    app.command()(_replay)
     return app
 
 
-def _group() -> None:
-    """Keeps `replay` a subcommand while it is the only one."""
-
-
 @command
-def replay(
+def _replay(
     files: Annotated[list[Path], typer.Argument(help="Traces: JSON lines with prompt_ids and output_ids, or .gz.")],
     arm: Annotated[
         list[str],

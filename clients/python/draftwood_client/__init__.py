@@ -9,6 +9,7 @@
 The library depends on grpcio, protobuf and googleapis-common-protos only, and on none of the server's code.
 """
 
+from draftwood_client.admin.client import AdminClient, AsyncAdminClient
 from draftwood_client.aio import AsyncClient, AsyncGenerationStream
 from draftwood_client.client import Client, GenerationStream
 from draftwood_client.connection import TlsConfig
@@ -59,10 +60,12 @@ from draftwood_client.retry import NO_RETRY, RetryPolicy
 __all__ = [
     "NO_RETRY",
     "AbortedError",
+    "AdminClient",
     "AlreadyExistsError",
     "ArgumentError",
     "ArgumentTypeError",
     "ArgumentValueError",
+    "AsyncAdminClient",
     "AsyncClient",
     "AsyncGenerationStream",
     "ChatMessage",

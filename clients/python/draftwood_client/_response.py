@@ -83,6 +83,8 @@ class Answer:
             seed=first.seed,
             details=first.details,
             samples=tuple(self._sample(index, end) for index, end in enumerate(ends)),
+            experiment=self.started.experiment,
+            arm=self.started.arm,
         )
 
     def _sample(self, index: int, end: SampleFinished) -> Sample:
@@ -153,6 +155,8 @@ def _started(message: pb.Started) -> Started:
         prompt_tokens=message.prompt_tokens,
         max_tokens=message.max_tokens,
         seed=message.seed if message.HasField("seed") else None,
+        experiment=message.experiment,
+        arm=message.arm,
     )
 
 

@@ -76,7 +76,9 @@ def _details(code: grpc.StatusCode, message: str, trailer: Trailer) -> ErrorDeta
     bad_request = error_details_pb2.BadRequest()
     quota = error_details_pb2.QuotaFailure()
     request = error_details_pb2.RequestInfo()
-    _unpack(values.get(DETAILS_KEY), info, retry, bad_request, quota, request)
+    precondition = error_details_pb2.PreconditionFailure()
+    resource = error_details_pb2.ResourceInfo()
+    _unpack(values.get(DETAILS_KEY), info, retry, bad_request, quota, request, precondition, resource)
     pushback, may_retry = _pushback(values.get(PUSHBACK_KEY))
     retry_info = retry.retry_delay.ToTimedelta().total_seconds() if retry.HasField("retry_delay") else None
     return ErrorDetails(
@@ -86,13 +88,14 @@ def _details(code: grpc.StatusCode, message: str, trailer: Trailer) -> ErrorDeta
         metadata=dict(info.metadata),
         violations=tuple(
             [FieldViolation(v.field, v.description) for v in bad_request.field_violations]
-            + [FieldViolation(v.subject, v.description) for v in quota.violations]
+            + [FieldViolation(v.subject, v.description) for v in (*quota.violations, *precondition.violations)]
         ),
         retry_after=retry_info if pushback is None else pushback,
         retryable=(code is grpc.StatusCode.UNAVAILABLE and (may_retry or retry_info is not None))
         or bool(quota.violations and retry_info is not None),
         over_quota=bool(quota.violations),
         request_id=request.request_id or info.metadata.get("request_id", ""),
+        resource=resource.resource_name,
     )
 
 

@@ -139,7 +139,7 @@ class AsyncClient:
         if self._closed:
             raise ClientClosedError(repr(self))
         if self._opened is None:
-            channel = _open_channel(self._connection)
+            channel = open_channel(self._connection)
             self._opened = channel, GenerationServiceStub(channel)
         return self._opened[1]
 
@@ -150,7 +150,7 @@ class AsyncClient:
         except grpc.RpcError as error:
             raise self._connection.error(error, limit) from error
         except asyncio.CancelledError:
-            _raise_if_task_cancelled()
+            raise_if_task_cancelled()
             raise cancelled_error() from None
 
 
@@ -210,7 +210,7 @@ class AsyncGenerationStream(AsyncIterator[Delta]):
         except grpc.RpcError as error:
             raise self._connection.error(error, self._timeout, self._request_id) from error
         except asyncio.CancelledError:
-            _raise_if_task_cancelled()
+            raise_if_task_cancelled()
             raise cancelled_error(self._request_id) from None
         if self._cancelled and self.finished is None:
             raise cancelled_error(self._request_id)
@@ -260,7 +260,7 @@ class AsyncGenerationStream(AsyncIterator[Delta]):
         except grpc.RpcError as error:
             raise self._connection.error(error, self._timeout, self._request_id) from error
         except asyncio.CancelledError:
-            _raise_if_task_cancelled()
+            raise_if_task_cancelled()
             raise cancelled_error(self._request_id) from None
         return call
 
@@ -273,7 +273,7 @@ class _Method(Protocol[_Request, _Response]):
     ) -> Awaitable[_Response]: ...
 
 
-def _raise_if_task_cancelled() -> None:
+def raise_if_task_cancelled() -> None:
     """Inside `except CancelledError`: raises it again if the task was cancelled.
 
     grpc.aio also raises it if only the RPC was cancelled, which is no cancellation of the task.
@@ -283,7 +283,8 @@ def _raise_if_task_cancelled() -> None:
         raise
 
 
-def _open_channel(connection: Connection) -> grpc.aio.Channel:
+def open_channel(connection: Connection) -> grpc.aio.Channel:
+    """A new channel, of the running event loop. It connects with its first request."""
     if connection.tls is None:
         return grpc.aio.insecure_channel(connection.target, options=connection.options())
     return grpc.aio.secure_channel(connection.target, connection.tls.credentials(), options=connection.options())

@@ -72,7 +72,8 @@ class FieldViolation:
     """One problem of a request.
 
     Attributes:
-        field: path of the field in the request, such as "sampling.temperature"; for a quota, its subject.
+        field: path of the field in the request, such as "sampling.temperature"; for a quota, its subject; for a
+            precondition, the resource that does not meet it.
         description: the problem, in words.
     """
 
@@ -94,6 +95,7 @@ class ErrorDetails:
         retryable: whether the same request may succeed later.
         over_quota: whether `violations` are limits that are reached.
         request_id: as in the server's logs; empty if unknown.
+        resource: the resource that the error is about, such as "tenants/acme"; empty if it is about none.
     """
 
     code: grpc.StatusCode
@@ -105,6 +107,7 @@ class ErrorDetails:
     retryable: bool = False
     over_quota: bool = False
     request_id: str = ""
+    resource: str = ""
 
 
 class StatusError(DraftwoodError):
@@ -120,6 +123,7 @@ class StatusError(DraftwoodError):
         self.retryable = details.retryable
         self.over_quota = details.over_quota
         self.request_id = details.request_id
+        self.resource = details.resource
         self._message = details.message
 
     def __str__(self) -> str:

@@ -37,6 +37,7 @@ class GenerateOptions(TypedDict, total=False):
     """Keyword arguments of `generate` and `stream`. An option that is missing or None has the server's default.
 
     The request: `tenant`, the owner of the memory that drafts and learns ("default"); `request_id` for logs and traces;
+    `session`, a key of the conversation, by which experiments give its requests the same arm;
     `priority` among the tenant's requests, -10 to 10, higher first; `model`, which must be the served one.
 
     Sampling: `temperature` (0, the default, is greedy), `top_k`, `top_p`, `min_p`, `repetition_penalty`,
@@ -58,6 +59,7 @@ class GenerateOptions(TypedDict, total=False):
     model: str | None
     tenant: str | None
     request_id: str | None
+    session: str | None
     priority: int | None
     temperature: float | None
     top_k: int | None
@@ -250,6 +252,7 @@ _FIELDS: dict[str, tuple[str, str, Callable[[str, object], object]]] = {
     "model": ("", "model", text),
     "tenant": ("", "tenant", text),
     "request_id": ("", "request_id", text),
+    "session": ("", "session", text),
     "priority": ("", "priority", _int32),
     "temperature": ("sampling", "temperature", _number),
     "top_k": ("sampling", "top_k", _int32),

@@ -58,6 +58,7 @@ class Started:
         strategy: the drafting strategy; "none" if drafting is off.
         max_tokens: the largest number of tokens that the answer can have.
         seed: the seed of the answer; a request with the same seed gets the same answer. None in greedy decoding.
+        experiment, arm: the experiment that the request takes part in, and its arm in it; empty if it is in none.
     """
 
     request_id: str
@@ -67,6 +68,8 @@ class Started:
     prompt_tokens: int
     max_tokens: int
     seed: int | None
+    experiment: str = ""
+    arm: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +198,8 @@ class Completion:
     seed: int | None
     details: tuple[TokenDetail, ...] = ()
     samples: tuple[Sample, ...] = ()
+    experiment: str = ""
+    arm: str = ""
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= 60 else self.text[:57] + "..."

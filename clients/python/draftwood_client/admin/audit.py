@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Self
-
-import grpc
+from typing import Self, Unpack
 
 from draftwood.admin.v1 import audit_pb2 as pb
 from draftwood.admin.v1.audit_pb2_grpc import AuditServiceStub
-from draftwood_client.connection import DEFAULT_TARGET, Connection
-from draftwood_client.retry import NO_RETRY
+from draftwood_client.admin.calls import Calls, ConnectionArguments, connect
+from draftwood_client.connection import DEFAULT_TARGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +62,8 @@ class AuditReport:
 class AuditClient:
     """A connection to a server's audit service. Constructor arguments as for `Client`, without `retry`."""
 
-    def __init__(self, target: str = DEFAULT_TARGET, **arguments: Any) -> None:
-        nothing = dict.fromkeys(("tenant", "timeout", "api_key", "token", "metadata", "channel_options"))
-        defaults: dict[str, Any] = {"tls": False, "plaintext_credentials": False, **nothing}
-        self._connection = Connection.of(target, retry=NO_RETRY, **(defaults | arguments))
-        self._channel = self._connection.open_channel()
-        self._stub = AuditServiceStub(self._channel)
+    def __init__(self, target: str = DEFAULT_TARGET, **arguments: Unpack[ConnectionArguments]) -> None:
+        self._calls = Calls(connect(target, arguments))
 
     def __enter__(self) -> Self:
         return self
@@ -81,18 +75,12 @@ class AuditClient:
 
     def close(self) -> None:
         """Cancels requests under way and closes the connection. May be called twice."""
-        self._channel.close()
+        self._calls.close()
 
     def report(self) -> AuditReport:
         """What the audits found. Raises `StatusError`."""
-        timeout = self._connection.timeout
-        try:
-            message = self._stub.GetAuditReport(
-                pb.GetAuditReportRequest(), timeout=timeout, metadata=self._connection.call_metadata()
-            )
-        except grpc.RpcError as error:
-            raise self._connection.error(error, timeout) from error
-        return _report(message)
+        stub = AuditServiceStub(self._calls.channel)
+        return _report(self._calls.ask(stub.GetAuditReport, pb.GetAuditReportRequest()))
 
 
 def _report(message: pb.GetAuditReportResponse) -> AuditReport:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from draftwood_client.cli import audit_command, chat, commands, memory_commands, plugins
+from draftwood_client.cli.admin import experiment_commands, tenant_commands
 from draftwood_client.connection import package_version
 
 
@@ -34,7 +35,10 @@ def build_app() -> typer.Typer:
         app.command()(function)
     app.add_typer(memory_commands.app, name="memory")
     app.command()(audit_command.audit)
-    plugins.mount(app)
+    app.add_typer(tenant_commands.app, name="tenant")
+    experiment = experiment_commands.group()
+    app.add_typer(experiment, name="experiment")
+    plugins.mount(app, {"experiment": experiment})
     return app
 
 

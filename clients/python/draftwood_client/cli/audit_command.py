@@ -10,7 +10,7 @@ import typer
 
 from draftwood_client.admin.audit import AuditReport
 from draftwood_client.cli.commands import AsJson
-from draftwood_client.cli.options import ConnectionOptions, command
+from draftwood_client.cli.options import ServerOptions, command
 from draftwood_client.cli.output import print_json
 
 _SHOWN = 20
@@ -18,7 +18,7 @@ _SHOWN = 20
 
 
 @command
-def audit(connection: ConnectionOptions, as_json: AsJson = False) -> None:
+def audit(connection: ServerOptions, as_json: AsJson = False) -> None:
     """Show how many answers were decoded again without drafting, and which of them differ. For operators."""
     with connection.audit_client() as client:
         report = client.report()

@@ -12,6 +12,7 @@ from typing import Annotated, Any, cast, get_type_hints
 import typer
 
 from draftwood_client.admin.audit import AuditClient
+from draftwood_client.admin.client import AdminClient
 from draftwood_client.client import Client
 from draftwood_client.connection import DEFAULT_TARGET, TlsConfig
 from draftwood_client.errors import ArgumentError, DraftwoodError, StatusError
@@ -32,14 +33,11 @@ def _connection(help: str, *names: str, **settings: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionOptions:
+class ServerOptions:
     """Address of the server, and how to connect to it."""
 
     target: Annotated[str, _connection("Server as host:port.", envvar="DRAFTWOOD_TARGET", show_default=True)] = (
         DEFAULT_TARGET
-    )
-    tenant: Annotated[str | None, _connection("Tenant; its memory drafts and learns.", envvar="DRAFTWOOD_TENANT")] = (
-        None
     )
     timeout: Annotated[float | None, _connection("Deadline of a request in seconds; none by default.")] = None
     api_key: Annotated[
@@ -59,13 +57,9 @@ class ConnectionOptions:
         str | None, _connection("Name on the server's certificate, if it differs from --target.")
     ] = None
 
-    def client(self) -> Client:
+    def admin_client(self) -> AdminClient:
         """Raises `ArgumentError`."""
-        return Client(**self._arguments())
-
-    def memory_client(self) -> MemoryClient:
-        """Raises `ArgumentError`."""
-        return MemoryClient(**self._arguments())
+        return AdminClient(**self._arguments())
 
     def audit_client(self) -> AuditClient:
         """Raises `ArgumentError`."""
@@ -74,7 +68,6 @@ class ConnectionOptions:
     def _arguments(self) -> dict[str, Any]:
         return {
             "target": self.target,
-            "tenant": self.tenant,
             "timeout": self.timeout,
             "api_key": self.api_key,
             "token": self.token,
@@ -86,6 +79,26 @@ class ConnectionOptions:
         files = (self.tls_ca, self.tls_cert, self.tls_key)
         use_tls = self.tls or self.tls_server_name is not None or any(files)
         return TlsConfig.from_files(*files, server_name=self.tls_server_name) if use_tls else False
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionOptions(ServerOptions):
+    """With the tenant of requests."""
+
+    tenant: Annotated[str | None, _connection("Tenant; its memory drafts and learns.", envvar="DRAFTWOOD_TENANT")] = (
+        None
+    )
+
+    def client(self) -> Client:
+        """Raises `ArgumentError`."""
+        return Client(**self._arguments())
+
+    def memory_client(self) -> MemoryClient:
+        """Raises `ArgumentError`."""
+        return MemoryClient(**self._arguments())
+
+    def _arguments(self) -> dict[str, Any]:
+        return {**ServerOptions._arguments(self), "tenant": self.tenant}
 
 
 def _sampling(help: str, *names: str) -> Any:
@@ -135,6 +148,9 @@ class GenerationFlags:
     ] = None
     ignore_eos: Annotated[bool | None, _stopping("Do not stop at end-of-sequence tokens.", "--ignore-eos")] = None
     model: Annotated[str | None, _option("Queueing", "The model, which must be the served one.")] = None
+    session: Annotated[
+        str | None, _option("Queueing", "Key of the conversation: experiments give its requests the same arm.")
+    ] = None
     priority: Annotated[int | None, _option("Queueing", "Among the tenant's requests, -10 to 10, higher first.")] = None
     drafting: Annotated[bool | None, _drafting("Switch drafting on or off.", "--drafting/--no-drafting")] = None
     learn: Annotated[bool | None, _drafting("Learn from this request.", "--learn/--no-learn")] = None
@@ -199,8 +215,13 @@ def one_line_errors() -> Iterator[None]:
 
 def print_error(error: DraftwoodError) -> None:
     """One line on stderr, with the problems of all fields that the server reported."""
+    typer.echo(f"error: {error_line(error)}", err=True)
+
+
+def error_line(error: DraftwoodError) -> str:
+    """The error's text with the problems of all fields that the server reported, without line ends."""
     text = str(error)
     if isinstance(error, StatusError):
         unnamed = [one for one in error.violations if one.description not in text]
         text = "; ".join([text, *(f"{one.field}: {one.description}" for one in unnamed)])
-    typer.echo(f"error: {' '.join(text.split())}", err=True)
+    return " ".join(text.split())

@@ -16,7 +16,7 @@ from draftwood_client.results import Completion, Delta, Sample
 
 _DRAFTED, _PLAIN = "\x1b[32m", "\x1b[0m"
 
-_VISIBLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+VISIBLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 """Control characters in an answer would be terminal commands; they are shown as escapes."""
 
 
@@ -69,15 +69,16 @@ class AnswerWriter:
         self._stream.flush()
 
     def _shown(self, text: str) -> str:
-        return text.replace("\r\n", "\n").translate(_VISIBLE) if self._is_terminal else text
+        return text.replace("\r\n", "\n").translate(VISIBLE) if self._is_terminal else text
 
 
 def print_stats(completion: Completion) -> None:
     """One line of drafting statistics on stderr."""
     usage, timings, drafting = completion.usage, completion.timings, completion.drafting
+    arm = f" (arm {completion.arm} of {completion.experiment})" if completion.experiment else ""
     parts = [
         f"{usage.completion_tokens} tokens in {drafting.steps} steps, {drafting.mean_acceptance_length:.2f} per step",
-        f"{drafting.strategy}: {drafting.accepted_tokens} of {drafting.draft_tokens} draft tokens accepted"
+        f"{drafting.strategy}{arm}: {drafting.accepted_tokens} of {drafting.draft_tokens} draft tokens accepted"
         f" ({drafting.acceptance_rate:.0%})",
         f"first token after {timings.queue + timings.prefill:.3f} s",
     ]

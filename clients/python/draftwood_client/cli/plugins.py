@@ -1,15 +1,17 @@
 """Commands that other installed packages, such as the server, add to `draftwood`.
 
-An entry point of the group "draftwood.commands" names a callable `command(args: list[str]) -> int | None`. It receives
-all arguments after the command's name, `--help` included, and returns the exit status; None means 0. For a typer app
-that is one line: `app(args=args, prog_name="draftwood NAME")`. It is imported when it runs and not before, so that
-`draftwood --help` is fast and works if dependencies of the command are missing.
+An entry point of the group "draftwood.commands" adds the command of its name; "experiment.replay" adds `replay` to the
+client's group `experiment`. The client's own commands cannot be replaced. The entry point is a callable
+`command(args: list[str]) -> int | None`. It receives all arguments after the command's name, `--help` included, and
+returns the exit status; None means 0. For a typer app that is one line: `app(args=args, prog_name="draftwood NAME")`.
+It is imported when it runs and not before, so that `draftwood --help` is fast and works if dependencies of the command
+are missing.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NoReturn
 
@@ -27,7 +29,7 @@ HELP = {
     "key": "Create, list and revoke API keys of a server's file.",
     "demo": "Compare drafting off, with an empty and with a warm memory, on the bundled model.",
     "bench": "Measure speed, load and drafting.",
-    "experiment": "Compare drafting strategies.",
+    "experiment.replay": "Tokens per step of several strategies over the same recorded answers.",
 }
 """Help of the server's commands, so that `draftwood --help` need not import them."""
 
@@ -40,20 +42,44 @@ class PassThrough(TyperCommand):
         return []
 
 
-def mount(app: typer.Typer) -> None:
-    """Adds all installed entry points to `app` without importing them, and the server's commands if it is missing."""
-    found = sorted(entry_points(group=GROUP), key=lambda one: one.name)
+def mount(app: typer.Typer, groups: Mapping[str, typer.Typer]) -> None:
+    """Adds all installed entry points to `app`, or to one of its `groups`, without importing them, and the server's
+    commands if it is missing.
+    """
+    taken = _names(app)
+    found = sorted((one for one in entry_points(group=GROUP) if one.name not in taken), key=lambda one: one.name)
     for entry_point in found:
         owner = _distribution(entry_point)
         ours = owner == SERVER
-        app.command(
-            entry_point.name,
+        parent, name = _place(app, groups, entry_point.name)
+        if name in _names(parent):
+            continue
+        parent.command(
+            name,
             cls=PassThrough,
             help=HELP.get(entry_point.name, "") if ours else f"From the package {owner}.",
             rich_help_panel="Server" if ours else "Plugins",
         )(_runner(entry_point))
-    for name in HELP.keys() - {one.name for one in found}:
-        app.command(name, cls=PassThrough, hidden=True)(_absent(name))
+    for full_name in HELP.keys() - {one.name for one in found}:
+        parent, name = _place(app, groups, full_name)
+        parent.command(name, cls=PassThrough, hidden=True)(_absent(full_name))
+
+
+def _place(app: typer.Typer, groups: Mapping[str, typer.Typer], name: str) -> tuple[typer.Typer, str]:
+    """Where the command of an entry point belongs, and its name there."""
+    group, _, rest = name.partition(".")
+    return (groups[group], rest) if rest and group in groups else (app, name)
+
+
+def _names(app: typer.Typer) -> set[str]:
+    """Of the commands and groups of `app`."""
+    commands = {one.name or getattr(one.callback, "__name__", "") for one in app.registered_commands}
+    return commands | {str(one.name) for one in app.registered_groups}
+
+
+def _spoken(name: str) -> str:
+    """As people type it."""
+    return f"draftwood {name.replace('.', ' ')}"
 
 
 def _runner(entry_point: EntryPoint) -> Callable[[typer.Context], None]:
@@ -66,7 +92,7 @@ def _runner(entry_point: EntryPoint) -> Callable[[typer.Context], None]:
 
 def _absent(name: str) -> Callable[[typer.Context], None]:
     def run(context: typer.Context) -> None:
-        _fail(f"`draftwood {name}` needs the server: pip install {SERVER}")
+        _fail(f"`{_spoken(name)}` needs the server: pip install {SERVER}")
 
     return run
 
@@ -76,7 +102,7 @@ def _load(entry_point: EntryPoint) -> Callable[[list[str]], int | None]:
     try:
         command: Callable[[list[str]], int | None] = entry_point.load()
     except (ImportError, AttributeError) as error:
-        problem = f"`draftwood {entry_point.name}` ({entry_point.value}) cannot be imported: {error}"
+        problem = f"`{_spoken(entry_point.name)}` ({entry_point.value}) cannot be imported: {error}"
         if place := _other_package(entry_point, error):
             package = entry_point.module.partition(".")[0]
             problem += f"; the package {package!r} that Python finds is {place}, which is not the one of {SERVER}"

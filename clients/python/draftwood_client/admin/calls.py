@@ -1,0 +1,117 @@
+"""How the operators' clients reach a server: connection arguments, and unary calls, blocking and asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypedDict, TypeVar
+
+import grpc
+import grpc.aio
+
+from draftwood_client._status import cancelled_error
+from draftwood_client.aio import open_channel, raise_if_task_cancelled
+from draftwood_client.connection import Connection, TlsConfig, Token
+from draftwood_client.errors import ArgumentTypeError, ClientClosedError
+from draftwood_client.retry import NO_RETRY
+
+_Response = TypeVar("_Response")
+
+
+class ConnectionArguments(TypedDict, total=False):
+    """Arguments of the operators' clients; as for `Client`, which explains them."""
+
+    tenant: str | None
+    timeout: float | None
+    tls: bool | TlsConfig
+    api_key: str | None
+    token: Token | None
+    plaintext_credentials: bool
+    metadata: Mapping[str, str] | None
+    channel_options: Mapping[str, Any] | None
+
+
+_DEFAULTS = ConnectionArguments(
+    tenant=None,
+    timeout=None,
+    tls=False,
+    api_key=None,
+    token=None,
+    plaintext_credentials=False,
+    metadata=None,
+    channel_options=None,
+)
+
+
+def connect(target: str, arguments: ConnectionArguments) -> Connection:
+    """A connection without retries: a change that is sent twice could be made twice.
+
+    Raises:
+        ArgumentError: an argument is invalid.
+    """
+    for name in arguments.keys() - _DEFAULTS.keys():
+        raise ArgumentTypeError(name, "there is no such argument")
+    given: dict[str, Any] = {**_DEFAULTS, **arguments}
+    return Connection.of(target, retry=NO_RETRY, **given)
+
+
+class Calls:
+    """A channel, and calls on it. Thread-safe."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._channel = connection.open_channel()
+        self._closed = False
+
+    @property
+    def channel(self) -> grpc.Channel:
+        """Raises `ClientClosedError`."""
+        if self._closed:
+            raise ClientClosedError(f"the client of {self._connection.target}")
+        return self._channel
+
+    def ask(self, method: Callable[..., _Response], request: object) -> _Response:
+        """Raises `StatusError`."""
+        timeout = self._connection.timeout
+        try:
+            return method(request, timeout=timeout, metadata=self._connection.call_metadata())
+        except grpc.RpcError as error:
+            raise self._connection.error(error, timeout) from error
+
+    def close(self) -> None:
+        self._closed = True
+        self._channel.close()
+
+
+class AsyncCalls:
+    """`Calls` for asyncio. Belongs to the event loop of its first call."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._channel: grpc.aio.Channel | None = None
+        self._closed = False
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """Opened on first use, since it belongs to the running event loop. Raises `ClientClosedError`."""
+        if self._closed:
+            raise ClientClosedError(f"the client of {self._connection.target}")
+        if self._channel is None:
+            self._channel = open_channel(self._connection)
+        return self._channel
+
+    async def ask(self, method: Callable[..., Awaitable[_Response]], request: object) -> _Response:
+        """Raises `StatusError`."""
+        timeout = self._connection.timeout
+        try:
+            return await method(request, timeout=timeout, metadata=self._connection.call_metadata())
+        except grpc.RpcError as error:
+            raise self._connection.error(error, timeout) from error
+        except asyncio.CancelledError:
+            raise_if_task_cancelled()
+            raise cancelled_error() from None
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._channel is not None:
+            await self._channel.close()

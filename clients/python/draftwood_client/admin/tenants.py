@@ -1,0 +1,123 @@
+"""The configuration of tenants. Requests and answers are the messages of the protocol, which have types."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+
+from google.protobuf.field_mask_pb2 import FieldMask
+
+from draftwood.admin.v1 import tenants_pb2 as pb
+from draftwood.admin.v1.tenants_pb2_grpc import TenantServiceStub
+from draftwood_client.admin.calls import AsyncCalls, Calls
+
+PREFIX = "tenants/"
+"""Of resource names: the tenant "acme" of requests is the resource "tenants/acme"."""
+
+
+class Tenants:
+    """`AdminClient.tenants`. Every method raises `StatusError`; a tenant is named as in requests."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def get(self, tenant: str) -> pb.Tenant:
+        """Raises `NotFoundError`."""
+        return self._calls.ask(self._stub.GetTenant, pb.GetTenantRequest(name=PREFIX + tenant))
+
+    def list(self, *, page_size: int = 0) -> Iterator[pb.Tenant]:
+        """All tenants that have a configuration, by name; pages are read during iteration."""
+        request = pb.ListTenantsRequest(page_size=page_size)
+        while True:
+            page = self._calls.ask(self._stub.ListTenants, request)
+            yield from page.tenants
+            request.page_token = page.next_page_token
+            if not request.page_token:
+                return
+
+    def create(self, tenant: str, config: pb.Tenant, *, validate_only: bool = False) -> pb.Tenant:
+        """Raises `AlreadyExistsError`; with `validate_only` nothing is changed."""
+        request = pb.CreateTenantRequest(tenant_id=tenant, tenant=config, validate_only=validate_only)
+        return self._calls.ask(self._stub.CreateTenant, request)
+
+    def update(
+        self,
+        config: pb.Tenant,
+        mask: Iterable[str] = (),
+        *,
+        allow_missing: bool = False,
+        validate_only: bool = False,
+    ) -> pb.Tenant:
+        """Changes the tenant that `config.name` names.
+
+        Args:
+            mask: fields to change, such as "drafting.strategy"; none for those that `config` sets, "*" for all.
+            allow_missing: create the tenant if there is none.
+
+        Raises:
+            AbortedError: `config.etag` is set, and not the current one.
+            NotFoundError, FailedPreconditionError: there is no such tenant, or it is in the servers' file.
+        """
+        return self._calls.ask(self._stub.UpdateTenant, _update(config, mask, allow_missing, validate_only))
+
+    def delete(self, tenant: str, *, etag: str = "", allow_missing: bool = False, validate_only: bool = False) -> None:
+        """The tenant uses the settings of the servers again. Raises as `update`."""
+        self._calls.ask(self._stub.DeleteTenant, _delete(tenant, etag, allow_missing, validate_only))
+
+    @property
+    def _stub(self) -> TenantServiceStub:
+        return TenantServiceStub(self._calls.channel)
+
+
+class AsyncTenants:
+    """`AsyncAdminClient.tenants`. See `Tenants`."""
+
+    def __init__(self, calls: AsyncCalls) -> None:
+        self._calls = calls
+
+    async def get(self, tenant: str) -> pb.Tenant:
+        stub = TenantServiceStub(self._calls.channel)
+        return await self._calls.ask(stub.GetTenant, pb.GetTenantRequest(name=PREFIX + tenant))
+
+    async def list(self, *, page_size: int = 0) -> AsyncIterator[pb.Tenant]:
+        request = pb.ListTenantsRequest(page_size=page_size)
+        while True:
+            page = await self._calls.ask(TenantServiceStub(self._calls.channel).ListTenants, request)
+            for one in page.tenants:
+                yield one
+            request.page_token = page.next_page_token
+            if not request.page_token:
+                return
+
+    async def create(self, tenant: str, config: pb.Tenant, *, validate_only: bool = False) -> pb.Tenant:
+        request = pb.CreateTenantRequest(tenant_id=tenant, tenant=config, validate_only=validate_only)
+        return await self._calls.ask(TenantServiceStub(self._calls.channel).CreateTenant, request)
+
+    async def update(
+        self,
+        config: pb.Tenant,
+        mask: Iterable[str] = (),
+        *,
+        allow_missing: bool = False,
+        validate_only: bool = False,
+    ) -> pb.Tenant:
+        request = _update(config, mask, allow_missing, validate_only)
+        return await self._calls.ask(TenantServiceStub(self._calls.channel).UpdateTenant, request)
+
+    async def delete(
+        self, tenant: str, *, etag: str = "", allow_missing: bool = False, validate_only: bool = False
+    ) -> None:
+        request = _delete(tenant, etag, allow_missing, validate_only)
+        await self._calls.ask(TenantServiceStub(self._calls.channel).DeleteTenant, request)
+
+
+def _update(config: pb.Tenant, mask: Iterable[str], allow_missing: bool, validate_only: bool) -> pb.UpdateTenantRequest:
+    paths = FieldMask(paths=mask)
+    return pb.UpdateTenantRequest(
+        tenant=config, update_mask=paths, allow_missing=allow_missing, validate_only=validate_only
+    )
+
+
+def _delete(tenant: str, etag: str, allow_missing: bool, validate_only: bool) -> pb.DeleteTenantRequest:
+    return pb.DeleteTenantRequest(
+        name=PREFIX + tenant, etag=etag, allow_missing=allow_missing, validate_only=validate_only
+    )

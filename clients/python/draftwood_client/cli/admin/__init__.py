@@ -1,0 +1,1 @@
+"""`draftwood tenant` and `draftwood experiment`."""

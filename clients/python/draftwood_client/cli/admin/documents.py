@@ -1,0 +1,199 @@
+"""Resources as YAML: files that people write, and what the commands print of a resource and of a change."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+import typer
+import yaml
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
+
+from draftwood_client.cli.admin.fields import Data, as_data, checked, parsed
+from draftwood_client.errors import ArgumentValueError
+
+ResourceT = TypeVar("ResourceT", bound=Message)
+
+_OF_THE_SERVER = frozenset({"create_time", "update_time", "origin"})
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[ResourceT]):
+    """A kind of resource.
+
+    Attributes:
+        noun: "tenant" or "experiment"; the plural is the key of a list of them in a file.
+        message: its class.
+        output_only: further fields that cannot be set.
+    """
+
+    noun: str
+    message: type[ResourceT]
+    output_only: frozenset[str] = frozenset()
+
+    @property
+    def descriptor(self) -> Descriptor:
+        """Of its class."""
+        return cast(Descriptor, self.message.DESCRIPTOR)
+
+    @property
+    def plural(self) -> str:
+        return self.noun + "s"
+
+    @property
+    def prefix(self) -> str:
+        return self.plural + "/"
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Fields, in snake case, that are no part of the definition."""
+        return self.output_only | _OF_THE_SERVER | {"name", "etag"}
+
+    def id_of(self, resource: ResourceT) -> str:
+        """As the commands name it."""
+        name: str = getattr(resource, "name")  # noqa: B009  # a field that all kinds have
+        return name.removeprefix(self.prefix)
+
+    def definition(self, resource: ResourceT) -> Data:
+        """The fields that can be set."""
+        names = {field.json_name for field in self.descriptor.fields if field.name not in self.hidden}
+        return {name: value for name, value in as_data(resource).items() if name in names}
+
+    def resource(self, definition: Data, name: str = "", etag: str = "") -> ResourceT:
+        """Of a definition, which is checked. Raises ArgumentValueError."""
+        message = self.message()
+        parsed(checked(definition, self.descriptor), message)
+        for field in self.hidden:
+            message.ClearField(field)
+        for field, value in (("name", self.prefix + name if name else ""), ("etag", etag)):
+            setattr(message, field, value)
+        return message
+
+
+class Resources(Protocol[ResourceT]):
+    """What `Tenants` and `Experiments` have in common."""
+
+    def get(self, _id: str, /) -> ResourceT: ...
+
+    def list(self) -> Iterator[ResourceT]: ...
+
+    def create(self, _id: str, _config: ResourceT, /, *, validate_only: bool = False) -> ResourceT: ...
+
+    def update(self, _config: ResourceT, _mask: Iterable[str], /, *, validate_only: bool = False) -> ResourceT: ...
+
+    def delete(
+        self, _id: str, /, *, etag: str = "", allow_missing: bool = False, validate_only: bool = False
+    ) -> None: ...
+
+
+class _Loader(yaml.SafeLoader):
+    """Times stay text; without aliases, which can make a small file large; each key once."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not allowed")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise yaml.YAMLError(f"{twice} is there twice, line {node.start_mark.line + 1} and after")
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def to_yaml(data: Data) -> str:
+    """Empty text for no fields."""
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100) if data else ""
+
+
+def from_yaml(text: str, place: str) -> Any:
+    """None for a document of nothing but comments. Raises ArgumentValueError."""
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or str(error)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        raise ArgumentValueError(place, f"is not valid YAML{line}: {problem}") from None
+
+
+def read_file(file: Path) -> Any:
+    """The document in a YAML or JSON file; "-" is stdin. Raises ArgumentValueError."""
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentValueError("FILE", f"{file} cannot be read: {error}") from None
+    return from_yaml(text, str(file))
+
+
+def entries(document: Any, kind: Kind[ResourceT], file: Path) -> list[tuple[str, Data]]:
+    """(place, definition) of the resources in a file: one, or a list of them under the plural, as in a tenants file."""
+    if isinstance(document, dict) and kind.plural in document:
+        found = document[kind.plural] or []
+        if not isinstance(found, list):
+            raise ArgumentValueError(str(file), f"{kind.plural} must be a list")
+        return [(f"{kind.plural}[{index}]", one) for index, one in enumerate(found)]
+    if not isinstance(document, dict):
+        raise ArgumentValueError(str(file), f"must have the fields of a {kind.noun}, or a list under {kind.plural}:")
+    return [("", document)]
+
+
+def definition_of(entry: Any, kind: Kind[ResourceT], place: str) -> tuple[str, Data]:
+    """Id, or "" without one, and definition of an entry. What only the server sets is dropped.
+
+    Raises:
+        ArgumentValueError: a field is wrong.
+    """
+    data = checked(entry, kind.descriptor, place)
+    fixed = {field.json_name for field in kind.descriptor.fields if field.name in kind.hidden}
+    name = data.get("name", "").removeprefix(kind.prefix)
+    return name, {key: value for key, value in data.items() if key not in fixed}
+
+
+def differences(before: Data, after: Data) -> list[str]:
+    """A line for each value that differs: `weight: 1 -> 2`."""
+    old, new = dict(_leaves(before)), dict(_leaves(after))
+    names = [*old, *(name for name in new if name not in old)]
+    return [
+        f"{name}: {old.get(name, 'unset')} -> {new.get(name, 'unset')}"
+        for name in names
+        if old.get(name) != new.get(name)
+    ]
+
+
+def print_differences(before: Data, after: Data) -> None:
+    """`differences` on stdout; "nothing changes" if there are none."""
+    for line in differences(before, after) or ["nothing changes"]:
+        typer.echo(f"  {line}")
+
+
+def print_resource(kind: Kind[ResourceT], resource: ResourceT) -> None:
+    """YAML that `apply -f` takes; what only the server sets is in comments."""
+    data = as_data(resource)
+    fixed = {field.json_name for field in kind.descriptor.fields if field.name in kind.hidden}
+    for name, value in data.items():
+        if name in fixed and name != "name":
+            typer.echo(f"# {name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
+    typer.echo(to_yaml({"name": data.get("name", ""), **kind.definition(resource)}), nl=False)
+
+
+def _leaves(data: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(data, dict) and (data or not place):
+        for name, value in data.items():
+            yield from _leaves(value, f"{place}.{name}" if place else name)
+    elif isinstance(data, list) and any(isinstance(one, dict) for one in data):
+        for index, value in enumerate(data):
+            yield from _leaves(value, f"{place}[{index}]")
+    else:
+        yield place, data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)

@@ -1,0 +1,223 @@
+"""`draftwood experiment`: A/B tests of drafting strategies on live requests. For operators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftwood.admin.v1 import experiments_pb2 as pb
+from draftwood_client.cli.admin import changes, report_command
+from draftwood_client.cli.admin.arms import arms_of
+from draftwood_client.cli.admin.changes import DryRun, FileOption, RequiredFile, Yes
+from draftwood_client.cli.admin.fields import Data, as_data
+from draftwood_client.cli.admin.kinds import EXPERIMENT
+from draftwood_client.cli.admin.tables import experiments_table, state_text
+from draftwood_client.cli.commands import AsJson
+from draftwood_client.cli.options import ServerOptions, command
+from draftwood_client.cli.output import print_json
+from draftwood_client.errors import ArgumentValueError
+
+Name = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="Its name.")]
+
+
+def group() -> typer.Typer:
+    """The group of commands; a new one, since plugins add to it."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        help="Compare drafting strategies: on live requests, and on recorded answers.",
+    )
+    for name, function in _COMMANDS.items():
+        app.command(name)(function)
+    return app
+
+
+@command
+def list_experiments(server: ServerOptions, as_json: AsJson = False) -> None:
+    """List all experiments."""
+    with server.admin_client() as admin:
+        changes.print_all(EXPERIMENT, admin.experiments, as_json, experiments_table)
+
+
+@command
+def show(server: ServerOptions, name: Name, as_json: AsJson = False) -> None:
+    """Show an experiment as YAML that `apply` takes."""
+    with server.admin_client() as admin:
+        changes.show(EXPERIMENT, admin.experiments.get(name), as_json)
+
+
+def _arms(help: str, name: str, metavar: str) -> typer.models.OptionInfo:
+    found: typer.models.OptionInfo = typer.Option(name, help=help, metavar=metavar, rich_help_panel="Experiment")
+    return found
+
+
+@command
+def create(
+    server: ServerOptions,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[EXPERIMENT]", help="a to z, 0 to 9 and -.", show_default=False)
+    ] = None,
+    file: FileOption = None,
+    arm: Annotated[
+        list[str] | None,
+        _arms("An arm; two to eight, the first is the control.", "--arm", "NAME=STRATEGY[,OPTION=VALUE]..."),
+    ] = None,
+    weight: Annotated[list[str] | None, _arms("Share of the units; 1 by default.", "--weight", "NAME=NUMBER")] = None,
+    fork: Annotated[list[str] | None, _arms("The arm's memory begins as the tenant's.", "--fork", "NAME")] = None,
+    coverage: Annotated[float | None, _arms("Share of the units that take part.", "--coverage", "SHARE")] = None,
+    unit: Annotated[str | None, _arms("What gets an arm as a whole.", "--unit", "request|session")] = None,
+    tenant: Annotated[
+        list[str] | None, _arms("Takes part; may be repeated; all by default.", "--tenant", "TENANT")
+    ] = None,
+    burn_in: Annotated[str | None, _arms("Not counted after the start, such as 5m.", "--burn-in", "TIME")] = None,
+    alpha: Annotated[float | None, _arms("Probability of a false alarm; 0.05.", "--alpha", "NUMBER")] = None,
+    description: Annotated[str | None, _arms("For people.", "--description", "TEXT")] = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a draft of an experiment, from a file, from options, or both; `start` it then."""
+    experiment, definition = changes.file_entry(EXPERIMENT, file, name)
+    if arm:
+        definition["arms"] = arms_of(arm, weight or [], fork or [])
+    elif weight or fork:
+        raise ArgumentValueError("--weight" if weight else "--fork", "needs --arm")
+    given: Data = {
+        "coverage": coverage,
+        "unit": unit,
+        "tenants": tenant or None,
+        "burnIn": burn_in,
+        "alpha": alpha,
+        "description": description,
+    }
+    definition.update({field: value for field, value in given.items() if value is not None})
+    with server.admin_client() as admin:
+        changes.create(EXPERIMENT, admin.experiments, experiment, definition, dry_run, as_json)
+
+
+@command
+def set_fields(
+    server: ServerOptions,
+    name: Name,
+    settings: Annotated[
+        list[str],
+        typer.Argument(metavar="FIELD=VALUE...", help="Such as coverage=1 or burnIn=5m; null clears a field."),
+    ],
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Change fields of an experiment. Of a running one: coverage (upwards), guardrails, description."""
+    with server.admin_client() as admin:
+        changes.set_fields(EXPERIMENT, admin.experiments, name, settings, dry_run, as_json)
+
+
+@command
+def apply(server: ServerOptions, file: RequiredFile, dry_run: DryRun = False, as_json: AsJson = False) -> None:
+    """Create or change experiments so that they are as in a file: one, or a list under `experiments:`."""
+    with server.admin_client() as admin:
+        changes.apply(EXPERIMENT, admin.experiments, file, dry_run, as_json)
+
+
+@command
+def edit(server: ServerOptions, name: Name) -> None:
+    """Change an experiment in $VISUAL or $EDITOR."""
+    with server.admin_client() as admin:
+        changes.edit_one(EXPERIMENT, admin.experiments, name)
+
+
+@command
+def delete(
+    server: ServerOptions,
+    name: Name,
+    allow_missing: Annotated[bool, typer.Option("--allow-missing", help="No error if there is none.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Delete an experiment with its counts and the memories of its arms. A running one must be stopped first."""
+    with server.admin_client() as admin:
+        question = f"Delete experiment {name!r}, its counts and the memories of its arms?"
+        changes.delete(
+            EXPERIMENT, admin.experiments, name, question, allow_missing=allow_missing, dry_run=dry_run, yes=yes
+        )
+
+
+@command
+def start(server: ServerOptions, name: Name, dry_run: DryRun = False, as_json: AsJson = False) -> None:
+    """Begin to assign requests to the arms."""
+    with server.admin_client() as admin:
+        _tell(admin.experiments.start(name, validate_only=dry_run), dry_run, as_json)
+
+
+@command
+def stop(server: ServerOptions, name: Name, dry_run: DryRun = False, as_json: AsJson = False) -> None:
+    """End the assignment for good; the counts stay."""
+    with server.admin_client() as admin:
+        _tell(admin.experiments.stop(name, validate_only=dry_run), dry_run, as_json)
+
+
+@command
+def conclude(
+    server: ServerOptions,
+    name: Name,
+    winner: Annotated[
+        str, typer.Option("--winner", metavar="ARM", help="By default the arm that the report says is better.")
+    ] = "",
+    keep_tenants: Annotated[
+        bool, typer.Option("--keep-tenants", help="Leave the tenants' configuration as it is.")
+    ] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Stop an experiment if it runs, and make an arm's drafting that of the tenants in scope."""
+    with server.admin_client() as admin:
+        found = admin.experiments.conclude(name, winner, keep_tenants=keep_tenants, validate_only=dry_run)
+    _tell(found, dry_run, as_json)
+
+
+@command
+def report(
+    server: ServerOptions,
+    name: Name,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every few seconds, until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds in between.")] = 3.0,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", help="Write the plot over time to this .svg, .png or .pdf file; needs matplotlib."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what was counted of each arm, and what may be concluded from it."""
+    with server.admin_client() as admin:
+        report_command.show(
+            lambda: admin.experiments.report(name), watch=interval if watch else None, plot=plot, as_json=as_json
+        )
+
+
+def _tell(experiment: pb.Experiment, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        print_json(as_data(experiment))
+        return
+    words = [
+        EXPERIMENT.noun,
+        EXPERIMENT.id_of(experiment),
+        "would be" if dry_run else "is",
+        state_text(experiment.state),
+    ]
+    typer.echo(" ".join(words) + (f", winner {experiment.winner}" if experiment.winner else ""))
+
+
+_COMMANDS = {
+    "list": list_experiments,
+    "show": show,
+    "create": create,
+    "set": set_fields,
+    "apply": apply,
+    "edit": edit,
+    "delete": delete,
+    "start": start,
+    "stop": stop,
+    "conclude": conclude,
+    "report": report,
+}
