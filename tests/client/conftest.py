@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
 import pytest
+from typer.testing import CliRunner, Result
 
 from benchmarks.shared.certificates import make_certificate
 from draftwood_client import AsyncClient, Client, Completion, Prompt, RetryPolicy
+from draftwood_client.cli import build_app
+from tests.client.fake_admin import FakeAdmin
 from tests.client.fake_server import FakeServer
 
 QUICK = RetryPolicy(max_attempts=3, initial_backoff=0.01, max_backoff=0.01)
@@ -38,6 +41,23 @@ def _ask_async(target: str, prompt: Prompt = "hi", *, retry: RetryPolicy = QUICK
 def server() -> Iterator[FakeServer]:
     with FakeServer() as server:
         yield server
+
+
+@pytest.fixture
+def admin() -> Iterator[FakeAdmin]:
+    with FakeAdmin() as admin:
+        yield admin
+
+
+@pytest.fixture
+def run_admin(admin: FakeAdmin) -> Callable[..., Result]:
+    """Runs `draftwood` against the administrative services."""
+
+    def run(*args: str, stdin: str | None = None, **env: str) -> Result:
+        settings = {"DRAFTWOOD_TARGET": admin.target, "NO_COLOR": "1", "FORCE_COLOR": "", **env}
+        return CliRunner().invoke(build_app(), list(args), input=stdin, env=settings, catch_exceptions=False)
+
+    return run
 
 
 @pytest.fixture(params=[_ask, _ask_async], ids=["sync", "async"])

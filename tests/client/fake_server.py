@@ -24,7 +24,7 @@ def answers(*texts: str, drafted: Sequence[bool] = (), stop_string: str = "", pa
     """Started, one delta per text, Finished; `pause` seconds before each delta."""
 
     def behave(request: pb.GenerateRequest, context: Any, server: FakeServer) -> Events:
-        yield started(request)
+        yield started(request, *server.arm)
         for number, text in enumerate(texts):
             if server.cancelled.wait(pause):
                 return
@@ -109,7 +109,7 @@ def violation(field: str, description: str) -> message.Message:
     return detail
 
 
-def started(request: pb.GenerateRequest) -> pb.GenerateResponse:
+def started(request: pb.GenerateRequest, experiment: str = "", arm: str = "") -> pb.GenerateResponse:
     event = pb.Started(
         request_id=request.request_id or "server-made",
         model="fake",
@@ -117,6 +117,8 @@ def started(request: pb.GenerateRequest) -> pb.GenerateResponse:
         strategy="trie",
         prompt_tokens=3,
         max_tokens=100,
+        experiment=experiment,
+        arm=arm,
     )
     return pb.GenerateResponse(started=event)
 
@@ -158,6 +160,7 @@ class FakeServer(GenerationServiceServicer):
         metadata: the headers of each attempt at any method.
         arrived: set when a `Generate` has come.
         cancelled: set when a client disconnected from an unfinished `Generate`.
+        arm: experiment and arm of the requests.
         unavailable_calls: so many unary calls are refused first.
         options: gRPC arguments of the server.
     """
@@ -174,6 +177,7 @@ class FakeServer(GenerationServiceServicer):
         self.metadata: list[dict[str, str | bytes]] = []
         self.arrived = threading.Event()
         self.cancelled = threading.Event()
+        self.arm = ("", "")
         self.unavailable_calls = 0
         self.has_chat_template = has_chat_template
         self._server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0), *options])

@@ -76,6 +76,7 @@ def test_every_option_reaches_its_field(ask: Ask, server: FakeServer) -> None:
         messages,
         tenant="acme",
         request_id="r",
+        session="s",
         temperature=0.5,
         top_k=5,
         top_p=0.75,
@@ -101,6 +102,7 @@ def test_every_option_reaches_its_field(ask: Ask, server: FakeServer) -> None:
         chat=pb.Chat(messages=turns),
         tenant="acme",
         request_id="r",
+        session="s",
         sampling=pb.SamplingOptions(
             temperature=0.5,
             top_k=5,

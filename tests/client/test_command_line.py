@@ -111,6 +111,15 @@ def test_stats_go_to_stderr(cli: Cli) -> None:
     )
 
 
+def test_the_arm_of_an_experiment_is_shown(cli: Cli, server: FakeServer) -> None:
+    server.arm = ("trie-vs-hybrid", "hybrid")
+    result = cli("generate", "x", "--stats", "--session", "chat-7")
+    assert "; trie (arm hybrid of trie-vs-hybrid): 2 of 8 draft tokens accepted (25%);" in result.stderr
+    assert server.requests[0].session == "chat-7"
+    value = json.loads(cli("generate", "x", "--json").stdout)
+    assert (value["experiment"], value["arm"]) == ("trie-vs-hybrid", "hybrid")
+
+
 def test_errors_are_one_line_and_status_1(cli: Cli, server: FakeServer) -> None:
     detail = violation("sampling.temperature", "must lie\nin [0, 100]")
     server.script = [fails(grpc.StatusCode.INVALID_ARGUMENT, "bad request", reason("INVALID_VALUE"), detail)]
@@ -344,15 +353,34 @@ def test_a_command_that_cannot_be_imported_says_what_is_missing(cli: Cli) -> Non
     assert (result.stderr.count("\n"), result.exit_code) == (1, 1)
 
 
-@pytest.mark.parametrize("command", ["serve", "demo", "bench", "experiment"])
+@pytest.mark.parametrize("command", ["serve", "demo", "bench", "experiment.replay"])
 def test_without_the_server_its_commands_say_what_to_install(
     cli: Cli, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plugins, "entry_points", lambda group: [])
-    result = cli(command, "--help")
-    assert result.stderr == f"error: `draftwood {command}` needs the server: pip install draftwood\n"
+    words = command.split(".")
+    result = cli(*words, "--help")
+    assert result.stderr == f"error: `draftwood {' '.join(words)}` needs the server: pip install draftwood\n"
     assert result.exit_code == 1
     assert plugins.HELP[command] not in cli("--help").stdout
+
+
+def test_a_command_can_join_a_group_of_the_client(cli: Cli, installed: list[EntryPoint]) -> None:
+    installed.append(plugin("experiment.replay", "some_commands:echo"))
+    installed.append(plugin("experiment.mine", "some_commands:fine", "other-package"))
+    shown = cli("experiment", "--help").stdout
+    assert all(name in shown for name in ("create", "report", "replay", "mine", "From the package other-package."))
+    assert cli("experiment", "replay", "a", "--arm", "x=y").stdout == "['a', '--arm', 'x=y']\n"
+    assert "replay" not in cli("--help").stdout
+
+
+def test_commands_of_the_client_cannot_be_replaced(cli: Cli, installed: list[EntryPoint]) -> None:
+    for name in ("generate", "experiment", "experiment.report", "memory"):
+        installed.append(plugin(name, "some_commands:echo", "other-package"))
+    assert cli("generate", "x").stdout == "Hello, wörld!"
+    assert "Delete a tenant" not in cli("experiment", "--help").stdout
+    assert "until Ctrl-C" in cli("experiment", "report", "--help").stdout
+    assert "purge" in cli("memory", "--help").stdout
 
 
 OTHERS_SERVICE = {

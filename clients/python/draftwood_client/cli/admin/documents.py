@@ -162,14 +162,13 @@ def definition_of(entry: Any, kind: Kind[ResourceT], place: str) -> tuple[str, D
 
 
 def differences(before: Data, after: Data) -> list[str]:
-    """A line for each value that differs: `weight: 1 -> 2`."""
+    """A line for each value that differs: `weight: 1 -> 2`; the new values alone if there was nothing before."""
     old, new = dict(_leaves(before)), dict(_leaves(after))
     names = [*old, *(name for name in new if name not in old)]
-    return [
-        f"{name}: {old.get(name, 'unset')} -> {new.get(name, 'unset')}"
-        for name in names
-        if old.get(name) != new.get(name)
-    ]
+    changed = [name for name in names if old.get(name) != new.get(name)]
+    if not before:
+        return [f"{name}: {new[name]}" for name in changed]
+    return [f"{name}: {old.get(name, 'unset')} -> {new.get(name, 'unset')}" for name in changed]
 
 
 def print_differences(before: Data, after: Data) -> None:

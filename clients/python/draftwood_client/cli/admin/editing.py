@@ -50,13 +50,14 @@ def edit(kind: Kind[ResourceT], resources: Resources[ResourceT], name: str) -> R
     base = resources.get(name)
     draft = _Draft(kind.definition(base), kind.definition(base))
     header = _HEADER.format(noun=kind.noun, name=name)
-    text, problem = header + to_yaml(draft.base), ""
+    text, problem, note = header + to_yaml(draft.base), "", ""
     while True:
-        shown = _commented(problem) + text
+        comment = _commented("NOTE", note) + _commented("ERROR", problem)
+        shown = comment + text
         edited = _edited(command, shown, kind.noun)
         if edited == shown and problem:
             raise ArgumentValueError(kind.noun, f"nothing was saved; {problem}")
-        text = edited.removeprefix(_commented(problem))
+        text, note = edited.removeprefix(comment), ""
         try:
             document = from_yaml(edited, "text")
             if document is None:
@@ -72,8 +73,8 @@ def edit(kind: Kind[ResourceT], resources: Resources[ResourceT], name: str) -> R
             problem = error_line(error)
             continue
         except AbortedError:
-            base, problem = _newer(kind, resources, name, draft)
-            text = header + to_yaml(draft.wanted)
+            base, note = _newer(kind, resources, name, draft)
+            text, problem = header + to_yaml(draft.wanted), ""
             continue
         print_differences(draft.base, kind.definition(would))
         return saved
@@ -130,5 +131,5 @@ def _edited(command: list[str], text: str, noun: str) -> str:
     return edited
 
 
-def _commented(problem: str) -> str:
-    return "".join(f"# ERROR: {line}\n" for line in problem.splitlines()) + "#\n" if problem else ""
+def _commented(word: str, text: str) -> str:
+    return f"# {word}: {text}\n#\n" if text else ""

@@ -29,9 +29,13 @@ _LISTED = 30
 """Names that an error lists."""
 
 
-def as_data(message: Message) -> Data:
-    """The fields that are set; 64-bit numbers and whole ones are integers."""
-    data: Data = json_format.MessageToDict(message)
+def as_data(message: Message, *, zeros: bool = False) -> Data:
+    """The fields that are set; 64-bit numbers and whole ones are integers.
+
+    Args:
+        zeros: with the fields that are zero or empty and cannot be unset.
+    """
+    data: Data = json_format.MessageToDict(message, always_print_fields_with_no_presence=zeros)
     kind = cast(Descriptor, message.DESCRIPTOR)
     return {name: _plain(field_named(kind, name), value) for name, value in data.items()}
 

@@ -35,7 +35,7 @@ def show(ask: Callable[[], pb.ExperimentReport], *, watch: float | None, plot: P
     if plot is not None:
         write_plot(report, plot)
     if as_json:
-        print_json(as_data(report))
+        print_json(as_data(report, zeros=True))
     else:
         console().print(rendered(report))
 

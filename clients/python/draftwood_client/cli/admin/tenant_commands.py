@@ -56,8 +56,11 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Give a tenant a configuration, from a file, from fields, or both."""
+    fields = settings or []
+    if file is not None and name and "=" in name:
+        name, fields = None, [name, *fields]
     tenant, definition = changes.file_entry(TENANT, file, name)
-    for setting in settings or []:
+    for setting in fields:
         apply_setting(definition, TENANT.descriptor, setting, TENANT.hidden)
     with server.admin_client() as admin:
         changes.create(TENANT, admin.tenants, tenant, definition, dry_run, as_json)
@@ -117,12 +120,11 @@ def check(
     """Let the server check a tenants file, or one tenant, and change nothing."""
     document = read_file(file)
     with server.admin_client() as admin:
+        problems = 0
+        if not isinstance(document, dict) or "tenants" in document or "experiments" not in document:
+            problems += _check(TENANT, admin.tenants, document, file)
         if isinstance(document, dict) and "experiments" in document:
-            problems = _check(EXPERIMENT, admin.experiments, document, file)
-            if "tenants" in document:
-                problems += _check(TENANT, admin.tenants, document, file)
-        else:
-            problems = _check(TENANT, admin.tenants, document, file)
+            problems += _check(EXPERIMENT, admin.experiments, document, file)
     if problems:
         raise typer.Exit(FAILURE)
 

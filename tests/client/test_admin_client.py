@@ -1,0 +1,201 @@
+"""The operators' client of tenants and experiments: blocking and asyncio alike."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from draftwood.admin.v1 import experiments_pb2 as xp
+from draftwood.admin.v1 import tenants_pb2 as pb
+from draftwood_client import (
+    AbortedError,
+    AdminClient,
+    AlreadyExistsError,
+    ArgumentTypeError,
+    ArgumentValueError,
+    AsyncAdminClient,
+    ClientClosedError,
+    FailedPreconditionError,
+    InvalidRequestError,
+    NotFoundError,
+    StatusError,
+    UnavailableError,
+)
+from tests.client.fake_admin import FakeAdmin
+
+Use = Callable[[Any], Coroutine[Any, Any, Any]]
+Act = Callable[[str, Use], Any]
+
+
+class Awaitable:
+    """A blocking client with the interface of the asyncio one."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if not callable(found):
+            return Awaitable(found)
+        if name == "list":
+            return lambda **arguments: _each(found(**arguments))
+
+        async def call(*args: Any, **arguments: Any) -> Any:
+            return found(*args, **arguments)
+
+        return call
+
+
+async def _each(items: Any) -> Any:
+    for item in items:
+        yield item
+
+
+def _act(target: str, use: Use) -> Any:
+    with AdminClient(target, api_key="k") as client:
+        return asyncio.run(use(Awaitable(client)))
+
+
+def _act_async(target: str, use: Use) -> Any:
+    async def run() -> Any:
+        async with AsyncAdminClient(target, api_key="k") as client:
+            return await use(client)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(params=[_act, _act_async], ids=["sync", "async"])
+def act(request: pytest.FixtureRequest) -> Act:
+    found: Act = request.param
+    return found
+
+
+ARMS = [xp.ExperimentArm(id="a"), xp.ExperimentArm(id="b")]
+
+
+def test_the_life_of_a_tenant(admin: FakeAdmin, act: Act) -> None:
+    async def use(client: Any) -> None:
+        made = await client.tenants.create("acme", pb.Tenant(weight=2, description="d"))
+        assert (made.name, made.etag, made.weight) == ("tenants/acme", "1", 2)
+        made.weight, made.description = 3, "not in the mask"
+        changed = await client.tenants.update(made, ["weight"])
+        assert (changed.weight, changed.description, changed.etag) == (3, "d", "2")
+        assert (await client.tenants.update(pb.Tenant(name="tenants/acme", weight=4), validate_only=True)).weight == 4
+        assert await client.tenants.get("acme") == changed
+        await client.tenants.delete("acme", etag=changed.etag)
+        await client.tenants.delete("acme", allow_missing=True)
+
+    act(admin.target, use)
+    assert admin.metadata[0]["authorization"] == "Bearer k"
+    assert [(method, mask) for method, _, mask in admin.tenants.writes] == [
+        ("create", ["description", "weight"]),
+        ("update", ["weight"]),
+        ("delete", []),
+    ]
+
+
+def test_lists_read_all_pages(admin: FakeAdmin, act: Act) -> None:
+    admin.page = 2
+    for name in "abcde":
+        admin.tenants.held[f"tenants/{name}"] = pb.Tenant(name=f"tenants/{name}")
+        admin.experiments.held[f"experiments/{name}"] = xp.Experiment(name=f"experiments/{name}")
+
+    async def use(client: Any) -> list[str]:
+        found = [one.name async for one in client.tenants.list()]
+        return found + [one.name async for one in client.experiments.list(page_size=1)]
+
+    assert act(admin.target, use) == [f"{kind}/{name}" for kind in ("tenants", "experiments") for name in "abcde"]
+
+
+def test_the_life_of_an_experiment(admin: FakeAdmin, act: Act) -> None:
+    admin.reports["experiments/x"] = xp.ExperimentReport(servers=3)
+
+    async def use(client: Any) -> None:
+        experiments = client.experiments
+        made = await experiments.create("x", xp.Experiment(arms=ARMS, tenants=["acme"]))
+        assert made.state == xp.EXPERIMENT_STATE_DRAFT
+        assert (await experiments.start("x", validate_only=True)).state == xp.EXPERIMENT_STATE_RUNNING
+        assert (await experiments.get("x")).state == xp.EXPERIMENT_STATE_DRAFT
+        running = await experiments.start("x", etag=made.etag)
+        running.coverage = 0.5
+        assert (await experiments.update(running, ["coverage"])).coverage == 0.5
+        assert (await experiments.report("x")).servers == 3
+        assert (await experiments.stop("x")).state == xp.EXPERIMENT_STATE_STOPPED
+        assert (await experiments.conclude("x", "b", keep_tenants=True)).winner == "b"
+        await experiments.delete("x")
+
+    act(admin.target, use)
+    assert admin.experiments.held == {}
+
+
+def test_errors_have_types_and_name_the_resource(admin: FakeAdmin, act: Act) -> None:
+    of_file = pb.Tenant(name="tenants/f", origin=pb.RESOURCE_ORIGIN_FILE, etag="1")
+    admin.tenants.held = {"tenants/f": of_file, "tenants/a": pb.Tenant(name="tenants/a", etag="9")}
+
+    async def failure(call: Any) -> StatusError:
+        with pytest.raises(StatusError) as caught:
+            await call
+        return caught.value
+
+    async def use(client: Any) -> None:
+        missing = await failure(client.tenants.get("none"))
+        assert (type(missing), missing.resource, missing.reason) == (NotFoundError, "tenants/none", "NOT_FOUND")
+        assert missing.request_id == "r-1"
+        exists = await failure(client.tenants.create("a", pb.Tenant()))
+        assert (type(exists), exists.resource) == (AlreadyExistsError, "tenants/a")
+        aborted = await failure(client.tenants.update(pb.Tenant(name="tenants/a", etag="8", weight=1)))
+        assert (type(aborted), aborted.reason) == (AbortedError, "ETAG_MISMATCH")
+        refused = await failure(client.tenants.delete("f"))
+        assert isinstance(refused, FailedPreconditionError)
+        [violation] = refused.violations
+        assert violation.field == "tenants/f"
+        assert "tenants file" in violation.description
+        wrong = await failure(client.tenants.create("n", pb.Tenant(weight=500)))
+        assert isinstance(wrong, InvalidRequestError)
+        assert wrong.violations[0].field == "tenant.weight"
+
+    act(admin.target, use)
+
+
+def test_a_server_that_is_away(act: Act) -> None:
+    with pytest.raises(UnavailableError, match=r"cannot connect to 127\.0\.0\.1:1"):
+        act("127.0.0.1:1", lambda client: client.tenants.get("acme"))
+
+
+def test_a_closed_client(admin: FakeAdmin) -> None:
+    client = AdminClient(admin.target)
+    client.close()
+    client.close()
+    with pytest.raises(ClientClosedError, match="is closed"):
+        client.tenants.get("acme")
+
+    async def closed() -> None:
+        async_client = AsyncAdminClient(admin.target)
+        await async_client.close()
+        with pytest.raises(ClientClosedError, match="is closed"):
+            await async_client.experiments.get("x")
+
+    asyncio.run(closed())
+
+
+def test_wrong_arguments() -> None:
+    wrong: Any = {"api_kye": "x"}
+    with pytest.raises(ArgumentTypeError, match="api_kye: there is no such argument"):
+        AdminClient(**wrong)
+    with pytest.raises(ArgumentValueError, match=r"api_key: would be sent to example\.org:1 in clear text"):
+        AsyncAdminClient("example.org:1", api_key="k")
+
+
+@pytest.mark.parametrize("name", ["tenants", "experiments"])
+def test_both_clients_have_the_same_methods(name: str) -> None:
+    blocking, other = getattr(AdminClient("x"), name), getattr(AsyncAdminClient("x"), name)
+
+    def methods(of: Any) -> dict[str, Any]:
+        found = inspect.getmembers(type(of), inspect.isfunction)
+        return {key: [*inspect.signature(value).parameters.values()] for key, value in found if key[0] != "_"}
+
+    assert methods(blocking) == methods(other)

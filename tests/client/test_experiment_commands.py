@@ -1,0 +1,229 @@
+"""`draftwood experiment` over a real channel."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from google.protobuf.json_format import ParseDict
+from typer.testing import Result
+
+from draftwood.admin.v1 import experiments_pb2 as xp
+from draftwood.admin.v1 import tenants_pb2
+from draftwood_client.cli.admin.plot import HEIGHT, WIDTH
+from tests.client.fake_admin import FakeAdmin
+
+Run = Callable[..., Result]
+
+CREATE = (
+    *("experiment", "create", "trie-vs-hybrid", "--arm", "control=trie"),
+    *("--arm", "hybrid=hybrid,branch_length=8,max_nodes=16,learn=both", "--weight", "hybrid=2", "--fork", "hybrid"),
+    *("--coverage", "0.5", "--unit", "session", "--tenant", "acme", "--tenant", "beta", "--burn-in", "5m"),
+)
+
+
+@pytest.fixture
+def made(admin: FakeAdmin, run_admin: Run) -> xp.Experiment:
+    assert run_admin(*CREATE).exit_code == 0
+    return admin.experiments.held["experiments/trie-vs-hybrid"]
+
+
+def test_create_from_options(made: xp.Experiment) -> None:
+    control, hybrid = made.arms
+    assert (control.id, control.drafting.strategy, control.HasField("weight")) == ("control", "trie", False)
+    assert (hybrid.id, hybrid.drafting.strategy, hybrid.weight) == ("hybrid", "hybrid", 2)
+    assert dict(hybrid.drafting.options) == {"branch_length": 8, "learn": "both"}
+    assert (hybrid.drafting.max_nodes, hybrid.memory) == (16, xp.ARM_MEMORY_FORKED)
+    assert (made.coverage, made.unit, [*made.tenants]) == (0.5, xp.EXPERIMENT_UNIT_SESSION, ["acme", "beta"])
+    assert made.burn_in.seconds == 300
+    assert made.state == xp.EXPERIMENT_STATE_DRAFT
+
+
+def test_create_from_a_file_with_options(admin: FakeAdmin, run_admin: Run, tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("name: experiments/x\ncoverage: 0.1\nstate: running\narms: [{id: a}, {id: b, memory: forked}]\n")
+    assert run_admin("experiment", "create", "-f", str(file), "--coverage", "0.2", "--dry-run").exit_code == 0
+    assert admin.experiments.held == {}
+    assert run_admin("experiment", "create", "-f", str(file), "--coverage", "0.2").exit_code == 0
+    found = admin.experiments.held["experiments/x"]
+    assert (found.coverage, found.state, found.arms[1].memory) == (0.2, xp.EXPERIMENT_STATE_DRAFT, xp.ARM_MEMORY_FORKED)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem", "status"),
+    [
+        (["--arm", "a"], "--arm: 'a' must be NAME=STRATEGY[,OPTION=VALUE]...", 2),
+        (["--arm", "a=trie,x"], "--arm: 'a=trie,x' must be NAME=STRATEGY", 2),
+        (["--arm", "a=trie", "--arm", "a=none"], "--arm: two arms are named a", 2),
+        (["--arm", "a=trie", "--weight", "b=2"], "--weight: there is no arm 'b'; there are: a", 2),
+        (["--arm", "a=trie", "--weight", "a=much"], "--weight: 'a=much' must be NAME=NUMBER", 2),
+        (["--arm", "a=trie", "--fork", "b"], "--fork: there is no arm 'b'; there are: a", 2),
+        (["--weight", "a=2"], "--weight: needs --arm", 2),
+        (["--arm", "a=", "--arm", "b=", "--unit", "user"], "unit: 'user' is unknown; there are: request, session", 2),
+        (["--arm", "a=", "--arm", "b=", "--burn-in", "5"], "burnIn: '5' is no duration", 2),
+        (["--arm", "a=trie"], "experiment.arms: 1 of them; 2 to 8 are needed", 1),
+    ],
+)
+def test_wrong_options(admin: FakeAdmin, run_admin: Run, options: list[str], problem: str, status: int) -> None:
+    result = run_admin("experiment", "create", "x", *options)
+    assert result.stderr.startswith(f"error: {problem}")
+    assert (result.stderr.count("\n"), result.exit_code) == (1, status)
+    assert admin.experiments.held == {}
+
+
+def test_list_and_show(made: xp.Experiment, run_admin: Run) -> None:
+    head, row = run_admin("experiment", "list").stdout.splitlines()
+    assert head.split()[:5] == ["experiment", "state", "arms", "unit", "coverage"]
+    assert row.split() == ["trie-vs-hybrid", "draft", "control,", "hybrid", "session", "50%", "acme,", "beta", "-", "-"]
+    [listed] = json.loads(run_admin("experiment", "list", "--json").stdout)["experiments"]
+    assert ParseDict(listed, xp.Experiment()) == made
+    shown = run_admin("experiment", "show", made.name.partition("/")[2]).stdout
+    assert "# state: EXPERIMENT_STATE_DRAFT\n" in shown
+    assert yaml.safe_load(shown)["arms"][1]["drafting"]["options"] == {"branch_length": 8, "learn": "both"}
+    assert json.loads(run_admin("experiment", "show", "trie-vs-hybrid", "--json").stdout) == listed
+
+
+def test_set_and_apply(admin: FakeAdmin, made: xp.Experiment, run_admin: Run, tmp_path: Path) -> None:
+    settings = ["coverage=1", "tenants=acme", "guardrails.reportOnly=true", "burnIn=null"]
+    assert run_admin("experiment", "set", "trie-vs-hybrid", *settings).exit_code == 0
+    found = admin.experiments.held[made.name]
+    assert (found.coverage, [*found.tenants], found.guardrails.report_only) == (1, ["acme"], True)
+    assert not found.HasField("burn_in")
+    file = tmp_path / "x.yaml"
+    file.write_text(run_admin("experiment", "show", "trie-vs-hybrid").stdout.replace("coverage: 1", "coverage: 0.7"))
+    dry = run_admin("experiment", "apply", "-f", str(file), "--dry-run").stdout
+    assert dry == "experiment trie-vs-hybrid would be changed\n  coverage: 1 -> 0.7\n"
+    assert run_admin("experiment", "apply", "-f", str(file)).exit_code == 0
+    assert admin.experiments.held[made.name].coverage == 0.7
+    assert "arms is a list" in run_admin("experiment", "set", "trie-vs-hybrid", "arms.a=1").stderr
+
+
+def test_start_stop_conclude_delete(admin: FakeAdmin, made: xp.Experiment, run_admin: Run) -> None:
+    name = "trie-vs-hybrid"
+    assert run_admin("experiment", "start", name, "--dry-run").stdout == f"experiment {name} would be running\n"
+    assert run_admin("experiment", "start", name).stdout == f"experiment {name} is running\n"
+    assert run_admin("experiment", "start", name).stderr == f"error: experiments/{name}: state: not allowed\n"
+    stopped = json.loads(run_admin("experiment", "stop", name, "--json").stdout)
+    assert stopped["state"] == "EXPERIMENT_STATE_STOPPED"
+    assert run_admin("experiment", "conclude", name).stderr == f"error: experiments/{name}: no arm is better\n"
+    concluded = run_admin("experiment", "conclude", name, "--winner", "hybrid")
+    assert concluded.stdout == f"experiment {name} is concluded, winner hybrid\n"
+    assert run_admin("experiment", "delete", name, stdin="y\n").exit_code == 0
+    assert admin.experiments.held == {}
+
+
+def report_of(experiment: xp.Experiment) -> xp.ExperimentReport:
+    report = xp.ExperimentReport(experiment=experiment, servers=2, conclusions=["hybrid is faster than control."])
+    for arm, seconds in (("control", 0.05), ("hybrid", 0.04)):
+        row = report.arms.add(arm=arm, units=1200, requests=2400, audited=10)
+        row.metrics.update({"decode time per token": seconds, "tokens per step": 1.8, "ttft p50": 1.25})
+    metric = "decode time per token"
+    bounds = {"change": -0.2, "low": -0.25, "high": -0.15}
+    report.comparisons.add(arm="hybrid", metric=metric, verdict=xp.VERDICT_BETTER, **bounds)
+    report.comparisons.add(arm="hybrid", metric="tokens per step", verdict=xp.VERDICT_OPEN)
+    for minute in range(1, 31):
+        look = report.history.add()
+        look.time.FromSeconds(1_790_000_000 + 60 * minute)
+        width = 0.5 / minute**0.5
+        look.comparisons.add(arm="hybrid", metric=metric, change=-0.2, low=-0.2 - width, high=-0.2 + width)
+    return report
+
+
+@pytest.fixture
+def reported(admin: FakeAdmin, made: xp.Experiment) -> xp.ExperimentReport:
+    report = admin.reports[made.name] = report_of(made)
+    return report
+
+
+def test_report(reported: xp.ExperimentReport, run_admin: Run) -> None:
+    shown = run_admin("experiment", "report", "trie-vs-hybrid").stdout
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert lines[0].startswith("trie-vs-hybrid: draft; unit session; 50% of them; tenants acme, beta; the first 5m not")
+    assert lines[0].endswith("2 servers")
+    for line in (
+        "units 1,200 1,200",
+        "errors 0 0",
+        "audited 10 10",
+        "decode time per token 50 ms 40 ms",
+        "tokens per step 1.800 1.800",
+        "ttft p50 1.250 s 1.250 s",
+        "hybrid decode time per token -20.0% -25.0% to -15.0% better",
+        "hybrid tokens per step - - open",
+        "hybrid is faster than control.",
+    ):
+        assert line in lines
+    start = lines.index("decode time per token of hybrid against control") + 1
+    plot = shown.splitlines()[start : start + HEIGHT + 1]
+    assert sum(line.count("●") for line in plot) == WIDTH
+    assert "─" in plot[HEIGHT // 2]
+    assert plot[-1].endswith("UTC")
+    rows = [index for index, line in enumerate(plot) if "●" in line]
+    assert all(row > HEIGHT // 2 for row in rows), "the change is below zero"
+
+
+def test_report_says_what_is_wrong(reported: xp.ExperimentReport, run_admin: Run) -> None:
+    reported.sample_ratio_mismatch = True
+    reported.violations.add(arm="hybrid", guardrail="ttft", reason="TTFT [bold]is 30% longer")
+    shown = run_admin("experiment", "report", "trie-vs-hybrid").stdout
+    assert "nothing may be concluded" in shown
+    assert "guardrail ttft of hybrid: TTFT [bold]is 30% longer\n" in shown
+    colours = run_admin("experiment", "report", "trie-vs-hybrid", NO_COLOR="", FORCE_COLOR="1").stdout
+    assert "\x1b[32mbetter" in colours
+
+
+def test_report_as_json(reported: xp.ExperimentReport, run_admin: Run) -> None:
+    value = json.loads(run_admin("experiment", "report", "trie-vs-hybrid", "--json").stdout)
+    assert ParseDict(value, xp.ExperimentReport()) == reported
+    assert (value["arms"][0]["errors"], value["sampleRatioMismatch"]) == (0, False)
+
+
+def test_report_without_data(admin: FakeAdmin, made: xp.Experiment, run_admin: Run) -> None:
+    admin.reports[made.name] = xp.ExperimentReport(experiment=made, conclusions=["Too early."])
+    result = run_admin("experiment", "report", "trie-vs-hybrid")
+    assert result.stdout.endswith("Too early.\n")
+    assert result.exit_code == 0
+
+
+def test_the_plot_as_a_file(reported: xp.ExperimentReport, run_admin: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for name, start in (("plot.svg", b"<?xml"), ("plot.png", b"\x89PNG")):
+        assert run_admin("experiment", "report", "trie-vs-hybrid", "--plot", str(tmp_path / name)).exit_code == 0
+        assert (tmp_path / name).read_bytes().startswith(start)
+    refused = run_admin("experiment", "report", "trie-vs-hybrid", "--plot", str(tmp_path / "plot.exe"))
+    assert "cannot be written" in refused.stderr
+    del reported.history[1:]
+    early = run_admin("experiment", "report", "trie-vs-hybrid", "--plot", str(tmp_path / "x.svg"))
+    assert early.stderr == "error: --plot: there are no two looks with bounds yet\n"
+
+
+def test_watch_ends_with_ctrl_c(admin: FakeAdmin, reported: xp.ExperimentReport, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "draftwood_client", "experiment", "report", "trie-vs-hybrid", "--watch", "--json"]
+    env = {**os.environ, "DRAFTWOOD_TARGET": admin.target}
+    with subprocess.Popen(
+        [*command, "--interval", "0.1"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        first = json.loads(process.stdout.readline())
+        reported.servers = 3
+        deadline = time.monotonic() + 20
+        while json.loads(process.stdout.readline())["servers"] != 3:
+            assert time.monotonic() < deadline
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert first["servers"] == 2
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_one_of_the_file_cannot_be_changed(admin: FakeAdmin, made: xp.Experiment, run_admin: Run) -> None:
+    made.origin = tenants_pb2.RESOURCE_ORIGIN_FILE
+    result = run_admin("experiment", "set", "trie-vs-hybrid", "coverage=1")
+    assert result.stderr == "error: experiments/trie-vs-hybrid: is defined in the servers' tenants file\n"
+    assert result.exit_code == 1
