@@ -67,8 +67,8 @@ def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Editor:
 @pytest.fixture(autouse=True)
 def acme(admin: FakeAdmin) -> pb.Tenant:
     fields = {"name": "tenants/acme", "etag": "a", "weight": 2, "drafting": {"strategy": "trie", "maxNodes": 4}}
-    admin.tenants.held["tenants/acme"] = ParseDict(fields, pb.Tenant())
-    return admin.tenants.held["tenants/acme"]
+    tenant = admin.tenants.held["tenants/acme"] = ParseDict(fields, pb.Tenant())
+    return tenant
 
 
 def no_files_left(tmp_path: Path) -> bool:

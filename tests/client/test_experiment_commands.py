@@ -33,7 +33,8 @@ CREATE = (
 @pytest.fixture
 def made(admin: FakeAdmin, run_admin: Run) -> xp.Experiment:
     assert run_admin(*CREATE).exit_code == 0
-    return admin.experiments.held["experiments/trie-vs-hybrid"]
+    experiment: xp.Experiment = admin.experiments.held["experiments/trie-vs-hybrid"]
+    return experiment
 
 
 def test_create_from_options(made: xp.Experiment) -> None:

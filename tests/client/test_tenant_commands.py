@@ -30,8 +30,8 @@ ACME = {
 
 @pytest.fixture
 def acme(admin: FakeAdmin) -> pb.Tenant:
-    admin.tenants.held["tenants/acme"] = ParseDict(ACME, pb.Tenant())
-    return admin.tenants.held["tenants/acme"]
+    tenant = admin.tenants.held["tenants/acme"] = ParseDict(ACME, pb.Tenant())
+    return tenant
 
 
 def stored(admin: FakeAdmin, name: str = "acme") -> pb.Tenant:

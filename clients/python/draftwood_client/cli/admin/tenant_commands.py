@@ -58,7 +58,7 @@ def create(
     """Give a tenant a configuration, from a file, from fields, or both."""
     fields = settings or []
     if file is not None and name and "=" in name:
-        name, fields = None, [name, *fields]
+        fields, name = [name, *fields], None
     tenant, definition = changes.file_entry(TENANT, file, name)
     for setting in fields:
         apply_setting(definition, TENANT.descriptor, setting, TENANT.hidden)
