@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tests.client.fake_admin import FakeAdmin
 from tests.client.fake_server import FakeServer, answers, fails, reason, retry_in, violation
 
 README = Path(__file__).resolve().parents[2] / "clients" / "python" / "README.md"
@@ -38,14 +39,28 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize(("heading", "code"), examples(), ids=[heading for heading, _ in examples()])
+ADMIN = "Tenants and experiments"
+OF_REQUESTS = [one for one in examples() if one[0] != ADMIN]
+
+
+@pytest.mark.parametrize(("heading", "code"), OF_REQUESTS, ids=[heading for heading, _ in OF_REQUESTS])
 def test_example(heading: str, code: str, server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     for behaviour, shown in SHOWN[heading]:
         server.script = [behaviour]
         assert "127.0.0.1:50051" in code
-        exec(compile(code.replace("127.0.0.1:50051", server.target), str(README), "exec"), {"__name__": "readme"})
+        run(code, server.target)
         assert shown in capsys.readouterr().out
 
 
+def test_example_of_tenants(admin: FakeAdmin, capsys: pytest.CaptureFixture[str]) -> None:
+    [code] = [code for heading, code in examples() if heading == ADMIN]
+    run(code, admin.target)
+    assert capsys.readouterr().out == "tenants/acme trie 2.0\n"
+
+
+def run(code: str, target: str) -> None:
+    exec(compile(code.replace("127.0.0.1:50051", target), str(README), "exec"), {"__name__": "readme"})
+
+
 def test_all_sections_have_examples() -> None:
-    assert {heading for heading, _ in examples()} == set(SHOWN)
+    assert {heading for heading, _ in examples()} == {*SHOWN, ADMIN}

@@ -22,7 +22,7 @@ ACME = {
     "origin": "RESOURCE_ORIGIN_API",
     "description": "Ölförderung \x1b[31m",
     "drafting": {"strategy": "trie", "options": {"branch_length": 8}},
-    "learning": {"maxAge": "129600s"},
+    "learning": {"idleTtl": "129600s"},
     "quotas": {"requestsPerMinute": 1200},
     "weight": 2,
 }
@@ -69,14 +69,14 @@ def test_show_prints_what_apply_takes(admin: FakeAdmin, run_admin: Run, acme: pb
 
 def test_create_from_fields_and_a_file(admin: FakeAdmin, run_admin: Run, tmp_path: Path) -> None:
     file = tmp_path / "beta.yaml"
-    file.write_text("name: beta\nquotas: {requests_per_minute: 60}\nlearning: {maxAge: 1h30m, scope: nothing}\n")
+    file.write_text("name: beta\nquotas: {requests_per_minute: 60}\nlearning: {idleTtl: 1h30m, scope: nothing}\n")
     dry = run_admin("tenant", "create", "-f", str(file), "weight=0.5", "--dry-run")
     assert dry.stdout.splitlines()[0] == "tenant beta would be created"
     assert admin.tenants.held == {}
     assert run_admin("tenant", "create", "-f", str(file), "weight=0.5").exit_code == 0
     made = stored(admin, "beta")
     assert made.quotas.requests_per_minute == 60
-    assert (made.learning.max_age.seconds, made.learning.scope, made.weight) == (5400, pb.LEARNING_SCOPE_NOTHING, 0.5)
+    assert (made.learning.idle_ttl.seconds, made.learning.scope, made.weight) == (5400, pb.LEARNING_SCOPE_NOTHING, 0.5)
     again = run_admin("tenant", "create", "beta")
     assert (again.stderr, again.exit_code) == ("error: tenants/beta: exists already\n", 1)
     assert run_admin("tenant", "create", "other", "-f", str(file)).stderr.startswith("error: NAME: is other, and the")
@@ -85,21 +85,21 @@ def test_create_from_fields_and_a_file(admin: FakeAdmin, run_admin: Run, tmp_pat
 
 def test_set_changes_the_named_fields_only(admin: FakeAdmin, run_admin: Run, acme: pb.Tenant) -> None:
     settings = ["drafting.strategy=hybrid", "drafting.options.branch_length=4", "drafting.options.learn=both"]
-    more = ["quotas.requestsPerMinute=600", "learning.max_age=null", "allowDraftOverride=false", "description=5"]
+    more = ["quotas.requestsPerMinute=600", "learning.idle_ttl=null", "allowDraftOverride=false", "description=5"]
     result = run_admin("tenant", "set", "acme", *settings, *more)
     assert (result.stderr, result.exit_code) == ("", 0)
     assert "  drafting.options.branch_length: 8 -> 4\n" in result.stdout
-    assert "  learning.maxAge: 129600s -> unset\n" in result.stdout
+    assert "  learning.idleTtl: 129600s -> unset\n" in result.stdout
     tenant = stored(admin)
     assert dict(tenant.drafting.options) == {"branch_length": 4, "learn": "both"}
     assert (tenant.drafting.strategy, tenant.quotas.requests_per_minute, tenant.weight) == ("hybrid", 600, 2)
-    assert not tenant.learning.HasField("max_age")
+    assert not tenant.learning.HasField("idle_ttl")
     assert tenant.HasField("allow_draft_override")
     assert tenant.description == "5"
     [(_, _, mask)] = admin.tenants.writes
     assert mask == [
         *("drafting.strategy", "drafting.options", "quotas.requests_per_minute"),
-        *("learning.max_age", "allow_draft_override", "description"),
+        *("learning.idle_ttl", "allow_draft_override", "description"),
     ]
 
 
@@ -133,7 +133,7 @@ def test_a_dry_run_changes_nothing(admin: FakeAdmin, run_admin: Run, acme: pb.Te
         ("quotas.concurrency=1.5", "quotas.concurrency: must be a whole number, not 1.5"),
         ("quotas.concurrency=99999999999", "Tenant: Failed to parse quotas field: Failed to parse concurrency"),
         ("allowDraftOverride=yes", "allowDraftOverride: must be true or false, not 'yes'"),
-        ("learning.maxAge=5", "learning.maxAge: '5' is no duration; write it as 90s, 5m, 1h30m, 500ms or 2d"),
+        ("learning.idleTtl=5", "learning.idleTtl: '5' is no duration; write it as 90s, 5m, 1h30m, 500ms or 2d"),
         ("learning.scope=output", "learning.scope: 'output' is unknown; did you mean outputs?"),
         ("weight.x=1", "weight.x: weight is a single value"),
         ("weight", "weight: must be FIELD=VALUE"),

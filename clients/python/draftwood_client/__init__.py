@@ -6,7 +6,7 @@
         for delta in stream:
             print(delta.text, end="", flush=True)
 
-The library depends on grpcio, protobuf and googleapis-common-protos only, and on none of the server's code.
+The library imports grpcio, protobuf and googleapis-common-protos only, and none of the server's code.
 """
 
 from draftwood_client.admin.client import AdminClient, AsyncAdminClient

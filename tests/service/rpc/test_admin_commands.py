@@ -32,7 +32,7 @@ async def run(tmp_path: Path) -> AsyncIterator[Run]:
 
 
 async def test_tenants(run: Run, tmp_path: Path) -> None:
-    options = ("drafting.strategy=trie", "drafting.options.branch_length=8", "learning.maxAge=36h", "weight=2")
+    options = ("drafting.strategy=trie", "drafting.options.branch_length=8", "learning.idleTtl=36h", "weight=2")
     made = await run("tenant", "create", "acme", *options)
     assert (made.stderr, made.exit_code) == ("", 0)
     assert (await run("tenant", "create", "acme")).stderr == "error: tenants/acme: exists already\n"
