@@ -103,6 +103,14 @@ def test_set_changes_the_named_fields_only(admin: FakeAdmin, run_admin: Run, acm
     ]
 
 
+def test_set_gives_a_tenant_a_configuration(admin: FakeAdmin, run_admin: Run) -> None:
+    dry = run_admin("tenant", "set", "new", "weight=2", "--dry-run")
+    assert dry.stdout == "tenant new would be created\n  weight: 2\n"
+    assert admin.tenants.held == {}
+    assert run_admin("tenant", "set", "new", "weight=2", "drafting.options.learn=both").exit_code == 0
+    assert (stored(admin, "new").weight, dict(stored(admin, "new").drafting.options)) == (2, {"learn": "both"})
+
+
 def test_set_keeps_what_another_changed_at_the_same_time(admin: FakeAdmin, run_admin: Run, acme: pb.Tenant) -> None:
     def interfere() -> None:
         other = stored(admin)

@@ -76,12 +76,22 @@ def set_fields(
     settings: list[str],
     dry_run: bool,
     as_json: bool,
+    *,
+    create_missing: bool = False,
 ) -> None:
     """Reads the resource, since masks name no parts of options, and writes it unless it was changed meanwhile."""
     for left in reversed(range(_TRIES)):
-        current = resources.get(name)
-        definition = kind.definition(current)
+        try:
+            current = resources.get(name)
+        except NotFoundError:
+            if not create_missing:
+                raise
+            current = None
+        definition = Data() if current is None else kind.definition(current)
         paths = [apply_setting(definition, kind.descriptor, one, kind.hidden) for one in settings]
+        if current is None:
+            create(kind, resources, name, definition, dry_run, as_json)
+            return
         masks = [*dict.fromkeys(mask_of(path) for path in paths)]
         change = kind.resource(definition, name, current.etag)  # type: ignore[attr-defined]
         try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -27,10 +27,9 @@ _VERDICTS = {
 def show(ask: Callable[[], pb.ExperimentReport], *, watch: float | None, plot: Path | None, as_json: bool) -> None:
     """Prints a report; with `watch`, a new one every so many seconds, until Ctrl-C."""
     if watch is not None:
-        try:
+        with suppress(KeyboardInterrupt):
             _watch(ask, watch, plot, as_json)
-        except KeyboardInterrupt:
-            return
+        return
     report = ask()
     if plot is not None:
         write_plot(report, plot)
@@ -41,17 +40,17 @@ def show(ask: Callable[[], pb.ExperimentReport], *, watch: float | None, plot: P
 
 
 def _watch(ask: Callable[[], pb.ExperimentReport], seconds: float, plot: Path | None, as_json: bool) -> None:
-    if as_json:
-        while True:
-            show(ask, watch=None, plot=plot, as_json=True)
-            time.sleep(seconds)
-    with Live(console=console(), auto_refresh=False, vertical_overflow="visible") as live:
-        while True:
-            report = ask()
-            if plot is not None and histories(report):
-                write_plot(report, plot)
-            live.update(rendered(report), refresh=True)
-            time.sleep(seconds)
+    while True:
+        report = ask()
+        if plot is not None and histories(report):
+            write_plot(report, plot)
+        if as_json:
+            print_json(as_data(report, zeros=True))
+        else:
+            out = console()
+            out.clear()
+            out.print(rendered(report))
+        time.sleep(seconds)
 
 
 def rendered(report: pb.ExperimentReport) -> RenderableType:

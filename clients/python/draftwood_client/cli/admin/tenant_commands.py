@@ -75,9 +75,9 @@ def set_fields(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Change fields of a tenant; all others stay."""
+    """Change fields of a tenant; all others stay. A tenant without a configuration gets one."""
     with server.admin_client() as admin:
-        changes.set_fields(TENANT, admin.tenants, name, settings, dry_run, as_json)
+        changes.set_fields(TENANT, admin.tenants, name, settings, dry_run, as_json, create_missing=True)
 
 
 @app.command("apply")
