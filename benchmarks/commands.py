@@ -29,7 +29,7 @@ COMMANDS = {
     "abuse": ("benchmarks.abuse.command:abuse", "What one caller's attacks cost the others."),
     "leak": (
         "benchmarks.leak.command:leak",
-        "What packet sizes and times tell of an answer, and what hiding them costs.",
+        "What packet sizes and times tell of an answer.",
     ),
     "soak": ("benchmarks.soak.command:soak", "Mixed traffic for a long time, to find leaks."),
     "replay": ("benchmarks.replay.command:replay_command", "Acceptance length of a strategy on recorded outputs."),
