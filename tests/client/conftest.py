@@ -17,6 +17,8 @@ from tests.client.fake_server import FakeServer
 
 QUICK = RetryPolicy(max_attempts=3, initial_backoff=0.01, max_backoff=0.01)
 """Retries without noticeable waits."""
+OWN_CONNECTION = {"grpc.use_local_subchannel_pool": 1}
+"""Else a client shares a connection that an earlier test has left, to a server on the same port that was stopped."""
 
 
 class Ask(Protocol):
@@ -25,13 +27,13 @@ class Ask(Protocol):
 
 
 def _ask(target: str, prompt: Prompt = "hi", *, retry: RetryPolicy = QUICK, **options: Any) -> Completion:
-    with Client(target, retry=retry) as client:
+    with Client(target, retry=retry, channel_options=OWN_CONNECTION) as client:
         return client.generate(prompt, **options)
 
 
 def _ask_async(target: str, prompt: Prompt = "hi", *, retry: RetryPolicy = QUICK, **options: Any) -> Completion:
     async def ask() -> Completion:
-        async with AsyncClient(target, retry=retry) as client:
+        async with AsyncClient(target, retry=retry, channel_options=OWN_CONNECTION) as client:
             return await client.generate(prompt, **options)
 
     return asyncio.run(ask())

@@ -8,22 +8,12 @@ import gc
 import time
 from collections.abc import Iterator
 
-import grpc
 import psutil
 import pytest
 
 from draftwood_client import NO_RETRY, AsyncClient, Client, DraftwoodError
-from tests.client.fake_server import Behaviour, FakeServer, answers, fails, hangs, reason
-
-OWN_CONNECTION = {"grpc.use_local_subchannel_pool": 1}
-CLIENTS = 5
-ENDINGS = [
-    pytest.param(answers("a", "b"), None, id="finished"),
-    pytest.param(hangs("a"), None, id="left"),
-    pytest.param(hangs("a"), 0.1, id="late"),
-    pytest.param(fails(grpc.StatusCode.INVALID_ARGUMENT, "no", reason("INVALID_VALUE")), None, id="refused"),
-    pytest.param(fails(grpc.StatusCode.INTERNAL, "oh", after=["a"]), None, id="broken"),
-]
+from tests.client.conftest import OWN_CONNECTION
+from tests.client.fake_server import Behaviour, FakeServer
 
 
 @pytest.fixture
