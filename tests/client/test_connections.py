@@ -15,6 +15,15 @@ from draftwood_client import NO_RETRY, AsyncClient, Client, DraftwoodError
 from tests.client.conftest import OWN_CONNECTION
 from tests.client.fake_server import Behaviour, FakeServer
 
+CLIENTS = 5
+ENDINGS = [
+    pytest.param(answers("a", "b"), None, id="finished"),
+    pytest.param(hangs("a"), None, id="left"),
+    pytest.param(hangs("a"), 0.1, id="late"),
+    pytest.param(fails(grpc.StatusCode.INVALID_ARGUMENT, "no", reason("INVALID_VALUE")), None, id="refused"),
+    pytest.param(fails(grpc.StatusCode.INTERNAL, "oh", after=["a"]), None, id="broken"),
+]
+
 
 @pytest.fixture
 def _no_collection() -> Iterator[None]:
