@@ -8,12 +8,13 @@ import gc
 import time
 from collections.abc import Iterator
 
+import grpc
 import psutil
 import pytest
 
 from draftwood_client import NO_RETRY, AsyncClient, Client, DraftwoodError
 from tests.client.conftest import OWN_CONNECTION
-from tests.client.fake_server import Behaviour, FakeServer
+from tests.client.fake_server import Behaviour, FakeServer, answers, fails, hangs, reason
 
 CLIENTS = 5
 ENDINGS = [
