@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks.demo_experiment import SERVER_FLAGS, Result, run_experiment
 from benchmarks.shared.prompts import read_questions
 from benchmarks.shared.server_process import ServerError, running_server
 from draftwood_client import ChatMessage, Client, Completion
@@ -90,10 +91,13 @@ def run(
         int, typer.Option(min=0, max=120, help="Other questions, which the warm memory learns from.")
     ] = 120,
     show: Annotated[int, typer.Option(min=0, max=20, help="Answers to show in the cold and in the warm pass.")] = 2,
+    experiment: Annotated[
+        float, typer.Option(min=0, max=3600, help="Seconds of live requests in the experiment; 0 for none.")
+    ] = 40,
 ) -> int:
     """Start the service with the bundled model and send it [bold]customer-support questions[/bold]: with drafting off,
     with the trie strategy and an empty memory, and with a memory that has learned from other answers. Transformers
-    answers the same questions.
+    answers the same questions. Then an experiment compares two strategies on the live requests of two tenants.
 
     Ends with status 1 if any output differs from plain decoding in a single token.
     """
@@ -105,6 +109,7 @@ def run(
             with console.status("Starting the service with the bundled model"):
                 target = stack.enter_context(running_server("--dtype", "float32"))
             cold, warm = _measure(console, target, measured, others, show)
+        result = _experiment(console, measured + others, experiment) if experiment else None
     except ServerError as error:
         Console(stderr=True).print(f"error: {error}", markup=False)
         return 1
@@ -113,7 +118,7 @@ def run(
         plain.row(plain, reference),
         *(beside.drafted.row(beside.plain, beside.reference) for beside in (cold, warm)),
     ]
-    identical = all(row["identical"] for row in rows)
+    identical = all(row["identical"] for row in rows) and not (result and result.row()["differing"])
     console.print(_table(reference, rows, questions, warmup))
     console.print(
         "All outputs are identical to transformers' own greedy generate, token for token."
@@ -121,9 +126,18 @@ def run(
         else "[bold red]Some outputs differ.[/bold red] This is a defect: please report it."
     )
     if json_file is not None:
-        report = {"rows": rows, "transformers": {"tokens_per_s": round(reference.tokens_per_s, 1)}}
+        report: dict[str, Any] = {"rows": rows, "transformers": {"tokens_per_s": round(reference.tokens_per_s, 1)}}
+        if result is not None:
+            report["experiment"] = result.row()
         json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0 if identical else 1
+
+
+def _experiment(console: Console, questions: list[str], seconds: float) -> Result:
+    with ExitStack() as stack:
+        with console.status("Starting a service with an empty memory"):
+            target = stack.enter_context(running_server(*SERVER_FLAGS))
+        return run_experiment(console, target, questions, seconds)
 
 
 @dataclass(frozen=True, slots=True)

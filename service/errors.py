@@ -30,7 +30,6 @@ from service.quotas import QuotaExceededError
 from service.resources.errors import (
     EtagError,
     NotAllowedNowError,
-    NotYetServedError,
     ResourceError,
     ResourceExistsError,
     ResourceMissingError,
@@ -168,7 +167,6 @@ RULES: dict[type[BaseException], Rule] = {
     ResourceMissingError: Rule(grpc.StatusCode.NOT_FOUND, "NOT_FOUND"),
     EtagError: Rule(grpc.StatusCode.ABORTED, "ETAG_MISMATCH"),
     NotAllowedNowError: Rule(grpc.StatusCode.FAILED_PRECONDITION, "FAILED_PRECONDITION"),
-    NotYetServedError: Rule(grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED"),
     MemoryPurgedError: Rule(grpc.StatusCode.ABORTED, "MEMORY_PURGED"),
     ModelError: Rule(grpc.StatusCode.INTERNAL, "MODEL_FAILED", "the model failed in a step of this request"),
 }

@@ -318,9 +318,13 @@ def test_a_server_that_cannot_start_reports_the_reason() -> None:
 
 def test_the_demo_measures_and_finds_identical_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "demo.json"
-    assert demo(["--questions", "2", "--warmup", "2", "--show", "1", "--json", str(report)]) == 0
-    rows = json.loads(report.read_text())["rows"]
+    assert demo(["--questions", "2", "--warmup", "2", "--show", "1", "--experiment", "4", "--json", str(report)]) == 0
+    figures = json.loads(report.read_text())
+    rows, experiment = figures["rows"], figures["experiment"]
     assert [row["mode"] for row in rows] == ["plain", "cold", "warm"]
     assert all(row["identical"] and row["tokens_per_s"] > 0 for row in rows)
     assert rows[0]["acceptance_length"] == 1.0
+    assert 0 < sum(arm["units"] for arm in experiment["arms"].values()) < experiment["requests"]
+    assert experiment["audited"] > 0 == experiment["differing"]
+    assert experiment["conclusions"]
     assert "identical to transformers" in " ".join(capsys.readouterr().out.split())

@@ -20,11 +20,12 @@ import numpy as np
 
 from service.experiments.assignment import BUCKETS, Assignment
 from service.experiments.latencies import BINS, bin_of
-from service.experiments.outcomes import FIELDS, FloatArray, Outcome
+from service.experiments.outcomes import FIELDS, FloatArray, Outcome, column
 
 LATENCIES = ("ttft", "tpot")
 """The order of the second axis of `Counts.latencies`."""
 
+_AUDITED, _DIFFERING = column("audited"), column("differing")
 _MOST_UNITS = 65_536
 """Units that a recorder remembers; one that comes back after so many others is counted as new."""
 
@@ -123,6 +124,18 @@ class Recorder:
             self._record_latencies(assignment.arm, outcome)
         seen.counted, seen.erred, seen.answered = True, seen.erred or outcome.erred, seen.answered or not outcome.erred
         self._sequence += 1
+
+    def record_audit(self, assignment: Assignment, *, differing: bool) -> None:
+        """Counts an answer that was decoded again after its request was counted."""
+        sums = self._counts.sums[assignment.arm, assignment.bucket]
+        sums[_AUDITED] += 1
+        sums[_DIFFERING] += differing
+        self._sequence += 1
+
+    @property
+    def sequence(self) -> int:
+        """Of the next snapshot: it grows with each count."""
+        return self._sequence
 
     def snapshot(self) -> Snapshot:
         """All that was counted so far, as a copy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Iterable
@@ -85,6 +86,12 @@ class ExperimentConfig:
         if not 0.0 < self.alpha < 1.0:
             raise ExperimentError(f"alpha: {self.alpha} is not allowed; it must be between 0 and 1")
         _ = self.split
+
+    @property
+    def digest(self) -> str:
+        """Identifies what cannot change while it runs, 16 hexadecimal digits."""
+        frozen = (self.arms, self.by_session, sorted(self.tenants or ()), self.burn_in, self.started_at)
+        return hashlib.sha256(self.salt + repr((self.name, frozen)).encode()).hexdigest()[:16]
 
     @property
     def split(self) -> Split:

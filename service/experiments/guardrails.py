@@ -45,11 +45,19 @@ class Violation:
     reason: str
 
 
-def violations(split: Split, counts: Counts, limits: Limits | None = None) -> list[Violation]:
-    """The arms to stop. The control can only differ: its errors and times are what the others are compared with."""
+def violations(
+    split: Split, counts: Counts, limits: Limits | None = None, stopped: frozenset[str] = frozenset()
+) -> list[Violation]:
+    """The arms to stop. The control can only differ: its errors and times are what the others are compared with.
+
+    Args:
+        stopped: arms that are stopped already.
+    """
     limits = limits or Limits()
     found = []
     for arm, name in enumerate(split.arms):
+        if name in stopped:
+            continue
         reasons = {
             "errors": _errors(split, counts, arm, limits.alpha) if arm else None,
             "ttft": _slower(counts, arm, limits) if arm else None,

@@ -40,8 +40,6 @@ class Outcome:
         decode_seconds: time from the first token to the last.
         ttft_seconds: time from arrival to the first token.
         draft_nodes, accepted_tokens: draft tokens that were verified and accepted.
-        audited: decoded again without drafting, to compare.
-        differing: the two answers differed; only with `audited`.
     """
 
     arrived_at: float
@@ -53,11 +51,10 @@ class Outcome:
     ttft_seconds: float = 0.0
     draft_nodes: int = 0
     accepted_tokens: int = 0
-    audited: bool = False
-    differing: bool = False
 
     def counts(self, *, first: bool, first_error: bool) -> FloatArray:
-        """float64[len(FIELDS)]; `first` and `first_error`: it is the first request, or error, of its unit."""
+        """float64[len(FIELDS)], audits not among them; `first` and `first_error`: it is the first request, or error, of
+        its unit."""
         answered = not self.erred
         angle = 2.0 * math.pi * (self.arrived_at % _DAY) / _DAY
         times = (
@@ -69,9 +66,8 @@ class Outcome:
             self.accepted_tokens,
         )
         covariates = (math.log1p(self.prompt_tokens), math.sin(angle), math.cos(angle))
-        audit = (self.audited, self.audited and self.differing)
         return np.array(
-            [1, answered, first, first_error, *(answered * one for one in times), *audit]
+            [1, answered, first, first_error, *(answered * one for one in times), 0, 0]
             + [answered * one for one in covariates],
             np.float64,
         )

@@ -33,6 +33,8 @@ class ArmRow:
     requests: int
     errors: int
     values: dict[str, float | None]
+    audited: int = 0
+    differing: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Report:
     Attributes:
         mismatch: units are not divided as the weights say, so that nothing may be concluded.
         words: sentences for people.
+        winner: the arm whose decode time per token is shown to be the least; None while that is open.
     """
 
     arms: list[ArmRow]
@@ -67,18 +70,54 @@ class Report:
     violations: list[Violation]
     mismatch: bool
     words: list[str]
+    winner: str | None = None
 
 
-def report(split: Split, counts: Counts, *, alpha: float = 0.05, limits: Limits | None = None) -> Report:
-    """The report; `alpha` is shared by the arms that are compared with the control, for each metric by itself."""
+def report(
+    split: Split,
+    counts: Counts,
+    *,
+    alpha: float = 0.05,
+    limits: Limits | None = None,
+    stopped: frozenset[str] = frozenset(),
+) -> Report:
+    """The report of an experiment.
+
+    Args:
+        alpha: shared by the arms that are compared with the control, for each metric by itself.
+        stopped: arms whose units are not counted any more.
+    """
+    running = [arm for arm, name in enumerate(split.arms) if name not in stopped]
     units = counts.sums[..., column("units")].sum(-1)
-    mismatch = bool(is_rejected(units, np.array(split.shares), SAMPLE_RATIO_ALPHA))
+    mismatch = len(running) > 1 and _is_mismatch(units[running], np.array(split.shares)[running])
     level = alpha / (len(split.arms) - 1)
     compared = [one for arm in range(1, len(split.arms)) for one in _comparisons(split, counts, arm, level)]
-    stopped = violations(split, counts, limits)
-    words = _words(split, units, compared, stopped, mismatch)
+    open_arms = [one for one in compared if one.arm not in stopped]
+    found = violations(split, counts, limits, stopped)
     rows = [_row(split.arms[arm], counts, arm) for arm in range(len(split.arms))]
-    return Report(rows, compared, stopped, mismatch, words)
+    if mismatch:
+        return Report(rows, compared, found, mismatch, [*_stops(found), _mismatch_words(split, units, running)])
+    words = [*_stops(found), *(f"{name} is stopped." for name in split.arms if name in stopped)]
+    words += _words(split, units[running], open_arms)
+    return Report(rows, compared, found, mismatch, words, _winner(split.arms[0], open_arms, {*stopped, *_arms(found)}))
+
+
+def _is_mismatch(units: FloatArray, shares: FloatArray) -> bool:
+    """Whether units float64[arm] are divided otherwise than by these shares, which need not sum to 1."""
+    return bool(is_rejected(units, shares / shares.sum(), SAMPLE_RATIO_ALPHA))
+
+
+def _arms(found: list[Violation]) -> set[str]:
+    return {one.arm for one in found}
+
+
+def _winner(control: str, compared: list[Comparison], excluded: set[str]) -> str | None:
+    decisive = [one for one in compared if one.metric == TIME_PER_TOKEN.title and one.arm not in excluded]
+    better = [one for one in decisive if one.verdict == "better"]
+    if better:
+        return min(better, key=lambda one: one.change or 0.0).arm
+    all_worse = bool(decisive) and all(one.verdict == "worse" for one in decisive)
+    return control if all_worse and control not in excluded else None
 
 
 def _row(name: str, counts: Counts, arm: int) -> ArmRow:
@@ -89,7 +128,8 @@ def _row(name: str, counts: Counts, arm: int) -> ArmRow:
             values[f"{latency} p{100 * p:.0f}"] = _known(quantile(counts.latencies[arm, at], p))
     counted = (int(summed[column(field)]) for field in ("units", "requests", "answered"))
     units, requests, answered = counted
-    return ArmRow(name, units, requests, requests - answered, values)
+    audited, differing = (int(summed[column(field)]) for field in ("audited", "differing"))
+    return ArmRow(name, units, requests, requests - answered, values, audited, differing)
 
 
 def _comparisons(split: Split, counts: Counts, arm: int, alpha: float) -> list[Comparison]:
@@ -122,21 +162,27 @@ def _known(value: FloatArray | float) -> float | None:
     return float(value) if math.isfinite(value) and value != -1.0 else None
 
 
-def _words(
-    split: Split, units: FloatArray, compared: list[Comparison], stopped: list[Violation], mismatch: bool
-) -> list[str]:
-    words = [f"Stop {one.arm} ({one.guardrail}): {one.reason}." for one in stopped]
-    if mismatch:
-        got = ", ".join(f"{name} {count:.0f}" for name, count in zip(split.arms, units, strict=True))
-        expected = ", ".join(f"{share:.0%}" for share in split.shares)
-        return [
-            *words,
-            f"Nothing may be concluded: the units ({got}) are not divided as the weights say ({expected}). Some "
-            "requests of an arm are lost or counted twice; find out which before you look at the times.",
-        ]
+def _stops(found: list[Violation]) -> list[str]:
+    return [f"Stop {one.arm} ({one.guardrail}): {one.reason}." for one in found]
+
+
+def _mismatch_words(split: Split, units: FloatArray, running: list[int]) -> str:
+    shares = np.array(split.shares)[running]
+    got = ", ".join(f"{split.arms[arm]} {units[arm]:.0f}" for arm in running)
+    expected = ", ".join(f"{share:.0%}" for share in shares / shares.sum())
+    return (
+        f"Nothing may be concluded: the units ({got}) are not divided as the weights say ({expected}). Some "
+        "requests of an arm are lost or counted twice; find out which before you look at the times."
+    )
+
+
+def _words(split: Split, units: FloatArray, compared: list[Comparison]) -> list[str]:
+    """Sentences on arms that are not stopped, with these units, float64[arm]."""
+    if not compared:
+        return ["No arm is left to compare with the control."]
     if units.min() < LEAST_UNITS:
-        return [*words, f"Too early: every arm needs {LEAST_UNITS} units, the smallest has {units.min():.0f}."]
-    words += [_sentence(one, split.arms[0]) for one in compared if one.metric == TIME_PER_TOKEN.title]
+        return [f"Too early: every arm needs {LEAST_UNITS} units, the smallest has {units.min():.0f}."]
+    words = [_sentence(one, split.arms[0]) for one in compared if one.metric == TIME_PER_TOKEN.title]
     return [*words, "The bounds hold however often the report is read: the experiment may stop now.", INTERFERENCE]
 
 

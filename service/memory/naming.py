@@ -46,6 +46,10 @@ class Naming:
         """Common prefix of the tags of all memories of a tenant, and of no other tenant's."""
         return f"{self.fingerprint}:{self.part(tenant)}:"
 
+    def is_of_arm(self, tag: str, arm: str) -> bool:
+        """Whether a tag is of a memory of this arm, whatever its tenant and model."""
+        return tag.rpartition(":")[2] == self.part(arm)
+
     @property
     def kind(self) -> str:
         """Identifies all memories that processes with this naming use: FINGERPRINT:KEY, no KEY if names are plain."""

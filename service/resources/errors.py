@@ -50,10 +50,6 @@ class NotAllowedNowError(ResourceError):
         self.kind = kind
 
 
-class NotYetServedError(DraftwoodError):
-    """The protocol has this method, and this version of the server does not."""
-
-
 class OfFileError(NotAllowedNowError):
     """The servers' file defines the resource."""
 

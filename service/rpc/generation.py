@@ -24,6 +24,10 @@ from model_runner.statistics import SequenceStats
 from service.engine.bridge import EngineBridge
 from service.engine.stream import Sample
 from service.errors import DeadlineExceededError, ModelNotServedError
+from service.identifiers import check_identifier
+from service.live_experiments.live import LiveExperiments
+from service.live_experiments.measuring import Measured
+from service.live_experiments.placement import Placement
 from service.quotas import Limiter
 from service.quotas.opening import default_limits
 from service.rpc.calls import Call, Method
@@ -72,6 +76,7 @@ class GenerationServicer:
 
     Args:
         config_of: a tenant's configuration.
+        experiments: that requests take part in.
     """
 
     def __init__(
@@ -81,10 +86,12 @@ class GenerationServicer:
         settings: Settings,
         limiter: Limiter,
         config_of: Callable[[str], TenantConfig],
+        experiments: LiveExperiments,
     ) -> None:
         self._serving = serving
         self._bridge = bridge
         self._config_of = config_of
+        self._experiments = experiments
         self._settings = settings
         self._limiter = limiter
         self._default_limits = default_limits(settings)
@@ -111,7 +118,10 @@ class GenerationServicer:
         """Streams one Started, Deltas and one Finished, or raises the error that ends the call with one status."""
         self._require_served(request.model)
         tenant = call.principal.tenant_for(request.tenant)
-        with RequestLog(call, tenant) as record:
+        log = RequestLog(call, tenant)
+        with Measured(log, self._experiments.counting, call.arrived_at) as measured, log as record:
+            placement = self._place(request, call.request_id, tenant)
+            measured.placement = placement
             config = self._config_of(tenant)
             of_tenant: dict[str, Any] = dict(config.sampling)
             defaults = replace(self._serving.model.defaults.sampling, **of_tenant)
@@ -125,6 +135,7 @@ class GenerationServicer:
                     self._serving,
                     self._text_work,
                     config,
+                    placement,
                     principal=call.principal.name,
                     request_id=call.request_id,
                     tenant=tenant,
@@ -139,7 +150,7 @@ class GenerationServicer:
                     stream.submit(*record.samples)
                     shaping = config.streaming.shaping(self._shaping)
                     async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
-                        await writer.write(self._started(requests[0]))
+                        await writer.write(self._started(requests[0], placement))
                         with_details = request.output.token_details or requests[0].sampling.logprobs is not None
                         finishes = await relay(stream, writer, with_details, shaping)
                         reservation.settle(used_tokens(record.samples))
@@ -191,7 +202,15 @@ class GenerationServicer:
     async def get_model_info(self, request: pb.GetModelInfoRequest, call: Call) -> pb.GetModelInfoResponse:
         return self._info
 
-    def _started(self, request: Request) -> pb.GenerateResponse:
+    def _place(self, request: pb.GenerateRequest, request_id: str, tenant: str) -> Placement | None:
+        """The request's arm; None if it takes part in no experiment. Raises InvalidInputError."""
+        session, drafting = check_identifier("session", request.session), request.drafting
+        overridden = any(map(drafting.HasField, ("strategy", "max_nodes"))) or (
+            drafting.HasField("enabled") and not drafting.enabled
+        )
+        return self._experiments.placements.place(tenant, request_id=request_id, session=session, overridden=overridden)
+
+    def _started(self, request: Request, placement: Placement | None) -> pb.GenerateResponse:
         return pb.GenerateResponse(
             started=pb.Started(
                 request_id=request.request_id,
@@ -201,6 +220,8 @@ class GenerationServicer:
                 prompt_tokens=request.prompt.size,
                 max_tokens=request.stop.max_tokens,
                 seed=request.sampling.seed if request.sampling.temperature else None,
+                experiment=placement.experiment.config.name if placement else "",
+                arm=placement.arm.id if placement else "",
             )
         )
 

@@ -17,6 +17,7 @@ from draftwood.v1 import generation_pb2 as pb
 from model_runner.errors import InvalidInputError, InvalidValueError
 from model_runner.request import Format, GrammarKind, Request, SamplingParams, StopParams
 from service.auth import PermissionDeniedError
+from service.live_experiments.placement import Placement
 from service.rpc.text_work import TextWork
 from service.serving import ServedModel, Serving
 from service.tenants.config import LearningScope, TenantConfig
@@ -72,6 +73,7 @@ async def read_requests(
     serving: Serving,
     text_work: TextWork,
     config: TenantConfig,
+    placement: Placement | None,
     *,
     principal: str,
     request_id: str,
@@ -84,6 +86,7 @@ async def read_requests(
     Args:
         text_work: reads long texts.
         config: the tenant's.
+        placement: the arm, whose drafting replaces the tenant's.
         principal: the caller, for the log of refusals.
         tenant: of the call (see `Principal.tenant_for`).
         arrived_at, deadline: of the request, on the clock of `time.perf_counter`.
@@ -96,6 +99,8 @@ async def read_requests(
     sampling = read_sampling(request, serving.model, config)
     if not config.allow_draft_override:
         _refuse_override(request.drafting, principal, tenant)
+    if placement is not None:
+        config = replace(config, drafting=placement.arm.drafting)
     strategy_name, options, max_nodes = _drafting(request.drafting, serving, config)
     learns = request.drafting.learn if request.drafting.HasField("learn") else True
     prompt = await read_prompt(request, serving, text_work, tenant)
@@ -123,7 +128,8 @@ async def read_requests(
             priority=request.priority,
             deadline=deadline,
             arrived_at=arrived_at,
-            memory=config.learning.terms,
+            arm="" if placement is None else placement.label,
+            memory=replace(config.learning.terms, forked=placement is not None and placement.arm.forked),
         )
         for sample in range(max(request.sampling.n, 1))
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from typing import Any
 
@@ -10,6 +11,7 @@ import structlog
 from grpc_health.v1 import health_pb2
 
 from service.audits.ledger import AuditLedger
+from service.audits.results import AuditOutcome, AuditResult
 from service.engine.bridge import EngineBridge
 from service.engine.recovery import EngineRecovery
 from service.errors import ShuttingDownError
@@ -57,15 +59,21 @@ class RunningServer:
         self._stopping: asyncio.Task[None] | None = None
         self.bridge = bridge
         self.recovery = EngineRecovery(bridge, settings.engine_restarts, self._set_serving)
-        self._administration = Administration(settings)
+        self._administration = Administration(settings, f"{socket.gethostname()}:{self.port}", bridge.run_operation)
         bridge.weight_of = self._weight_of
         self._limiter = opened_limiter(settings)
         self._servicer = GenerationServicer(
-            Serving.of(model, settings), self.bridge, settings, self._limiter, self._administration.catalog.config_of
+            Serving.of(model, settings),
+            self.bridge,
+            settings,
+            self._limiter,
+            self._administration.catalog.config_of,
+            self._administration.experiments,
         )
         memory = MemoryServicer(bridge, model, settings)
         of_memory = {name: _counted(method, bridge) for name, method in memory.methods.items()}
         self.audits = AuditLedger(model)
+        self.audits.listeners.append(self._count_audit)
         bridge.on_audited = self.audits.record
         audit = AuditServicer(self.audits, self.recovery, settings.audit_share)
         methods = (self._servicer.methods, of_memory, audit.methods, *self._administration.methods)
@@ -115,6 +123,14 @@ class RunningServer:
     def _weight_of(self, tenant: str) -> float:
         weight = self._administration.catalog.config_of(tenant).weight
         return self._settings.tenant_weights.get(tenant, 1.0) if weight is None else weight
+
+    def _count_audit(self, result: AuditResult) -> None:
+        """Ties are no difference: rounding explains them, in every arm."""
+        if result.outcome in (AuditOutcome.SAME, AuditOutcome.DIFFERENT):
+            differing = result.difference is not None and not self.audits.is_tie(result.difference)
+            self._administration.experiments.count_audit(
+                result.tenant, result.arm, result.request_id, differing=differing
+            )
 
     async def _set_serving(self, serving: bool) -> None:
         answer = health_pb2.HealthCheckResponse

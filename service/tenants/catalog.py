@@ -6,6 +6,7 @@ Built for 100,000 small tenants. What the file names hides a stored resource of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -18,12 +19,13 @@ from service.experiments.definition import ExperimentConfig
 from service.resources.base import Resource
 from service.resources.follower import ResourceFollower
 from service.tenants.config import TenantConfig
-from service.tenants.experiments import read_experiment
+from service.tenants.experiments import STATES, read_experiment
 from service.tenants.file import FileContent
 from service.tenants.reading import ServerLimits, read_tenant
 
-TENANTS, EXPERIMENTS = "tenants", "experiments"
-"""Kinds of resources."""
+TENANTS, EXPERIMENTS, STOPS = "tenants", "experiments", "stops"
+"""Kinds of resources. A stop is what a guardrail did to an experiment of the file: an `Experiment` with the digest of
+its definition in place of its salt, stopped arms, and its state and end if it was stopped altogether."""
 _log = structlog.get_logger(__name__)
 _DEFAULT = TenantConfig()
 _MOST_READ = 200_000
@@ -42,12 +44,18 @@ class Catalog:
         self._stored = stored
         self._file = file
         self._tenants = _Read(lambda resource: _lenient(resource, limits))
+        self._stops = _Read(lambda resource: experiments_pb2.Experiment.FromString(resource.value))
         self._experiments = _Read(lambda resource: read_experiment(stored_experiment(resource), limits))
 
     @property
     def file(self) -> FileContent:
         """What the file defines."""
         return FileContent() if self._file is None else self._file.value
+
+    @property
+    def version(self) -> object:
+        """Compares equal while nothing has changed."""
+        return self._stored.revision, id(self.file)
 
     def config_of(self, tenant: str) -> TenantConfig:
         """The configuration of a tenant; the default one if it has none."""
@@ -59,9 +67,10 @@ class Catalog:
     def experiments(self) -> Iterator[ExperimentConfig]:
         """All experiments, those of the file first."""
         in_file = self.file.experiment_configs
+        of_file = map(self._with_stops, in_file.values())
         stored = self._stored.of_kind(EXPERIMENTS).items()
         found = (self._experiments.of(resource) for name, resource in stored if name not in in_file)
-        return chain(in_file.values(), (one for one in found if one is not None))
+        return chain(of_file, (one for one in found if one is not None))
 
     def tenant_message(self, tenant: str) -> tenants_pb2.Tenant | None:
         """With etag and origin; not to be changed."""
@@ -71,7 +80,36 @@ class Catalog:
     def experiment_message(self, name: str) -> experiments_pb2.Experiment | None:
         """As `tenant_message`."""
         resource = self._stored.of_kind(EXPERIMENTS).get(name)
-        return self.file.experiments.get(name) or (None if resource is None else stored_experiment(resource))
+        of_file, config = self.file.experiments.get(name), self.file.experiment_configs.get(name)
+        if of_file is None or config is None:
+            return None if resource is None else stored_experiment(resource)
+        stop = self._stop_of(config)
+        if stop is None:
+            return of_file
+        message = experiments_pb2.Experiment()
+        message.CopyFrom(of_file)
+        message.stopped_arms.extend(stop.stopped_arms)
+        if stop.state:
+            message.state = stop.state
+            message.end_time.CopyFrom(stop.end_time)
+        return message
+
+    def stops_revision(self, name: str) -> int:
+        """Of the stop of an experiment of the file; 0 if there is none."""
+        resource = self._stored.of_kind(STOPS).get(name)
+        return 0 if resource is None else resource.revision
+
+    def _with_stops(self, config: ExperimentConfig) -> ExperimentConfig:
+        stop = self._stop_of(config)
+        if stop is None:
+            return config
+        stopped = frozenset(one.arm for one in stop.stopped_arms)
+        return replace(config, stopped=stopped, state=STATES.get(stop.state, config.state))
+
+    def _stop_of(self, config: ExperimentConfig) -> experiments_pb2.Experiment | None:
+        """None unless it is of this definition."""
+        found: experiments_pb2.Experiment | None = self._stops.of(self._stored.of_kind(STOPS).get(config.name))
+        return found if found is not None and found.salt == config.digest else None
 
     def names(self, kind: str) -> list[str]:
         """Of all resources of a kind, sorted."""

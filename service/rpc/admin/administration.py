@@ -5,6 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from service.auth.followed_file import FollowedFile
+from service.live_experiments.live import LiveExperiments
+from service.live_experiments.stopping import GuardrailStops
+from service.live_experiments.store.base import CountStore
+from service.live_experiments.store.in_process import InProcessCounts
+from service.live_experiments.store.redis_counts import RedisCounts
 from service.resources.follower import ResourceFollower
 from service.resources.in_process import InProcessResources
 from service.resources.redis_resources import RedisResources
@@ -23,23 +28,30 @@ class Administration:
 
     Attributes:
         catalog: what is known of them.
+        experiments: on live requests.
+
+    Args:
+        replica: names this server among those on the store.
+        purge: deletes the memories of arms.
 
     Raises:
         InvalidInputError: the tenants file cannot be read, or is wrong.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, replica: str, purge: experiments.Purge) -> None:
         limits = ServerLimits.of(settings)
         path = settings.tenants_file
         self._file = None if path is None else FollowedFile(SETTING, path, lambda data: read_content(data, limits))
-        client = store_client(settings)
-        store = InProcessResources() if client is None else RedisResources(client, Seal(store_keys(settings)))
-        self._stored = ResourceFollower(store)
+        client, seal = store_client(settings), Seal(store_keys(settings))
+        self._stored = ResourceFollower(InProcessResources() if client is None else RedisResources(client, seal))
         self._following: asyncio.Task[None] | None = None
         self.catalog = Catalog(self._stored, self._file, limits)
+        counts: CountStore = InProcessCounts() if client is None else RedisCounts(client, seal)
+        stops = GuardrailStops(self._stored, self.catalog)
+        self.experiments = LiveExperiments(counts, self.catalog, replica, stops.stop)
         self._servicers = (
             tenants.TenantServicer(self._stored, self.catalog, limits),
-            experiments.ExperimentServicer(self._stored, self.catalog, limits),
+            experiments.ExperimentServicer(self._stored, self.catalog, limits, self.experiments, purge),
         )
 
     @property
@@ -52,9 +64,11 @@ class Administration:
         if self._file is not None:
             self._following = asyncio.create_task(self._file.follow())
         await self._stored.start()
+        self.experiments.start()
 
     async def close(self) -> None:
-        """Ends following."""
+        """Writes what is counted, and ends following."""
+        await self.experiments.close()
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait([self._following])

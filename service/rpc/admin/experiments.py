@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as SequenceOf
 
 from google.protobuf.empty_pb2 import Empty
@@ -21,11 +21,13 @@ from service.experiments.definition import (
     require_state,
     require_update,
 )
+from service.live_experiments.live import LiveExperiments
+from service.live_experiments.placement import label_of
+from service.memory.arms import PurgeArms
 from service.resources.base import ConflictError, Write
 from service.resources.errors import (
     EtagError,
     NotAllowedNowError,
-    NotYetServedError,
     OfFileError,
     ResourceExistsError,
     ResourceMissingError,
@@ -43,11 +45,19 @@ _TRIES = 8
 _OUTPUT_ONLY = frozenset({"state", "start_time", "end_time", "salt", "winner", "stopped_arms"})
 
 
+Purge = Callable[[PurgeArms], Awaitable[int]]
+"""Runs the operation where the memories are."""
+
+
 class ExperimentServicer:
     """The methods of ExperimentService, for `calls.handlers`."""
 
-    def __init__(self, stored: ResourceFollower, catalog: Catalog, limits: ServerLimits) -> None:
+    def __init__(
+        self, stored: ResourceFollower, catalog: Catalog, limits: ServerLimits, live: LiveExperiments, purge: Purge
+    ) -> None:
         self._stored = stored
+        self._live = live
+        self._purge = purge
         self._catalog = catalog
         self._limits = limits
 
@@ -122,10 +132,12 @@ class ExperimentServicer:
             if current.state == pb.EXPERIMENT_STATE_RUNNING:
                 raise NotAllowedNowError(request.name, "STATE", "is running; stop it first")
             if not request.validate_only:
+                await self._purge(PurgeArms(tuple(label_of(name, arm.id) for arm in current.arms)))
                 try:
                     await self._stored.write([Write(EXPERIMENTS, name, None, int(current.etag, 16))])
                 except ConflictError:
                     raise EtagError(request.name) from None
+                await self._live.delete(self._read(current))
             return Empty()
 
     async def start(self, request: pb.StartExperimentRequest, call: Call) -> pb.Experiment:
@@ -152,11 +164,11 @@ class ExperimentServicer:
 
     async def conclude(self, request: pb.ConcludeExperimentRequest, call: Call) -> pb.Experiment:
         writes: list[Write] = []
+        winner = request.winner
 
         def change(experiment: pb.Experiment) -> None:
             config = self._read(experiment)
             require_state(config, "concluded", ExperimentState.RUNNING, ExperimentState.STOPPED)
-            winner = request.winner or self._better_arm(experiment)
             writes[:] = tenant_writes(experiment, winner, request.keep_tenants, self._catalog)
             if config.state is ExperimentState.RUNNING:
                 experiment.end_time.GetCurrentTime()
@@ -164,16 +176,22 @@ class ExperimentServicer:
 
         with audited("conclude", request.name, call):
             name = experiment_of("name", request.name)
+            winner = request.winner or await self._better_arm(name)
             return await self._change(name, request.etag, request.validate_only, change, alone=True, writes=writes)
 
     async def report(self, request: pb.GetExperimentReportRequest, call: Call) -> pb.ExperimentReport:
-        """Raises NotYetServedError: nothing is counted yet."""
-        await self._current(experiment_of("name", request.name))
-        raise NotYetServedError("this server counts no experiments yet")
+        current = await self._current(experiment_of("name", request.name))
+        return await self._live.report(current, self._read(current))
 
-    def _better_arm(self, experiment: pb.Experiment) -> str:
+    async def _better_arm(self, name: str) -> str:
         """The arm that the report says is better."""
-        raise NotAllowedNowError(experiment.name, "STATE", "no report says that an arm is better; name the winner")
+        current = await self._current(name)
+        winner = await self._live.winner(self._read(current))
+        if winner is None:
+            raise NotAllowedNowError(
+                current.name, "STATE", "the report does not say which arm is better; name the winner"
+            )
+        return winner
 
     def _read(self, experiment: pb.Experiment, field: str = "") -> ExperimentConfig:
         """Raises InvalidValueError."""

@@ -89,7 +89,9 @@ def test_units_errors_and_the_burn_in() -> None:
     recorder.record(place, "acme", "u", outcome(arrived_at=49.0))
     recorder.record(place, "acme", "u", outcome(erred=True, tokens=5))
     recorder.record(place, "acme", "u", outcome(erred=True))
-    recorder.record(place, "acme", "u", outcome(audited=True, differing=True))
+    recorder.record(place, "acme", "u", outcome())
+    recorder.record_audit(place, differing=True)
+    recorder.record_audit(place, differing=False)
     recorder.record(place, "acme", "u", outcome(ttft_seconds=9.0))
     recorder.record(place, "umbrella", "u", outcome())
     counts = recorder.snapshot().counts
@@ -97,7 +99,7 @@ def test_units_errors_and_the_burn_in() -> None:
         name: counts.sums[0, 7, column(name)] for name in ("requests", "answered", "units", "erred_units", "tokens")
     }
     assert found == {"requests": 5, "answered": 3, "units": 2, "erred_units": 1, "tokens": 270}
-    assert counts.sums[0, 7, column("differing")] == 1
+    assert [counts.sums[0, 7, column(name)] for name in ("audited", "differing")] == [2, 1]
     assert counts.latencies[0, 0].sum() == 2  # the first answer of each unit
     assert counts.latencies[0, 0, bin_of(9.0)] == 0
 

@@ -36,10 +36,10 @@ def run(units: float = 3000, **treatment: float) -> Counts:
             ttft_seconds=0.02 * change.get("ttft", 1.0) * math.exp(0.3 * normal[2]),
             draft_nodes=4 * tokens,
             accepted_tokens=tokens // 2,
-            audited=bool(random.random() < 0.2),
-            differing=bool(random.random() < change.get("differing", 0.0)),
         )
         recorder.record(assignment, "acme", str(unit), outcome)
+        if random.random() < 0.2:
+            recorder.record_audit(assignment, differing=bool(random.random() < change.get("differing", 0.0)))
     return recorder.snapshot().counts
 
 

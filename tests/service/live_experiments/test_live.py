@@ -1,0 +1,391 @@
+"""Experiments on live requests, through whole servers that share a store."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.json_format import ParseDict
+
+from draftwood.admin.v1 import experiments_pb2 as xp
+from draftwood.v1 import generation_pb2 as pb
+from draftwood.v1 import generation_pb2_grpc
+from model_runner.errors import ModelError
+from model_runner.output import StepOutput
+from model_runner.sequence import Sequence
+from service.experiments.assignment import Split
+from service.experiments.counters import total
+from service.experiments.report import Report, report
+from service.live_experiments import counting, watch
+from service.live_experiments.placement import target_of
+from service.live_experiments.store.encoding import decode
+from service.live_experiments.store.redis_counts import RedisCounts
+from service.memory.store.redis_client import RedisClient
+from service.resources.sealing import Seal
+from tests.service.fakes import FakeEngine, Served, serving, until
+from tests.service.memory.servers import Valkey
+from tests.service.rpc.test_administration import experiments, refused
+
+CODE = grpc.StatusCode
+ARMS = [{"id": "trie", "drafting": {"strategy": "trie"}}, {"id": "hybrid", "drafting": {"maxNodes": 5}}]
+NAME = "experiments/x"
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[Valkey]:
+    with Valkey() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def fast(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    valkey.client.flushall()
+    monkeypatch.setattr(counting, "SECONDS", 0.05)
+    monkeypatch.setattr(watch, "SECONDS", 0.05)
+
+
+class FailingEngine(FakeEngine):
+    """Fails for the requests of one arm."""
+
+    failing = "x/bad"
+
+    def _write(self, sequence: Sequence) -> StepOutput:
+        if sequence.request.arm == self.failing:
+            self._free(sequence)
+            return StepOutput.failed(sequence, ModelError("the model failed"))
+        return super()._write(sequence)
+
+
+async def started(served: Served, arms: list[dict[str, Any]] | None = None, **fields: Any) -> xp.Experiment:
+    """A running experiment, which the server knows."""
+    given = ParseDict({"arms": arms or ARMS, **fields}, xp.Experiment())
+    await experiments(served).CreateExperiment(xp.CreateExperimentRequest(experiment_id="x", experiment=given))
+    found: xp.Experiment = await experiments(served).StartExperiment(xp.StartExperimentRequest(name=NAME))
+    return found
+
+
+async def knows(served: Served) -> None:
+    """Waits until a server has read of the running experiment; 5 s at most."""
+    await until(lambda: any(one.started_at for one in catalog(served).experiments()))
+
+
+def catalog(served: Served) -> Any:
+    return served.server._administration.catalog
+
+
+async def asked(served: Served, request_id: str = "", tenant: str = "acme", **fields: Any) -> pb.Started:
+    """Generates; the first event."""
+    stop = pb.StopOptions(max_tokens=6)
+    message = pb.GenerateRequest(text="hello", request_id=request_id, tenant=tenant, stop=stop, **fields)
+    events = [event async for event in served.stub.Generate(message)]
+    return events[0].started
+
+
+async def all_asked(served: Served, ids: list[str], **fields: Any) -> list[pb.Started]:
+    """Four at a time, so that no queue is full."""
+    found: list[pb.Started] = []
+    for start in range(0, len(ids), 4):
+        found += await asyncio.gather(*(asked(served, one, **fields) for one in ids[start : start + 4]))
+    return found
+
+
+async def read(served: Served) -> xp.ExperimentReport:
+    found: xp.ExperimentReport = await experiments(served).GetExperimentReport(xp.GetExperimentReportRequest(name=NAME))
+    return found
+
+
+async def requests_counted(served: Served, least: int) -> list[int]:
+    """Requests of each arm, once there are so many; 5 s at most."""
+    for _ in range(250):
+        counted = [row.requests for row in (await read(served)).arms]
+        if sum(counted) >= least:
+            break
+        await asyncio.sleep(0.02)
+    return counted
+
+
+def split_of(experiment: xp.Experiment, arms: tuple[str, ...] = ("trie", "hybrid")) -> Split:
+    return Split(bytes.fromhex(experiment.salt), arms, (1.0,) * len(arms), experiment.coverage or 1.0)
+
+
+def arm_of(split: Split, unit: str) -> str:
+    assignment = split.assign("acme", unit)
+    return "" if assignment is None else split.arms[assignment.arm]
+
+
+async def test_two_servers_assign_alike_and_count_together(valkey: Valkey) -> None:
+    ids = [f"request {number}" for number in range(60)]
+    async with serving(store=valkey.url) as one, serving(store=valkey.url) as two:
+        experiment = await started(one, coverage=0.9)
+        await knows(two)
+        split = split_of(experiment)
+        first = await all_asked(one, ids[:30]) + await all_asked(two, ids[30:])
+        assert [one.arm for one in first] == [arm_of(split, unit) for unit in ids]
+        assert {one.experiment for one in first if one.arm} == {"x"}
+        assert {one.strategy for one in first if one.arm == "trie"} == {"trie"}
+        inside = [unit for unit in ids if arm_of(split, unit)]
+        assert 40 < len(inside) < 60
+        assert [one.arm for one in await all_asked(two, ids[:10])] == [one.arm for one in first[:10]]  # sent again
+        again = sum(unit in inside for unit in ids[:10])
+        for served in (one, two):
+            counted = await requests_counted(served, len(inside) + again)
+            assert sum(counted) == len(inside) + again
+        await counts_written(one, len(inside) + again)
+        found = await read(one)
+        assert found.servers == 2
+        assert [row.arm for row in found.arms] == ["trie", "hybrid"]
+        expected = await pure_report(one, split)
+        assert [(row.units, row.requests) for row in found.arms] == [(row.units, row.requests) for row in expected.arms]
+        assert [dict(row.metrics) for row in found.arms] == [
+            {title: value for title, value in row.values.items() if value is not None} for row in expected.arms
+        ]
+        assert [*found.conclusions] == expected.words
+        assert "Too early" in found.conclusions[0]
+        for mine, theirs in zip(found.comparisons, expected.comparisons, strict=True):
+            assert (mine.metric, mine.change if mine.HasField("change") else None) == (theirs.metric, theirs.change)
+    async with serving(store=valkey.url) as three:  # started again, with a new boot id
+        assert [one.arm for one in await all_asked(three, ids[:10])] == [one.arm for one in first[:10]]
+        assert sum(await requests_counted(three, 0)) == len(inside) + 2 * again
+
+
+async def pure_report(served: Served, split: Split) -> Report:
+    """The report of what is in the store."""
+    client = RedisClient(served.server._settings.store, timeout=1.0)
+    [config] = catalog(served).experiments()
+    stored = await RedisCounts(client, Seal(None)).read(target_of(config), {})
+    await client.close()
+    return report(split, total([decode(one.origin, len(split.arms), one.data) for one in stored], len(split.arms)))
+
+
+async def counts_written(served: Served, requests: int) -> None:
+    """Waits until the store has so many requests."""
+    [config] = catalog(served).experiments()
+    client = RedisClient(served.server._settings.store, timeout=1.0)
+    async with asyncio.timeout(5):
+        while True:
+            stored = await RedisCounts(client, Seal(None)).read(target_of(config), {})
+            counts = total([decode(one.origin, len(config.arms), one.data) for one in stored], len(config.arms))
+            if counts.sums[..., 0].sum() == requests:
+                break
+            await asyncio.sleep(0.02)
+    await client.close()
+
+
+async def test_overrides_other_tenants_and_requests_without_a_session_are_in_no_arm() -> None:
+    async with serving() as served:
+        experiment = await started(served, tenants=["acme"], unit="EXPERIMENT_UNIT_SESSION")
+        split = split_of(experiment)
+        for overridden in ({"strategy": "trie"}, {"max_nodes": 3}, {"enabled": False}):
+            assert not (await asked(served, session="s", drafting=pb.DraftOptions(**overridden))).experiment
+        assert not (await asked(served, "id")).experiment
+        assert not (await asked(served, "id", "umbrella", session="s")).experiment
+        for session in ("a", "b", "c", "d"):
+            arms = {(await asked(served, str(number), session=session)).arm for number in range(2)}
+            assert arms == {arm_of(split, session)}
+        assert (await asked(served, session="s", drafting=pb.DraftOptions(learn=False))).arm
+        assert sum(await requests_counted(served, 9)) == 9
+        assert sum(row.units for row in (await read(served)).arms) == 5
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await asked(served, session="x" * 300)
+        assert "session" in str(error.value.details())
+
+
+async def test_the_burn_in_is_not_counted() -> None:
+    async with serving() as served:
+        await started(served, burn_in="3600s")
+        assert all(one.arm for one in await all_asked(served, [str(number) for number in range(8)]))
+        await served.server._administration.experiments.counting.write()
+        assert await requests_counted(served, 0) == [0, 0]
+
+
+async def test_callers_mistakes_and_cancellations_are_no_errors_of_an_arm() -> None:
+    async with serving() as served:
+        await started(served)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await asked(served, sampling=pb.SamplingOptions(temperature=-1))
+        served.engine.gate.clear()
+        call = served.stub.Generate(pb.GenerateRequest(text="hello", tenant="acme"))
+        await call.read()
+        call.cancel()
+        served.engine.gate.set()
+        await served.settled()
+        served.engine.sequence_error = ModelError("the model failed")
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await asked(served)
+        assert error.value.code() is CODE.INTERNAL
+        rows = (await read(served)).arms
+        assert (sum(row.requests for row in rows), sum(row.errors for row in rows)) == (1, 1)
+
+
+@asynccontextmanager
+async def failing(valkey: Valkey, **settings: Any) -> AsyncIterator[Served]:
+    async with serving(FailingEngine(), store=valkey.url, **settings) as served:
+        yield served
+
+
+THREE: list[dict[str, Any]] = [{"id": "trie"}, {"id": "bad"}, {"id": "good", "drafting": {"maxNodes": 5}}]
+
+
+async def provoke(served: Served, experiment: xp.Experiment, arms: tuple[str, ...]) -> None:
+    """Sends requests until an arm is stopped."""
+    split = split_of(experiment, arms)
+    for number in range(160):
+        unit = str(number)
+        if arm_of(split, unit) != "bad":
+            await asked(served, unit)
+            continue
+        message = pb.GenerateRequest(text="hello", request_id=unit, tenant="acme", stop=pb.StopOptions(max_tokens=6))
+        with suppress(grpc.aio.AioRpcError):
+            events = [event async for event in served.stub.Generate(message)]
+            assert events[0].started.arm != "bad"
+            return
+    raise AssertionError("no arm was stopped")
+
+
+async def test_a_guardrail_stops_an_arm_that_errs(valkey: Valkey) -> None:
+    async with failing(valkey) as served, failing(valkey) as other:
+        arms = ("trie", "bad", "good")
+        experiment = await started(served, THREE)
+        await provoke(served, experiment, arms)
+        found: xp.Experiment = await experiments(served).GetExperiment(xp.GetExperimentRequest(name=NAME))
+        assert [(one.arm, one.guardrail) for one in found.stopped_arms] == [("bad", "errors")]
+        assert found.state == xp.EXPERIMENT_STATE_RUNNING
+        before = (await read(served)).arms
+        split = split_of(experiment, arms)
+        units = [str(number) for number in range(1000, 1030)]
+        placed = await all_asked(served, units)
+        assert [one.arm for one in placed] == [
+            {"bad": "trie"}.get(arm, arm) for arm in (arm_of(split, u) for u in units)
+        ]
+        own = sum(arm_of(split, unit) != "bad" for unit in units)
+        after = (await read(served)).arms
+        assert [b.requests - a.requests for a, b in zip(before, after, strict=True)][1] == 0
+        assert sum(row.requests for row in after) - sum(row.requests for row in before) == own
+        report_now = await read(other)
+        assert not report_now.sample_ratio_mismatch
+        assert not report_now.violations
+        assert len(report_now.history) >= 1
+        change = ParseDict({"name": NAME, "arms": [*ARMS]}, xp.Experiment())
+        change.arms[0].weight = 2.0
+        update = experiments(served).UpdateExperiment(xp.UpdateExperimentRequest(experiment=change))
+        await refused(update, CODE.FAILED_PRECONDITION, "frozen")
+
+
+async def test_an_experiment_without_another_arm_stops_and_one_that_only_reports_goes_on(valkey: Valkey) -> None:
+    async with failing(valkey) as served:
+        experiment = await started(served, THREE[:2], guardrails={"reportOnly": True})
+        stub = experiments(served)
+        with pytest.raises(AssertionError, match="no arm was stopped"):
+            await provoke(served, experiment, ("trie", "bad"))
+        assert [one.guardrail for one in (await read(served)).violations] == ["errors"]
+        change = ParseDict({"name": NAME, "guardrails": {"reportOnly": False}}, xp.Experiment())
+        await stub.UpdateExperiment(xp.UpdateExperimentRequest(experiment=change))
+        async with asyncio.timeout(5):
+            while True:
+                found: xp.Experiment = await stub.GetExperiment(xp.GetExperimentRequest(name=NAME))
+                if found.state == xp.EXPERIMENT_STATE_STOPPED:
+                    break
+                await asyncio.sleep(0.02)
+        assert found.HasField("end_time")
+        assert [one.arm for one in found.stopped_arms] == ["bad"]
+        assert not (await asked(served, "later")).experiment
+
+
+async def test_a_guardrail_stops_an_arm_of_the_file(valkey: Valkey, tmp_path: Path) -> None:
+    path = tmp_path / "tenants.yaml"
+    path.write_text(
+        "experiments:\n- name: experiments/x\n  state: EXPERIMENT_STATE_RUNNING\n"
+        "  arms: [{id: trie}, {id: bad}, {id: ok}]\n"
+    )
+    async with failing(valkey, tenants_file=path) as served, failing(valkey, tenants_file=path) as other:
+        experiment = await experiments(served).GetExperiment(xp.GetExperimentRequest(name=NAME))
+        await provoke(served, experiment, ("trie", "bad", "ok"))
+        for one in (served, other):
+            found = await experiments(one).GetExperiment(xp.GetExperimentRequest(name=NAME))
+            assert [stop.arm for stop in found.stopped_arms] == ["bad"]
+        path.write_text(path.read_text().replace("id: ok", "id: better"))  # another experiment
+        async with asyncio.timeout(5):
+            while found.stopped_arms:
+                found = await experiments(served).GetExperiment(xp.GetExperimentRequest(name=NAME))
+                await asyncio.sleep(0.05)
+
+
+async def test_concluding_needs_a_winner_and_deleting_deletes_the_counts(valkey: Valkey) -> None:
+    async with serving(store=valkey.url) as served:
+        await asked(served)
+        await started(served, tenants=["acme"])
+        await all_asked(served, [str(number) for number in range(8)])
+        await counts_written(served, 8)
+        await until(lambda: len(tags(valkey, "x%2Ftrie") + tags(valkey, "x%2Fhybrid") + tags(valkey, "")) == 3)
+        stub = experiments(served)
+        conclude = xp.ConcludeExperimentRequest(name=NAME)
+        await refused(stub.ConcludeExperiment(conclude), CODE.FAILED_PRECONDITION, "name the winner")
+        conclude.winner = "hybrid"
+        await stub.ConcludeExperiment(conclude)
+        assert catalog(served).config_of("acme").drafting.max_nodes == 5
+        assert sum(await requests_counted(served, 8)) == 8  # the counts stay
+        assert tags(valkey, "x%2Ftrie") == tags(valkey, "x%2Fhybrid") == ["acme"]  # each arm has a memory of its own
+        assert tags(valkey, "") == ["acme"]
+        await stub.DeleteExperiment(xp.DeleteExperimentRequest(name=NAME))
+        assert tags(valkey, "x%2Ftrie") == tags(valkey, "x%2Fhybrid") == []
+        assert tags(valkey, "") == ["acme"]
+        left = [key.decode() for key in valkey.client.scan_iter("dw:{counts:*")]
+        assert [key for key in left if not key.endswith((":deleted", ":lease"))] == []
+        await started(served)
+        assert await requests_counted(served, 0) == [0, 0]
+
+
+def tags(valkey: Valkey, arm: str) -> list[str]:
+    """The tenants with records in the memories of an arm."""
+    keys = [key.decode() for key in valkey.client.scan_iter("dw:{*}:log")]
+    parts = [key.removeprefix("dw:{").removesuffix("}:log").split(":") for key in keys]
+    return [tenant for _, tenant, its_arm in parts if its_arm == arm]
+
+
+@asynccontextmanager
+async def replica(store: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, Any]]:
+    """A server in a process of its own, and a stub of it."""
+    arguments = [sys.executable, "-m", "tests.service.live_experiments.replica", store]
+    process = await asyncio.create_subprocess_exec(*arguments, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        address = b""
+        while b"127.0.0.1:" not in address[:12]:
+            address = await process.stdout.readline()
+            assert address
+        async with grpc.aio.insecure_channel(address.decode().strip()) as channel:
+            yield process, generation_pb2_grpc.GenerationServiceStub(channel)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_a_killed_server_loses_at_most_its_last_second(valkey: Valkey) -> None:
+    async def ask(stub: Any, numbers: range) -> None:
+        for number in numbers:
+            message = pb.GenerateRequest(text="hello", request_id=str(number), stop=pb.StopOptions(max_tokens=6))
+            assert [event async for event in stub.Generate(message)][-1].finished.usage.completion_tokens == 6
+
+    async with serving(store=valkey.url) as served:
+        await started(served)
+        async with replica(valkey.url) as (process, stub):
+            await ask(stub, range(40))
+            await counts_written(served, 40)
+            await ask(stub, range(40, 50))
+            process.kill()
+            await process.wait()
+        counted = sum(await requests_counted(served, 40))
+        assert 40 <= counted <= 50
+        async with replica(valkey.url) as (_, stub):
+            await ask(stub, range(50, 90))
+            assert sum(await requests_counted(served, counted + 40)) == counted + 40
+        found = await read(served)
+        assert sum(row.units for row in found.arms) == counted + 40
+        assert found.servers == 2
