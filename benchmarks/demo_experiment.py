@@ -55,14 +55,12 @@ class Result:
 
 
 def run_experiment(console: Console, target: str, questions: list[str], seconds: float) -> Result:
-    """Two tenants ask for so many seconds, four requests at a time; the trie drafts for one half, hybrid for the other."""
+    """Two tenants ask for so many seconds, four requests at a time, and two strategies share the requests."""
+    console.print(Text("\nAn experiment on live requests: trie against hybrid", "bold"))
     console.print(
-        Text.assemble(
-            ("\nAn experiment on live requests: trie against hybrid\n", "bold"),
-            "Two tenants ask the same questions in their own words, four at a time, and ask them again. A hash of its\n"
-            "id puts each request into one of two arms. Each tenant has a memory in each arm, which begins empty; what\n"
-            f"arrives in the first {_BURN_IN * seconds:.0f} seconds is not counted.",
-        )
+        "Two tenants ask the same questions in their own words, four at a time, and ask them again. A hash of its id "
+        "puts each request into one of two arms. Each tenant has a memory in each arm, which begins empty; what "
+        f"arrives in the first {_BURN_IN * seconds:.0f} seconds is not counted."
     )
     with grpc.insecure_channel(target) as channel, Client(target) as client:
         experiments = ExperimentServiceStub(channel)

@@ -14,10 +14,12 @@ import pytest
 from google.protobuf.json_format import ParseDict
 
 from draftwood.admin.v1 import experiments_pb2 as xp
+from draftwood.admin.v1 import tenants_pb2
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc
 from model_runner.errors import ModelError
 from model_runner.output import StepOutput
+from model_runner.request import Request
 from model_runner.sequence import Sequence
 from service.experiments.assignment import Split
 from service.experiments.counters import total
@@ -30,7 +32,7 @@ from service.memory.store.redis_client import RedisClient
 from service.resources.sealing import Seal
 from tests.service.fakes import FakeEngine, Served, serving, until
 from tests.service.memory.servers import Valkey
-from tests.service.rpc.test_administration import experiments, refused
+from tests.service.rpc.test_administration import experiments, refused, tenants
 
 CODE = grpc.StatusCode
 ARMS = [{"id": "trie", "drafting": {"strategy": "trie"}}, {"id": "hybrid", "drafting": {"maxNodes": 5}}]
@@ -48,6 +50,18 @@ def fast(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
     valkey.client.flushall()
     monkeypatch.setattr(counting, "SECONDS", 0.05)
     monkeypatch.setattr(watch, "SECONDS", 0.05)
+
+
+class ListeningEngine(FakeEngine):
+    """Keeps the requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[Request] = []
+
+    def add(self, sequence: Sequence) -> None:
+        self.requests.append(sequence.request)
+        super().add(sequence)
 
 
 class FailingEngine(FakeEngine):
@@ -194,6 +208,29 @@ async def test_overrides_other_tenants_and_requests_without_a_session_are_in_no_
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await asked(served, session="x" * 300)
         assert "session" in str(error.value.details())
+
+
+async def test_an_arms_drafting_replaces_the_tenants() -> None:
+    engine = ListeningEngine()
+    async with serving(engine, max_draft_nodes=32) as served:
+        given = tenants_pb2.Tenant(drafting=tenants_pb2.DraftConfig(strategy="jacobi", max_nodes=3))
+        create = tenants_pb2.CreateTenantRequest(tenant_id="acme", tenant=given)
+        await tenants(served).CreateTenant(create)
+        drafting = {"strategy": "trie", "options": {"branch_length": 7}, "maxNodes": 9}
+        arms = [{"id": "off", "drafting": {"maxNodes": 0}}, {"id": "short", "drafting": drafting}]
+        arms[1]["memory"] = "ARM_MEMORY_FORKED"
+        await started(served, arms)
+        await all_asked(served, [str(number) for number in range(16)])
+        await asked(served, "own", drafting=pb.DraftOptions(max_nodes=2))
+    found = {
+        (one.arm, one.strategy_name, one.strategy_options, one.max_draft_nodes, one.memory.forked)
+        for one in engine.requests
+    }
+    assert found == {
+        ("x/off", "hybrid", (), 0, False),
+        ("x/short", "trie", (("branch_length", 7),), 9, True),
+        ("", "jacobi", (), 2, False),
+    }
 
 
 async def test_the_burn_in_is_not_counted() -> None:
