@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from itertools import count
 
 import structlog
 
@@ -24,13 +25,14 @@ class Counting:
     """Counts the finished requests of this process. For one event loop.
 
     Args:
-        origin: this process; its boot id is used by no other.
+        process: names this one; its boot id is used by no other.
         known: the targets of all experiments that exist, whose counts are kept.
     """
 
-    def __init__(self, store: CountStore, origin: Origin, known: Callable[[], Iterable[Target]]) -> None:
+    def __init__(self, store: CountStore, process: Origin, known: Callable[[], Iterable[Target]]) -> None:
         self._store = store
-        self._origin = origin
+        self._process = process
+        self._number = count()
         self._known = known
         self._recorders: dict[Target, Recorder] = {}
         self._written: dict[Target, int] = {}
@@ -62,6 +64,7 @@ class Counting:
         """Writes what is new. A store that does not answer is no error: the next write has it all."""
         for target in self._recorders.keys() - set(self._known()):
             del self._recorders[target]
+            self._written.pop(target, None)
         problem = ""
         for target, recorder in tuple(self._recorders.items()):
             snapshot = recorder.snapshot() if recorder.sequence != self._written.get(target, 0) else None
@@ -69,7 +72,7 @@ class Counting:
                 continue
             data = await asyncio.to_thread(encode, snapshot)
             try:
-                await self._store.write(target, Stored(self._origin, snapshot.sequence, data))
+                await self._store.write(target, Stored(snapshot.origin, snapshot.sequence, data))
                 self._written[target] = snapshot.sequence
             except MemoryStoreError as error:
                 problem = str(error)
@@ -80,6 +83,8 @@ class Counting:
     def _recorder(self, experiment: Running) -> Recorder:
         recorder = self._recorders.get(experiment.target)
         if recorder is None:
-            recorder = Recorder(self._origin, len(experiment.config.arms), experiment.measured_from)
+            # If an experiment is gone for a while, its counts begin anew beside those that are written.
+            origin = Origin(self._process.replica, f"{self._process.boot}.{next(self._number)}")
+            recorder = Recorder(origin, len(experiment.config.arms), experiment.measured_from)
             self._recorders[experiment.target] = recorder
         return recorder

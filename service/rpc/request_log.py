@@ -105,6 +105,8 @@ def _measurements(samples: list[Sample]) -> dict[str, object]:
         "completion_tokens": written,
         "acceptance_length": round(written / max(stats.decode_steps, 1), 3),
     }
+    if request.arm:
+        measured["arm"] = request.arm
     if len(samples) > 1:
         measured["samples"] = len(samples)
     if stats.first_scheduled_at:

@@ -55,7 +55,7 @@ class Catalog:
     @property
     def version(self) -> object:
         """Compares equal while nothing has changed."""
-        return self._stored.revision, id(self.file)
+        return self._stored.revision, self.file
 
     def config_of(self, tenant: str) -> TenantConfig:
         """The configuration of a tenant; the default one if it has none."""

@@ -142,7 +142,7 @@ async def test_processes_add_up_and_a_killed_one_loses_only_what_it_had_not_writ
     await killed.write()
     await other.write()
     killed.record(*request(1000))  # within its last second
-    await store.write(EXPERIMENT.target, Stored(Origin("replica", "1"), 1, encode(Snapshot(A, 1, Counts.zero(2)))))
+    await store.write(EXPERIMENT.target, Stored(Origin("replica", "1.0"), 1, encode(Snapshot(A, 1, Counts.zero(2)))))
     restarted = process(store, "3")
     for number in range(60, 100):
         restarted.record(*request(number))
@@ -151,6 +151,20 @@ async def test_processes_add_up_and_a_killed_one_loses_only_what_it_had_not_writ
     assert found.sums[..., 0].sum() == 100
     assert np.allclose(found.sums, expected.sums, rtol=1e-12, atol=0)
     assert np.array_equal(found.latencies, expected.latencies)
+
+
+async def test_counts_of_an_experiment_that_was_gone_for_a_while_are_not_lost(store: CountStore) -> None:
+    known = [EXPERIMENT.target]
+    counting = Counting(store, Origin("replica", "1"), lambda: known)
+    for number in range(5):
+        counting.record(*request(number))
+    await counting.write()
+    known.clear()
+    await counting.write()
+    known.append(EXPERIMENT.target)
+    counting.record(*request(5))
+    await counting.write()
+    assert (await counted(store)).sums[..., 0].sum() == 6
 
 
 async def test_counts_that_cannot_be_read_are_left_out_and_said_so(store: CountStore) -> None:
