@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-import grpc
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,11 +17,11 @@ from rich.text import Text
 
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood.admin.v1 import tenants_pb2
-from draftwood.admin.v1.experiments_pb2_grpc import ExperimentServiceStub
-from draftwood_client import ChatMessage, Client
+from draftwood_client import AdminClient, ChatMessage, Client
+from draftwood_client.admin.experiments import Experiments
 
 SERVER_FLAGS = ("--dtype", "float32", "--audit-share", "0.1", "--max-running", "4")
-_NAME = "experiments/demo"
+_NAME = "demo"
 _BURN_IN = 1 / 8
 """Part of the time that is not counted."""
 _AT_ONCE = 4
@@ -62,39 +61,34 @@ def run_experiment(console: Console, target: str, questions: list[str], seconds:
         "puts each request into one of two arms. Each tenant has a memory in each arm, which begins empty; what "
         f"arrives in the first {_BURN_IN * seconds:.0f} seconds is not counted."
     )
-    with grpc.insecure_channel(target) as channel, Client(target) as client:
-        experiments = ExperimentServiceStub(channel)
+    with AdminClient(target) as admin, Client(target) as client:
+        experiments = admin.experiments
         _start(experiments, _BURN_IN * seconds)
         began = time.monotonic()
         requests = _ask(console, client, experiments, questions, seconds)
         took = time.monotonic() - began
-        report = _report(experiments)
+        report = experiments.report(_NAME)
         while time.monotonic() - began < took + _AUDIT_SECONDS:  # audits are made while nothing else is to do
             time.sleep(0.25)
-            report = _report(experiments)
-        experiments.StopExperiment(pb.StopExperimentRequest(name=_NAME))
+            report = experiments.report(_NAME)
+        experiments.stop(_NAME)
     result = Result(requests, took, report)
     _conclude(console, result)
     return result
 
 
-def _start(experiments: Any, burn_in: float) -> None:
+def _start(experiments: Experiments, burn_in: float) -> None:
     arms = [
         pb.ExperimentArm(id=strategy, drafting=tenants_pb2.DraftConfig(strategy=strategy))
         for strategy in ("trie", "hybrid")
     ]
     experiment = pb.Experiment(arms=arms, tenants=[*_PHRASINGS])
     experiment.burn_in.FromMilliseconds(round(1000 * burn_in))
-    experiments.CreateExperiment(pb.CreateExperimentRequest(experiment_id="demo", experiment=experiment))
-    experiments.StartExperiment(pb.StartExperimentRequest(name=_NAME))
+    experiments.create(_NAME, experiment)
+    experiments.start(_NAME)
 
 
-def _report(experiments: Any) -> pb.ExperimentReport:
-    found: pb.ExperimentReport = experiments.GetExperimentReport(pb.GetExperimentReportRequest(name=_NAME))
-    return found
-
-
-def _ask(console: Console, client: Client, experiments: Any, questions: list[str], seconds: float) -> int:
+def _ask(console: Console, client: Client, experiments: Experiments, questions: list[str], seconds: float) -> int:
     """Sends requests and shows the counts meanwhile; returns how many requests were sent."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     progress = Progress(*columns, console=console)
@@ -116,7 +110,7 @@ def _ask(console: Console, client: Client, experiments: Any, questions: list[str
             if time.monotonic() - shown_at > 1:
                 shown_at = time.monotonic()
                 progress.update(task, completed=min(elapsed, seconds))
-                live.update(Group(progress, _table(_report(experiments))))
+                live.update(Group(progress, _table(experiments.report(_NAME))))
         live.update(Text(""))
     return sent
 
