@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml clients/python/pyproject.toml constraints.txt
 		--editable clients/python --editable '.[dev]'
 	touch $@
 
-demo: $(STAMP)  ## Run the main job: questions through the service, drafting off, cold and warm
+demo: $(STAMP)  ## Run the main job: questions through the service, drafting off, cold and warm; an experiment
 	$(BIN)/draftwood demo
 
 peers: .venv-peers/openvino-genai/.installed .venv-peers/vllm/.installed  ## Install the engines of `draftwood bench --peer`

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -39,15 +39,8 @@ ARMS = [{"id": "trie", "drafting": {"strategy": "trie"}}, {"id": "hybrid", "draf
 NAME = "experiments/x"
 
 
-@pytest.fixture(scope="module")
-def valkey() -> Iterator[Valkey]:
-    with Valkey() as server:
-        yield server
-
-
 @pytest.fixture(autouse=True)
-def fast(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    valkey.client.flushall()
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "SECONDS", 0.05)
     monkeypatch.setattr(watch, "SECONDS", 0.05)
 
@@ -133,9 +126,9 @@ def arm_of(split: Split, unit: str) -> str:
     return "" if assignment is None else split.arms[assignment.arm]
 
 
-async def test_two_servers_assign_alike_and_count_together(valkey: Valkey) -> None:
+async def test_two_servers_assign_alike_and_count_together(server: Valkey) -> None:
     ids = [f"request {number}" for number in range(60)]
-    async with serving(store=valkey.url) as one, serving(store=valkey.url) as two:
+    async with serving(store=server.url) as one, serving(store=server.url) as two:
         experiment = await started(one, coverage=0.9)
         await knows(two)
         split = split_of(experiment)
@@ -163,7 +156,7 @@ async def test_two_servers_assign_alike_and_count_together(valkey: Valkey) -> No
         assert "Too early" in found.conclusions[0]
         for mine, theirs in zip(found.comparisons, expected.comparisons, strict=True):
             assert (mine.metric, mine.change if mine.HasField("change") else None) == (theirs.metric, theirs.change)
-    async with serving(store=valkey.url) as three:  # started again, with a new boot id
+    async with serving(store=server.url) as three:  # started again, with a new boot id
         assert [one.arm for one in await all_asked(three, ids[:10])] == [one.arm for one in first[:10]]
         assert sum(await requests_counted(three, 0)) == len(inside) + 2 * again
 
@@ -261,8 +254,8 @@ async def test_callers_mistakes_and_cancellations_are_no_errors_of_an_arm() -> N
 
 
 @asynccontextmanager
-async def failing(valkey: Valkey, **settings: Any) -> AsyncIterator[Served]:
-    async with serving(FailingEngine(), store=valkey.url, **settings) as served:
+async def failing(server: Valkey, **settings: Any) -> AsyncIterator[Served]:
+    async with serving(FailingEngine(), store=server.url, **settings) as served:
         yield served
 
 
@@ -285,8 +278,8 @@ async def provoke(served: Served, experiment: xp.Experiment, arms: tuple[str, ..
     raise AssertionError("no arm was stopped")
 
 
-async def test_a_guardrail_stops_an_arm_that_errs(valkey: Valkey) -> None:
-    async with failing(valkey) as served, failing(valkey) as other:
+async def test_a_guardrail_stops_an_arm_that_errs(server: Valkey) -> None:
+    async with failing(server) as served, failing(server) as other:
         arms = ("trie", "bad", "good")
         experiment = await started(served, THREE)
         await provoke(served, experiment, arms)
@@ -314,8 +307,8 @@ async def test_a_guardrail_stops_an_arm_that_errs(valkey: Valkey) -> None:
         await refused(update, CODE.FAILED_PRECONDITION, "frozen")
 
 
-async def test_an_experiment_without_another_arm_stops_and_one_that_only_reports_goes_on(valkey: Valkey) -> None:
-    async with failing(valkey) as served:
+async def test_an_experiment_without_another_arm_stops_and_one_that_only_reports_goes_on(server: Valkey) -> None:
+    async with failing(server) as served:
         experiment = await started(served, THREE[:2], guardrails={"reportOnly": True})
         stub = experiments(served)
         with pytest.raises(AssertionError, match="no arm was stopped"):
@@ -334,13 +327,13 @@ async def test_an_experiment_without_another_arm_stops_and_one_that_only_reports
         assert not (await asked(served, "later")).experiment
 
 
-async def test_a_guardrail_stops_an_arm_of_the_file(valkey: Valkey, tmp_path: Path) -> None:
+async def test_a_guardrail_stops_an_arm_of_the_file(server: Valkey, tmp_path: Path) -> None:
     path = tmp_path / "tenants.yaml"
     path.write_text(
         "experiments:\n- name: experiments/x\n  state: EXPERIMENT_STATE_RUNNING\n"
         "  arms: [{id: trie}, {id: bad}, {id: ok}]\n"
     )
-    async with failing(valkey, tenants_file=path) as served, failing(valkey, tenants_file=path) as other:
+    async with failing(server, tenants_file=path) as served, failing(server, tenants_file=path) as other:
         experiment = await experiments(served).GetExperiment(xp.GetExperimentRequest(name=NAME))
         await provoke(served, experiment, ("trie", "bad", "ok"))
         for one in (served, other):
@@ -353,13 +346,13 @@ async def test_a_guardrail_stops_an_arm_of_the_file(valkey: Valkey, tmp_path: Pa
                 await asyncio.sleep(0.05)
 
 
-async def test_concluding_needs_a_winner_and_deleting_deletes_the_counts(valkey: Valkey) -> None:
-    async with serving(store=valkey.url) as served:
+async def test_concluding_needs_a_winner_and_deleting_deletes_the_counts(server: Valkey) -> None:
+    async with serving(store=server.url) as served:
         await asked(served)
         await started(served, tenants=["acme"])
         await all_asked(served, [str(number) for number in range(8)])
         await counts_written(served, 8)
-        await until(lambda: len(tags(valkey, "x%2Ftrie") + tags(valkey, "x%2Fhybrid") + tags(valkey, "")) == 3)
+        await until(lambda: len(tags(server, "x%2Ftrie") + tags(server, "x%2Fhybrid") + tags(server, "")) == 3)
         stub = experiments(served)
         conclude = xp.ConcludeExperimentRequest(name=NAME)
         await refused(stub.ConcludeExperiment(conclude), CODE.FAILED_PRECONDITION, "name the winner")
@@ -367,20 +360,20 @@ async def test_concluding_needs_a_winner_and_deleting_deletes_the_counts(valkey:
         await stub.ConcludeExperiment(conclude)
         assert catalog(served).config_of("acme").drafting.max_nodes == 5
         assert sum(await requests_counted(served, 8)) == 8  # the counts stay
-        assert tags(valkey, "x%2Ftrie") == tags(valkey, "x%2Fhybrid") == ["acme"]  # each arm has a memory of its own
-        assert tags(valkey, "") == ["acme"]
+        assert tags(server, "x%2Ftrie") == tags(server, "x%2Fhybrid") == ["acme"]  # each arm has a memory of its own
+        assert tags(server, "") == ["acme"]
         await stub.DeleteExperiment(xp.DeleteExperimentRequest(name=NAME))
-        assert tags(valkey, "x%2Ftrie") == tags(valkey, "x%2Fhybrid") == []
-        assert tags(valkey, "") == ["acme"]
-        left = [key.decode() for key in valkey.client.scan_iter("dw:{counts:*")]
+        assert tags(server, "x%2Ftrie") == tags(server, "x%2Fhybrid") == []
+        assert tags(server, "") == ["acme"]
+        left = [key.decode() for key in server.client.scan_iter("dw:{counts:*")]
         assert [key for key in left if not key.endswith((":deleted", ":lease"))] == []
         await started(served)
         assert await requests_counted(served, 0) == [0, 0]
 
 
-def tags(valkey: Valkey, arm: str) -> list[str]:
+def tags(server: Valkey, arm: str) -> list[str]:
     """The tenants with records in the memories of an arm."""
-    keys = [key.decode() for key in valkey.client.scan_iter("dw:{*}:log")]
+    keys = [key.decode() for key in server.client.scan_iter("dw:{*}:log")]
     parts = [key.removeprefix("dw:{").removesuffix("}:log").split(":") for key in keys]
     return [tenant for _, tenant, its_arm in parts if its_arm == arm]
 
@@ -404,15 +397,15 @@ async def replica(store: str) -> AsyncIterator[tuple[asyncio.subprocess.Process,
         await process.wait()
 
 
-async def test_a_killed_server_loses_at_most_its_last_second(valkey: Valkey) -> None:
+async def test_a_killed_server_loses_at_most_its_last_second(server: Valkey) -> None:
     async def ask(stub: Any, numbers: range) -> None:
         for number in numbers:
             message = pb.GenerateRequest(text="hello", request_id=str(number), stop=pb.StopOptions(max_tokens=6))
             assert [event async for event in stub.Generate(message)][-1].finished.usage.completion_tokens == 6
 
-    async with serving(store=valkey.url) as served:
+    async with serving(store=server.url) as served:
         await started(served)
-        async with replica(valkey.url) as (process, stub):
+        async with replica(server.url) as (process, stub):
             await ask(stub, range(40))
             await counts_written(served, 40)
             await ask(stub, range(40, 50))
@@ -420,7 +413,7 @@ async def test_a_killed_server_loses_at_most_its_last_second(valkey: Valkey) -> 
             await process.wait()
         counted = sum(await requests_counted(served, 40))
         assert 40 <= counted <= 50
-        async with replica(valkey.url) as (_, stub):
+        async with replica(server.url) as (_, stub):
             await ask(stub, range(50, 90))
             assert sum(await requests_counted(served, counted + 40)) == counted + 40
         found = await read(served)
