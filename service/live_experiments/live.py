@@ -47,10 +47,12 @@ class LiveExperiments:
 
     async def close(self) -> None:
         """Writes what is counted, and ends."""
-        for task in self._tasks:
-            task.cancel()
+        pending = set(self._tasks)
+        while pending:  # a task may miss a cancellation that arrives while a connection fails
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=_WRITE_SECONDS)
         if self._tasks:
-            await asyncio.wait(self._tasks)
             await asyncio.wait([asyncio.create_task(self.counting.write())], timeout=_WRITE_SECONDS)
 
     def count_audit(self, tenant: str, label: str, request_id: str, *, differing: bool) -> None:
