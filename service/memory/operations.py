@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
+from model_runner.request import MemoryTerms
 from service.memory.codec import Kind, Record, split
 from service.memory.errors import (
     CorruptValueError,
@@ -225,6 +226,9 @@ class FillProgress:
 class FillMemory:
     """Appends sequences, int32[n] each, to a memory. Ends when the store has confirmed them.
 
+    Attributes:
+        terms: of the tenant.
+
     Raises:
         MemoryPurgedError: the memory was purged since the import's first append.
         StoreFullError: the store, or the memory's log, stays full.
@@ -235,11 +239,13 @@ class FillMemory:
     kind: Kind
     sequences: list[Int32Array]
     progress: FillProgress
+    terms: MemoryTerms
 
     async def run(self, memory: MemoryManager) -> FillProgress:
         records = self._records()
         if not records:
             return self.progress
+        memory.residents.open(self.name, self.terms)
         resident = memory.residents.pin(self.name)
         try:
             epoch = await self._append(memory, resident, records)

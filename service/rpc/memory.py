@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import numpy as np
 
 from draftwood.v1 import memory_pb2 as pb
 from model_runner.errors import InvalidInputError
+from model_runner.request import MemoryTerms
 from service.auth import Role
 from service.engine.bridge import EngineBridge
 from service.identifiers import check_identifier
@@ -36,6 +37,7 @@ from service.rpc.requests import require_in_vocabulary
 from service.rpc.streaming.writer import Writer
 from service.serving import ServedModel
 from service.settings import Settings
+from service.tenants.config import TenantConfig
 from strategies.draft import Int32Array
 
 SERVICE = pb.DESCRIPTOR.services_by_name["MemoryService"]
@@ -50,10 +52,21 @@ _MAX_PAGE = 1000
 
 
 class MemoryServicer:
-    """The methods of MemoryService, for `calls.handlers`."""
+    """The methods of MemoryService, for `calls.handlers`.
 
-    def __init__(self, bridge: EngineBridge, model: ServedModel, settings: Settings) -> None:
+    Args:
+        config_of: a tenant's configuration.
+    """
+
+    def __init__(
+        self,
+        bridge: EngineBridge,
+        model: ServedModel,
+        settings: Settings,
+        config_of: Callable[[str], TenantConfig],
+    ) -> None:
         self._bridge = bridge
+        self._config_of = config_of
         self._model = model
         self._stall_seconds = settings.stall_timeout
         self._named_store = settings.store if settings.store in ("memory", "embedded") else None
@@ -85,6 +98,9 @@ class MemoryServicer:
             response.store.CopyFrom(_store_statistics(report, self._named_store or report.store))
         return response
 
+    def _terms(self, name: MemoryName) -> MemoryTerms:
+        return self._config_of(name.tenant).learning.terms
+
     async def warm(self, requests: AsyncIterator[pb.WarmMemoryRequest], call: Call) -> None:
         """Streams progress."""
         name, progress = None, FillProgress()
@@ -95,7 +111,8 @@ class MemoryServicer:
                         name = MemoryName(call.principal.tenant_for(request.tenant))
                         audit.tenant = name.tenant
                     sequences = await asyncio.to_thread(self._encode, [*request.texts])
-                    progress = await self._bridge.run_operation(FillMemory(name, Kind.CORPUS, sequences, progress))
+                    fill = FillMemory(name, Kind.CORPUS, sequences, progress, self._terms(name))
+                    progress = await self._bridge.run_operation(fill)
                     audit.records += len(request.texts)
                     await writer.write(pb.WarmMemoryResponse(texts=audit.records, tokens=progress.tokens))
 
@@ -122,7 +139,8 @@ class MemoryServicer:
                         audit.tenant = name.tenant
                         same_model = request.fingerprint == self._model.fingerprint
                     for kind, sequences in await asyncio.to_thread(self._read, request, same_model):
-                        progress = await self._bridge.run_operation(FillMemory(name, kind, sequences, progress))
+                        fill = FillMemory(name, kind, sequences, progress, self._terms(name))
+                        progress = await self._bridge.run_operation(fill)
                         audit.records = progress.records
                     await writer.write(pb.ImportMemoryResponse(records=progress.records, tokens=progress.tokens))
 

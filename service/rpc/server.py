@@ -70,7 +70,7 @@ class RunningServer:
             self._administration.catalog.config_of,
             self._administration.experiments,
         )
-        memory = MemoryServicer(bridge, model, settings)
+        memory = MemoryServicer(bridge, model, settings, self._administration.catalog.config_of)
         of_memory = {name: _counted(method, bridge) for name, method in memory.methods.items()}
         self.audits = AuditLedger(model)
         self.audits.listeners.append(self._count_audit)

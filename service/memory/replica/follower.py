@@ -6,9 +6,11 @@ records of this process that the store lost are sent again.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from typing import TypeAlias
 
 import structlog
@@ -224,11 +226,20 @@ class Follower:
             await self.refresh(origin)
         if not len(origin.log):
             return False
+        # Under another source: numbers of this process's own records here are above those that it has sent elsewhere.
+        source = secrets.token_hex(8)
+        records = [replace(record, source=source, seq=seq) for seq, record in enumerate(origin.log, 1)]
         log = TenantLog(resident.capacity)
-        log.restore(origin.log, origin.log.position, origin.log.chain)
+        log.restore(records, len(records), origin.log.chain)
         resident.log = log
-        await self._folder.seed(resident)
-        resident.log, resident.loaded = TenantLog(resident.capacity), False
+        seeded = await self._folder.seed(resident)
+        resident.log = TenantLog(resident.capacity)
+        if not seeded:
+            [page] = await self._store.read([ReadRequest(resident.tag, 0, self._outbox.source)])
+            if isinstance(page, Page) and page.epoch is None:
+                _log.warning("the store has no room for the memory of an arm; it begins empty", memory=resident.tag)
+                return False
+        resident.loaded = False
         return True
 
     def _settle(self, resident: Resident, epoch: int) -> None:

@@ -170,6 +170,7 @@ class Residents:
         self._max_bytes = limits.max_bytes
         self._idle_seconds = limits.idle_seconds
         self.evicted = 0
+        self._terms: dict[MemoryName, MemoryTerms] = {}
         self._lock = threading.Lock()
         self._by_name: OrderedDict[MemoryName, Resident] = OrderedDict()
         self._by_tag: dict[str, Resident] = {}
@@ -199,7 +200,7 @@ class Residents:
         """A memory, marked as used now; a new one is added without any records.
 
         Args:
-            terms: of a request; None leaves a memory's as they are.
+            terms: of a request; None leaves a memory's as they are, those from before it was evicted, too.
         """
         with self._lock:
             resident = self._by_name.get(name)
@@ -208,7 +209,13 @@ class Residents:
                 self._by_name[name] = self._by_tag[resident.tag] = resident
             self._by_name.move_to_end(name)
         if terms is not None:
-            resident.agree(self._limits.under(terms), terms.forked)
+            if terms == MemoryTerms():
+                self._terms.pop(name, None)
+            else:
+                self._terms[name] = terms
+        known = self._terms.get(name)
+        if terms is not None or known is not None:
+            resident.agree(self._limits.under(known or MemoryTerms()), known is not None and known.forked)
         return resident
 
     def pin(self, name: MemoryName) -> Resident:

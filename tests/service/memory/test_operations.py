@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from model_runner.request import MemoryTerms
 from service.memory.codec import Kind
 from service.memory.config import MemoryConfig
 from service.memory.errors import MemoryPurgedError, StoreFullError, StoreUnavailableError
@@ -44,7 +45,7 @@ def memory() -> Iterator[MemoryManager]:
 
 
 def fill(progress: FillProgress, count: int = 10) -> FillMemory:
-    return FillMemory(NAME, Kind.CORPUS, [np.array(numbers(count), np.int32)], progress)
+    return FillMemory(NAME, Kind.CORPUS, [np.array(numbers(count), np.int32)], progress, MemoryTerms())
 
 
 async def filled(memory: MemoryManager) -> FillProgress:
@@ -109,7 +110,7 @@ async def test_a_purge_ends_the_fill_that_it_interrupts(memory: MemoryManager, m
 
 
 async def test_a_fill_of_nothing_reaches_no_store(memory: MemoryManager) -> None:
-    empty = FillMemory(NAME, Kind.CORPUS, [np.empty(0, np.int32)], FillProgress())
+    empty = FillMemory(NAME, Kind.CORPUS, [np.empty(0, np.int32)], FillProgress(), MemoryTerms())
     assert await perform(empty, memory) == empty.progress
     assert NAME not in memory.residents
 

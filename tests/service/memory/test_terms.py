@@ -10,10 +10,11 @@ import pytest
 
 from model_runner.request import MemoryTerms, Request, StopParams
 from model_runner.sequence import Sequence
+from service.memory.codec import Kind
 from service.memory.config import MemoryConfig
 from service.memory.manager import MemoryManager, StrategyUse
-from service.memory.naming import MemoryName
-from service.memory.operations import GetStatistics, PurgeMemory
+from service.memory.naming import Keys, MemoryName
+from service.memory.operations import FillMemory, FillProgress, GetStatistics, PurgeMemory
 from service.memory.replica.instances import InstanceKey, make
 from service.memory.replica.residents import Resident
 from service.memory.store.base import Limits
@@ -153,6 +154,29 @@ async def test_a_memory_with_an_idle_ttl_is_deleted_and_others_stay(server: Valk
         memory.start(lambda task: task())
         await check(memory)
         await asyncio.to_thread(memory.stop)
+
+
+async def test_warming_keeps_a_tenants_limits_and_so_does_an_eviction(server: Valkey) -> None:
+    terms = MemoryTerms(idle_ttl=100.0, max_tokens=2048)
+    async with replicas(1, server.url) as [memory]:
+        sequences = [np.arange(10, dtype=np.int32)]
+        await perform(FillMemory(MemoryName("t"), Kind.CORPUS, sequences, FillProgress(), terms), memory)
+        assert 0 < server.client.pttl(Keys.of(resident(memory).tag).meta) <= 100_000
+        with memory.residents._lock:
+            memory.residents._by_name.clear()
+        assert resident(memory).capacity.tokens == 2048
+        await instance(memory, request())  # the tenant has no limits any more
+        assert resident(memory).limits is None
+
+
+async def test_what_an_arm_has_to_send_is_not_lost_in_a_fork(server: Valkey) -> None:
+    async with replicas(1, server.url) as [memory]:
+        early = memory.outbox.add(MemoryName("t", "x/a"), None, Kind.OUTPUT, np.arange(50, 55, dtype=np.int32))
+        await answered(memory, request(), numbers(10))
+        await until(lambda: len(records(memory)) == 1)
+        memory.residents.open(MemoryName("t", "x/a"), MemoryTerms(forked=True))
+        await instance(memory, request(arm="x/a", forked=True))
+        await until(lambda: early.tokens.tolist() in records(memory, "x/a"))
 
 
 async def test_arms_have_memories_of_their_own(server: Valkey) -> None:

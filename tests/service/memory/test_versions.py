@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from model_runner.request import MemoryTerms
 from service.memory.codec import Kind, Record
 from service.memory.codec.records import pack
 from service.memory.errors import NewerMemoryError, StoreRefusedError
@@ -79,7 +80,7 @@ async def test_an_old_replica_keeps_what_a_newer_one_wrote(server: Valkey) -> No
 async def test_operators_of_an_old_replica_are_told(server: Valkey) -> None:
     async with replicas(1, server.url) as [old], newer_store(server) as store:
         await append(store, old, 1, value_of_kind(9, 1, [5, 6, 7]))
-        fill = FillMemory(T, Kind.CORPUS, [np.array([1, 2], np.int32)], FillProgress())
+        fill = FillMemory(T, Kind.CORPUS, [np.array([1, 2], np.int32)], FillProgress(), MemoryTerms())
         for operation in (PurgeMemory("t"), fill):
             with pytest.raises(StoreRefusedError, match="newer version"):
                 await perform(operation, old)
