@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import gc
 import os
 import signal
 import socket
@@ -77,6 +78,8 @@ async def _serve(settings: Settings) -> int:
 
         server = RunningServer(bound, model, bridge)
         at_failure.pop_all()
+    gc.collect()
+    gc.freeze()  # a collection that scans all that was imported would stop all streams and health checks
     await server.start()
     stopping = _stop_signals()
     _log.info("serving", address=bound.address, model=model.name, device=model.device, dtype=model.dtype)

@@ -280,8 +280,9 @@ def _messages(chat: pb.Chat, serving: Serving) -> tuple[list[dict[str, str]], in
         problem = f"has {count} messages; at most {serving.max_chat_messages} are allowed"
         raise InvalidInputError("chat.messages", None, problem)
     for index, message in enumerate(chat.messages):
-        if not 1 <= len(message.role) <= MAX_ROLE_CHARACTERS:
-            problem = f"must have 1 to {MAX_ROLE_CHARACTERS} characters; it has {len(message.role)}"
+        size = len(message.role)  # each look at a field makes a new text
+        if not 1 <= size <= MAX_ROLE_CHARACTERS:
+            problem = f"must have 1 to {MAX_ROLE_CHARACTERS} characters; it has {size}"
             raise InvalidInputError(f"chat.messages[{index}].role", None, problem)
     characters = sum(1 + len(message.content) for message in chat.messages)
     require_characters("chat.messages", characters, serving.max_prompt_characters)
