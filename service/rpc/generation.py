@@ -17,10 +17,8 @@ import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
 from model_runner.errors import InvalidInputError
-from model_runner.output import Finish, FinishReason
 from model_runner.request import Request
 from model_runner.sampling.generation_defaults import GenerationDefaults
-from model_runner.statistics import SequenceStats
 from service.engine.bridge import EngineBridge
 from service.engine.stream import Sample
 from service.errors import DeadlineExceededError, ModelNotServedError
@@ -43,6 +41,7 @@ from service.rpc.requests import (
     read_samples,
     require_in_vocabulary,
 )
+from service.rpc.streaming.messages import finished
 from service.rpc.streaming.relay import relay
 from service.rpc.streaming.writer import Writer
 from service.rpc.text_work import TextWork
@@ -53,10 +52,6 @@ from strategies import strategy_names
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"]
 
-_REASONS = {
-    FinishReason.STOP: pb.FINISH_REASON_STOP,
-    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
-}
 _CLIENT_FIRST = 0.25
 """Seconds after the client's deadline until the server ends a call: gRPC ends it first, so that two statuses do not
 race. Not tuned."""
@@ -253,50 +248,6 @@ def remaining(call: Call) -> float | None:
     return seconds
 
 
-def finished(samples: SequenceOf[Sample], finishes: SequenceOf[Finish]) -> pb.GenerateResponse:
-    """The last message of an answer, for all of its samples."""
-    request, stats = samples[0].request, SequenceStats.over([sample.stats for sample in samples])
-    written = sum(sample.completion_tokens for sample in samples)
-    message = pb.Finished(
-        reason=_REASONS[finishes[0].reason],
-        stop_string=finishes[0].stop_string,
-        stop_token_id=finishes[0].stop_token_id,
-        usage=pb.Usage(
-            prompt_tokens=request.prompt.size,
-            completion_tokens=written,
-            cached_prompt_tokens=samples[0].stats.cached_prompt_tokens,
-        ),
-        drafting=pb.DraftStatistics(
-            strategy=request.strategy_name,
-            mean_acceptance_length=written / max(stats.decode_steps, 1),
-            steps=stats.decode_steps,
-            draft_tokens=stats.draft_tokens,
-            accepted_tokens=stats.accepted_tokens,
-            accepted_by_depth=stats.accepted_by_depth,
-            disabled_reason=stats.drafting_disabled_reason,
-        ),
-    )
-    if len(samples) > 1:
-        for sample, finish in zip(samples, finishes, strict=True):
-            message.samples.add(
-                reason=_REASONS[finish.reason],
-                stop_string=finish.stop_string,
-                stop_token_id=finish.stop_token_id,
-                completion_tokens=sample.completion_tokens,
-                seed=sample.request.sampling.seed,
-            )
-    for name, counts in stats.sources(request.strategy_name).items():
-        source = message.drafting.by_source[name]
-        source.draft_tokens, source.accepted_tokens = counts.verified, counts.accepted
-    _set_seconds(message.timings.queue, stats.first_scheduled_at - stats.arrived_at)
-    _set_seconds(message.timings.prefill, stats.first_token_at - stats.first_scheduled_at)
-    _set_seconds(message.timings.decode, stats.finished_at - stats.first_token_at)
-    _set_seconds(message.drafting.draft_time, stats.draft_seconds)
-    _set_seconds(message.drafting.step_time, stats.step_seconds)
-    _set_seconds(message.drafting.model_time, stats.model_seconds)
-    return pb.GenerateResponse(finished=message)
-
-
 def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
     """The model's properties and the limits of requests."""
     model = serving.model
@@ -355,7 +306,3 @@ def _defaults(defaults: GenerationDefaults) -> pb.GenerationDefaults:
             forced_last=constraints.forced_last,
         ),
     )
-
-
-def _set_seconds(duration: Any, seconds: float) -> None:
-    duration.FromNanoseconds(max(0, round(seconds * 1e9)))

@@ -11,6 +11,7 @@ from contextlib import suppress
 from draftwood.v1 import generation_pb2 as pb
 from model_runner.output import Finish
 from service.engine.stream import MAX_PART_TOKENS, Pending, Stream
+from service.rpc.streaming.messages import delta
 from service.rpc.streaming.writer import Writer
 from service.tenants.shaping import DeltaShaping
 
@@ -73,20 +74,3 @@ def _next_delta(queue: Pending, with_details: bool, max_bytes: float) -> pb.Gene
     message = delta(queue.part(0, count), with_details)
     queue.remove(count)
     return message
-
-
-def delta(pending: Pending, with_details: bool) -> pb.GenerateResponse:
-    """The message with the tokens of one or several steps."""
-    response = pb.GenerateResponse()
-    message = response.delta
-    message.text = "".join(pending.texts)
-    message.token_ids.extend(pending.token_ids)
-    message.sample = pending.sample
-    if with_details:
-        for text, drafted in zip(pending.texts, pending.drafted, strict=True):
-            message.details.add(text=text, drafted=drafted)
-        for detail, logprobs in zip(message.details, pending.logprobs, strict=False):
-            detail.logprob = logprobs.logprob
-            for token, logprob in zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True):
-                detail.top_logprobs.add(token_id=token, logprob=logprob)
-    return response
