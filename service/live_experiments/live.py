@@ -15,6 +15,7 @@ from service.live_experiments.placement import Placements, Running, target_of
 from service.live_experiments.reading import CountReader
 from service.live_experiments.store.base import CountStore
 from service.live_experiments.watch import Stop, Watch
+from service.resources.ending import end
 from service.tenants.catalog import Catalog
 
 _WRITE_SECONDS = 2.0
@@ -47,11 +48,7 @@ class LiveExperiments:
 
     async def close(self) -> None:
         """Writes what is counted, and ends."""
-        pending = set(self._tasks)
-        while pending:  # a task may miss a cancellation that arrives while a connection fails
-            for task in pending:
-                task.cancel()
-            _, pending = await asyncio.wait(pending, timeout=_WRITE_SECONDS)
+        await end(self._tasks)
         if self._tasks:
             await asyncio.wait([asyncio.create_task(self.counting.write())], timeout=_WRITE_SECONDS)
 

@@ -17,6 +17,7 @@ from service.quotas import scripts
 from service.quotas.limits import BUCKETS, PLACE_RETRY_SECONDS, Limiter, QuotaExceededError, RateLimits
 from service.quotas.local import Entry, Windows
 from service.quotas.window import Bucket, Window
+from service.resources.ending import end
 
 _log = structlog.get_logger(__name__)
 
@@ -95,9 +96,7 @@ class SharedLimiter(Limiter):
 
     async def close(self) -> None:
         """See `Limiter`. Waits shortly for reservations that are being settled."""
-        if self._refreshing is not None:
-            self._refreshing.cancel()
-            await asyncio.wait([self._refreshing])
+        await end([self._refreshing])
         if self._settling:
             await asyncio.wait(self._settling, timeout=self._answer_seconds)
         await self._client.close()

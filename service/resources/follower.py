@@ -10,6 +10,7 @@ import structlog
 
 from service.memory.errors import MemoryStoreError
 from service.resources.base import Cursor, Page, Resource, ResourceStore, Write
+from service.resources.ending import end
 
 _log = structlog.get_logger(__name__)
 
@@ -44,9 +45,7 @@ class ResourceFollower:
 
     async def close(self) -> None:
         """Ends the looks and the store's connections."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await end([self._task])
         await self._store.close()
 
     async def refresh(self) -> None:

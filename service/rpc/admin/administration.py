@@ -10,6 +10,7 @@ from service.live_experiments.stopping import GuardrailStops
 from service.live_experiments.store.base import CountStore
 from service.live_experiments.store.in_process import InProcessCounts
 from service.live_experiments.store.redis_counts import RedisCounts
+from service.resources.ending import end
 from service.resources.follower import ResourceFollower
 from service.resources.in_process import InProcessResources
 from service.resources.redis_resources import RedisResources
@@ -69,7 +70,5 @@ class Administration:
     async def close(self) -> None:
         """Writes what is counted, and ends following."""
         await self.experiments.close()
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.wait([self._following])
+        await end([self._following])
         await self._stored.close()
