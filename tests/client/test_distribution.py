@@ -20,7 +20,11 @@ from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLIENT = REPOSITORY / "clients" / "python"
-STUBS = {path.relative_to(REPOSITORY / "protos").as_posix() for path in (REPOSITORY / "protos/draftwood").rglob("*.p*")}
+STUBS = {
+    path.relative_to(REPOSITORY / "protos").as_posix()
+    for path in (REPOSITORY / "protos/draftwood").rglob("*")
+    if path.suffix in (".proto", ".py", ".pyi")
+}
 
 
 @pytest.fixture(scope="module")
