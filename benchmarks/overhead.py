@@ -16,7 +16,7 @@ from rich.table import Table
 from benchmarks.load.command import read_levels
 from benchmarks.shared.machine import OtherLoad, warning
 from benchmarks.shared.models import ModelOptions, chosen_model
-from benchmarks.shared.prompts import read_questions
+from benchmarks.shared.prompts import read_prompts
 from benchmarks.shared.report import OutputOptions, console, progress
 from benchmarks.shared.server_process import server_process
 from draftwood_client import AsyncClient, ChatMessage, Completion
@@ -65,15 +65,14 @@ def overhead(
     out = console()
     output.check()
     levels = read_levels(streams)
-    most = str(max(levels))
-    with chosen_model(model, out) as chosen:
-        with server_process(*chosen.server_flags, "--max-running", most, "--audit-share", "0") as server:
-            load = OtherLoad()
-            cases = [(level, drafting) for level in levels for drafting in (False, True)]
-            answers: dict[tuple[int, bool], list[Completion]] = {case: [] for case in cases}
-            turns = [case for number in range(rounds) for case in (cases if number % 2 else cases[::-1])]
-            for level, drafting in progress(turns, "rounds", out):
-                answers[level, drafting] += uvloop.run(_round(server.target, level, drafting, max_tokens))
+    flags = ("--max-running", str(max(levels)), "--audit-share", "0")
+    cases = [(level, drafting) for level in levels for drafting in (False, True)]
+    answers: dict[tuple[int, bool], list[Completion]] = {case: [] for case in cases}
+    turns = [case for number in range(rounds) for case in (cases if number % 2 else cases[::-1])]
+    with chosen_model(model, out) as chosen, server_process(*chosen.server_flags, *flags) as server:
+        load = OtherLoad()
+        for level, drafting in progress(turns, "rounds", out):
+            answers[level, drafting] += uvloop.run(_round(server.target, level, drafting, max_tokens))
     rows = [_row(level, drafting, answers[level, drafting]) for level, drafting in cases]
     busy = load.share()
     title = f"{chosen.name}: milliseconds of a decoding step{warning(busy)}"
@@ -82,7 +81,7 @@ def overhead(
 
 
 async def _round(target: str, streams: int, drafting: bool, max_tokens: int) -> list[Completion]:
-    texts = list(islice(cycle(sum(read_questions(), [])), streams))
+    texts = islice(cycle(read_prompts(None)), streams)
     async with AsyncClient(target, tenant="overhead") as client:
 
         async def ask(text: str) -> Completion:
@@ -112,8 +111,8 @@ def _row(streams: int, drafting: bool, answers: Sequence[Completion]) -> Row:
     engine = [in_step - of_model - of_draft for in_step, of_model, of_draft in zip(inside, model, draft, strict=True)]
     all_but = [whole - of_model for whole, of_model in zip(wall, model, strict=True)]
     share = statistics.median(part / whole for part, whole in zip(all_but, wall, strict=True))
-    parts = (wall, model, draft, engine, rest, all_but)
-    return Row(streams, drafting, *map(median, parts), share=round(share, 4))
+    times = [*map(median, (wall, model, draft, engine, rest, all_but))]
+    return Row(streams, drafting, *times, round(share, 4))
 
 
 def _table(rows: Sequence[Row], title: str) -> Table:
@@ -124,7 +123,9 @@ def _table(rows: Sequence[Row], title: str) -> Table:
         times = (row.step_ms, row.model_ms, row.draft_ms, row.engine_ms, row.between_ms)
         total = f"{row.overhead_ms:.3f} ({row.share:.1%})"
         table.add_row(str(row.streams), "on" if row.drafting else "off", *(f"{time:.3f}" for time in times), total)
-    table.caption = f"targets, drafting off: {_TARGET_MS} ms with one stream, {_TARGET_SHARE:.0%} with 64 (110m, bfloat16)"
+    table.caption = (
+        f"targets (110m, bfloat16, drafting off): {_TARGET_MS} ms with one stream, {_TARGET_SHARE:.0%} with 64"
+    )
     return table
 
 

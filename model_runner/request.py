@@ -121,6 +121,7 @@ class MemoryTerms:
         with_prompts: an answer is kept together with its prompt.
         max_tokens, max_bytes: of the memory; at most the server's.
         idle_ttl: seconds after its last record until the memory is deleted.
+        max_age: seconds until a record is dropped; at most the server's.
     """
 
     forked: bool = False
@@ -128,6 +129,7 @@ class MemoryTerms:
     max_tokens: int | None = None
     max_bytes: int | None = None
     idle_ttl: float | None = None
+    max_age: float | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

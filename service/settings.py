@@ -182,6 +182,9 @@ class Settings(BaseModel):
     memory_ttl: float = Field(
         default=0.0, ge=0, description="Seconds without learning until a tenant's memory expires; 0 for never"
     )
+    memory_max_age: float = Field(
+        default=0.0, ge=0, description="Seconds until a record of a tenant's memory is dropped; 0 for never"
+    )
     memory_orphan_ttl: float = Field(
         default=30 * 24 * 3600.0,
         ge=0,

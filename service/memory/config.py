@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -42,6 +43,7 @@ class MemoryConfig:
         max_bytes: of all memories in this process, records and indexes.
         idle_seconds: a memory that no request used for so long is evicted from this process.
         ttl: seconds after its last record until the store deletes a memory; 0 for never.
+        max_age: seconds until a record is dropped; 0 for never.
         orphan_ttl: seconds after which memories that no process uses are deleted; 0 for never.
         round_seconds: between two rounds with the store.
     """
@@ -52,6 +54,7 @@ class MemoryConfig:
     max_bytes: int = 1 << 40
     idle_seconds: float = 900.0
     ttl: float = 0.0
+    max_age: float = 0.0
     orphan_ttl: float = 30 * 24 * 3600.0
     round_seconds: float = ROUND_SECONDS
 
@@ -62,7 +65,17 @@ class MemoryConfig:
             tokens=min(self.tokens, terms.max_tokens or self.tokens),
             bytes=min(self.bytes, terms.max_bytes or self.bytes),
             ttl=self.ttl if terms.idle_ttl is None else terms.idle_ttl,
+            max_age=_shorter(self.max_age, terms.max_age or 0.0),
         )
+
+    @property
+    def stored_seconds(self) -> float:
+        """How long the store keeps a memory after its last record, all of which are too old by then; 0 for ever."""
+        return _shorter(self.ttl, self.max_age)
+
+    def oldest(self, now: float) -> float:
+        """The Unix time before which records are too old at `now`."""
+        return now - self.max_age if self.max_age else -math.inf
 
     @property
     def capacity(self) -> Capacity:
@@ -73,6 +86,11 @@ class MemoryConfig:
     def log_bytes(self) -> int:
         """Of the log between two folds: the other half of the bytes."""
         return self.bytes // 2
+
+
+def _shorter(first: float, second: float) -> float:
+    """Of two durations, of which 0 is endless."""
+    return min(first or second, second or first)
 
 
 def default_max_bytes(cgroup_limit: Path = _CGROUP_LIMIT) -> int:

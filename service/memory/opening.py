@@ -40,9 +40,10 @@ def opened_memory(settings: Settings, fingerprint: str) -> Iterator[MemoryManage
         max_bytes=settings.memory_budget - stored_bytes,
         idle_seconds=settings.memory_idle,
         ttl=settings.memory_ttl,
+        max_age=settings.memory_max_age,
         orphan_ttl=settings.memory_orphan_ttl,
     )
-    limits = Limits(config.log_bytes, config.ttl)
+    limits = Limits(config.log_bytes, config.stored_seconds)
     keys = store_keys(settings)
     client = store_client(settings)
     if client is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
@@ -258,7 +259,8 @@ class FillMemory:
     def _records(self) -> list[Record]:
         pieces = [piece for tokens in self.sequences for piece in split(tokens)]
         first = self.progress.records + 1
-        return [Record(self.progress.source, seq, self.kind, piece) for seq, piece in enumerate(pieces, first)]
+        source, now = self.progress.source, int(time.time())
+        return [Record(source, seq, self.kind, piece, now) for seq, piece in enumerate(pieces, first)]
 
     async def _append(self, memory: MemoryManager, resident: Resident, records: list[Record]) -> int:
         """Appends, and tries again while the log is full, with pauses outside of the lock; returns the epoch."""

@@ -50,7 +50,9 @@ class Presence:
         self._instance = instance
         self._counters = counters
         names = naming.kind.partition(":")[2] or "plain"
-        self._settings = f"tokens={config.tokens} bytes={config.bytes} ttl={config.ttl:g} names={names}"
+        self._settings = (
+            f"tokens={config.tokens} bytes={config.bytes} ttl={config.ttl:g} age={config.max_age:g} names={names}"
+        )
         self._warned: list[str] = []
         self._registered_at = self._expired_at = -float("inf")
 

@@ -40,11 +40,13 @@ class LearningConfig:
 
     Attributes:
         idle_ttl: seconds after the last record until the memory is deleted.
+        max_age: seconds until a record is dropped.
         max_tokens, max_bytes: of the memory.
     """
 
     scope: LearningScope = LearningScope.OUTPUTS
     idle_ttl: float | None = None
+    max_age: float | None = None
     max_tokens: int | None = None
     max_bytes: int | None = None
 
@@ -56,6 +58,7 @@ class LearningConfig:
             max_tokens=self.max_tokens,
             max_bytes=self.max_bytes,
             idle_ttl=self.idle_ttl,
+            max_age=self.max_age,
         )
 
 

@@ -191,6 +191,7 @@ def _learning(message: pb.LearningConfig, limits: ServerLimits) -> LearningConfi
     return LearningConfig(
         scope=_SCOPES[message.scope],
         idle_ttl=seconds_of("idle_ttl", message, 1.0),
+        max_age=seconds_of("max_age", message, 60.0),
         max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
         max_bytes=message.max_bytes if message.HasField("max_bytes") else None,
     )

@@ -21,7 +21,9 @@ MAX_TOKENS = 8192
 OVERHEAD_BYTES = 16
 """Counted for each record towards the quota, beside its tokens."""
 _HEAD = struct.Struct("<BBHI")
-_FORMAT = 1
+_FORMAT = 2
+_UNTIMED_FORMAT = 1
+"""Without the times of the records, as written before there was a maximum age."""
 _SOURCE_BYTES = 8
 
 
@@ -40,12 +42,14 @@ class Record:
         source: the writer, 16 hexadecimal digits; a process is a new source each time it starts.
         seq: the source's sequence number, from 1; later records have higher ones.
         tokens: int32[n], 1 <= n <= MAX_TOKENS.
+        learned_at: Unix time in seconds, by the writer's clock; 0 if it is not known.
     """
 
     source: str
     seq: int
     kind: Kind
     tokens: Int32Array
+    learned_at: int = 0
 
     @property
     def weight(self) -> int:
@@ -59,7 +63,7 @@ def split(tokens: Int32Array) -> list[Int32Array]:
 
 
 def pack(records: SequenceOf[Record]) -> bytes:
-    """The records as columns: sources, sequence numbers, kinds, lengths, tokens (two bytes each if that is enough)."""
+    """The records as columns: sources, numbers, kinds, lengths, times, tokens (two bytes each if that is enough)."""
     sources = sorted({record.source for record in records})
     number = {source: index for index, source in enumerate(sources)}
     tokens = np.concatenate([record.tokens for record in records]) if records else np.empty(0, np.int32)
@@ -70,6 +74,7 @@ def pack(records: SequenceOf[Record]) -> bytes:
         np.array([record.seq for record in records], "<u8").tobytes(),
         np.array([record.kind for record in records], "u1").tobytes(),
         np.array([record.tokens.size for record in records], "<u4").tobytes(),
+        np.array([record.learned_at for record in records], "<u4").tobytes(),
         tokens.astype("<u4" if wide else "<u2").tobytes(),
     ]
     return b"".join([_HEAD.pack(_FORMAT, wide, len(sources), len(records)), *columns])
@@ -86,7 +91,7 @@ def unpack(data: bytes) -> list[Record]:
         form, wide, n_sources, n = _HEAD.unpack_from(data)
         if form > _FORMAT:
             raise NewerFormatError(f"the records have format {form}; this program reads up to {_FORMAT}")
-        if form < _FORMAT:
+        if form not in (_FORMAT, _UNTIMED_FORMAT):
             raise CorruptValueError(f"the records have format {form}, which does not exist")
         reader = _Reader(data, _HEAD.size)
         raw = reader.take("u1", n_sources * _SOURCE_BYTES).tobytes()
@@ -95,11 +100,12 @@ def unpack(data: bytes) -> list[Record]:
         kinds, lengths = reader.take("u1", n).tolist(), reader.take("<u4", n)
         if kinds and (newest := max(kinds)) > max(Kind):
             raise NewerFormatError(f"a record has kind {newest}; this program knows kinds up to {int(max(Kind))}")
+        times = reader.take("<u4", n).tolist() if form == _FORMAT else [0] * n
         tokens = reader.take("<u4" if wide else "<u2", int(lengths.sum())).astype(np.int32)
         pieces = np.split(tokens, np.cumsum(lengths)[:-1]) if n else []
         return [
-            Record(sources[owner], seq, Kind(kind), piece)
-            for owner, seq, kind, piece in zip(owners, seqs, kinds, pieces, strict=True)
+            Record(sources[owner], seq, Kind(kind), piece, time)
+            for owner, seq, kind, piece, time in zip(owners, seqs, kinds, pieces, times, strict=True)
         ]
     except (struct.error, ValueError, IndexError) as error:
         raise CorruptValueError(f"the value is not packed records: {error}") from error

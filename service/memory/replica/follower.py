@@ -85,7 +85,7 @@ class Follower:
                 if loaded_bytes > self._residents.max_bytes // _EVICT_SHARE:
                     loaded_bytes = 0
                     self._residents.evict(frozenset(self._outbox.pending_memories()))
-            elif resident.loaded and (resident.unbuilt or resident.resized):
+            elif resident.loaded:
                 self._build_new(resident)
 
     async def follow(self) -> None:
@@ -281,13 +281,17 @@ class Follower:
             resident.foldable = False
         resident.log = log
         resident.loaded = True
+        resident.aged_at = 0.0
+        resident.drop_aged()
         rebuild(resident, self._outbox, [*resident.strategies], again or was_purged)
 
     def _build_new(self, resident: Resident) -> None:
+        aged = resident.drop_aged()
         if resident.resized:
             resident.resized = False
             resident.log.resize(resident.capacity)
-            resident.fold_due = True
+            resident.fold_due = aged = True
+        if aged:
             rebuild(resident, self._outbox, [*resident.strategies], replace_empty=True)
         elif resident.unbuilt:
             rebuild(resident, self._outbox, [*resident.unbuilt])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -62,7 +63,8 @@ def rebuild(resident: Resident, outbox: Outbox, keys: list[InstanceKey], replace
     with resident.lock:
         resident.learned_meanwhile = []
         unstored = outbox.records(resident.name, resident.log.marks.get(outbox.source, 0))
-    records = [*resident.log, *unstored]
+    oldest = resident.config.oldest(time.time())
+    records = [record for record in (*resident.log, *unstored) if record.learned_at >= oldest]
     built = {}
     if records or replace_empty:
         for key in keys:

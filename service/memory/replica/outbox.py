@@ -79,7 +79,7 @@ class Outbox:
         """Adds a piece of `codec.split`, int32[n], as this source's next record."""
         with self._lock:
             self._seq += 1
-            record = Record(self.source, self._seq, kind, tokens)
+            record = Record(self.source, self._seq, kind, tokens, int(time.time()))
             self._pending.setdefault(name, deque()).append(OutboxRecord(name, epoch, record, self._clock()))
             self._pending_tokens += int(tokens.size)
             while self._pending_tokens > self._max_tokens:

@@ -27,6 +27,8 @@ _WAITED_SECONDS = 1.0
 """A memory that is not loaded stays so long for the request that asked for it, which waits 50 ms."""
 _MOST_INSTANCES = 8
 """Of one memory: requests may name any strategy, and configurations change. Not tuned."""
+_AGE_PARTS = 64
+"""A record is dropped a 64th of the maximum age too late at most; each time, the strategies are rebuilt. Not tuned."""
 _FOLD_ENTRIES = 256
 _FOLD_SHARE = 4
 """A log is folded when it has this many entries beyond the snapshot, and a quarter of the snapshot's records: rewriting
@@ -51,6 +53,7 @@ class Resident:
         learned_meanwhile: sequences learned while instances are being built; None while none are.
         pins: number of requests and operations that use it now.
         used_at, checked_at, purged_at, expires_at: on the clock of `time.monotonic`.
+        aged_at: when its log was last searched for records that are too old, on the same clock.
         hot_until: until then it is read in every round.
         retry_at: until then it is not read, since the store could not serve it.
     """
@@ -72,7 +75,7 @@ class Resident:
         self.learned_meanwhile: list[Int32Array] | None = None
         self.pins = 0
         self.used_at = time.monotonic()
-        self.checked_at = 0.0
+        self.checked_at = self.aged_at = 0.0
         self.hot_until = 0.0
         self.retry_at = 0.0
         self.purged_at: float | None = None
@@ -86,7 +89,7 @@ class Resident:
     @property
     def limits(self) -> Limits | None:
         """Its own that the store enforces; None for those of the server."""
-        return None if self.config == self._servers else Limits(self.config.log_bytes, self.config.ttl)
+        return None if self.config == self._servers else Limits(self.config.log_bytes, self.config.stored_seconds)
 
     @property
     def nbytes(self) -> int:
@@ -97,6 +100,19 @@ class Resident:
     def index_bytes(self) -> int:
         """Bytes of its strategies, of those that report them."""
         return sum(int(getattr(strategy, "nbytes", 0)) for strategy in [*self.strategies.values()])
+
+    def drop_aged(self) -> bool:
+        """Drops the records of the log that are too old; returns whether there were any, which a fold then removes.
+
+        Does nothing before a part of the maximum age has passed since the last time.
+        """
+        max_age = self.config.max_age
+        if not max_age or time.monotonic() - self.aged_at < max_age / _AGE_PARTS:
+            return False
+        self.aged_at = time.monotonic()
+        dropped = self.log.drop_older(self.config.oldest(time.time()))
+        self.fold_due |= dropped
+        return dropped
 
     def agree(self, config: MemoryConfig, forked: bool) -> None:
         """Takes over what a request's terms say."""

@@ -16,8 +16,8 @@ _RECORD_BYTES = 384
 class TenantLog:
     """The records of one memory, oldest first.
 
-    Two processes at the same position with the same chain have the same records: eviction depends on nothing but the
-    order, which is the store's.
+    Two processes at the same position with the same chain have the same records, but for those that are too old: other
+    evictions depend on nothing but the order, which is the store's.
 
     Attributes:
         position: of the newest record, counted from 1 since the memory was created or purged; 0 for none.
@@ -50,6 +50,16 @@ class TenantLog:
         """Holds at most so much from now on."""
         self._capacity = capacity
         self._evict()
+
+    def drop_older(self, oldest: float) -> bool:
+        """Drops the records that were learned before `oldest`, a Unix time; returns whether there were any."""
+        kept = [record for record in self._records if record.learned_at >= oldest]
+        if len(kept) == len(self._records):
+            return False
+        self._records = deque(kept)
+        self._bytes = sum(record.weight for record in kept)
+        self.tokens = sum(int(record.tokens.size) for record in kept)
+        return True
 
     def restore(self, records: Iterable[Record], position: int, chain: str) -> None:
         """Loads the records of a snapshot into an empty log."""

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from service.memory.errors import MemoryStoreError
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of everything that is stored of a memory: keys, fields of the meta hash, formats of values, their encryption.
 Raised by every change that an older server cannot read. A store refuses changes of a memory with a higher one."""
 INSTANCE_SECONDS = 100.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from service.memory.naming import Keys, MemoryName
 from service.memory.operations import FillMemory, FillProgress, GetStatistics, PurgeMemory
 from service.memory.replica.instances import InstanceKey, make
 from service.memory.replica.residents import Resident
+from service.memory.replica.tenant_log import TenantLog
 from service.memory.store.base import Limits
 from service.memory.store.in_process import InProcessStore
 from strategies import Strategy
@@ -233,3 +235,50 @@ async def test_an_arm_of_a_tenant_with_nothing_is_empty(server: Valkey) -> None:
         await answered(memory, request(arm="x/a", forked=True), numbers(7))
         await until(lambda: records(memory, "x/a") == [numbers(7)])
         assert Answer(numbers(7)).output == records(memory, "x/a")[0]
+
+
+def age(memory: MemoryManager, seconds: int) -> None:
+    """Lets the records that the process has of the memory be so much older."""
+    of_tenant = resident(memory)
+    log, records = of_tenant.log, [*of_tenant.log]
+    aged = TenantLog(of_tenant.capacity)
+    aged.restore([replace(one, learned_at=one.learned_at - seconds) for one in records], log.position, log.chain)
+    of_tenant.log = aged
+    of_tenant.aged_at = 0.0
+
+
+async def test_records_are_dropped_when_they_are_too_old(server: Valkey) -> None:
+    """From the drafts, from the snapshot in the store, and for a process that reads it later."""
+    aging = request(max_age=100.0)
+    async with replicas(1, server.url) as [memory]:
+        for number in range(3):
+            await answered(memory, aging, numbers(40, 1000 * number))
+        await until(lambda: len(records(memory)) == 3)
+        age(memory, 99)
+        await answered(memory, aging, numbers(40, 5000))
+        await until(lambda: len(records(memory)) == 4)
+        age(memory, 2)
+        await until(lambda: records(memory) == [numbers(40, 5000)])
+        trie: Any = await instance(memory, aging)
+        await until(lambda: [one.tolist() for one in trie.sequences()] == [numbers(40, 5000)])
+        await until(lambda: memory.replica.counters.folds == 1)
+    async with replicas(1, server.url) as [memory]:
+        await instance(memory, request())
+        assert records(memory) == [numbers(40, 5000)]
+
+
+async def test_a_memory_without_new_records_expires_with_its_last_one(server: Valkey) -> None:
+    async with replicas(1, server.url) as [memory]:
+        await answered(memory, request(max_age=3600.0, idle_ttl=7200.0), numbers(40))
+        await until(lambda: bool(records(memory)))
+        ttls = [server.client.ttl(key) for key in server.client.scan_iter("dw:*") if resident(memory).tag in str(key)]
+        assert ttls
+        assert all(0 < ttl <= 3600 for ttl in ttls)
+
+
+def test_the_servers_maximum_age_is_the_limit_of_a_tenants() -> None:
+    config = MemoryConfig(max_age=1000.0, ttl=50.0)
+    assert [config.under(MemoryTerms(max_age=age)).max_age for age in (None, 10.0, 5000.0)] == [1000.0, 10.0, 1000.0]
+    assert MemoryConfig().under(MemoryTerms(max_age=10.0)).max_age == 10.0
+    assert config.stored_seconds == 50.0
+    assert MemoryConfig().oldest(1e9) == -float("inf")

@@ -31,18 +31,19 @@ OTHER = base64.b64encode(bytes(range(1, 33))).decode()
 tokens_of = st.lists(st.integers(0, 2**31 - 2), min_size=1, max_size=40)
 records_of = st.lists(
     st.builds(
-        lambda source, seq, kind, tokens: Record(f"{source:016x}", seq, kind, np.array(tokens, np.int32)),
+        lambda source, seq, kind, tokens, at: Record(f"{source:016x}", seq, kind, np.array(tokens, np.int32), at),
         st.integers(0, 2**64 - 1),
         st.integers(1, 2**53),
         st.sampled_from(Kind),
         tokens_of,
+        st.integers(0, 2**32 - 1),
     ),
     max_size=8,
 )
 
 
-def plain(records: list[Record]) -> list[tuple[str, int, Kind, list[int]]]:
-    return [(record.source, record.seq, record.kind, record.tokens.tolist()) for record in records]
+def plain(records: list[Record]) -> list[tuple[str, int, Kind, list[int], int]]:
+    return [(one.source, one.seq, one.kind, one.tokens.tolist(), one.learned_at) for one in records]
 
 
 def record(seq: int, count: int = 3, source: str = "0" * 16) -> Record:
@@ -69,8 +70,8 @@ def test_other_bytes_raise_corrupt_value_and_nothing_else(records: list[Record],
 
 def test_records_of_a_newer_version_are_told_from_damaged_ones() -> None:
     data = pack([record(1)])
-    with pytest.raises(NewerFormatError, match="format 2"):
-        unpack(b"\x02" + data[1:])
+    with pytest.raises(NewerFormatError, match="format 3"):
+        unpack(b"\x03" + data[1:])
     kind_at = 8 + 8 + 4 + 8  # after head, source, its number and the sequence number
     with pytest.raises(NewerFormatError, match="kind 7"):
         unpack(data[:kind_at] + b"\x07" + data[kind_at + 1 :])

@@ -76,16 +76,18 @@ class DraftConfig(_message.Message):
     def __init__(self, strategy: _Optional[str] = ..., options: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., max_nodes: _Optional[int] = ...) -> None: ...
 
 class LearningConfig(_message.Message):
-    __slots__ = ("scope", "idle_ttl", "max_tokens", "max_bytes")
+    __slots__ = ("scope", "idle_ttl", "max_tokens", "max_bytes", "max_age")
     SCOPE_FIELD_NUMBER: _ClassVar[int]
     IDLE_TTL_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_AGE_FIELD_NUMBER: _ClassVar[int]
     scope: LearningScope
     idle_ttl: _duration_pb2.Duration
     max_tokens: int
     max_bytes: int
-    def __init__(self, scope: _Optional[_Union[LearningScope, str]] = ..., idle_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_tokens: _Optional[int] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+    max_age: _duration_pb2.Duration
+    def __init__(self, scope: _Optional[_Union[LearningScope, str]] = ..., idle_ttl: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_tokens: _Optional[int] = ..., max_bytes: _Optional[int] = ..., max_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class QuotaConfig(_message.Message):
     __slots__ = ("requests_per_minute", "tokens_per_minute", "concurrency")
