@@ -111,8 +111,17 @@ def _row(streams: int, drafting: bool, answers: Sequence[Completion]) -> Row:
     engine = [in_step - of_model - of_draft for in_step, of_model, of_draft in zip(inside, model, draft, strict=True)]
     all_but = [whole - of_model for whole, of_model in zip(wall, model, strict=True)]
     share = statistics.median(part / whole for part, whole in zip(all_but, wall, strict=True))
-    times = [*map(median, (wall, model, draft, engine, rest, all_but))]
-    return Row(streams, drafting, *times, round(share, 4))
+    return Row(
+        streams,
+        drafting,
+        step_ms=median(wall),
+        model_ms=median(model),
+        draft_ms=median(draft),
+        engine_ms=median(engine),
+        between_ms=median(rest),
+        overhead_ms=median(all_but),
+        share=round(share, 4),
+    )
 
 
 def _table(rows: Sequence[Row], title: str) -> Table:
