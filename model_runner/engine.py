@@ -26,9 +26,10 @@ from model_runner.sampling.background import background_threads
 from model_runner.sampling.output_text import OutputText
 from model_runner.sampling.sequence_writer import AcceptedPath, SequenceWriter
 from model_runner.sampling.token_chooser import TokenChooser
-from model_runner.scheduling.kv_pool import KVPool
+from model_runner.scheduling.kv_pool import KVPool, KVUse
 from model_runner.scheduling.scheduler import Plan, Scheduler
 from model_runner.sequence import Sequence, SequenceState
+from model_runner.statistics import EngineCounts
 from strategies import Feedback
 
 __all__ = ["Engine", "EngineConfig"]
@@ -89,6 +90,17 @@ class Engine:
         self._redecodings = 0
         self._redecoding: Redecoding | None = None
         self._closed = False
+        self._steps, self._step_seconds, self._model_seconds = 0, 0.0, 0.0
+
+    @property
+    def counts(self) -> EngineCounts:
+        """Of all steps so far."""
+        return EngineCounts(self._steps, self._step_seconds, self._model_seconds)
+
+    @property
+    def kv_use(self) -> KVUse:
+        """Pages of KV memory now."""
+        return self._pool.use
 
     @property
     def drafting_failures(self) -> Counter[str]:
@@ -199,6 +211,9 @@ class Engine:
             return outputs + self._fail(drafts, error)
         outputs += [self._commit(one, seconds, len(drafts)) for one in verified]
         step_seconds = time.perf_counter() - started
+        self._steps += 1
+        self._step_seconds += step_seconds
+        self._model_seconds += seconds
         for draft in drafts:
             draft.work.sequence.stats.model_seconds += seconds
             draft.work.sequence.stats.step_seconds += step_seconds

@@ -1,4 +1,4 @@
-"""Metrics of one sequence. They are reported, and nothing is decided by them."""
+"""Metrics of a sequence, and of an engine. They are reported, and nothing is decided by them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,28 @@ import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import NamedTuple
 
 from strategies.base import SourceCounts
 
 FORMAT_SOURCE = "format"
 """The source of draft tokens that the grammar of the output forces."""
+
+
+class EngineCounts(NamedTuple):
+    """Steps of an engine, and the seconds that they and their forward passes took."""
+
+    steps: int = 0
+    step_seconds: float = 0.0
+    model_seconds: float = 0.0
+
+    def plus(self, other: EngineCounts) -> EngineCounts:
+        """Both together."""
+        return EngineCounts(
+            self.steps + other.steps,
+            self.step_seconds + other.step_seconds,
+            self.model_seconds + other.model_seconds,
+        )
 
 
 @dataclass(slots=True)

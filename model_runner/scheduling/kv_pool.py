@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,14 @@ from strategies.draft import Int32Array
 
 GROWTH = 64
 """Tokens that a sequence can write at least before it needs further pages. Not tuned: taking pages is cheap."""
+
+
+class KVUse(NamedTuple):
+    """Pages of KV memory: all, those that live sequences hold, and those that only the prefix cache does."""
+
+    total: int = 0
+    held: int = 0
+    cached: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -57,6 +66,11 @@ class KVPool:
     def available(self) -> int:
         """Pages that live sequences do not hold."""
         return self._pages.free + self._prefixes.retained
+
+    @property
+    def use(self) -> KVUse:
+        total, cached = self._pages.references.size, self._prefixes.retained
+        return KVUse(total, total - cached - self._pages.free, cached)
 
     def pages(self, sequence: Sequence) -> Int32Array:
         """int32[p], the page table of a live sequence."""

@@ -31,10 +31,12 @@ from service.engine.link import (
     MemoryResponse,
     Pause,
     Ready,
+    Reported,
     Resume,
     SequenceOutput,
     Stepped,
 )
+from service.engine.reporting.report import ReportHistory
 from service.engine.stream import Sample, Stream
 from service.errors import QueueFullError, ReaderStalledError, ShuttingDownError
 from service.memory.operations import MemoryOperation
@@ -81,6 +83,7 @@ class EngineBridge:
         weight_of: the share of a tenant in these, relative to others.
         on_stopped: called when the engine has died; `restart` starts another.
         on_audited: called with the result of each audit.
+        reports: of the engine, one a second.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class EngineBridge:
         self.on_stopped: Callable[[], None] = lambda: None
         self.weight_of: Callable[[str], float] = lambda tenant: 1.0
         self.on_audited: Callable[[AuditResult], None] = lambda result: None
+        self.reports = ReportHistory()
         self._runner = runner
         self._max_running = max_running
         self._max_live = max_running + max_waiting
@@ -152,6 +156,7 @@ class EngineBridge:
         await asyncio.to_thread(self._runner.join, _JOIN_SECONDS)
         if self._draining:
             raise ShuttingDownError()
+        self.reports.restarted()
         if await self.start() != self._started_with:
             raise EngineStoppedError("another model was loaded")
         self._stopped = False
@@ -298,6 +303,8 @@ class EngineBridge:
                     call.set_result(result) if error is None else call.set_exception(error)
             case Audited(result):
                 self.on_audited(result)
+            case Reported(report):
+                self.reports.add(report)
             case Ready(info):
                 if not self._started.done():
                     self._started.set_result(info)

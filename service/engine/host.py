@@ -33,6 +33,7 @@ from service.engine.link import (
     MemoryResponse,
     Pause,
     Ready,
+    Reported,
     Resume,
     SequenceOutput,
     Stepped,
@@ -40,6 +41,7 @@ from service.engine.link import (
 )
 from service.engine.loaded import LoadedEngine, StepEngine
 from service.engine.repeats import RecentRequests
+from service.engine.reporting.reporter import Reporter, WorkLedger
 from service.memory.manager import MemoryManager, StrategyUse
 from service.memory.operations import PurgeMemory, submit
 from service.serving import Grammars
@@ -91,6 +93,7 @@ class EngineHost:
         self._recent = RecentRequests()
         self._ids: dict[Sequence, int] = {}
         self._auditor = Auditor(self._send_audit)
+        self._ledger = WorkLedger()
         self._ended = False
         self._compiling = background_threads(_COMPILING_THREADS, "grammar")
 
@@ -120,9 +123,12 @@ class EngineHost:
     def _serve(self, loaded: LoadedEngine) -> None:
         engine, memory = loaded.engine, loaded.memory
         memory.start(self.between_steps, loaded.preload, loaded.strategy)
+        report = lambda: self._ledger.report(engine, self._ids)  # noqa: E731
+        reporter = Reporter(report, self.between_steps, lambda made: self._end.send(Reported(made)), memory)
         try:
             self._await_preload(memory)
             self._end.send(Ready(loaded.info))
+            reporter.start()
             while True:
                 self._process_messages(loaded)
                 if engine.has_work:
@@ -136,6 +142,7 @@ class EngineHost:
             raise
         finally:
             self._ended = True
+            reporter.stop()
             self._compiling.shutdown(wait=False, cancel_futures=True)
             for sequence_id in [*self._groups]:
                 self._cancel(engine, sequence_id)
@@ -284,6 +291,7 @@ class EngineHost:
         group = self._groups.pop(sequence_id)
         sequence = group.sequences.pop(sequence_id)
         del self._ids[sequence]
+        self._ledger.ended(sequence)
         self._auditor.end(sequence, finish)
         if not group.sequences and group.learning is not None:
             if not sequence.output:

@@ -22,6 +22,7 @@ from model_runner.output import Finish, TokenLogprobs
 from model_runner.request import Request
 from model_runner.statistics import SequenceStats
 from service.audits.results import AuditResult
+from service.engine.reporting.report import EngineReport
 from service.memory.operations import MemoryOperation
 
 _HEADER = struct.Struct("!I")
@@ -99,6 +100,12 @@ class Audited(NamedTuple):
     result: AuditResult
 
 
+class Reported(NamedTuple):
+    """From the engine: its work and load, once a second."""
+
+    report: EngineReport
+
+
 class Died(NamedTuple):
     """From the engine: its last message, with the error that ended it."""
 
@@ -106,7 +113,7 @@ class Died(NamedTuple):
 
 
 ToEngine: TypeAlias = Add | Cancel | Pause | Resume | MemoryRequest
-FromEngine: TypeAlias = Ready | Stepped | MemoryResponse | Audited | Died
+FromEngine: TypeAlias = Ready | Stepped | MemoryResponse | Audited | Reported | Died
 
 
 class Link(asyncio.Protocol):

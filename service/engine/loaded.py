@@ -7,7 +7,9 @@ from typing import Any, Protocol
 
 from model_runner.answer import Answer, Difference
 from model_runner.output import StepOutput
+from model_runner.scheduling.kv_pool import KVUse
 from model_runner.sequence import Sequence
+from model_runner.statistics import EngineCounts
 from service.memory.manager import MemoryManager
 from service.serving import Grammars
 
@@ -28,6 +30,10 @@ class StepEngine(Protocol):
 
     @property
     def has_work(self) -> bool: ...
+    @property
+    def counts(self) -> EngineCounts: ...
+    @property
+    def kv_use(self) -> KVUse: ...
     def add(self, sequence: Sequence) -> None: ...
     def cancel(self, sequence: Sequence) -> None: ...
     def pause(self, sequence: Sequence) -> None: ...

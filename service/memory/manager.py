@@ -202,6 +202,11 @@ class MemoryManager:
 
         return is_kept
 
+    @property
+    def healthy(self) -> bool:
+        """The store answered the latest round. From any thread."""
+        return self.thread.healthy
+
     def counters(self) -> MemoryCounters:
         """The counters as of now. From any thread."""
         residents = self.residents.all()

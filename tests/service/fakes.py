@@ -22,7 +22,9 @@ from model_runner.errors import InvalidInputError
 from model_runner.output import Finish, FinishReason, StepOutput
 from model_runner.request import GrammarKind
 from model_runner.sampling.generation_defaults import GenerationDefaults
+from model_runner.scheduling.kv_pool import KVUse
 from model_runner.sequence import Grammar, Sequence, SequenceState
+from model_runner.statistics import EngineCounts
 from service.engine.bridge import EngineBridge
 from service.engine.loaded import LoadedEngine, StepEngine
 from service.engine.thread import EngineThread
@@ -126,6 +128,14 @@ class FakeEngine:
     @property
     def has_work(self) -> bool:
         return bool(self._waiting or self._drafters)
+
+    @property
+    def counts(self) -> EngineCounts:
+        return EngineCounts(self.steps, self.steps * self.step_seconds)
+
+    @property
+    def kv_use(self) -> KVUse:
+        return KVUse(64, len(self._drafters), 0)
 
     @property
     def running(self) -> int:

@@ -1,0 +1,121 @@
+"""The engine's reports: once a second, beside its steps, with counts that only grow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from draftwood.v1 import generation_pb2 as pb
+from model_runner.request import Request, StopParams
+from model_runner.scheduling.kv_pool import KVUse
+from model_runner.sequence import Sequence, SequenceState
+from model_runner.statistics import EngineCounts
+from service.engine.reporting import reporter
+from service.engine.reporting.report import EngineReport, Load, ReportHistory, TenantReport, WorkCounts, WorkKey
+from service.engine.reporting.reporter import WorkLedger
+from strategies.base import SourceCounts
+from tests.service.fakes import FakeEngine, serving, until
+
+
+def sequence(tenant: str, written: int, state: SequenceState = SequenceState.RUNNING) -> Sequence:
+    """With two decoding steps, in which 3 of 5 draft tokens were accepted."""
+    request = Request(
+        request_id="r",
+        prompt=np.arange(10, dtype=np.int32),
+        stop=StopParams(100),
+        strategy_name="trie",
+        max_draft_nodes=8,
+        tenant=tenant,
+    )
+    one = Sequence(request)
+    one.output += range(written)
+    one.state = state
+    one.stats.first_scheduled_at = 1.0
+    one.stats.cached_prompt_tokens = 4
+    one.stats.proposed_tokens = 6
+    one.stats.record_step(2, 1)
+    one.stats.record_step(3, 2)
+    return one
+
+
+def test_work_of_live_and_of_ended_sequences_is_counted_once() -> None:
+    ledger, engine = WorkLedger(), FakeEngine()
+    first, second = sequence("a", 5), sequence("a", 7)
+    waiting = Sequence(first.request)
+    expected = {"sequences": 2, "prompt_tokens": 20, "cached_prompt_tokens": 8, "written_tokens": 12}
+    expected |= {"decode_steps": 4, "proposed_tokens": 12, "draft_tokens": 10, "accepted_tokens": 6}
+    for ended in ([], [first], [first, second]):
+        for one in ended[-1:]:
+            ledger.ended(one)
+        live = [one for one in (first, second, waiting) if one not in ended]
+        report = ledger.report(engine, live)
+        [(key, work)] = report.work.items()
+        assert key == WorkKey("trie", "")
+        assert {name: getattr(work, name) for name in expected} == expected
+        assert (work.accepted_by_depth, work.by_source) == ([4, 2], {"trie": SourceCounts(10, 6)})
+        assert work.acceptance_length == 3.0
+        assert report.load == report.tenants["a"].load == Load(2 - len(ended), 1)
+        assert report.tenants["a"].work == work
+
+
+def test_a_tenant_is_reported_while_it_is_active_and_once_more() -> None:
+    ledger, engine = WorkLedger(), FakeEngine()
+    one = sequence("a", 5)
+    assert ledger.report(engine, [one]).tenants["a"].load == Load(1, 0)
+    ledger.ended(one)
+    assert ledger.report(engine, []).tenants["a"].load == Load()
+    report = ledger.report(engine, [])
+    assert not report.tenants
+    assert report.work[WorkKey("trie", "")].written_tokens == 5
+
+
+def test_tenants_that_were_active_long_ago_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter, "_MAX_TENANTS", 3)
+    ledger = WorkLedger()
+    for tenant in "abcad":
+        ledger.ended(sequence(tenant, 1))
+    assert {name: one.work.written_tokens for name, one in ledger.report(FakeEngine(), []).tenants.items()} == {
+        "a": 2, "b": 0, "c": 1, "d": 1,
+    }  # fmt: skip
+
+
+def test_counts_go_on_after_the_engine_was_restarted() -> None:
+    def report(steps: int, written: int, running: int) -> EngineReport:
+        work = WorkCounts(written_tokens=written, accepted_by_depth=[written], by_source={"trie": SourceCounts(2, 1)})
+        return EngineReport(
+            engine=EngineCounts(steps, 0.5, 0.25),
+            load=Load(running, 0),
+            kv=KVUse(10, running, 1),
+            work={WorkKey("trie", ""): work},
+            tenants={"a": TenantReport(Load(running, 0), work)},
+        )
+
+    history = ReportHistory()
+    history.add(report(5, 10, 1))
+    history.add(report(6, 12, 2))
+    history.restarted()
+    assert (history.latest.load, history.latest.kv) == (Load(), KVUse(10, 0, 0))
+    history.add(report(1, 3, 1))
+    assert history.latest.engine == EngineCounts(7, 1.0, 0.5)
+    for work in (history.latest.work[WorkKey("trie", "")], history.latest.tenants["a"].work):
+        assert (work.written_tokens, work.accepted_by_depth) == (15, [15])
+        assert work.by_source == {"trie": SourceCounts(4, 2)}
+    history.add(EngineReport())
+    assert history.latest.tenants["a"].load == Load()
+    assert history.latest.work[WorkKey("trie", "")].written_tokens == 12
+
+
+async def test_the_service_has_the_reports_of_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter, "REPORT_SECONDS", 0.02)
+    async with serving() as served:
+        reports = served.server.bridge.reports
+        request = pb.GenerateRequest(text="hello", tenant="acme", stop=pb.StopOptions(max_tokens=400))
+        call = served.stub.Generate(request)
+        await until(lambda: reports.latest.load.running == 1)
+        assert reports.latest.tenants["acme"].load == Load(1, 0)
+        async for _ in call:
+            pass
+        await until(lambda: reports.latest.load == Load())
+        assert reports.latest.tenants["acme"].work.written_tokens == 400
+        assert reports.latest.engine.steps == served.engine.steps
+        assert reports.latest.store_healthy
