@@ -38,6 +38,7 @@ class SequenceStats:
         pauses: how often it gave up its slot because the client did not read.
         decode_steps: steps that wrote tokens.
         proposed_tokens: draft tokens that the strategy proposed.
+        drafts: steps with draft tokens.
         draft_tokens: draft tokens that were verified, those that a grammar forces included.
         accepted_by_depth: for each depth of the draft tree, in how many steps a node of it was accepted.
         draft_seconds: time in the drafter.
@@ -55,6 +56,7 @@ class SequenceStats:
     pauses: int = 0
     decode_steps: int = 0
     proposed_tokens: int = 0
+    drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_by_depth: list[int] = field(default_factory=list)
@@ -69,6 +71,7 @@ class SequenceStats:
         if self.decode_steps == 0:
             self.first_token_at = time.perf_counter()
         self.decode_steps += 1
+        self.drafts += drafted > 0
         self.draft_tokens += drafted
         self.accepted_tokens += accepted
         self.accepted_by_depth.extend([0] * (accepted - len(self.accepted_by_depth)))
@@ -101,6 +104,7 @@ class SequenceStats:
             pauses=max(part.pauses for part in parts),
             decode_steps=sum(part.decode_steps for part in parts),
             proposed_tokens=sum(part.proposed_tokens for part in parts),
+            drafts=sum(part.drafts for part in parts),
             draft_tokens=sum(part.draft_tokens for part in parts),
             accepted_tokens=sum(part.accepted_tokens for part in parts),
             accepted_by_depth=[sum(steps) for steps in depths],

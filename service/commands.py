@@ -23,6 +23,7 @@ from service.engine.process import EngineProcess
 from service.listening import require_free
 from service.logging_config import configure_logging
 from service.settings import Settings
+from service.telemetry import opened_telemetry
 
 if TYPE_CHECKING:
     from service.engine.bridge import EngineBridge
@@ -68,7 +69,9 @@ async def _serve(settings: Settings) -> int:
 
     async with AsyncExitStack() as at_failure:
         at_failure.push_async_callback(_abandon, starting)
-        bound = BoundServer(settings)
+        telemetry = opened_telemetry(settings)
+        at_failure.push_async_callback(telemetry.close)
+        bound = BoundServer(settings, telemetry)
         at_failure.push_async_callback(bound.close)
         await bound.start()
         _warn_of_access(settings)

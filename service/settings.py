@@ -249,6 +249,22 @@ class Settings(BaseModel):
         default=1800.0, ge=0, description="Seconds until a client must reconnect; 0 for never"
     )
 
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="Port where Prometheus collects metrics; unset: none"
+    )
+    metrics_host: str | None = Field(default=None, min_length=1, description="Address of that port; unset: host")
+    metrics_tenants: tuple[str, ...] = Field(
+        default=(), max_length=100, description="Tenants that metrics show by name; the others are shown together"
+    )
+    otlp_endpoint: str | None = Field(
+        default=None,
+        description="Collector for metrics, traces and logs by OpenTelemetry, such as http://otel:4317; unset:"
+        " OTEL_EXPORTER_OTLP_ENDPOINT, or none",
+    )
+    trace_share: float = Field(
+        default=0.05, ge=0, le=1, description="Share of calls that are traced, of those whose caller has not decided"
+    )
+
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Minimum log level")
     log_format: Literal["console", "json"] = Field(default="console", description="Format of log lines")
 
@@ -321,11 +337,18 @@ class Settings(BaseModel):
             raise InvalidInputError("tenant_weights", given, "must look like acme=2,beta=0.5")
         return {name.strip(): weight for name, _, weight in pairs}
 
-    @field_validator("jwt_algorithms", mode="before")
+    @field_validator("jwt_algorithms", "metrics_tenants", mode="before")
     @classmethod
-    def _algorithms(cls, given: object) -> object:
+    def _items(cls, given: object) -> object:
         """From a flag or the environment, "RS256,ES256"; a list from YAML."""
         return [part.strip() for part in given.split(",") if part.strip()] if isinstance(given, str) else given
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _url(cls, given: str | None) -> str | None:
+        if given is not None and not given.startswith(("http://", "https://")):
+            raise ValueError("it must begin with http:// or https://")
+        return given
 
     @field_validator("store")
     @classmethod

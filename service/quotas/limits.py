@@ -96,7 +96,15 @@ class Reservation(Protocol):
 
 
 class Limiter(Protocol):
-    """Counts what tenants use. For one event loop."""
+    """Counts what tenants use. For one event loop.
+
+    Attributes:
+        outages: how often its store went away.
+        admitted_alone: requests that were admitted by the limits of this server alone meanwhile.
+    """
+
+    outages: int
+    admitted_alone: int
 
     def start(self) -> None:
         """Starts what runs beside requests."""

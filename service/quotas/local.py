@@ -75,6 +75,7 @@ class LocalLimiter(Limiter):
     """Counts in this process alone."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.outages = self.admitted_alone = 0
         self.windows = Windows(clock)
 
     def start(self) -> None:

@@ -20,6 +20,7 @@ from service.rpc.calls import Call, Method, handlers
 from service.rpc.reflection import enable_reflection
 from service.rpc.tls import server_credentials
 from service.settings import Settings
+from service.telemetry import NO_TELEMETRY, Telemetry
 
 STOP_SECONDS = 0.5
 """For calls that do not end by themselves, such as health watches, at the stop. Not tuned."""
@@ -38,18 +39,22 @@ class BoundServer:
     Once started, health is NOT_SERVING and every other call is refused with `LoadingError`, until a `RunningServer`
     takes over.
 
+    Args:
+        telemetry: records its calls.
+
     Raises:
         InvalidInputError: the server cannot listen on the address, with the reason.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, telemetry: Telemetry = NO_TELEMETRY) -> None:
         require_free(settings)
+        self.telemetry = telemetry
         self.settings = settings
         self.grpc_server = grpc.aio.server(options=options(settings))
         self.health = health.aio.HealthServicer()
         self.authenticator = Authenticator(settings)
         self.gate = Gate(self.authenticator)
-        self.handlers = [_Handlers(service, self.gate) for service in SERVICES]
+        self.handlers = [_Handlers(service, self.gate, telemetry) for service in SERVICES]
         self._started = False
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.port = _listen(self.grpc_server, "port", host, settings.port, server_credentials(settings))
@@ -89,16 +94,17 @@ class BoundServer:
 class _Handlers(grpc.GenericRpcHandler):
     """The methods of a service; until there are any, each call is refused."""
 
-    def __init__(self, service: ServiceDescriptor, gate: Gate) -> None:
+    def __init__(self, service: ServiceDescriptor, gate: Gate, telemetry: Telemetry) -> None:
         async def refuse(request: Any, call: Call) -> None:
             raise LoadingError()
 
         self._service = service
         self._gate = gate
-        self._handlers = handlers(service, {method.name: refuse for method in service.methods}, gate, None)
+        self._telemetry = telemetry
+        self._handlers = handlers(service, {method.name: refuse for method in service.methods}, gate, None, telemetry)
 
     def use(self, methods: Mapping[str, Method], deserializer: Callable[[Any], Callable[[bytes], Any]]) -> None:
-        self._handlers = handlers(self._service, methods, self._gate, deserializer)
+        self._handlers = handlers(self._service, methods, self._gate, deserializer, self._telemetry)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         return self._handlers.service(handler_call_details)

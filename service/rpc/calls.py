@@ -19,6 +19,7 @@ from service.errors import INTERNAL, ClientGoneError, rule_for, to_status
 from service.identifiers import check_identifier
 from service.rpc.access import Gate
 from service.rpc.parsing.malformed import Malformed
+from service.telemetry import NO_TELEMETRY, CallRecord, Telemetry
 
 _log = structlog.get_logger(__name__)
 
@@ -31,6 +32,7 @@ class Call:
     """One RPC.
 
     Attributes:
+        record: of the call, for metrics and traces.
         principal: the caller, who has the role that the method requires.
         request_id: given by the caller, or generated.
         arrived_at: on the clock of `time.perf_counter`.
@@ -40,6 +42,7 @@ class Call:
     principal: Principal
     request_id: str
     arrived_at: float
+    record: CallRecord
 
 
 Method: TypeAlias = Callable[[Any, Call], Awaitable[Any]]
@@ -51,6 +54,7 @@ def handlers(
     methods: Mapping[str, Method],
     gate: Gate,
     deserializer: Callable[[Any], Callable[[bytes], Any]] | None,
+    telemetry: Telemetry = NO_TELEMETRY,
 ) -> grpc.GenericRpcHandler:
     """gRPC handlers of all methods of a service, for calls that pass the gate. A method with a stream of requests has a
     stream of responses.
@@ -67,19 +71,20 @@ def handlers(
         make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
         make = grpc.stream_stream_rpc_method_handler if method.client_streaming else make
         by_name[method.name] = make(
-            _endpoint(service.full_name, method.name, methods[method.name], gate),
+            _endpoint(service.full_name, method.name, methods[method.name], gate, telemetry),
             request_deserializer=deserializer and deserializer(GetMessageClass(method.input_type)),
             response_serializer=GetMessageClass(method.output_type).SerializeToString,
         )
     return grpc.method_handlers_generic_handler(service.full_name, by_name)
 
 
-def _endpoint(service: str, name: str, method: Method, gate: Gate) -> Any:
+def _endpoint(service: str, name: str, method: Method, gate: Gate, telemetry: Telemetry) -> Any:
     role = required_role(service, name)
 
     async def endpoint(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         arrived_at = time.perf_counter()
         request_id = uuid.uuid4().hex
+        record, code = telemetry.call(f"{service}/{name}", context.invocation_metadata()), "OK"
         try:
             principal = await gate.admit(context, name, role)
             if isinstance(request, Malformed):
@@ -88,10 +93,16 @@ def _endpoint(service: str, name: str, method: Method, gate: Gate) -> Any:
                 request = _well_formed(request)
             given = getattr(request, "request_id", "")
             request_id = check_identifier("request_id", given) if given else request_id
-            return await method(request, Call(context, principal, request_id, arrived_at))
+            return await method(request, Call(context, principal, request_id, arrived_at, record))
+        except asyncio.CancelledError:
+            code = grpc.StatusCode.CANCELLED.name
+            raise
         except Exception as error:
+            code = rule_for(error).code.name
             gate.note(error, context, name, request_id)
             await abort(context, error, name, request_id)
+        finally:
+            record.end(code)
 
     return endpoint
 

@@ -113,7 +113,7 @@ class GenerationServicer:
         """Streams one Started, Deltas and one Finished, or raises the error that ends the call with one status."""
         self._require_served(request.model)
         tenant = call.principal.tenant_for(request.tenant)
-        log = RequestLog(call, tenant)
+        log = RequestLog(call, tenant, "chat" if request.HasField("chat") else "text_completion")
         with Measured(log, self._experiments.counting, call.arrived_at) as measured, log as record:
             placement = self._place(request, call.request_id, tenant)
             measured.placement = placement
@@ -153,7 +153,8 @@ class GenerationServicer:
                         await writer.write(finished(record.samples, finishes))
                 finally:
                     reservation.settle(used_tokens(record.samples))
-                record.outcome = finishes[0].reason.value
+                record.finish_reasons = [finish.reason.value for finish in finishes]
+                record.outcome = record.finish_reasons[0]
             except asyncio.CancelledError:
                 own = remaining(call)
                 if own is not None and own < _AT_DEADLINE:

@@ -12,6 +12,7 @@ from model_runner.statistics import SequenceStats
 from service.engine.stream import Sample
 from service.errors import rule_for
 from service.rpc.calls import Call
+from service.telemetry import RequestRecord
 
 _log = structlog.get_logger("draftwood.requests")
 _audit = structlog.get_logger("draftwood.audit")
@@ -23,11 +24,14 @@ class RequestLog:
     Attributes:
         samples: set once the request is read.
         outcome: the finish reason, if it is set; an exception's reason replaces it.
+        finish_reasons: of the samples; empty until all have ended.
     """
 
-    def __init__(self, call: Call, tenant: str) -> None:
+    def __init__(self, call: Call, tenant: str, operation: str) -> None:
         self._call = call
         self._tenant = tenant
+        self._operation = operation
+        self.finish_reasons: list[str] = []
         self.samples: list[Sample] = []
         self.outcome = "cancelled"
 
@@ -47,7 +51,22 @@ class RequestLog:
         }
         if self.samples:
             fields |= _measurements(self.samples)
-        _log.info("request", **fields, total_ms=_milliseconds(time.perf_counter() - self._call.arrived_at))
+        seconds = time.perf_counter() - self._call.arrived_at
+        _log.info("request", **fields, total_ms=_milliseconds(seconds))
+        self._call.record.request(self._record(seconds, error is not None))
+
+    def _record(self, seconds: float, failed: bool) -> RequestRecord:
+        parts = [sample.stats for sample in self.samples]
+        return RequestRecord(
+            tenant=self._tenant,
+            operation=self._operation,
+            error=self.outcome if failed else "",
+            request=self.samples[0].request if self.samples else None,
+            stats=SequenceStats.over(parts) if parts else SequenceStats(),
+            output_tokens=sum(sample.completion_tokens for sample in self.samples),
+            finish_reasons=self.finish_reasons,
+            seconds=seconds,
+        )
 
 
 class AuditLog:

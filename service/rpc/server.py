@@ -44,6 +44,10 @@ class RunningServer:
     Attributes:
         recovery: starts an engine anew that has died; once it has failed, what is left to do is to stop.
         audits: the counts of the losslessness audit, for metrics and experiments.
+        gate: counts the calls that it refused.
+        limiter: of requests, by their tenants' quotas.
+        serving: what health says.
+        slots: requests that can run at once.
 
     Args:
         bridge: to the engine of this model, started. The server closes it.
@@ -56,17 +60,21 @@ class RunningServer:
         self.health_port = bound.health_port
         self._settings = settings
         self._bound = bound
+        self.model = model
+        self.gate = bound.gate
+        self.slots = settings.max_running
+        self.serving = False
         self._stopping: asyncio.Task[None] | None = None
         self.bridge = bridge
         self.recovery = EngineRecovery(bridge, settings.engine_restarts, self._set_serving)
         self._administration = Administration(settings, f"{socket.gethostname()}:{self.port}", bridge.run_operation)
         bridge.weight_of = self._weight_of
-        self._limiter = opened_limiter(settings)
+        self.limiter = opened_limiter(settings)
         self._servicer = GenerationServicer(
             Serving.of(model, settings),
             self.bridge,
             settings,
-            self._limiter,
+            self.limiter,
             self._administration.catalog.config_of,
             self._administration.experiments,
         )
@@ -79,10 +87,11 @@ class RunningServer:
         methods = (self._servicer.methods, of_memory, audit.methods, *self._administration.methods)
         for of_service, its_methods in zip(bound.handlers, methods, strict=True):
             of_service.use(its_methods, Deserializer)
+        bound.telemetry.watch(self)
 
     async def start(self) -> None:
         """Starts serving."""
-        self._limiter.start()
+        self.limiter.start()
         await self._bound.start()
         await self._administration.start()
         if not self.bridge.stopped:
@@ -102,6 +111,7 @@ class RunningServer:
         await asyncio.shield(self._stopping)
 
     async def _stop(self, grace: float) -> None:
+        self.serving = False
         await self._bound.health.enter_graceful_shutdown()
         await self.recovery.close()
         self.bridge.drain()
@@ -117,7 +127,8 @@ class RunningServer:
         await self.bridge.close(max(deadline - time.monotonic(), _LEAST_ENGINE_SECONDS))
         await self._administration.close()
         self._servicer.close()
-        await self._limiter.close()
+        await self.limiter.close()
+        await self._bound.telemetry.close()
         _log.info("stopped")
 
     def _weight_of(self, tenant: str) -> float:
@@ -133,6 +144,7 @@ class RunningServer:
             )
 
     async def _set_serving(self, serving: bool) -> None:
+        self.serving = serving
         answer = health_pb2.HealthCheckResponse
         await self._bound.set_health(answer.SERVING if serving else answer.NOT_SERVING)
 

@@ -29,6 +29,7 @@ class WorkCounts:
         prompt_tokens, cached_prompt_tokens: of their prompts, and those of them that were found in the prefix cache.
         written_tokens: of their answers.
         decode_steps: sequences' steps that wrote tokens: a step of three sequences counts three times.
+        drafts: decoding steps with draft tokens.
         proposed_tokens, draft_tokens, accepted_tokens: draft tokens that strategies proposed, that were verified, and
             that were accepted.
         accepted_by_depth: for each depth of the draft tree, in how many steps a node of it was accepted.
@@ -43,6 +44,7 @@ class WorkCounts:
     cached_prompt_tokens: int = 0
     written_tokens: int = 0
     decode_steps: int = 0
+    drafts: int = 0
     proposed_tokens: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
@@ -67,6 +69,7 @@ class WorkCounts:
         self.cached_prompt_tokens += stats.cached_prompt_tokens
         self.written_tokens += len(sequence.output)
         self.decode_steps += stats.decode_steps
+        self.drafts += stats.drafts
         self.proposed_tokens += stats.proposed_tokens
         self.draft_tokens += stats.draft_tokens
         self.accepted_tokens += stats.accepted_tokens
@@ -146,10 +149,12 @@ class ReportHistory:
 
     Attributes:
         latest: whose `tenants` are all those that are remembered, the ones that were active last at the end.
+        budget: draft tokens verified by a decoding step of a sequence, on average, between the latest two reports.
     """
 
     def __init__(self, max_tenants: int = 1000) -> None:
         self.latest = EngineReport()
+        self.budget = 0.0
         self._before = EngineReport()
         self._max_tenants = max_tenants
 
@@ -174,4 +179,13 @@ class ReportHistory:
         work = dict(before.work)
         for key, counts in report.work.items():
             work[key] = counts if key not in before.work else counts.plus(before.work[key])
+        self.budget = _budget(self.latest.work, work)
         self.latest = replace(report, engine=report.engine.plus(before.engine), work=work, tenants=tenants)
+
+
+def _budget(before: Mapping[WorkKey, WorkCounts], after: Mapping[WorkKey, WorkCounts]) -> float:
+    steps, tokens = (
+        sum(getattr(one, name) for one in after.values()) - sum(getattr(one, name) for one in before.values())
+        for name in ("decode_steps", "draft_tokens")
+    )
+    return tokens / steps if steps > 0 else 0.0

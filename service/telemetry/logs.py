@@ -1,0 +1,89 @@
+"""Log lines over OTLP, beside those on standard error; and the complaints of OpenTelemetry itself, which are few."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import structlog
+from opentelemetry._logs import Logger, LogRecord, SeverityNumber
+from opentelemetry.context import Context
+from opentelemetry.trace import NonRecordingSpan, SpanContext, set_span_in_context
+
+_log = structlog.get_logger(__name__)
+
+_ITS_OWN = "opentelemetry"
+_BETWEEN_COMPLAINTS = 60.0
+_SEVERITIES = {
+    logging.DEBUG: SeverityNumber.DEBUG,
+    logging.INFO: SeverityNumber.INFO,
+    logging.WARNING: SeverityNumber.WARN,
+    logging.ERROR: SeverityNumber.ERROR,
+    logging.CRITICAL: SeverityNumber.FATAL,
+}
+_SHOWN_ELSEWHERE = frozenset({"event", "level", "timestamp", "exc_info", "trace_id", "span_id", "_record"})
+
+
+class OtlpHandler(logging.Handler):
+    """Sends log lines with their fields, trace and span."""
+
+    def __init__(self, logger: Logger) -> None:
+        super().__init__()
+        self._logger = logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields: dict[str, Any] = dict(record.msg) if isinstance(record.msg, dict) else {"event": record.getMessage()}
+        error = fields.get("exc_info") or (record.exc_info and record.exc_info[1])
+        trace, span = fields.get("trace_id"), fields.get("span_id")
+        attributes = {key: _plain(value) for key, value in fields.items() if key not in _SHOWN_ELSEWHERE}
+        made = LogRecord(
+            timestamp=round(1e9 * record.created),
+            context=_context(int(trace, 16), int(span, 16)) if trace and span else None,
+            severity_text=record.levelname,
+            severity_number=_SEVERITIES.get(record.levelno, SeverityNumber.INFO),
+            body=str(fields["event"]),
+            attributes={"logger.name": record.name, **attributes},
+            exception=error if isinstance(error, BaseException) else None,
+        )
+        self._logger.emit(made)
+
+
+class Complaints(logging.Handler):
+    """Turns what OpenTelemetry logs of deliveries that fail into a line a minute."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._next = 0.0
+        self._unlogged = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if time.monotonic() < self._next:
+            self._unlogged += 1
+            return
+        self._next = time.monotonic() + _BETWEEN_COMPLAINTS
+        _log.warning("telemetry is not delivered", why=record.getMessage(), unlogged_before=self._unlogged)
+        self._unlogged = 0
+
+
+def divert_complaints() -> Complaints:
+    """Takes over the loggers of OpenTelemetry; `restore` gives them back."""
+    complaints = Complaints()
+    its_own = logging.getLogger(_ITS_OWN)
+    its_own.propagate = False
+    its_own.addHandler(complaints)
+    return complaints
+
+
+def restore(complaints: Complaints) -> None:
+    its_own = logging.getLogger(_ITS_OWN)
+    its_own.propagate = True
+    its_own.removeHandler(complaints)
+
+
+def _context(trace: int, span: int) -> Context:
+    return set_span_in_context(NonRecordingSpan(SpanContext(trace, span, is_remote=False)))
+
+
+def _plain(value: object) -> str | bool | int | float:
+    return value if isinstance(value, str | bool | int | float) else str(value)
