@@ -84,7 +84,7 @@ def _endpoint(service: str, name: str, method: Method, gate: Gate, telemetry: Te
     async def endpoint(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         arrived_at = time.perf_counter()
         request_id = uuid.uuid4().hex
-        record, code = telemetry.call(f"{service}/{name}", context.invocation_metadata()), "OK"
+        record, code = telemetry.call(f"{service}/{name}", context.invocation_metadata(), arrived_at), "OK"
         try:
             principal = await gate.admit(context, name, role)
             if isinstance(request, Malformed):

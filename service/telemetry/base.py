@@ -50,12 +50,13 @@ class CallRecord(Protocol):
 class Telemetry(Protocol):
     """All methods are for the event loop."""
 
-    def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None) -> CallRecord:
+    def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None, arrived_at: float) -> CallRecord:
         """A call has arrived.
 
         Args:
             method: with its service, such as "draftwood.v1.GenerationService/Generate".
             metadata: of the caller, with the trace that the call is a part of.
+            arrived_at: on the clock of `time.perf_counter`.
         """
 
     def watch(self, server: RunningServer) -> None:
@@ -76,7 +77,7 @@ class _NoCall:
 class _NoTelemetry:
     _call = _NoCall()
 
-    def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None) -> CallRecord:
+    def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None, arrived_at: float) -> CallRecord:
         return self._call
 
     def watch(self, server: RunningServer) -> None:

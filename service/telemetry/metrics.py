@@ -12,15 +12,12 @@ from service.telemetry.base import RequestRecord
 from service.telemetry.names import Kind, Metric
 from service.telemetry.observed import Observed
 
-_OTHER = "other"
-"""The label of tenants that are not shown by name."""
-
 
 class Metrics:
     """The instruments of a service.
 
     Args:
-        tenants: that are shown by name; with none, requests have no label of a tenant.
+        tenants: that are shown by name; the requests of others have no label of a tenant.
 
     Attributes:
         model: name of the served model; "" until it is known.
@@ -70,8 +67,8 @@ class Metrics:
             attributes[names.STRATEGY] = record.request.strategy_name if drafts else "none"
             if record.request.arm:
                 attributes[names.ARM] = record.request.arm
-        if self._tenants:
-            attributes[names.TENANT] = record.tenant if record.tenant in self._tenants else _OTHER
+        if record.tenant in self._tenants:
+            attributes[names.TENANT] = record.tenant
         if record.error:
             attributes[names.ERROR_TYPE] = record.error
         return attributes

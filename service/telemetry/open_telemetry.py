@@ -79,9 +79,9 @@ class OpenTelemetry:
         self._traces = self._opened_traces(exporters, resource, settings.trace_share)
         self._handler = self._opened_logs(exporters, resource)
 
-    def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None) -> WatchedCall:
-        trace = None if self._traces is None else self._traces.call(method, metadata)
-        return WatchedCall(self._metrics, trace, method)
+    def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None, arrived_at: float) -> WatchedCall:
+        trace = None if self._traces is None else self._traces.call(method, metadata, arrived_at)
+        return WatchedCall(self._metrics, trace, method, arrived_at)
 
     def watch(self, server: RunningServer) -> None:
         self._metrics.model = server.model.name
@@ -148,11 +148,11 @@ def _stop(server: WSGIServer) -> None:
 class WatchedCall:
     """A `CallRecord`: its time, its span, and the requests in it."""
 
-    def __init__(self, metrics: Metrics, trace: CallTrace | None, method: str) -> None:
+    def __init__(self, metrics: Metrics, trace: CallTrace | None, method: str, arrived_at: float) -> None:
         self._metrics = metrics
         self._trace = trace
         self._method = method
-        self._arrived_at = time.perf_counter()
+        self._arrived_at = arrived_at
 
     def request(self, record: RequestRecord) -> None:
         self._metrics.request(record)

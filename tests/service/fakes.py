@@ -34,6 +34,7 @@ from service.rpc.bound import BoundServer
 from service.rpc.server import RunningServer
 from service.serving import ServedModel
 from service.settings import Settings
+from service.telemetry import opened_telemetry
 from strategies import Drafter
 from strategies.draft import Int32Array
 
@@ -304,7 +305,7 @@ async def started_server(
     on_memory: Callable[[MemoryManager], None] | None = None,
 ) -> RunningServer:
     """A server on a free port, its engine on a thread of this process."""
-    bound = BoundServer(settings)
+    bound = BoundServer(settings, opened_telemetry(settings))
     server = RunningServer(bound, model, await started_bridge(settings, model, make_engine, on_memory))
     await server.start()
     return server

@@ -1,0 +1,168 @@
+"""Traces, metrics and logs over OTLP, to a collector that is there and to one that is not."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+from model_runner.errors import InvalidValueError
+from service.logging_config import configure_logging
+from service.settings import Settings
+from service.telemetry import names, opened_telemetry
+from service.telemetry.logs import Complaints
+from tests.service.fakes import answer, serving, until
+from tests.service.rpc.test_endings import ask
+from tests.service.telemetry.collector import Collector, attributes, running_collector
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SAMPLED = (("traceparent", f"00-{TRACE}-{PARENT}-01"),)
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    with running_collector() as running:
+        yield running
+
+
+@pytest.fixture
+def logged() -> Iterator[io.StringIO]:
+    stream = io.StringIO()
+    configure_logging("info", "json", stream)
+    yield stream
+    configure_logging("info", "console", sys.__stderr__)
+
+
+async def test_a_request_is_a_tree_of_spans_in_the_callers_trace(collector: Collector) -> None:
+    async with serving(otlp_endpoint=collector.endpoint, trace_share=0.0) as served:
+        await answer(served.stub.Generate(ask("secret words", 20, request_id="mine", tenant="acme"), metadata=SAMPLED))
+        await served.settled()
+    assert all(span.trace_id.hex() == TRACE for span in collector.spans)
+    call = collector.span("draftwood.v1.GenerationService/Generate")
+    assert call.parent_span_id.hex() == PARENT
+    assert attributes(call)[names.RPC_STATUS] == "OK"
+    request = collector.span("text_completion fake")
+    assert request.parent_span_id == call.span_id
+    found = attributes(request)
+    assert (found[names.INPUT_TOKENS], found[names.OUTPUT_TOKENS]) == (12, 20)
+    assert (found[names.TENANT], found[names.RESPONSE_ID], found[names.STRATEGY]) == ("acme", "mine", "hybrid")
+    assert found[names.ACCEPTANCE_LENGTH] == 2.0
+    parts = [collector.span(name) for name in ("queue", "prefill", "decode")]
+    assert all(part.parent_span_id == request.span_id for part in parts)
+    for before, after in pairwise(parts):
+        assert before.end_time_unix_nano == after.start_time_unix_nano
+    for inner in parts:
+        assert call.start_time_unix_nano <= inner.start_time_unix_nano <= inner.end_time_unix_nano
+        assert inner.end_time_unix_nano <= call.end_time_unix_nano
+    assert "secret words" not in str(collector.spans)
+    assert collector.resources[0]["service.name"] == "draftwood"
+
+
+async def test_errors_and_cancellations_are_marked(collector: Collector) -> None:
+    async with serving(otlp_endpoint=collector.endpoint, trace_share=1.0) as served:
+        served.engine.step_error = RuntimeError("broken")
+        await answer(served.stub.Generate(ask("hello", 20)))
+        await served.settled()
+    call, request = (
+        collector.span(name) for name in ("draftwood.v1.GenerationService/Generate", "text_completion fake")
+    )
+    assert attributes(call)[names.ERROR_TYPE] == "UNAVAILABLE"
+    assert attributes(request)[names.ERROR_TYPE] == "engine_stopped"
+    assert call.status.code == request.status.code == 2
+
+
+async def test_the_share_decides_where_the_caller_has_not(collector: Collector) -> None:
+    unsampled = (("traceparent", f"00-{TRACE}-{PARENT}-00"),)
+    for share, metadata in ((0.0, ()), (1.0, unsampled)):
+        async with serving(otlp_endpoint=collector.endpoint, trace_share=share) as served:
+            await answer(served.stub.Generate(ask("hello", 4), metadata=metadata))
+            await served.settled()
+    assert collector.spans == []
+
+
+async def test_metrics_and_log_lines_arrive(collector: Collector, logged: io.StringIO) -> None:
+    async with serving(otlp_endpoint=collector.endpoint, log_level="info") as served:
+        await answer(served.stub.Generate(ask("hello", 4, request_id="mine"), metadata=SAMPLED))
+        await served.settled()
+    assert {names.REQUEST_DURATION.name, names.RUNNING.name, names.STORE_UP.name} <= collector.metrics
+    [line] = [one for one in collector.logs if one.body.string_value == "request"]
+    assert line.trace_id.hex() == TRACE
+    assert attributes(line)["request_id"] == "mine"
+    assert f'"trace_id": "{TRACE}"' in logged.getvalue()
+
+
+async def test_a_signal_can_be_left_out(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+    monkeypatch.setenv("OTEL_LOGS_EXPORTER", "none")
+    async with serving(otlp_endpoint=collector.endpoint, trace_share=1.0) as served:
+        await answer(served.stub.Generate(ask("hello", 4)))
+    assert collector.metrics
+    assert not collector.spans
+    assert not collector.logs
+
+
+async def test_a_collector_that_is_away_costs_nothing(logged: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "50")
+    async with serving(otlp_endpoint="http://127.0.0.1:9", trace_share=1.0) as served:
+        for _ in range(20):
+            assert (await answer(served.stub.Generate(ask("hello", 4)))).error is None
+        await asyncio.to_thread(until_logged, logged, "telemetry is not delivered")
+        began = time.perf_counter()
+    assert time.perf_counter() - began < 5.0
+    assert logged.getvalue().count("telemetry is not delivered") == 1
+
+
+def until_logged(logged: io.StringIO, event: str) -> None:
+    deadline = time.monotonic() + 30
+    while event not in logged.getvalue():
+        assert time.monotonic() < deadline, f"{event!r} was not logged"
+        time.sleep(0.01)
+
+
+def test_complaints_come_once_a_minute(logged: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    complaints = Complaints()
+    record = logging.LogRecord("opentelemetry", logging.WARNING, "", 0, "away", (), None)
+    for _ in range(5):
+        complaints.emit(record)
+    now += 61
+    complaints.emit(record)
+    assert [json.loads(line)["unlogged_before"] for line in logged.getvalue().splitlines()] == [0, 4]
+
+
+def test_an_unknown_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon")
+    with pytest.raises(InvalidValueError, match="grpc, http/protobuf"):
+        opened_telemetry(Settings(otlp_endpoint="http://127.0.0.1:4317"))
+
+
+async def test_http_is_served_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    paths: list[str] = []
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if b"content-length" in line)
+        await reader.readexactly(length)
+        paths.append(head.split(b" ")[1].decode())
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    collector = await asyncio.start_server(take, "127.0.0.1", 0)
+    endpoint = f"http://127.0.0.1:{collector.sockets[0].getsockname()[1]}"
+    async with serving(otlp_endpoint=endpoint, trace_share=1.0) as served:
+        await answer(served.stub.Generate(ask("hello", 4)))
+        await served.settled()
+    await until(lambda: {*paths} >= {"/v1/traces", "/v1/metrics", "/v1/logs"})
+    collector.close()
+    await collector.wait_closed()

@@ -1,0 +1,160 @@
+"""Metrics as Prometheus collects them from a running server."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from opentelemetry.exporter.prometheus._mapping import map_unit, sanitize_full_name
+from prometheus_client import Metric as Family
+from prometheus_client.parser import text_string_to_metric_families
+
+from draftwood.v1 import generation_pb2 as pb
+from model_runner.errors import InvalidInputError
+from service.engine.reporting import reporter
+from service.settings import Settings
+from service.telemetry import NO_TELEMETRY, names, opened_telemetry
+from service.telemetry.names import Kind, Metric
+from service.telemetry.open_telemetry import OpenTelemetry
+from tests.service.fakes import Served, answer, serving, until
+from tests.service.rpc.test_endings import ask
+
+DOCS = Path(__file__).parents[3] / "docs" / "telemetry.md"
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter, "REPORT_SECONDS", 0.02)
+
+
+def exposed_name(metric: Metric) -> str:
+    """As the exporter for Prometheus writes it."""
+    unit = map_unit(metric.unit)
+    name = sanitize_full_name(metric.name)
+    name += f"_{unit}" if unit and metric.unit != "1" and not name.endswith(f"_{unit}") else ""
+    return name
+
+
+async def collected(served: Served) -> dict[str, Family]:
+    telemetry = served.server._bound.telemetry
+    assert isinstance(telemetry, OpenTelemetry)
+    url = f"http://127.0.0.1:{telemetry.metrics_port}/metrics"
+
+    def read() -> dict[str, Family]:
+        with urllib.request.urlopen(url, timeout=5) as page:
+            return {family.name: family for family in text_string_to_metric_families(page.read().decode())}
+
+    return await asyncio.to_thread(read)
+
+
+def value(families: dict[str, Family], name: str, **labels: str) -> float:
+    """The sum of the samples with these labels; of a histogram, their number."""
+    samples = [sample for sample in families[name].samples if not sample.name.endswith(("_bucket", "_sum", "_created"))]
+    return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+
+async def test_every_metric_is_exposed_and_no_other() -> None:
+    async with serving(metrics_port=0, metrics_tenants=("acme",), audit_share=1.0) as served:
+        await answer(served.stub.Generate(ask("hello", 40, tenant="acme")))
+        await until(lambda: served.server.audits.counts != {})
+        await until(lambda: served.server.bridge.reports.latest.engine.steps > 0)
+        families = await collected(served)
+    expected = {exposed_name(metric) for metric in (*names.RECORDED, *names.OBSERVED)}
+    expected.remove(exposed_name(names.BY_DEPTH))  # the fake engine has no depths
+    assert families.keys() == expected | {"target_info"}
+    for metric in (*names.RECORDED, *names.OBSERVED):
+        for sample in families[exposed_name(metric)].samples if exposed_name(metric) in families else ():
+            allowed = {name.replace(".", "_") for name in metric.attributes} | {"le"}
+            assert sample.labels.keys() <= allowed
+
+
+async def test_requests_are_measured_by_their_end() -> None:
+    async with serving(metrics_port=0, max_draft_nodes=0) as served:
+        await answer(served.stub.Generate(ask("hello", 40)))
+        bad = await answer(served.stub.Generate(pb.GenerateRequest(text="", stop=pb.StopOptions(max_tokens=4))))
+        assert bad.error is not None
+        served.engine.gate.clear()
+        call = served.stub.Generate(ask("hello", 40))
+        await until(lambda: len(served.engine.added) == 2)
+        call.cancel()
+        served.engine.gate.set()
+        await served.settled()
+        families = await collected(served)
+    duration = "gen_ai_server_request_duration_seconds"
+    assert value(families, duration) == 3
+    assert value(families, duration, error_type="cancelled") == 1
+    assert value(families, duration, error_type="invalid_value") == 1
+    assert value(families, "gen_ai_usage_output_tokens", draftwood_strategy="none") >= 40
+    first, each = (f"gen_ai_server_time_{name}_seconds" for name in ("to_first_token", "per_output_token"))
+    assert value(families, first) >= value(families, each) == 1
+    method = {"rpc_method": "draftwood.v1.GenerationService/Generate"}
+    call_duration = "rpc_server_call_duration_seconds"
+    for status in ("OK", "INVALID_ARGUMENT", "CANCELLED"):
+        assert value(families, call_duration, rpc_response_status_code=status, **method) == 1
+
+
+async def test_tenants_are_shown_only_where_the_list_names_them() -> None:
+    async with serving(metrics_port=0, metrics_tenants=("acme", "beta")) as served:
+        for tenant in ("acme", "acme", "secret-customer"):
+            await answer(served.stub.Generate(ask("hello", 10, tenant=tenant)))
+        await until(lambda: "secret-customer" in served.server.bridge.reports.latest.tenants)
+        families = await collected(served)
+    labels = {str(sample.labels) for family in families.values() for sample in family.samples}
+    assert not any("secret-customer" in one for one in labels)
+    assert value(families, "gen_ai_server_request_duration_seconds", draftwood_tenant="acme") == 2
+    assert value(families, "gen_ai_server_request_duration_seconds") == 3
+    assert value(families, "draftwood_tenant_output_tokens", draftwood_tenant="acme") == 20
+
+
+async def test_health_is_a_metric() -> None:
+    async with serving(metrics_port=0) as served:
+        assert value(await collected(served), "draftwood_serving") == 1
+        served.engine.step_error = RuntimeError("broken")
+        await answer(served.stub.Generate(ask("hello", 10)))
+        await until(lambda: not served.server.serving)
+        assert value(await collected(served), "draftwood_serving") == 0
+        served.engine.step_error = None
+        await until(lambda: served.server.recovery.restarts == 1 and served.server.serving)
+        assert value(await collected(served), "draftwood_engine_restarts") == 1
+
+
+def test_nothing_is_imported_for_a_service_that_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    assert opened_telemetry(Settings()) is NO_TELEMETRY
+
+
+def test_a_port_that_is_taken_is_refused_by_name() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(InvalidInputError, match="metrics_port"):
+            opened_telemetry(Settings(metrics_port=taken.getsockname()[1]))
+
+
+def documented() -> Iterator[tuple[str, ...]]:
+    for line in DOCS.read_text(encoding="utf-8").splitlines():
+        if line.startswith("| `") and line.count("|") == 6:
+            yield tuple(cell.strip().strip("`") for cell in line.strip("|").split("|"))
+
+
+def test_the_docs_list_every_metric() -> None:
+    kinds = {Kind.COUNTER: "counter", Kind.GAUGE: "gauge", Kind.HISTOGRAM: "histogram"}
+    suffix = {Kind.COUNTER: "_total", Kind.GAUGE: "", Kind.HISTOGRAM: ""}
+    expected = {
+        (one.name, exposed_name(one) + suffix[one.kind], kinds[one.kind], one.unit, one.description)
+        for one in (*names.RECORDED, *names.OBSERVED)
+    }
+    assert {*documented()} == expected
+
+
+async def test_metrics_take_no_time_of_calls_that_are_refused() -> None:
+    async with serving(metrics_port=0) as served:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await served.stub.Tokenize(pb.TokenizeRequest())
+        families = await collected(served)
+    assert value(families, "rpc_server_call_duration_seconds", error_type="INVALID_ARGUMENT") == 1
