@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from model_runner.request import Request
-from model_runner.statistics import SequenceStats
-
 if TYPE_CHECKING:
+    from model_runner.request import Request
+    from model_runner.statistics import SequenceStats
     from service.rpc.server import RunningServer
 
 
