@@ -238,6 +238,11 @@ class Settings(BaseModel):
         ge=0,
         description="How often an engine process that died is started anew before the service exits with status 1",
     )
+    engine_stall_timeout: float = Field(
+        default=300.0,
+        gt=0,
+        description="Seconds without a sign of life of the engine until the health service `liveness` is NOT_SERVING",
+    )
     drain_grace: float = Field(
         default=25.0,
         ge=0,

@@ -139,6 +139,7 @@ class EngineBridge:
             self._runner.start(theirs)
         _, self._link = await loop.create_connection(lambda: Link(self._receive, self._lost), sock=connection)
         info = await self._started
+        self.reports.at = time.monotonic()
         if not self._stopped:
             self._started_with = info
         return info

@@ -33,6 +33,10 @@ SERVICES = (
 )
 
 
+LIVENESS = "liveness"
+"""Name in health of what an orchestrator restarts the process for: SERVING while loading and draining, too."""
+
+
 class BoundServer:
     """A bound port. It is bound before the model is loaded, so that an address in use is reported at once.
 
@@ -75,6 +79,7 @@ class BoundServer:
             self._started = True
             self.authenticator.start()
             await self.set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+            await self.set_alive(True)
             await self.grpc_server.start()
             if self.health_port is not None:
                 await self._health_server.start()
@@ -89,6 +94,10 @@ class BoundServer:
     async def set_health(self, status: object) -> None:
         for name in ("", *(service.full_name for service in SERVICES)):
             await self.health.set(name, status)
+
+    async def set_alive(self, alive: bool) -> None:
+        answer = health_pb2.HealthCheckResponse
+        await self.health.set(LIVENESS, answer.SERVING if alive else answer.NOT_SERVING)
 
 
 class _Handlers(grpc.GenericRpcHandler):

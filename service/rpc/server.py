@@ -14,6 +14,7 @@ from service.audits.ledger import AuditLedger
 from service.audits.results import AuditOutcome, AuditResult
 from service.engine.bridge import EngineBridge
 from service.engine.recovery import EngineRecovery
+from service.engine.reporting.liveness import EngineLiveness
 from service.errors import ShuttingDownError
 from service.quotas.opening import opened_limiter
 from service.rpc.admin.administration import Administration
@@ -67,6 +68,7 @@ class RunningServer:
         self._stopping: asyncio.Task[None] | None = None
         self.bridge = bridge
         self.recovery = EngineRecovery(bridge, settings.engine_restarts, self._set_serving)
+        self._liveness = EngineLiveness(bridge, settings.engine_stall_timeout, bound.set_alive)
         self._administration = Administration(settings, f"{socket.gethostname()}:{self.port}", bridge.run_operation)
         bridge.weight_of = self._weight_of
         self.limiter = opened_limiter(settings)
@@ -94,6 +96,7 @@ class RunningServer:
         self.limiter.start()
         await self._bound.start()
         await self._administration.start()
+        self._liveness.start()
         if not self.bridge.stopped:
             await self._set_serving(True)
 
@@ -111,9 +114,9 @@ class RunningServer:
         await asyncio.shield(self._stopping)
 
     async def _stop(self, grace: float) -> None:
-        self.serving = False
-        await self._bound.health.enter_graceful_shutdown()
+        await self._set_serving(False)
         await self.recovery.close()
+        await self._set_serving(False)  # also if the engine was just started anew
         self.bridge.drain()
         _log.info("draining", live=self.bridge.live, grace_seconds=grace)
         deadline = time.monotonic() + grace
@@ -124,6 +127,7 @@ class RunningServer:
             self.bridge.fail_live(ShuttingDownError)
             await self.bridge.wait_idle(_STATUS_SECONDS)
         await asyncio.gather(self._bound.close(), going_away)
+        await self._liveness.close()
         await self.bridge.close(max(deadline - time.monotonic(), _LEAST_ENGINE_SECONDS))
         await self._administration.close()
         self._servicer.close()

@@ -17,7 +17,8 @@ from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood.v1 import memory_pb2 as memory_pb
 from draftwood.v1 import memory_pb2_grpc as memory_pb_grpc
 from model_runner.errors import InvalidValueError
-from service.rpc.bound import SERVICES, BoundServer
+from service.engine.reporting import reporter
+from service.rpc.bound import LIVENESS, SERVICES, BoundServer
 from service.rpc.generation import SERVICE
 from service.rpc.server import RunningServer
 from service.settings import Settings
@@ -70,6 +71,25 @@ async def test_health_watch_streams_the_change_at_drain() -> None:
         [call] = await started(served)
         stopping = asyncio.create_task(served.server.stop(grace=5.0))
         assert (await watch.read()).status == Status.NOT_SERVING
+        call.cancel()
+        await stopping
+
+
+async def test_liveness_fails_while_the_engine_hangs_and_not_during_a_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter, "REPORT_SECONDS", 0.02)
+    async with serving(engine_stall_timeout=0.2, drain_grace=5.0) as served:
+        health, liveness = health_pb2_grpc.HealthStub(served.channel), health_pb2.HealthCheckRequest(service=LIVENESS)
+        watch = health.Watch(liveness)
+        assert (await watch.read()).status == Status.SERVING
+        served.engine.gate.clear()
+        call = served.stub.Generate(ask("hello", 1000))
+        assert (await watch.read()).status == Status.NOT_SERVING
+        served.engine.gate.set()
+        assert (await watch.read()).status == Status.SERVING
+        served.engine.step_seconds = 0.02
+        stopping = asyncio.create_task(served.server.stop())
+        await until(lambda: not served.server.serving)
+        assert (await health.Check(liveness)).status == Status.SERVING
         call.cancel()
         await stopping
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
@@ -149,17 +150,20 @@ class ReportHistory:
 
     Attributes:
         latest: whose `tenants` are all those that are remembered, the ones that were active last at the end.
+        at: when the latest report came, or the engine was started, on the clock of `time.monotonic`.
         budget: draft tokens verified by a decoding step of a sequence, on average, between the latest two reports.
     """
 
     def __init__(self, max_tenants: int = 1000) -> None:
         self.latest = EngineReport()
         self.budget = 0.0
+        self.at = time.monotonic()
         self._before = EngineReport()
         self._max_tenants = max_tenants
 
     def restarted(self) -> None:
         """Another engine reports from now on: its counts begin at 0."""
+        self.at = time.monotonic()
         idle = {name: TenantReport(Load(), one.work) for name, one in self.latest.tenants.items()}
         memory = replace(self.latest.memory, tenants=0, tokens=0, index_bytes=0, resident_bytes=0, outbox_records=0)
         self._before = self.latest = replace(
@@ -168,6 +172,7 @@ class ReportHistory:
 
     def add(self, report: EngineReport) -> None:
         """Takes a report of the present engine."""
+        self.at = time.monotonic()
         before = self._before
         tenants = {name: TenantReport(Load(), one.work) for name, one in self.latest.tenants.items()}
         for name, one in report.tenants.items():
