@@ -130,7 +130,7 @@ async def test_a_drain_closes_the_port_first_and_waits_for_an_import() -> None:
         for _ in range(500):
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", served.server.port)
-            except ConnectionRefusedError:
+            except (ConnectionRefusedError, ConnectionResetError):
                 break
             writer.close()
             await asyncio.sleep(0.01)
