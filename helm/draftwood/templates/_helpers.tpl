@@ -1,0 +1,184 @@
+{{- define "draftwood.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "draftwood.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
+{{- else if contains (include "draftwood.name" .) .Release.Name }}
+{{- .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "draftwood.name" .) | trunc 50 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "draftwood.selector" -}}
+app.kubernetes.io/name: {{ include "draftwood.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: server
+{{- end }}
+
+{{- define "draftwood.valkeySelector" -}}
+app.kubernetes.io/name: {{ include "draftwood.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: store
+{{- end }}
+
+{{- define "draftwood.commonLabels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{- define "draftwood.labels" -}}
+{{ include "draftwood.selector" . }}
+{{ include "draftwood.commonLabels" . }}
+{{- end }}
+
+{{- define "draftwood.image" -}}
+{{- $suffix := ternary "-cuda" "" (eq .Values.device.type "nvidia") }}
+{{- $tag := default (printf "%s%s" .Chart.AppVersion $suffix) .Values.image.tag }}
+{{- if .Values.image.digest }}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest }}
+{{- else }}
+{{- printf "%s:%s" .Values.image.repository $tag }}
+{{- end }}
+{{- end }}
+
+{{- define "draftwood.serviceAccount" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "draftwood.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- default "default" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "draftwood.valkeySecret" -}}
+{{- default (printf "%s-valkey" (include "draftwood.fullname" .)) .Values.store.valkey.existingSecret }}
+{{- end }}
+
+{{- define "draftwood.hasAuthFile" -}}
+{{- if .Values.auth.file.existingSecret }}true{{ end }}
+{{- end }}
+
+{{- define "draftwood.hasTenants" -}}
+{{- if or .Values.tenants .Values.experiments }}true{{ end }}
+{{- end }}
+
+{{/* Values that contradict each other. The schema refuses what is wrong by itself. */}}
+{{- define "draftwood.check" -}}
+{{- $auth := .Values.auth }}
+{{- if not (or $auth.open $auth.file.existingSecret $auth.jwt.jwks) }}
+{{- fail "auth: say who may call: auth.file.existingSecret (API keys), auth.jwt (tokens), or auth.open=true for anyone who reaches the port" }}
+{{- end }}
+{{- if and $auth.open (or $auth.file.existingSecret $auth.jwt.jwks) }}
+{{- fail "auth.open: cannot be combined with auth.file or auth.jwt" }}
+{{- end }}
+{{- if and $auth.jwt.jwks (not (and $auth.jwt.issuer $auth.jwt.audience)) }}
+{{- fail "auth.jwt: issuer and audience must be set, since jwks is set" }}
+{{- end }}
+{{- if and .Values.tls.clientCA (not .Values.tls.existingSecret) }}
+{{- fail "tls.existingSecret: must be set, since tls.clientCA is set" }}
+{{- end }}
+{{- $store := .Values.store }}
+{{- if and (eq $store.mode "external") (not $store.external.url) (not $store.external.existingSecret) }}
+{{- fail "store.external: url or existingSecret must be set, since store.mode is external" }}
+{{- end }}
+{{- if and $store.external.url $store.external.existingSecret }}
+{{- fail "store.external.url: cannot be combined with store.external.existingSecret" }}
+{{- end }}
+{{- if and $store.external.clientCertificate (not $store.external.tlsSecret) }}
+{{- fail "store.external.tlsSecret: must be set, since store.external.clientCertificate is set" }}
+{{- end }}
+{{- if regexMatch "^[a-z+]+://[^/@]*:[^/@]*@" $store.external.url }}
+{{- fail "store.external.url: holds a password, which would be in a ConfigMap: put the URL into a secret, store.external.existingSecret" }}
+{{- end }}
+{{- if and (eq $store.mode "embedded") (or (gt (int .Values.replicas) 1) (ne .Values.autoscaling.type "none")) }}
+{{- fail "replicas: at most 1 without autoscaling, since store.mode is embedded: its volume belongs to one pod" }}
+{{- end }}
+{{- if and .Values.model.existingClaim (not .Values.model.name) }}
+{{- fail "model.name: must be set, since model.existingClaim is set: the folder in it" }}
+{{- end }}
+{{- if and .Values.model.name (not .Values.model.existingClaim) .Values.model.offline }}
+{{- fail "model.offline: must be false for a model of the hub, or model.existingClaim be set" }}
+{{- end }}
+{{- if and (ne .Values.autoscaling.type "none") (not .Values.metrics.enabled) }}
+{{- fail "metrics.enabled: must be true, since autoscaling.type is set: pods are added by a metric" }}
+{{- end }}
+{{- if and (eq (toString .Values.rollout.maxSurge) "0") (eq (toString .Values.rollout.maxUnavailable) "0") }}
+{{- fail "rollout: maxSurge and maxUnavailable cannot both be 0" }}
+{{- end }}
+{{- if and .Values.ingress.enabled (not .Values.ingress.host) }}
+{{- fail "ingress.host: must be set, since ingress.enabled is set" }}
+{{- end }}
+{{- if and .Values.grpcRoute.enabled (not .Values.grpcRoute.parentRefs) }}
+{{- fail "grpcRoute.parentRefs: must be set, since grpcRoute.enabled is set" }}
+{{- end }}
+{{- end }}
+
+{{/* The settings file of the server, as JSON, which is YAML: Helm would write large numbers as 1e+06. */}}
+{{- define "draftwood.config" -}}
+{{- $own := dict "host" "0.0.0.0" "port" 50051 "health_port" 50052 "log_format" .Values.logFormat "drain_grace" .Values.drain.graceSeconds }}
+{{- $own = set $own "device" (ternary "cuda" "cpu" (eq .Values.device.type "nvidia")) }}
+{{- $own = set $own "model_cache_folder" "/var/cache/draftwood/models" }}
+{{- if .Values.model.existingClaim }}
+{{- $own = set $own "model" (printf "/models/%s" .Values.model.name) }}
+{{- else if .Values.model.name }}
+{{- $own = set $own "model" .Values.model.name }}
+{{- end }}
+{{- if .Values.metrics.enabled }}
+{{- $own = set $own "metrics_port" 9464 }}
+{{- if .Values.metrics.tenants }}{{ $own = set $own "metrics_tenants" .Values.metrics.tenants }}{{ end }}
+{{- end }}
+{{- if .Values.otlp.endpoint }}
+{{- $own = set $own "otlp_endpoint" .Values.otlp.endpoint }}
+{{- $own = set $own "trace_share" .Values.otlp.traceShare }}
+{{- end }}
+{{- if .Values.auth.open }}{{ $own = set $own "auth" "open" }}{{ end }}
+{{- if include "draftwood.hasAuthFile" . }}{{ $own = set $own "auth_file" (printf "/etc/draftwood/auth/%s" .Values.auth.file.key) }}{{ end }}
+{{- with .Values.auth.jwt }}
+{{- if .jwks }}{{ $own = set $own "jwt_jwks" .jwks }}{{ $own = set $own "jwt_issuer" .issuer }}{{ $own = set $own "jwt_audience" .audience }}{{ end }}
+{{- end }}
+{{- if .Values.tls.existingSecret }}
+{{- $own = set $own "tls_cert" "/etc/draftwood/tls/tls.crt" }}
+{{- $own = set $own "tls_key" "/etc/draftwood/tls/tls.key" }}
+{{- if .Values.tls.clientCA }}{{ $own = set $own "tls_client_ca" "/etc/draftwood/tls/ca.crt" }}{{ end }}
+{{- end }}
+{{- if include "draftwood.hasTenants" . }}{{ $own = set $own "tenants_file" "/etc/draftwood/tenants/tenants.yaml" }}{{ end }}
+{{- $store := .Values.store }}
+{{- if eq $store.mode "embedded" }}
+{{- $own = set $own "store" "embedded" }}
+{{- $own = set $own "store_folder" "/var/lib/draftwood/store" }}
+{{- else if and (eq $store.mode "external") $store.external.url }}
+{{- $own = set $own "store" $store.external.url }}
+{{- end }}
+{{- if $store.external.tlsSecret }}
+{{- $own = set $own "store_tls_ca" "/etc/draftwood/store-tls/ca.crt" }}
+{{- if $store.external.clientCertificate }}
+{{- $own = set $own "store_tls_cert" "/etc/draftwood/store-tls/tls.crt" }}
+{{- $own = set $own "store_tls_key" "/etc/draftwood/store-tls/tls.key" }}
+{{- end }}
+{{- end }}
+{{- if $store.encryptionSecret }}{{ $own = set $own "store_key_file" (printf "/etc/draftwood/encryption/%s" $store.encryptionKey) }}{{ end }}
+{{- mergeOverwrite (deepCopy .Values.config) $own | toPrettyJson }}
+{{- end }}
+
+{{- define "draftwood.tenantsFile" -}}
+{{- dict "tenants" .Values.tenants "experiments" .Values.experiments | toPrettyJson }}
+{{- end }}
+
+{{/* Linux of any distribution, as the restricted pod security standard wants it. */}}
+{{- define "draftwood.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "draftwood.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}

@@ -1,0 +1,66 @@
+"""Renders the chart with the values of this folder: `python -m tests.helm.chart` writes the golden files anew."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+from helm_python.chart import Chart
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "helm" / "draftwood"
+VALUES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
+GOLDEN = Path(__file__).parent / "golden"
+HELM_3 = Path(os.environ.get("DRAFTWOOD_HELM3", ROOT / "build" / "helm" / "node_modules" / ".bin" / "helm"))
+"""`make test` installs it where npm is there."""
+RELEASE, NAMESPACE = "demo", "serving"
+_SECRET = re.compile(r"(?<=  password: )\S+")
+
+Document = dict[str, Any]
+
+
+def read(path: Path) -> Document:
+    values: Document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return values
+
+
+def render(values: Document) -> list[Document]:
+    """By Helm 4, as a library. Raises helm_python's errors."""
+    return _documents(rendered(values))
+
+
+def rendered(values: Document) -> str:
+    """The text of all manifests, with the made password replaced."""
+    manifests = Chart.load(CHART).render(values, name=RELEASE, namespace=NAMESPACE)
+    parts = [f"# {path}\n{text.strip()}\n" for path, text in sorted(manifests.items()) if not path.endswith(".txt")]
+    return _SECRET.sub("MADE", "---\n".join(part for part in parts if _documents(part)))
+
+
+def notes(values: Document) -> str:
+    manifests = Chart.load(CHART).render(values, name=RELEASE, namespace=NAMESPACE)
+    return next(text for path, text in manifests.items() if path.endswith("NOTES.txt"))
+
+
+def render_3(path: Path, kube_version: str) -> list[Document]:
+    """By Helm 3."""
+    command = [str(HELM_3), "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--kube-version", kube_version]
+    made = subprocess.run([*command, "--values", str(path)], capture_output=True, text=True, timeout=60, check=False)
+    assert made.returncode == 0, made.stderr
+    return _documents(_SECRET.sub("MADE", made.stdout))
+
+
+def _documents(text: str) -> list[Document]:
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def main() -> None:
+    for path in VALUES:
+        GOLDEN.joinpath(path.name).write_text(rendered(read(path)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""What the chart renders, for five realistic sets of values: valid, as expected, and what the server itself reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from service.config import read_settings
+from service.settings import Settings
+from service.tenants.file import read_file
+from service.tenants.reading import ServerLimits
+from tests.helm.chart import GOLDEN, HELM_3, VALUES, Document, notes, read, render, render_3, rendered
+
+CUSTOM = {"ServiceMonitor", "PrometheusRule", "ScaledObject", "GRPCRoute"}
+"""Kinds of operators, which the schemas of Kubernetes do not have."""
+by_values = pytest.mark.parametrize("path", VALUES, ids=lambda path: path.stem)
+
+
+def of_kind(documents: list[Document], kind: str, suffix: str = "") -> Document:
+    [found] = [one for one in documents if one["kind"] == kind and one["metadata"]["name"].endswith(suffix)]
+    return found
+
+
+def pod_of(documents: list[Document]) -> Document:
+    spec: Document = of_kind(documents, "Deployment")["spec"]["template"]["spec"]
+    return spec
+
+
+def server_of(documents: list[Document]) -> Document:
+    [container] = pod_of(documents)["containers"]
+    found: Document = container
+    return found
+
+
+@by_values
+def test_the_golden_files_are_current(path: Path) -> None:
+    current = rendered(read(path))
+    assert GOLDEN.joinpath(path.name).read_text(encoding="utf-8") == current, "python -m tests.helm.chart"
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.34", "1.37"])
+@by_values
+def test_everything_is_valid_for_kubernetes(path: Path, version: str, recwarn: pytest.WarningsRecorder) -> None:
+    for document in render(read(path)):
+        if document["kind"] in CUSTOM:
+            with pytest.raises(kubernetes_validate.SchemaNotFoundError):
+                kubernetes_validate.validate(document, version, strict=True)
+        else:
+            kubernetes_validate.validate(document, version, strict=True)
+    assert not [*recwarn]
+
+
+@pytest.mark.skipif(not HELM_3.exists(), reason="Helm 3 is installed by `make test` where npm is there")
+@by_values
+def test_helm_3_renders_the_same(path: Path) -> None:
+    def keyed(documents: list[Document]) -> dict[tuple[str, str], Document]:
+        return {(one["kind"], one["metadata"]["name"]): one for one in documents}
+
+    assert keyed(render_3(path, "1.34.0")) == keyed(render(read(path)))
+    old = server_of(render_3(path, "1.29.0"))["lifecycle"]["preStop"]
+    seconds = server_of(render(read(path)))["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert old == {"exec": {"command": ["sleep", str(seconds)]}}
+
+
+def settings_of(documents: list[Document], folder: Path) -> Settings:
+    """The settings as the server reads them in the pod, with the mounted files in `folder`."""
+    server = server_of(documents)
+    data = of_kind(documents, "ConfigMap", "draftwood")["data"]["draftwood.yaml"].replace("/etc/draftwood", str(folder))
+    for mounted in re.findall(rf"{folder}/[^\s\"]+", data):
+        Path(mounted).parent.mkdir(parents=True, exist_ok=True)
+        Path(mounted).touch()
+    config = folder / "draftwood.yaml"
+    config.write_text(data)
+    environment = {one["name"]: one.get("value", "redis://of-the-secret") for one in server["env"]}
+    mounts = {mount["mountPath"] for mount in server["volumeMounts"]}
+    for key, value in json.loads(data).items():
+        if isinstance(value, str) and value.startswith(str(folder)):
+            assert any(value.replace(str(folder), "/etc/draftwood").startswith(mount) for mount in mounts), key
+    return read_settings(["--config", str(config)], environment)
+
+
+@by_values
+def test_the_server_reads_what_the_chart_writes(path: Path, tmp_path: Path) -> None:
+    documents = render(read(path))
+    settings = settings_of(documents, tmp_path)
+    ports = {port["name"]: port["containerPort"] for port in server_of(documents)["ports"]}
+    assert (settings.port, settings.health_port) == (ports["grpc"], ports["health"])
+    assert settings.metrics_port == ports.get("metrics")
+    assert settings.has_credentials or settings.auth == "open"
+    tenants = [one for one in documents if one["metadata"]["name"].endswith("-tenants")]
+    if tenants:
+        assert settings.tenants_file is not None
+        settings.tenants_file.write_text(tenants[0]["data"]["tenants.yaml"])
+        found = read_file(settings.tenants_file, ServerLimits.of(settings))
+        assert found.tenants.keys() == {"acme", "globex"}
+        assert len(found.experiments) == 1
+
+
+@by_values
+def test_probes_and_graces(path: Path, tmp_path: Path) -> None:
+    documents = render(read(path))
+    pod, server, settings = pod_of(documents), server_of(documents), settings_of(documents, tmp_path)
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert server[probe]["grpc"]["port"] == settings.health_port
+    assert server["livenessProbe"]["grpc"]["service"] == "liveness"
+    assert server["readinessProbe"]["failureThreshold"] == 1
+    assert server["startupProbe"]["periodSeconds"] * server["startupProbe"]["failureThreshold"] >= 300
+    before = server["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pod["terminationGracePeriodSeconds"] >= before + settings.drain_grace + 5
+
+
+@by_values
+def test_pods_are_restricted_and_hold_no_secret_in_clear(path: Path) -> None:
+    documents = render(read(path))
+    pods = [one["spec"]["template"]["spec"] for one in documents if one["kind"] in ("Deployment", "StatefulSet")]
+    pods += [one["spec"] for one in documents if one["kind"] == "Pod"]
+    for pod in pods:
+        assert (pod["automountServiceAccountToken"], pod["enableServiceLinks"]) == (False, False)
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+    for document in documents:
+        if document["kind"] == "ConfigMap":
+            assert not re.search(
+                r"password|://[^/\s]*:[^/\s]*@", json.dumps(document["data"].get("draftwood.yaml", ""))
+            )
+
+
+@by_values
+def test_everything_selects_the_pods_and_names_their_ports(path: Path) -> None:
+    documents = render(read(path))
+    labels = of_kind(documents, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    selectors = [of_kind(documents, "Deployment")["spec"]["selector"]["matchLabels"]]
+    selectors += [of_kind(documents, "Service", name)["spec"]["selector"] for name in ("draftwood", "-headless")]
+    selectors += [one["spec"]["selector"]["matchLabels"] for one in documents if one["kind"] == "PodDisruptionBudget"]
+    policy = of_kind(documents, "NetworkPolicy", "draftwood")
+    selectors.append(policy["spec"]["podSelector"]["matchLabels"])
+    for selector in selectors:
+        assert selector.items() <= labels.items()
+    ports = {port["name"] for port in server_of(documents)["ports"]}
+    named = [port["targetPort"] for one in documents if one["kind"] == "Service" for port in one["spec"]["ports"]]
+    named += [port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]]
+    assert {*named} <= ports | {"valkey"}
+    monitors = [one for one in documents if one["kind"] == "ServiceMonitor"]
+    for monitor in monitors:
+        headless = of_kind(documents, "Service", "-headless")
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= headless["metadata"]["labels"].items()
+        assert monitor["spec"]["endpoints"][0]["port"] in {port["name"] for port in headless["spec"]["ports"]}
+
+
+def allowed_ports(documents: list[Document]) -> set[int]:
+    policy = of_kind(documents, "NetworkPolicy", "draftwood")
+    return {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+
+
+def test_the_policy_lets_out_what_the_settings_need_and_nothing_else() -> None:
+    ports = {path.stem: allowed_ports(render(read(path))) for path in VALUES}
+    assert ports == {
+        "cpu-trial": {53},
+        "gpu-sentinel": {53, 6379, 26379, 4317},
+        "cluster-tenants": {53, 6379, 26379, 443},
+        "embedded": {53, 443},
+        "valkey": {53, 6379},
+    }
+
+
+def values(name: str) -> Document:
+    return read(next(path for path in VALUES if path.stem == name))
+
+
+def test_gpus_are_requested_and_limited_alike_and_rollouts_need_no_spare_one() -> None:
+    documents = render(values("gpu-sentinel"))
+    resources = server_of(documents)["resources"]
+    assert resources["requests"]["nvidia.com/gpu"] == resources["limits"]["nvidia.com/gpu"] == 1
+    assert pod_of(documents)["runtimeClassName"] == "nvidia"
+    rolling = of_kind(documents, "Deployment")["spec"]["strategy"]["rollingUpdate"]
+    assert rolling == {"maxSurge": 0, "maxUnavailable": 1}
+    on_cpus = of_kind(render(values("valkey")), "Deployment")["spec"]["strategy"]["rollingUpdate"]
+    assert on_cpus == {"maxSurge": 1, "maxUnavailable": 0}
+    assert of_kind(render(values("embedded")), "Deployment")["spec"]["strategy"] == {"type": "Recreate"}
+    [shm] = [volume for volume in pod_of(documents)["volumes"] if volume["name"] == "shm"]
+    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "4Gi"}
+
+
+def test_the_scaled_number_of_pods_is_left_to_the_scaler() -> None:
+    for name, kind in (("gpu-sentinel", "ScaledObject"), ("cluster-tenants", "HorizontalPodAutoscaler")):
+        documents = render(values(name))
+        assert "replicas" not in of_kind(documents, "Deployment")["spec"]
+        assert "draftwood_requests_waiting" in json.dumps(of_kind(documents, kind)["spec"])
+
+
+def test_changed_settings_restart_the_pods_and_changed_tenants_do_not() -> None:
+    def checksum(**changes: Any) -> str:
+        template = of_kind(render(values("cluster-tenants") | changes), "Deployment")["spec"]["template"]
+        found: str = template["metadata"]["annotations"]["checksum/config"]
+        return found
+
+    assert checksum() == checksum(tenants=[{"name": "tenants/other"}])
+    assert checksum() != checksum(config={"max_running": 17})
+
+
+def test_large_numbers_stay_whole() -> None:
+    documents = render({"auth": {"open": True}, "config": {"memory_tokens": 12_345_678, "max_waiting": 1_000_000}})
+    config = yaml.safe_load(of_kind(documents, "ConfigMap", "draftwood")["data"]["draftwood.yaml"])
+    assert (config["memory_tokens"], config["max_waiting"]) == (12_345_678, 1_000_000)
+
+
+def commands(text: str) -> Iterator[str]:
+    return (line.strip() for line in text.splitlines() if line.startswith("  "))
+
+
+@by_values
+def test_notes_name_the_next_command(path: Path) -> None:
+    of_values = read(path)
+    shown = [*commands(notes(of_values))]
+    name = of_values.get("fullnameOverride", "demo-draftwood")
+    assert any(f"service/{name}" in one for one in shown)
+    assert any("draftwood generate" in one for one in shown)
+    assert ("--tls" in shown[-1]) == bool(of_values.get("tls"))
