@@ -4,6 +4,7 @@ DraftwoodError
 ├── QueueFullError          the limit of live requests is reached
 ├── QuotaExceededError      a tenant's rate limit is reached (service.quotas)
 ├── TooMuchTextError        too many long texts wait to be read
+├── TooManyWatchesError     the limit of open WatchStatus calls is reached
 ├── ModelNotServedError     the request names another model
 ├── LoadingError            the model is not loaded yet
 ├── ShuttingDownError       the service is stopping
@@ -67,6 +68,13 @@ class TooMuchTextError(DraftwoodError):
     def __init__(self, of_tenant: int) -> None:
         super().__init__(f"too many long texts wait to be read, {of_tenant} of this tenant; try again later")
         self.of_tenant = of_tenant
+
+
+class TooManyWatchesError(DraftwoodError):
+    """The limit of open WatchStatus calls is reached."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} calls of WatchStatus are open for this tenant, which is the limit; end one of them")
 
 
 class ModelNotServedError(DraftwoodError):
@@ -147,6 +155,7 @@ RULES: dict[type[BaseException], Rule] = {
     ModelNotServedError: Rule(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
     QueueFullError: Rule(grpc.StatusCode.UNAVAILABLE, "QUEUE_FULL", retry_seconds=1.0),
     TooMuchTextError: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MUCH_TEXT", retry_seconds=1.0),
+    TooManyWatchesError: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_WATCHES"),
     QuotaExceededError: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", retry_seconds=1.0),
     LoadingError: Rule(grpc.StatusCode.UNAVAILABLE, "LOADING", retry_seconds=1.0),
     ShuttingDownError: Rule(grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN", retry_seconds=1.0),

@@ -1,7 +1,7 @@
 """Which role each method requires.
 
-A method with a tenant in its request also checks that, by `Principal.tenant_for`; GetMemoryStatistics without one lists
-what the caller may see.
+A method with a tenant in its request also checks that, by `Principal.tenant_for`; GetMemoryStatistics without one, and
+the methods of StatusService, show what the caller may see.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ _RULES: Mapping[str, Mapping[str, Role]] = {
     "draftwood.admin.v1.AuditService": {
         "GetAuditReport": Role.OPERATOR,
     },
+    "draftwood.admin.v1.StatusService": dict.fromkeys(("GetStatus", "WatchStatus"), Role.TENANT_ADMIN),
     "draftwood.admin.v1.TenantService": {
         "GetTenant": Role.TENANT_ADMIN,
         **dict.fromkeys(("ListTenants", "CreateTenant", "UpdateTenant", "DeleteTenant"), Role.OPERATOR),

@@ -123,6 +123,11 @@ class EngineBridge:
         """The engine was closed, or has died and was not restarted yet."""
         return self._stopped
 
+    @property
+    def draining(self) -> bool:
+        """No request is admitted any more, since the service stops."""
+        return self._draining
+
     async def start(self, connection: socket.socket | None = None) -> Any:
         """Starts the engine, and returns its `Ready.info` once it is loaded.
 

@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from draftwood.admin.v1 import audit_pb2, experiments_pb2, tenants_pb2
+from draftwood.admin.v1 import audit_pb2, experiments_pb2, status_pb2, tenants_pb2
 from draftwood.v1 import generation_pb2, memory_pb2
 from model_runner.errors import InvalidInputError
 from service.auth import Authenticator
@@ -28,6 +28,7 @@ SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["GenerationService"],
     memory_pb2.DESCRIPTOR.services_by_name["MemoryService"],
     audit_pb2.DESCRIPTOR.services_by_name["AuditService"],
+    status_pb2.DESCRIPTOR.services_by_name["StatusService"],
     tenants_pb2.DESCRIPTOR.services_by_name["TenantService"],
     experiments_pb2.DESCRIPTOR.services_by_name["ExperimentService"],
 )

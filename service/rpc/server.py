@@ -19,6 +19,7 @@ from service.errors import ShuttingDownError
 from service.quotas.opening import opened_limiter
 from service.rpc.admin.administration import Administration
 from service.rpc.admin.audit import AuditServicer
+from service.rpc.admin.status import StatusServicer
 from service.rpc.bound import STOP_SECONDS, BoundServer
 from service.rpc.calls import Call, Method
 from service.rpc.generation import GenerationServicer
@@ -86,7 +87,9 @@ class RunningServer:
         self.audits.listeners.append(self._count_audit)
         bridge.on_audited = self.audits.record
         audit = AuditServicer(self.audits, self.recovery, settings.audit_share)
-        methods = (self._servicer.methods, of_memory, audit.methods, *self._administration.methods)
+        status = StatusServicer(bridge, self.audits, self.recovery, settings)
+        administrative = (audit.methods, status.methods, *self._administration.methods)
+        methods = (self._servicer.methods, of_memory, *administrative)
         for of_service, its_methods in zip(bound.handlers, methods, strict=True):
             of_service.use(its_methods, Deserializer)
         bound.telemetry.watch(self)

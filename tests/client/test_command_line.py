@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import select
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from importlib.metadata import Distribution, EntryPoint, version
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
-from typing import Any, Self
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
@@ -22,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from draftwood_client.cli import build_app, plugins
 from tests.client.fake_server import FakeServer, answers, fails, hangs, reason, violation
+from tests.client.terminal import Terminal
 
 Cli = Callable[..., Result]
 
@@ -194,62 +189,6 @@ def test_chat_needs_a_chat_template(cli: Cli, server: FakeServer) -> None:
     server.has_chat_template = False
     result = cli("chat", stdin="x\n")
     assert result.stderr == "error: chat: fake has no chat template; try `draftwood generate --raw`\n"
-
-
-class Terminal:
-    """The command in a pseudo-terminal."""
-
-    def __init__(self, *args: str, target: str) -> None:
-        env = {**os.environ, "DRAFTWOOD_TARGET": target, "TERM": "xterm", "NO_COLOR": "", "FORCE_COLOR": ""}
-        self._fd, inner = pty.openpty()
-        command = [sys.executable, "-m", "draftwood_client", *args]
-        self.process = subprocess.Popen(
-            command, stdin=inner, stdout=inner, stderr=inner, env=env, start_new_session=True, close_fds=True
-        )
-        os.close(inner)
-        self.shown = ""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.process.kill()
-        self.process.wait(10)
-        os.close(self._fd)
-
-    def type(self, text: str) -> None:
-        os.write(self._fd, text.encode())
-
-    def interrupt(self) -> None:
-        os.kill(self.process.pid, signal.SIGINT)
-
-    def interrupt_until(self, text: str) -> None:
-        """Presses Ctrl-C until `text` is shown: readline ignores one that comes between its prompt and its wait."""
-        end = time.monotonic() + 20
-        ready: list[int] = []
-        while not ready:
-            assert time.monotonic() < end, f"{text!r} did not come"
-            self.interrupt()
-            ready, _, _ = select.select([self._fd], [], [], 1)
-        self.wait_for(text)
-
-    def wait_for(self, text: str) -> None:
-        """Reads until `text` is shown, after the text of the previous wait."""
-        end = time.monotonic() + 20
-        while text not in self.shown:
-            ready, _, _ = select.select([self._fd], [], [], max(0.0, end - time.monotonic()))
-            assert ready, f"{text!r} did not come; there is {self.shown!r}"
-            try:
-                self.shown += os.read(self._fd, 4096).decode()
-            except OSError:
-                pytest.fail(f"{text!r} did not come before the end; there is {self.shown!r}")
-        self.shown = self.shown.partition(text)[2]
-
-    def end(self) -> int:
-        """The exit status."""
-        return self.process.wait(10)
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(server: FakeServer) -> None:

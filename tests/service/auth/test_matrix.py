@@ -56,6 +56,8 @@ LEAST_ROLE = {
     "ListOrphanedMemories": Role.OPERATOR,
     "PurgeOrphanedMemories": Role.OPERATOR,
     "GetAuditReport": Role.OPERATOR,
+    "GetStatus": Role.TENANT_ADMIN,
+    "WatchStatus": Role.TENANT_ADMIN,
     "GetTenant": Role.TENANT_ADMIN,
     "ListTenants": Role.OPERATOR,
     "CreateTenant": Role.OPERATOR,
@@ -80,6 +82,9 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "WarmMemory": {"texts": ["a text"]},
     "GetTenant": {"name": f"tenants/{OWN}"},
 }
+
+ENDLESS = ("WatchStatus",)
+"""Streams that end with the client's call; the first message is enough."""
 
 
 class Keys:
@@ -145,7 +150,7 @@ def request_of(method: MethodDescriptor, tenant: str = "") -> Message:
 
 
 async def call(served: Served, method: MethodDescriptor, authorization: str | None, tenant: str = "") -> Any:
-    """The last message of the answer. Raises AioRpcError."""
+    """The last message of the answer; of an endless one, the first. Raises AioRpcError."""
     headers = [] if authorization is None else [("authorization", authorization)]
     return await call_with(served, method, headers, tenant)
 
@@ -164,6 +169,10 @@ async def call_with(served: Served, method: MethodDescriptor, headers: list[tupl
         answers: Any = served.channel.stream_stream(path, **coding)(iter([request]), metadata=metadata, timeout=10)
     else:
         answers = served.channel.unary_stream(path, **coding)(request, metadata=metadata, timeout=10)
+    if method.name in ENDLESS:
+        first = await answers.read()
+        answers.cancel()
+        return first
     return [answer async for answer in answers][-1]
 
 

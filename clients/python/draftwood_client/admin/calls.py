@@ -1,9 +1,9 @@
-"""How the operators' clients reach a server: connection arguments, and unary calls, blocking and asyncio."""
+"""How the operators' clients reach a server: connection arguments, and calls, blocking and asyncio."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, TypedDict, TypeVar
 
 import grpc
@@ -77,6 +77,13 @@ class Calls:
             return method(request, timeout=timeout, metadata=self._connection.call_metadata())
         except grpc.RpcError as error:
             raise self._connection.error(error, timeout) from error
+
+    def stream(self, method: Callable[..., Iterator[_Response]], request: object) -> Iterator[_Response]:
+        """The responses of a stream, which has no deadline. Raises `StatusError`."""
+        try:
+            yield from method(request, metadata=self._connection.call_metadata())
+        except grpc.RpcError as error:
+            raise self._connection.error(error, None) from error
 
     def close(self) -> None:
         self._closed = True

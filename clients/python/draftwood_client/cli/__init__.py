@@ -10,6 +10,7 @@ import typer
 
 from draftwood_client.cli import audit_command, chat, commands, memory_commands, plugins
 from draftwood_client.cli.admin import experiment_commands, tenant_commands
+from draftwood_client.cli.top import command as top_command
 from draftwood_client.connection import package_version
 
 
@@ -35,6 +36,7 @@ def build_app() -> typer.Typer:
         app.command()(function)
     app.add_typer(memory_commands.app, name="memory")
     app.command()(audit_command.audit)
+    app.command()(top_command.top)
     app.add_typer(tenant_commands.app, name="tenant")
     experiment = experiment_commands.group()
     app.add_typer(experiment, name="experiment")

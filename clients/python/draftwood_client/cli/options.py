@@ -13,6 +13,7 @@ import typer
 
 from draftwood_client.admin.audit import AuditClient
 from draftwood_client.admin.client import AdminClient
+from draftwood_client.admin.status import StatusClient
 from draftwood_client.client import Client
 from draftwood_client.connection import DEFAULT_TARGET, TlsConfig
 from draftwood_client.errors import ArgumentError, DraftwoodError, StatusError
@@ -33,13 +34,9 @@ def _connection(help: str, *names: str, **settings: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """Address of the server, and how to connect to it."""
+class CredentialOptions:
+    """How to connect to servers, and as whom."""
 
-    target: Annotated[str, _connection("Server as host:port.", envvar="DRAFTWOOD_TARGET", show_default=True)] = (
-        DEFAULT_TARGET
-    )
-    timeout: Annotated[float | None, _connection("Deadline of a request in seconds; none by default.")] = None
     api_key: Annotated[
         str | None, _connection("API key; the variable keeps it out of process lists.", envvar="DRAFTWOOD_API_KEY")
     ] = None
@@ -57,18 +54,8 @@ class ServerOptions:
         str | None, _connection("Name on the server's certificate, if it differs from --target.")
     ] = None
 
-    def admin_client(self) -> AdminClient:
-        """Raises `ArgumentError`."""
-        return AdminClient(**self._arguments())
-
-    def audit_client(self) -> AuditClient:
-        """Raises `ArgumentError`."""
-        return AuditClient(**self._arguments())
-
-    def _arguments(self) -> dict[str, Any]:
+    def _credentials(self) -> dict[str, Any]:
         return {
-            "target": self.target,
-            "timeout": self.timeout,
             "api_key": self.api_key,
             "token": self.token,
             "plaintext_credentials": self.plaintext_credentials,
@@ -79,6 +66,45 @@ class ServerOptions:
         files = (self.tls_ca, self.tls_cert, self.tls_key)
         use_tls = self.tls or self.tls_server_name is not None or any(files)
         return TlsConfig.from_files(*files, server_name=self.tls_server_name) if use_tls else False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions(CredentialOptions):
+    """With the address of one server, and the time that it has."""
+
+    target: Annotated[str, _connection("Server as host:port.", envvar="DRAFTWOOD_TARGET", show_default=True)] = (
+        DEFAULT_TARGET
+    )
+    timeout: Annotated[float | None, _connection("Deadline of a request in seconds; none by default.")] = None
+
+    def admin_client(self) -> AdminClient:
+        """Raises `ArgumentError`."""
+        return AdminClient(**self._arguments())
+
+    def audit_client(self) -> AuditClient:
+        """Raises `ArgumentError`."""
+        return AuditClient(**self._arguments())
+
+    def _arguments(self) -> dict[str, Any]:
+        return {**self._credentials(), "target": self.target, "timeout": self.timeout}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions(CredentialOptions):
+    """With the addresses of several servers."""
+
+    target: Annotated[
+        list[str] | None,
+        _connection("Server as host:port, 127.0.0.1:50051 by default. May be repeated.", envvar="DRAFTWOOD_TARGET"),
+    ] = None
+
+    def targets(self) -> list[str]:
+        """The addresses, each once, in their order."""
+        return list(dict.fromkeys(self.target or [DEFAULT_TARGET]))
+
+    def status_client(self, target: str) -> StatusClient:
+        """Raises `ArgumentError`."""
+        return StatusClient(target, **self._credentials())
 
 
 @dataclass(frozen=True, slots=True)

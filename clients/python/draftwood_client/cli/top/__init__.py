@@ -1,0 +1,1 @@
+"""`draftwood top`: a live view of one or several servers."""

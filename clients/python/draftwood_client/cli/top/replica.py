@@ -1,0 +1,111 @@
+"""One server's samples: what it has now, and what it did in the latest seconds."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import fields
+from typing import Any
+
+from draftwood_client.admin.status import LoadStatus, ServerStatus
+
+WINDOW_SECONDS = 5.0
+"""Rates are means over so long: steady to the eye, and soon at a new value. Not tuned."""
+AWAY_SECONDS = 5.0
+"""Without a sample for so long, and for three intervals, a server is shown as away. Not tuned."""
+CONNECTING = "connecting"
+
+Counts = dict[str, float]
+"""What a thing counted, by the names of its fields."""
+Key = tuple[str, ...]
+"""Of a thing: ("load",), ("tenant", name), ("drafting", strategy, arm) or ("source", name)."""
+
+
+class Replica:
+    """The samples of one server. Not thread-safe.
+
+    Attributes:
+        problem: why no sample comes now; "" while they do.
+        refused: the caller may not watch it, so that trying again is of no use.
+    """
+
+    def __init__(self, target: str, interval: float) -> None:
+        self.target = target
+        self.problem = CONNECTING
+        self.refused = False
+        self._patience = max(AWAY_SECONDS, 3 * interval)
+        self._arrived_at = 0.0
+        self._samples: deque[ServerStatus] = deque()
+
+    def take(self, status: ServerStatus) -> None:
+        """Adds a sample. The ones before are forgotten if the server has been started anew since."""
+        self.problem, self.refused = "", False
+        self._arrived_at = time.monotonic()
+        samples = self._samples
+        if samples and status.uptime < samples[-1].uptime:
+            samples.clear()
+        if samples and status.uptime == samples[-1].uptime:
+            samples[-1] = status  # no new figures, but perhaps another state
+            return
+        samples.append(status)
+        while len(samples) > 2 and status.uptime - samples[1].uptime >= WINDOW_SECONDS:
+            samples.popleft()
+
+    def fail(self, problem: str, refused: bool = False) -> None:
+        """No sample comes any more; those there were are no longer shown."""
+        self.problem, self.refused = problem, refused
+        self._samples.clear()
+
+    @property
+    def has_rates(self) -> bool:
+        """There are two samples of different moments, or there will be none."""
+        return len(self._samples) > 1 or self.problem not in ("", CONNECTING)
+
+    @property
+    def latest(self) -> ServerStatus | None:
+        """None while the server is away."""
+        if not self._samples or time.monotonic() - self._arrived_at > self._patience:
+            return None
+        return self._samples[-1]
+
+    @property
+    def state(self) -> str:
+        """As the server names it, or "away" or "connecting"."""
+        if self.latest is not None:
+            return self.latest.state
+        return CONNECTING if self.problem == CONNECTING else "away"
+
+    def rates(self) -> dict[Key, Counts]:
+        """For each thing that counts, what it counted a second; nothing before there are two samples."""
+        last = self.latest
+        if last is None or len(self._samples) < 2:
+            return {}
+        first = self._samples[0]
+        seconds = last.uptime - first.uptime
+        before, now = _counters(first), _counters(last)
+        return {
+            key: {name: max(value - before[key][name], 0.0) / seconds for name, value in counts.items()}
+            for key, counts in now.items()
+            if key in before
+        }
+
+
+def _counters(status: ServerStatus) -> dict[Key, Counts]:
+    found: dict[Key, Counts] = {("tenant", one.tenant): _numbers(one) for one in status.tenants}
+    load = status.load
+    if load is not None:
+        found[("load",)] = _numbers(load)
+        found |= {("drafting", one.strategy, one.arm): _numbers(one) for one in load.drafting}
+        found |= {("source", one.source): _numbers(one) for one in load.sources}
+    return found
+
+
+def _numbers(one: Any) -> Counts:
+    values = {field.name: getattr(one, field.name) for field in fields(one)}
+    return {name: value for name, value in values.items() if isinstance(value, int | float)}
+
+
+def load_of(replica: Replica) -> LoadStatus | None:
+    """None while the server is away, and for callers who may not see it."""
+    latest = replica.latest
+    return None if latest is None else latest.load

@@ -1,0 +1,148 @@
+"""StatusService of a server that follows a script."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from draftwood.admin.v1 import status_pb2 as pb
+from draftwood.admin.v1.status_pb2_grpc import StatusServiceServicer, add_StatusServiceServicer_to_server
+
+SECONDS = 1_000_000_000
+
+
+def tenant(name: str, seconds: float, rate: int = 100, running: int = 1, waiting: int = 0) -> pb.TenantStatus:
+    """A tenant that has written `rate` tokens a second for so long, 4 a step."""
+    tokens = round(rate * seconds)
+    return pb.TenantStatus(
+        tenant=name,
+        running=running,
+        waiting=waiting,
+        tokens=tokens,
+        decode_steps=tokens // 4,
+        draft_tokens=5 * tokens,
+        accepted_tokens=3 * tokens // 4,
+    )
+
+
+def sample(seconds: float, *tenants: pb.TenantStatus, operator: bool = True) -> pb.ServerStatus:
+    """Of a server that has worked for so long, at steady rates."""
+    tenants = tenants or (tenant("acme", seconds), tenant("globex", seconds, rate=20))
+    status = pb.ServerStatus(
+        server_version="1.2.3",
+        model="demo",
+        dtype="float32",
+        runner="torch",
+        state=pb.SERVING_STATE_SERVING,
+        tenants=tenants,
+    )
+    status.time.FromSeconds(1_800_000_000)
+    status.uptime.FromNanoseconds(round(seconds * SECONDS))
+    if operator:
+        status.load.CopyFrom(_load(seconds, tenants))
+    return status
+
+
+def _load(seconds: float, tenants: tuple[pb.TenantStatus, ...]) -> pb.LoadStatus:
+    tokens = sum(one.tokens for one in tenants)
+    load = pb.LoadStatus(
+        running=sum(one.running for one in tenants),
+        waiting=sum(one.waiting for one in tenants),
+        max_running=16,
+        max_waiting=64,
+        kv_pages_used=30,
+        kv_pages_cached=20,
+        kv_pages=100,
+        steps=round(50 * seconds),
+        prompt_tokens=round(300 * seconds),
+        cached_prompt_tokens=round(100 * seconds),
+        tokens=tokens,
+        decode_steps=tokens // 4,
+        draft_tokens=sum(one.draft_tokens for one in tenants),
+        drafting=[
+            pb.DraftingStatus(
+                strategy="hybrid",
+                tokens=round(40 * seconds),
+                decode_steps=round(10 * seconds),
+                draft_tokens=round(200 * seconds),
+                accepted_tokens=round(30 * seconds),
+            )
+        ],
+        sources=[
+            pb.SourceStatus(source="trie", draft_tokens=round(100 * seconds), accepted_tokens=round(25 * seconds))
+        ],
+        accepted_by_depth=[30, 20, 10],
+        store=pb.StoreStatus(up=True, pending_records=3, memories=2, memory_tokens=5000, memory_bytes=2**20),
+        audits=pb.AuditStatus(audited=40, differing=2, ties=2),
+    )
+    load.busy.FromNanoseconds(round(0.5 * seconds * SECONDS))
+    load.drafting[0].draft_time.FromNanoseconds(round(0.002 * seconds * SECONDS))
+    load.store.lag.FromMilliseconds(12)
+    return load
+
+
+class FakeStatus(StatusServiceServicer):
+    """A server on port 0. Each call of WatchStatus gets the samples, one after another, and stays open.
+
+    Attributes:
+        samples: of the next calls.
+        error: ends each call before its first sample.
+        watched: set when all samples of a call were sent.
+        intervals: that callers asked for, in seconds.
+    """
+
+    def __init__(self, *samples: pb.ServerStatus, error: tuple[grpc.StatusCode, str] | None = None) -> None:
+        self.samples = samples
+        self.error = error
+        self.watched = threading.Event()
+        self.intervals: list[float] = []
+        self._port = 0
+        self._ending = threading.Event()
+        self._server = self._new_server()
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._ending.set()
+        self._server.stop(None).wait(5)
+
+    def restart(self) -> None:
+        """On the same port."""
+        self._ending.clear()
+        self._server = self._new_server()
+        self._server.start()
+
+    def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
+        return pb.GetStatusResponse(status=self.samples[-1])
+
+    def WatchStatus(self, request: pb.WatchStatusRequest, context: Any) -> Iterator[pb.WatchStatusResponse]:
+        self.intervals.append(request.interval.ToNanoseconds() / SECONDS)
+        if self.error is not None:
+            context.abort(*self.error)
+        for status in self.samples:
+            yield pb.WatchStatusResponse(status=status)
+        self.watched.set()
+        while context.is_active() and not self._ending.wait(0.05):
+            pass
+
+    def _new_server(self) -> grpc.Server:
+        server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
+        add_StatusServiceServicer_to_server(self, server)
+        self._port = server.add_insecure_port(f"127.0.0.1:{self._port}")
+        return server

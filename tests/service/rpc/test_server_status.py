@@ -1,0 +1,183 @@
+"""StatusService: what operators and tenants' admins see, intervals, limits, restarts of the engine, and drains."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from draftwood.admin.v1 import status_pb2 as pb
+from draftwood.admin.v1.status_pb2_grpc import StatusServiceStub
+from draftwood.v1 import generation_pb2
+from service.auth import Role
+from service.rpc.admin import status
+from tests.service.auth.test_matrix import OTHER, OWN, Keys
+from tests.service.fakes import FakeEngine, Served, answer, serving, until
+from tests.service.rpc.test_endings import reason
+
+CODE = grpc.StatusCode
+TOKENS = 12
+
+
+async def answered(served: Served, tenant: str, authorization: str | None = None) -> None:
+    request = generation_pb2.GenerateRequest(
+        text="x", tenant=tenant, stop=generation_pb2.StopOptions(max_tokens=TOKENS)
+    )
+    metadata = grpc.aio.Metadata(*([("authorization", authorization)] if authorization else []))
+    assert (await answer(served.stub.Generate(request, metadata=metadata))).finished
+
+
+async def status_of(served: Served, authorization: str | None = None) -> pb.ServerStatus:
+    stub: Any = StatusServiceStub(served.channel)
+    metadata = grpc.aio.Metadata(*([("authorization", authorization)] if authorization else []))
+    response: pb.GetStatusResponse = await stub.GetStatus(pb.GetStatusRequest(), metadata=metadata)
+    return response.status
+
+
+async def reported(served: Served, tokens: int) -> None:
+    """Waits for the engine's report of so many tokens."""
+    await until(lambda: sum(one.written_tokens for one in served.server.bridge.reports.latest.work.values()) == tokens)
+
+
+def watch(served: Served, seconds: float | None = 0.5) -> Any:
+    stub: Any = StatusServiceStub(served.channel)
+    request = pb.WatchStatusRequest()
+    if seconds is not None:
+        request.interval.FromNanoseconds(round(seconds * 1e9))
+    return stub.WatchStatus(request)
+
+
+async def test_an_operator_sees_everything() -> None:
+    async with serving(max_running=4, max_waiting=5) as served:
+        for tenant in (OWN, OWN, OTHER):
+            await answered(served, tenant)
+        await reported(served, 3 * TOKENS)
+        seen = await status_of(served)
+    assert (seen.model, seen.dtype, seen.runner, seen.state) == ("fake", "float32", "torch", pb.SERVING_STATE_SERVING)
+    assert seen.server_version
+    assert abs(seen.time.ToNanoseconds() / 1e9 - time.time()) < 60
+    assert 0 < seen.uptime.ToNanoseconds() / 1e9 < 60
+    load = seen.load
+    assert (load.max_running, load.max_waiting, load.running, load.waiting) == (4, 5, 0, 0)
+    assert (load.tokens, load.decode_steps, load.kv_pages) == (3 * TOKENS, 3 * TOKENS // 2, 64)
+    assert load.steps > 0
+    assert load.store.up
+    [drafting] = load.drafting
+    assert (drafting.strategy, drafting.arm, drafting.requests) == ("hybrid", "", 3)
+    assert (drafting.draft_tokens, drafting.accepted_tokens) == (load.draft_tokens, 3 * TOKENS // 2)
+    assert {one.tenant: (one.tokens, one.decode_steps) for one in seen.tenants} == {
+        OWN: (2 * TOKENS, TOKENS),
+        OTHER: (TOKENS, TOKENS // 2),
+    }
+
+
+async def test_an_admin_sees_its_tenant_and_no_figures_of_others(tmp_path: Path) -> None:
+    keys = Keys(tmp_path / "auth.yaml")
+    operator, admin = (f"Bearer {keys.of_role[role]}" for role in (Role.OPERATOR, Role.TENANT_ADMIN))
+    async with serving(auth_file=keys.path) as served:
+        await answered(served, OTHER, operator)
+        await reported(served, TOKENS)
+        before = await status_of(served, admin)
+        await answered(served, OWN, operator)
+        await reported(served, 2 * TOKENS)
+        after = await status_of(served, admin)
+        everything = await status_of(served, operator)
+    assert (len(before.tenants), before.HasField("load")) == (0, False)
+    assert [(one.tenant, one.tokens) for one in after.tenants] == [(OWN, TOKENS)]
+    assert not after.HasField("load")
+    assert OTHER.encode() not in after.SerializeToString()
+    assert {one.tenant for one in everything.tenants} == {OWN, OTHER}
+
+
+async def test_running_and_waiting_are_shown_while_they_last() -> None:
+    engine = FakeEngine(max_running=1)
+    engine.tokens_per_step, engine.step_seconds = 1, 0.01
+    async with serving(engine, max_running=1) as served:
+        stop = generation_pb2.StopOptions(max_tokens=2000)
+        calls = [served.stub.Generate(generation_pb2.GenerateRequest(text="x", tenant=OWN, stop=stop)) for _ in "ab"]
+        stream = watch(served)
+        while (seen := (await stream.read()).status.load).running + seen.waiting < 2:
+            pass
+        assert (seen.running, seen.waiting) == (1, 1)
+        for call in calls:
+            call.cancel()
+        while (seen := (await stream.read()).status).load.running + seen.load.waiting:
+            pass
+        assert [(one.tenant, one.running, one.waiting) for one in seen.tenants] == [(OWN, 0, 0)]
+        stream.cancel()
+
+
+@pytest.mark.parametrize("seconds", [0, 0.49, 60.5, -1])
+async def test_a_bad_interval_is_refused_by_name(seconds: float) -> None:
+    async with serving() as served:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await watch(served, seconds).read()
+        assert error.value.code() is CODE.INVALID_ARGUMENT
+        assert error.value.details() == f"interval {seconds:g} s: must be 0.5 to 60 seconds"
+
+
+async def test_too_many_watches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "_MOST_WATCHES", 2)
+    async with serving() as served:
+        first, second = watch(served, None), watch(served, 60)
+        assert (await first.read()).status.model == (await second.read()).status.model == "fake"
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await watch(served).read()
+        assert (error.value.code(), reason(error.value)) == (CODE.RESOURCE_EXHAUSTED, "TOO_MANY_WATCHES")
+        second.cancel()
+        end = time.monotonic() + 10
+        while True:
+            third = watch(served)
+            try:
+                assert (await third.read()).status.model == "fake"
+                break
+            except grpc.aio.AioRpcError:
+                assert time.monotonic() < end
+                await asyncio.sleep(0.05)
+
+
+async def test_a_watch_ends_after_the_longest_time_of_a_request() -> None:
+    async with serving(max_timeout=1.0, default_timeout=1.0) as served:
+        samples = [sample async for sample in watch(served, 0.5)]
+        assert len(samples) in (1, 2)
+
+
+async def test_a_drain_is_shown_and_does_not_wait_for_watches() -> None:
+    engine = FakeEngine()
+    engine.step_seconds = 0.05
+    async with serving(engine, drain_grace=20.0) as served:
+        stop = generation_pb2.StopOptions(max_tokens=60)
+        call = served.stub.Generate(generation_pb2.GenerateRequest(text="x", stop=stop))
+        await call.read()
+        stream = watch(served)
+        assert (await stream.read()).status.state == pb.SERVING_STATE_SERVING
+        began = time.monotonic()
+        stopping = asyncio.create_task(served.server.stop())
+        while (await stream.read()).status.state != pb.SERVING_STATE_DRAINING:
+            pass
+        assert (await answer(call)).finished
+        await stopping
+        assert time.monotonic() - began < 15
+
+
+async def test_counts_go_on_when_the_engine_is_restarted() -> None:
+    engines = [FakeEngine(), FakeEngine()]
+    left = iter(engines)
+    async with serving(engines[-1], make_engine=lambda: next(left)) as served:
+        await answered(served, OWN)
+        await reported(served, TOKENS)
+        engines[0].step_error = RuntimeError("broken")
+        await answer(served.stub.Generate(generation_pb2.GenerateRequest(text="x", tenant=OWN)))
+        stream = watch(served)
+        while (await stream.read()).status.state != pb.SERVING_STATE_SERVING:
+            pass
+        stream.cancel()
+        await answered(served, OWN)
+        await reported(served, 2 * TOKENS)
+        seen = await status_of(served)
+        assert (seen.load.tokens, seen.load.engine_restarts) == (2 * TOKENS, 1)
+        assert [(one.tenant, one.tokens) for one in seen.tenants] == [(OWN, 2 * TOKENS)]
