@@ -93,8 +93,8 @@ class Screen:
         )
         steps = _line(
             f"{load.steps_per_second:,.1f} steps/s",
-            f"acceptance length {_number(load.acceptance_length, '.2f')}",
-            f"{_number(load.draft_tokens_per_step, '.1f')} drafted a step",
+            f"acceptance {_number(load.acceptance_length, '.2f')}",
+            f"{_number(load.draft_tokens_per_step, '.1f')} drafted/step",
             f"prompts {load.prompt_tokens_per_second:,.0f}/s, {_share(load.cached_prompt_share)} cached",
         )
         return [throughput, requests, steps]
