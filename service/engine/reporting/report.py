@@ -34,7 +34,7 @@ class WorkCounts:
         proposed_tokens, draft_tokens, accepted_tokens: draft tokens that strategies proposed, that were verified, and
             that were accepted.
         accepted_by_depth: for each depth of the draft tree, in how many steps a node of it was accepted.
-        by_source: draft tokens by what proposed them.
+        by_source: draft tokens of the sequences that have ended, by what proposed them.
         draft_seconds: time in drafters.
         disabled: sequences that drafting was switched off for, since their drafter failed or was slow.
         preemptions: how often a sequence lost its slot to another.
@@ -78,7 +78,8 @@ class WorkCounts:
         self.disabled += bool(stats.drafting_disabled_reason)
         self.preemptions += stats.preemptions
         self._add_depths(stats.accepted_by_depth)
-        self._add_sources(stats.sources(sequence.request.strategy_name))
+        if sequence.state is SequenceState.FINISHED:  # a hybrid tells what its parts proposed when it is closed
+            self._add_sources(stats.sources(sequence.request.strategy_name))
 
     def plus(self, other: WorkCounts) -> WorkCounts:
         """Both together, as new counts."""

@@ -46,13 +46,15 @@ def test_work_of_live_and_of_ended_sequences_is_counted_once() -> None:
     expected |= {"decode_steps": 4, "proposed_tokens": 12, "draft_tokens": 10, "accepted_tokens": 6}
     for ended in ([], [first], [first, second]):
         for one in ended[-1:]:
+            one.state = SequenceState.FINISHED
             ledger.ended(one)
         live = [one for one in (first, second, waiting) if one not in ended]
         report = ledger.report(engine, live)
         [(key, work)] = report.work.items()
         assert key == WorkKey("trie", "")
         assert {name: getattr(work, name) for name in expected} == expected
-        assert (work.accepted_by_depth, work.by_source) == ([4, 2], {"trie": SourceCounts(10, 6)})
+        sources = {"trie": SourceCounts(5 * len(ended), 3 * len(ended))} if ended else {}
+        assert (work.accepted_by_depth, work.by_source) == ([4, 2], sources)
         assert work.acceptance_length == 3.0
         assert report.load == report.tenants["a"].load == Load(2 - len(ended), 1)
         assert report.tenants["a"].work == work

@@ -65,8 +65,8 @@ class StatusServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchStatus(self, request, context):
-        """A sample at once, and then one each interval until the client ends the call. A drain does not wait for it.
-        RESOURCE_EXHAUSTED: too many such calls are open.
+        """A sample at once, and then one each interval until the client ends the call, or the server's longest time of a
+        request is over; a drain does not wait for it. RESOURCE_EXHAUSTED: too many such calls are open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,8 +40,8 @@ class StatusServiceStub:
     GetStatus: _grpc.UnaryUnaryMultiCallable[_status_pb2.GetStatusRequest, _status_pb2.GetStatusResponse]
     """One sample."""
     WatchStatus: _grpc.UnaryStreamMultiCallable[_status_pb2.WatchStatusRequest, _status_pb2.WatchStatusResponse]
-    """A sample at once, and then one each interval until the client ends the call. A drain does not wait for it.
-    RESOURCE_EXHAUSTED: too many such calls are open.
+    """A sample at once, and then one each interval until the client ends the call, or the server's longest time of a
+    request is over; a drain does not wait for it. RESOURCE_EXHAUSTED: too many such calls are open.
     """
 
 @_typing.type_check_only
@@ -56,8 +56,8 @@ class StatusServiceAsyncStub(StatusServiceStub):
     GetStatus: _aio.UnaryUnaryMultiCallable[_status_pb2.GetStatusRequest, _status_pb2.GetStatusResponse]  # type: ignore[assignment]
     """One sample."""
     WatchStatus: _aio.UnaryStreamMultiCallable[_status_pb2.WatchStatusRequest, _status_pb2.WatchStatusResponse]  # type: ignore[assignment]
-    """A sample at once, and then one each interval until the client ends the call. A drain does not wait for it.
-    RESOURCE_EXHAUSTED: too many such calls are open.
+    """A sample at once, and then one each interval until the client ends the call, or the server's longest time of a
+    request is over; a drain does not wait for it. RESOURCE_EXHAUSTED: too many such calls are open.
     """
 
 class StatusServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -81,8 +81,8 @@ class StatusServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _status_pb2.WatchStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_status_pb2.WatchStatusResponse], _abc.AsyncIterator[_status_pb2.WatchStatusResponse]]:
-        """A sample at once, and then one each interval until the client ends the call. A drain does not wait for it.
-        RESOURCE_EXHAUSTED: too many such calls are open.
+        """A sample at once, and then one each interval until the client ends the call, or the server's longest time of a
+        request is over; a drain does not wait for it. RESOURCE_EXHAUSTED: too many such calls are open.
         """
 
 def add_StatusServiceServicer_to_server(servicer: StatusServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
