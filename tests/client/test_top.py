@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from draftwood.admin.v1 import status_pb2 as pb
 from draftwood_client.admin.status import StatusClient
 from draftwood_client.cli import build_app
+from draftwood_client.cli.top import replica
 from draftwood_client.cli.top.screen import Screen, Sort, sparkline
 from draftwood_client.cli.top.snapshot import Snapshot
 from draftwood_client.cli.top.watching import Watching
@@ -122,6 +123,15 @@ def test_a_server_goes_away_and_comes_back() -> None:
         assert [round(one.tokens_per_second) for one in away.tenants] == [100, 20]
         server.restart()
         until(watch, lambda shown: shown.replicas[1].state == "serving")
+
+
+def test_an_engine_that_reports_nothing_is_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "STALLED_SECONDS", 1.0)
+    with FakeStatus(sample(1), sample(2)) as server, watching(server) as watch:
+        until(watch, lambda shown: shown.replicas[0].state == "serving" and shown.tokens_per_second > 0)
+        stalled = until(watch, lambda shown: shown.replicas[0].state == "stalled")
+        assert stalled.tokens_per_second == 0
+        assert "stalled" in "\n".join(lines(Screen(stalled)))
 
 
 def test_a_server_that_cannot_be_reached() -> None:

@@ -13,6 +13,8 @@ WINDOW_SECONDS = 5.0
 """Rates are means over so long: steady to the eye, and soon at a new value. Not tuned."""
 AWAY_SECONDS = 5.0
 """Without a sample for so long, and for three intervals, a server is shown as away. Not tuned."""
+STALLED_SECONDS = 10.0
+"""Without new figures of its engine for so long, a server is shown as stalled: a step takes less. Not tuned."""
 CONNECTING = "connecting"
 
 Counts = dict[str, float]
@@ -35,6 +37,7 @@ class Replica:
         self.refused = False
         self._patience = max(AWAY_SECONDS, 3 * interval)
         self._arrived_at = 0.0
+        self._reported_at = 0.0
         self._samples: deque[ServerStatus] = deque()
 
     def take(self, status: ServerStatus) -> None:
@@ -47,6 +50,7 @@ class Replica:
         if samples and status.uptime == samples[-1].uptime:
             samples[-1] = status  # no new figures, but perhaps another state
             return
+        self._reported_at = self._arrived_at
         samples.append(status)
         while len(samples) > 2 and status.uptime - samples[1].uptime >= WINDOW_SECONDS:
             samples.popleft()
@@ -70,15 +74,19 @@ class Replica:
 
     @property
     def state(self) -> str:
-        """As the server names it, or "away" or "connecting"."""
+        """As the server names it, or "stalled", "away" or "connecting"."""
         if self.latest is not None:
-            return self.latest.state
+            return "stalled" if self._stalled and self.latest.state == "serving" else self.latest.state
         return CONNECTING if self.problem == CONNECTING else "away"
 
+    @property
+    def _stalled(self) -> bool:
+        return time.monotonic() - self._reported_at > STALLED_SECONDS
+
     def rates(self) -> dict[Key, Counts]:
-        """For each thing that counts, what it counted a second; nothing before there are two samples."""
+        """For each thing that counts, what it counted a second; nothing before two samples, or if it stalled."""
         last = self.latest
-        if last is None or len(self._samples) < 2:
+        if last is None or len(self._samples) < 2 or self._stalled:
             return {}
         first = self._samples[0]
         seconds = last.uptime - first.uptime
