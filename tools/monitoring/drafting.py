@@ -20,7 +20,7 @@ DRAFTING = Board(
             ),
             Graph(
                 "Acceptance length by strategy and arm",
-                "Requests without drafts have the strategy that they named, and length 1.",
+                "A request with drafting off counts, with length 1, under the strategy that it would have had.",
                 "short",
                 [
                     ratio(
