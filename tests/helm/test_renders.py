@@ -16,7 +16,7 @@ from service.config import read_settings
 from service.settings import Settings
 from service.tenants.file import read_file
 from service.tenants.reading import ServerLimits
-from tests.helm.chart import GOLDEN, HELM_3, VALUES, Document, notes, read, render, render_3, rendered
+from tests.helm.chart import GOLDEN, HELM_3, VALUES, Document, golden, notes, read, render, render_3
 
 CUSTOM = {"ServiceMonitor", "PrometheusRule", "ScaledObject", "GRPCRoute"}
 """Kinds of operators, which the schemas of Kubernetes do not have."""
@@ -41,7 +41,7 @@ def server_of(documents: list[Document]) -> Document:
 
 @by_values
 def test_the_golden_files_are_current(path: Path) -> None:
-    current = rendered(read(path))
+    current = golden(read(path))
     assert GOLDEN.joinpath(path.name).read_text(encoding="utf-8") == current, "python -m tests.helm.chart"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -15,7 +16,8 @@ import yaml
 
 from draftwood_client.cli import build_app
 from service.settings import Settings
-from tests.monitoring.expressions import ALERTS, REPOSITORY, RUNBOOKS, rules
+from tests.helm.chart import render
+from tests.monitoring.expressions import ALERTS, REPOSITORY, RUNBOOKS, dashboards, rules
 
 RULES = {rule["alert"]: rule for rule in rules()}
 PROMTOOL = shutil.which("promtool")
@@ -80,6 +82,18 @@ def test_runbooks_quote_log_messages_that_exist() -> None:
     assert len(quoted) >= 4
     for message in quoted:
         assert message in code
+
+
+def test_the_chart_has_the_rules_and_puts_its_base_before_the_runbooks() -> None:
+    rules_on = {"enabled": True, "runbookUrl": "https://runbooks.example/draftwood"}
+    metrics = {"enabled": True, "rules": rules_on, "dashboards": {"enabled": True}}
+    documents = render({"auth": {"open": True}, "metrics": metrics})
+    [made] = [one for one in documents if one["kind"] == "PrometheusRule"]
+    expected = ALERTS.read_text().replace("docs/runbooks/", "https://runbooks.example/draftwood/")
+    assert made["spec"] == yaml.safe_load(expected)
+    data = [one["data"] for one in documents if one["kind"] == "ConfigMap"]
+    boards = {name: json.loads(text) for one in data for name, text in one.items() if name.endswith(".json")}
+    assert boards == dashboards()
 
 
 @pytest.mark.parametrize("name", RULES)
