@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -168,15 +169,17 @@ class Connection:
         return request
 
     def call_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """The metadata of one request; a `token` that is a function is called for each.
+        """The metadata of one request: a `token` that is a function is called for each, and where the program is traced
+        by OpenTelemetry, the request is a part of the present trace.
 
         Raises:
             ArgumentValueError: the function returned what no header can have.
         """
+        metadata = (*self.metadata, *_trace_context())
         if self.token is None:
-            return self.metadata
+            return metadata
         token = self.token() if callable(self.token) else self.token
-        return (*self.metadata, (_AUTHORIZATION, _authorization("token", token)))
+        return (*metadata, (_AUTHORIZATION, _authorization("token", token)))
 
     def timeout_for(self, timeout: float | None) -> float | None:
         """A request's deadline in seconds: `timeout`, or the client's if it is None; infinity means no deadline."""
@@ -205,6 +208,17 @@ _OF_SEVERAL_SERVERS = ("dns:", "ipv4:", "ipv6:")
 """Targets with these schemes: requests go to servers that report SERVING. A plain "host:port" is one server, whose own
 answer tells more than that it is not healthy."""
 _HEALTH_OF = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+
+
+def _trace_context() -> list[tuple[str, str]]:
+    """The headers of the present trace; none in a program that does not use OpenTelemetry."""
+    if "opentelemetry.trace" not in sys.modules:
+        return []
+    from opentelemetry.propagate import inject
+
+    headers: dict[str, str] = {}
+    inject(headers)
+    return [*headers.items()]
 
 
 def _authorization(name: str, token: str) -> str:

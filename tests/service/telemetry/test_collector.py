@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 
+from draftwood_client import AsyncClient
 from model_runner.errors import InvalidValueError
 from service.logging_config import configure_logging
 from service.settings import Settings
@@ -63,6 +65,17 @@ async def test_a_request_is_a_tree_of_spans_in_the_callers_trace(collector: Coll
         assert inner.end_time_unix_nano <= call.end_time_unix_nano
     assert "secret words" not in str(collector.spans)
     assert collector.resources[0]["service.name"] == "draftwood"
+
+
+async def test_the_client_sends_the_present_trace(collector: Collector) -> None:
+    tracer = TracerProvider().get_tracer("caller")
+    async with serving(otlp_endpoint=collector.endpoint, trace_share=0.0) as served:
+        with tracer.start_as_current_span("question") as span:
+            async with AsyncClient(served.server.address) as client:
+                await client.generate("hello", max_tokens=4)
+        await served.settled()
+    call = collector.span("draftwood.v1.GenerationService/Generate")
+    assert int(call.parent_span_id.hex(), 16) == span.get_span_context().span_id
 
 
 async def test_errors_and_cancellations_are_marked(collector: Collector) -> None:
