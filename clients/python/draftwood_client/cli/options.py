@@ -79,13 +79,14 @@ class ServerOptions(CredentialOptions):
 
     def admin_client(self) -> AdminClient:
         """Raises `ArgumentError`."""
-        return AdminClient(**self._arguments())
+        return AdminClient(**self.arguments())
 
     def audit_client(self) -> AuditClient:
         """Raises `ArgumentError`."""
-        return AuditClient(**self._arguments())
+        return AuditClient(**self.arguments())
 
-    def _arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
+        """Of the clients. Raises `ArgumentError`."""
         return {**self._credentials(), "target": self.target, "timeout": self.timeout}
 
 
@@ -117,14 +118,14 @@ class ConnectionOptions(ServerOptions):
 
     def client(self) -> Client:
         """Raises `ArgumentError`."""
-        return Client(**self._arguments())
+        return Client(**self.arguments())
 
     def memory_client(self) -> MemoryClient:
         """Raises `ArgumentError`."""
-        return MemoryClient(**self._arguments())
+        return MemoryClient(**self.arguments())
 
-    def _arguments(self) -> dict[str, Any]:
-        return {**ServerOptions._arguments(self), "tenant": self.tenant}
+    def arguments(self) -> dict[str, Any]:
+        return {**ServerOptions.arguments(self), "tenant": self.tenant}
 
 
 def _sampling(help: str, *names: str) -> Any:

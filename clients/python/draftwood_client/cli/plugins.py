@@ -26,6 +26,7 @@ SERVER = "draftwood"
 
 HELP = {
     "serve": "Serve a model.",
+    "gateway": "Serve the API of OpenAI over HTTP, in front of a service.",
     "key": "Create, list and revoke API keys of a server's file.",
     "demo": "Compare drafting off, with an empty and with a warm memory, on the bundled model.",
     "bench": "Measure speed, load and drafting.",

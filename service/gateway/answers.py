@@ -1,0 +1,149 @@
+"""Answers as OpenAI's API shows them: whole, or as the chunks of a stream."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from draftwood_client import Completion, Delta, DraftStatistics, Sample, TokenDetail, Usage
+from service.gateway.reading import Asked
+
+TokenText = Callable[[int], Awaitable[str]]
+"""The text of a token id."""
+
+
+class Answers:
+    """Shapes the answers of one request.
+
+    Args:
+        model: as the answer names it.
+        text_of: for the alternatives among log-probabilities.
+    """
+
+    def __init__(self, asked: Asked, model: str, text_of: TokenText) -> None:
+        self._asked = asked
+        self._text_of = text_of
+        kind = "chat.completion" if asked.chat else "text_completion"
+        prefix = "chatcmpl" if asked.chat else "cmpl"
+        self.id = f"{prefix}-{uuid.uuid4().hex}"
+        self._head = {"id": self.id, "object": kind, "created": int(time.time()), "model": model}
+        self._chunk_head = {**self._head, "object": "chat.completion.chunk" if asked.chat else "text_completion"}
+        self._offsets: dict[int, int] = {}
+
+    async def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        """The answer to all prompts together."""
+        answers: list[Completion | Sample] = []
+        for completion in completions:
+            answers += completion.samples or (completion,)
+        choices = [
+            await self._choice(index, one.text, one.details, one.finish_reason) for index, one in enumerate(answers)
+        ]
+        usage, drafting = _usage([one.usage for one in completions]), [one.drafting for one in completions]
+        return {**self._head, "choices": choices, "usage": usage, "metrics": _metrics(drafting)}
+
+    def first(self) -> list[dict[str, Any]]:
+        """Chunks before the first tokens: chat says the role."""
+        if not self._asked.chat:
+            return []
+        indexes = range(len(self._asked.prompts) * self._asked.samples)
+        return [self._chunk(index, {"delta": {"role": "assistant", "content": ""}}) for index in indexes]
+
+    async def delta(self, prompt: int, delta: Delta) -> dict[str, Any] | None:
+        """The chunk of some tokens; None if they complete no character and nothing else is asked for."""
+        if not (delta.text or self._asked.logprobs is not None or (self._asked.token_details and delta.token_ids)):
+            return None
+        index = prompt * self._asked.samples + delta.sample
+        content: dict[str, Any] = {"delta": {"content": delta.text}} if self._asked.chat else {"text": delta.text}
+        if self._asked.logprobs is not None:
+            content["logprobs"] = await self._logprobs(index, delta.details)
+        chunk = self._chunk(index, content)
+        if self._asked.token_details:
+            chunk["draftwood"] = {"tokens": [{"text": one.text, "drafted": one.drafted} for one in delta.details]}
+        return chunk
+
+    def finished(self, prompt: int, reasons: Iterable[str]) -> list[dict[str, Any]]:
+        """The chunks that end the samples of a prompt: without content."""
+        empty: dict[str, Any] = {"delta": {}} if self._asked.chat else {"text": ""}
+        begin = prompt * self._asked.samples
+        return [self._chunk(begin + index, empty, reason) for index, reason in enumerate(reasons)]
+
+    def last(self, usages: Sequence[Usage], drafting: Sequence[DraftStatistics]) -> dict[str, Any] | None:
+        """The chunk with the usage, if it was asked for: without choices."""
+        if not self._asked.include_usage:
+            return None
+        return {**self._chunk_head, "choices": [], "usage": _usage(usages), "metrics": _metrics(drafting)}
+
+    def _chunk(self, index: int, content: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": index, "logprobs": None, **content, "finish_reason": reason}
+        return {**self._chunk_head, "choices": [choice]}
+
+    async def _choice(self, index: int, text: str, details: Sequence[TokenDetail], reason: str) -> dict[str, Any]:
+        content: dict[str, Any] = {"text": text}
+        if self._asked.chat:
+            content = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        logprobs = None if self._asked.logprobs is None else await self._logprobs(index, details)
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+        if self._asked.token_details:
+            choice["draftwood"] = {"tokens": [{"text": one.text, "drafted": one.drafted} for one in details]}
+        return choice
+
+    async def _logprobs(self, index: int, details: Sequence[TokenDetail]) -> dict[str, Any]:
+        tops = [[(await self._text_of(token), value) for token, value in one.top_logprobs] for one in details]
+        if self._asked.chat:
+            return {
+                "content": [
+                    {**_chat_token(one.text, one.logprob), "top_logprobs": [_chat_token(*other) for other in others]}
+                    for one, others in zip(details, tops, strict=True)
+                ],
+                "refusal": None,
+            }
+        offsets, at = [], self._offsets.get(index, 0)
+        for one in details:
+            offsets.append(at)
+            at += len(one.text)
+        self._offsets[index] = at
+        return {
+            "tokens": [one.text for one in details],
+            "token_logprobs": [one.logprob for one in details],
+            "top_logprobs": [dict(others) for others in tops],
+            "text_offset": offsets,
+        }
+
+
+def _chat_token(text: str, logprob: float | None) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": [*text.encode()]}
+
+
+def _usage(usages: Sequence[Usage]) -> dict[str, Any]:
+    prompt, written = sum(one.prompt_tokens for one in usages), sum(one.completion_tokens for one in usages)
+    cached = sum(one.cached_prompt_tokens for one in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def _metrics(statistics: Sequence[DraftStatistics]) -> dict[str, Any]:
+    steps, drafted = sum(one.steps for one in statistics), sum(one.draft_tokens for one in statistics)
+    accepted = sum(one.accepted_tokens for one in statistics)
+    written = sum(one.mean_acceptance_length * one.steps for one in statistics)
+    return {
+        "speculative_decoding": {
+            "strategy": statistics[0].strategy,
+            "steps": steps,
+            "draft_tokens": drafted,
+            "accepted_tokens": accepted,
+            "mean_acceptance_length": round(written / steps, 3) if steps else 0.0,
+            "disabled_reason": next((one.disabled_reason for one in statistics if one.disabled_reason), ""),
+        }
+    }
+
+
+async def as_events(chunks: AsyncIterator[tuple[str, str]]) -> AsyncIterator[bytes]:
+    """Server-sent events of (event name or "", data)."""
+    async for event, data in chunks:
+        yield (f"event: {event}\n" if event else "").encode() + b"data: " + data.encode() + b"\n\n"

@@ -1,0 +1,232 @@
+"""The official package for Python against the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+QUESTION: Any = [{"role": "user", "content": "Where is my parcel?"}]
+MODEL = "draftwood-demo"
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+WRONG_SCHEMA = {"name": "x", "schema": {"type": 3}}
+
+
+@pytest.fixture
+async def client(gateway: str) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{gateway}/v1", api_key="unused", max_retries=0) as made:
+        yield made
+
+
+async def test_chat_whole_and_streamed_are_the_same(client: AsyncOpenAI) -> None:
+    options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 40, "temperature": 0}
+    whole = await client.chat.completions.create(**options)
+    assert whole.object == "chat.completion"
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens > 0
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+    drafts = whole.model_extra["metrics"]["speculative_decoding"]
+    assert drafts["mean_acceptance_length"] >= 1.0
+    chunks = [
+        chunk
+        async for chunk in await client.chat.completions.create(
+            **options, stream=True, stream_options={"include_usage": True}
+        )
+    ]
+    *content, ended, last = chunks
+    assert content[0].choices[0].delta.role == "assistant"
+    assert "".join(one.choices[0].delta.content or "" for one in content) == whole.choices[0].message.content
+    assert all(one.choices[0].finish_reason is None for one in content)
+    assert (ended.choices[0].delta.content, ended.choices[0].finish_reason) == (None, whole.choices[0].finish_reason)
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.completion_tokens == whole.usage.completion_tokens
+    assert len({one.id for one in chunks}) == 1
+
+
+async def test_completions_with_several_prompts_samples_and_token_ids(client: AsyncOpenAI) -> None:
+    options: dict[str, Any] = {"model": MODEL, "max_tokens": 8, "temperature": 0.9, "seed": -7, "n": 2}
+    texts = await client.completions.create(prompt=["Your order", "The parcel"], **options)
+    assert [choice.index for choice in texts.choices] == [0, 1, 2, 3]
+    alone = await client.completions.create(prompt="The parcel", **options)
+    assert [choice.text for choice in alone.choices] == [choice.text for choice in texts.choices[2:]]
+    ids = await client.completions.create(prompt=[5, 6, 7], model=MODEL, max_tokens=4)
+    assert ids.usage is not None
+    assert (ids.usage.prompt_tokens, len(ids.choices)) == (3, 1)
+    streamed: dict[int, str] = {}
+    async for chunk in await client.completions.create(prompt=["Your order", "The parcel"], stream=True, **options):
+        streamed[chunk.choices[0].index] = streamed.get(chunk.choices[0].index, "") + chunk.choices[0].text
+    assert [streamed[index] for index in range(4)] == [choice.text for choice in texts.choices]
+
+
+async def test_stop_ends_before_the_text(client: AsyncOpenAI) -> None:
+    options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 60, "temperature": 0}
+    text = (await client.chat.completions.create(**options)).choices[0].message.content or ""
+    word = text.split()[4]
+    stopped = (await client.chat.completions.create(**options, stop=[word])).choices[0]
+    assert stopped.message.content == text[: text.index(word)]
+    assert stopped.finish_reason == "stop"
+
+
+async def test_logprobs(client: AsyncOpenAI) -> None:
+    options: dict[str, Any] = {"model": MODEL, "max_tokens": 6, "temperature": 0}
+    chat = (await client.chat.completions.create(messages=QUESTION, logprobs=True, top_logprobs=3, **options)).choices[
+        0
+    ]
+    assert chat.logprobs is not None
+    assert chat.logprobs.content is not None
+    assert "".join(one.token for one in chat.logprobs.content) == chat.message.content
+    for one in chat.logprobs.content:
+        assert len(one.top_logprobs) == 3
+        assert one.top_logprobs[0].logprob == pytest.approx(one.logprob)
+        assert one.bytes == [*one.token.encode()]
+    plain = (await client.completions.create(prompt="Your order", logprobs=2, **options)).choices[0]
+    assert plain.logprobs is not None
+    assert "".join(plain.logprobs.tokens or ()) == plain.text
+    assert plain.logprobs.text_offset == [
+        len("".join((plain.logprobs.tokens or [])[:at])) for at in range(len(plain.logprobs.tokens or []))
+    ]
+
+
+async def test_json_schema(client: AsyncOpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"late": {"type": "boolean"}, "days": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["late", "days"],
+        "additionalProperties": False,
+    }
+    answer = await client.chat.completions.create(
+        model=MODEL,
+        messages=QUESTION,
+        max_tokens=64,
+        response_format={"type": "json_schema", "json_schema": {"name": "parcel", "schema": schema}},
+    )
+    assert json.loads(answer.choices[0].message.content or "").keys() == {"late", "days"}
+
+
+async def test_drafting_can_be_switched_per_request_and_tokens_say_how_they_came(client: AsyncOpenAI) -> None:
+    options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 40, "temperature": 0}
+    answers = [
+        await client.chat.completions.create(**options, extra_body={"draftwood": {"token_details": True, **own}})
+        for own in ({}, {}, {"drafting": False})
+    ]
+    assert len({answer.choices[0].message.content for answer in answers}) == 1
+    drafted = [[one["drafted"] for one in answer.choices[0].model_extra["draftwood"]["tokens"]] for answer in answers]
+    assert any(drafted[1])
+    assert not any(drafted[2])
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema", "json_schema": WRONG_SCHEMA}}, "response_format.json_schema"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"extra_body": {"tempreature": 1}}, "tempreature"),
+        ({"extra_body": {"draftwood": {"stragety": "trie"}}}, "draftwood.stragety"),
+        ({"extra_body": {"draftwood": {"strategy": "none at all"}}}, "draftwood.strategy"),
+    ],
+)  # fmt: skip
+async def test_what_is_wrong_or_not_served_is_refused_by_name(
+    client: AsyncOpenAI, change: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.chat.completions.create(**{"model": MODEL, "messages": QUESTION, **change})
+    body: Any = refused.value.body
+    assert body["param"] == param
+    assert body["type"] == "invalid_request_error"
+
+
+async def test_an_unknown_model_is_not_found(client: AsyncOpenAI) -> None:
+    assert [model.id async for model in client.models.list()] == [MODEL]
+    assert (await client.models.retrieve(MODEL)).id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve("gpt-9")
+    with pytest.raises(openai.NotFoundError):
+        await client.chat.completions.create(model="gpt-9", messages=QUESTION)
+
+
+async def test_a_stream_that_is_left_is_cancelled(client: AsyncOpenAI, gateway: str) -> None:
+    stream = await client.chat.completions.create(
+        model=MODEL, messages=QUESTION, stream=True, max_tokens=2000, extra_body={"ignore_eos": True}
+    )
+    async for chunk in stream:
+        if chunk.choices[0].delta.content:
+            break
+    await stream.close()
+
+    def live() -> bool:
+        with urllib.request.urlopen(f"{gateway}/metrics", timeout=5) as page:
+            return b"draftwood_gateway_requests_live 0.0" not in page.read()
+
+    for _ in range(200):
+        if not await asyncio.to_thread(live):
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("the request goes on")
+
+
+async def test_an_error_in_the_middle_of_a_stream_is_an_event(client: AsyncOpenAI) -> None:
+    with pytest.raises(openai.APIError, match="within 0.3 s"):
+        async for _ in await client.chat.completions.create(
+            model=MODEL,
+            messages=QUESTION,
+            stream=True,
+            max_tokens=2000,
+            extra_body={"ignore_eos": True},
+            extra_headers={"x-draftwood-timeout": "0.3"},
+        ):
+            pass
+
+
+async def test_64_at_once(client: AsyncOpenAI) -> None:
+    async def ask(number: int) -> str:
+        text = ""
+        async for chunk in await client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": f"Where is parcel number {number % 4}?"}],
+            stream=True,
+            max_tokens=20,
+            temperature=0,
+        ):
+            text += chunk.choices[0].delta.content or ""
+        return text
+
+    answers = await asyncio.gather(*map(ask, range(64)))
+    assert all(answers)
+    assert len({*answers}) <= 4
+
+
+def raw(gateway: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
+    request = urllib.request.Request(gateway + path, body, {"content-type": "application/json", **headers})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"null", b"[" * 100_000, b"x" * (5 << 20)])
+def test_bodies_that_are_no_requests_are_refused(gateway: str, body: bytes) -> None:
+    status, answer = raw(gateway, "/v1/chat/completions", body, {})
+    assert status == 400
+    assert answer["error"]["param"] in ("body", "messages")
+
+
+def test_the_page_is_served(gateway: str) -> None:
+    with urllib.request.urlopen(gateway, timeout=5) as page:
+        text = page.read().decode()
+    assert "<title>Draftwood</title>" in text
+    assert "http://" not in text.replace("http://www.w3.org", "")  # nothing from elsewhere
