@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -16,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "draftwood"
 VALUES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
 GOLDEN = Path(__file__).parent / "golden"
-HELM_3 = Path(os.environ.get("DRAFTWOOD_HELM3", ROOT / "build" / "helm" / "node_modules" / ".bin" / "helm"))
+HELM_3 = ROOT / "build" / "helm" / "node_modules" / ".bin" / "helm"
 """`make test` installs it where npm is there."""
 RELEASE, NAMESPACE = "demo", "serving"
 _SECRET = re.compile(r"(?<=  password: )\S+")

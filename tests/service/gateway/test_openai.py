@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -15,6 +19,8 @@ from openai import AsyncOpenAI
 
 QUESTION: Any = [{"role": "user", "content": "Where is my parcel?"}]
 MODEL = "draftwood-demo"
+NODE = shutil.which("node")
+MODULES = Path(__file__).parents[3] / "build" / "node" / "node_modules"
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 WRONG_SCHEMA = {"name": "x", "schema": {"type": 3}}
 
@@ -179,7 +185,7 @@ async def test_a_stream_that_is_left_is_cancelled(client: AsyncOpenAI, gateway: 
 
 
 async def test_an_error_in_the_middle_of_a_stream_is_an_event(client: AsyncOpenAI) -> None:
-    with pytest.raises(openai.APIError, match="within 0.3 s"):
+    with pytest.raises(openai.APIError, match=r"within 0\.3 s"):
         async for _ in await client.chat.completions.create(
             model=MODEL,
             messages=QUESTION,
@@ -230,3 +236,17 @@ def test_the_page_is_served(gateway: str) -> None:
         text = page.read().decode()
     assert "<title>Draftwood</title>" in text
     assert "http://" not in text.replace("http://www.w3.org", "")  # nothing from elsewhere
+
+
+@pytest.mark.skipif(
+    NODE is None or not (MODULES / "openai").is_dir(),
+    reason="node or its packages are missing; `make build/node/.installed` installs them where npm is",
+)
+def test_the_official_package_for_javascript(gateway: str) -> None:
+    assert NODE is not None
+    environment = {"PATH": os.environ["PATH"], "NODE_PATH": str(MODULES)}
+    script = Path(__file__).parent / "openai_conformance.js"
+    done = subprocess.run(
+        [NODE, script, gateway], env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

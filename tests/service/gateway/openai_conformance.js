@@ -1,0 +1,50 @@
+// The official package for JavaScript against the gateway: node openai_conformance.js URL. Exits with 1 at the first fault.
+"use strict";
+const assert = require("node:assert/strict");
+const OpenAI = require("openai");
+
+const client = new OpenAI({ baseURL: `${process.argv[2]}/v1`, apiKey: "unused", maxRetries: 0 });
+const model = "draftwood-demo";
+const messages = [{ role: "user", content: "Where is my parcel?" }];
+
+async function streamed(options) {
+  const chunks = [];
+  for await (const chunk of await client.chat.completions.create({ ...options, stream: true, stream_options: { include_usage: true } })) chunks.push(chunk);
+  return chunks;
+}
+
+async function main() {
+  const options = { model, messages, max_tokens: 40, temperature: 0 };
+  const whole = await client.chat.completions.create(options);
+  const chunks = await streamed(options);
+  const last = chunks.pop(), ended = chunks.pop();
+  assert.equal(chunks.map((one) => one.choices[0].delta.content ?? "").join(""), whole.choices[0].message.content);
+  assert.ok(chunks.every((one) => one.choices[0].finish_reason === null));
+  assert.deepEqual(ended.choices[0].delta, {});
+  assert.equal(ended.choices[0].finish_reason, whole.choices[0].finish_reason);
+  assert.deepEqual(last.choices, []);
+  assert.equal(last.usage.completion_tokens, whole.usage.completion_tokens);
+  assert.ok(whole.metrics.speculative_decoding.mean_acceptance_length >= 1);
+
+  const several = await client.completions.create({ model, prompt: "Your order", n: 2, max_tokens: 6, temperature: 1, seed: 3 });
+  assert.deepEqual(several.choices.map((one) => one.index), [0, 1]);
+  const detailed = await client.chat.completions.create({ ...options, max_tokens: 4, logprobs: true, top_logprobs: 2 });
+  assert.ok(detailed.choices[0].logprobs.content.every((one) => one.top_logprobs.length === 2));
+  const schema = { type: "object", properties: { late: { type: "boolean" } }, required: ["late"], additionalProperties: false };
+  const json = await client.chat.completions.create({ ...options, response_format: { type: "json_schema", json_schema: { name: "parcel", schema } } });
+  assert.deepEqual(Object.keys(JSON.parse(json.choices[0].message.content)), ["late"]);
+  const word = whole.choices[0].message.content.split(" ")[4];
+  const stopped = await client.chat.completions.create({ ...options, stop: [word] });
+  assert.ok(!stopped.choices[0].message.content.includes(word));
+
+  await assert.rejects(client.chat.completions.create({ ...options, temperature: -1 }), (error) => error instanceof OpenAI.BadRequestError && error.param === "temperature");
+  await assert.rejects(client.models.retrieve("gpt-9"), OpenAI.NotFoundError);
+  const late = client.chat.completions.create({ ...options, max_tokens: 2000, ignore_eos: true, stream: true }, { headers: { "x-draftwood-timeout": "0.3" } });
+  await assert.rejects((async () => { for await (const _ of await late); })(), OpenAI.APIError);
+  const left = await client.chat.completions.create({ ...options, max_tokens: 2000, ignore_eos: true, stream: true });
+  for await (const _ of left) break;
+  const many = await Promise.all(Array.from({ length: 64 }, () => streamed({ ...options, max_tokens: 8 })));
+  assert.equal(new Set(many.map((chunks) => chunks.map((one) => one.choices[0]?.delta.content ?? "").join(""))).size, 1);
+}
+
+main().catch((error) => { console.error(error); process.exitCode = 1; });
