@@ -69,7 +69,7 @@ async def test_what_makes_room_works_in_a_full_store() -> None:
             await store.seed(Fold(tag, 1, 1, "", b"x", 1, 1))
         assert await store.register("f:", "one", "settings") == []
         assert await store.register(f"{FINGERPRINT}:", "two", "x" * 100) == [
-            "tokens=1000000 bytes=16777216 ttl=0 names=plain"
+            "tokens=1000000 bytes=16777216 ttl=0 age=0 names=plain"
         ]
         assert {"f:", f"{FINGERPRINT}:"} == set(await store.kinds())
         assert await store.lease(tag, "one", 30.0)
