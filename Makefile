@@ -8,7 +8,7 @@ HELM := build/helm/.installed
 # Models that tests convert are kept in a folder of their own.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 XDG_CACHE_HOME=$(CURDIR)/build/cache
 
-.PHONY: help setup demo serve bench test test-slow check format protos baseline dashboards golden test-monitoring stream-cost peers clean
+.PHONY: help setup demo serve bench test test-slow check format protos baseline dashboards golden test-monitoring stream-cost peers clean image-test
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -87,6 +87,9 @@ dashboards: $(STAMP)  ## Write the Grafana dashboards of helm/draftwood/files fr
 
 test-monitoring: $(STAMP)  ## Alerts and dashboards in a real Prometheus (needs `prometheus`, as of Debian's package)
 	$(TEST_ENV) $(BIN)/python -m tests.monitoring.check_prometheus
+
+image-test: $(STAMP)  ## Build the image and run it; needs root and: apt-get install buildah mmdebstrap runc
+	$(BIN)/python -m tools.image_test
 
 stream-cost: $(STAMP)  ## CPU time of the service's own work for each message
 	$(BIN)/python -m tests.service.stream_cost --streams 1 8 32

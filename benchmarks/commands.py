@@ -28,6 +28,7 @@ COMMANDS = {
     "telemetry": ("benchmarks.telemetry:telemetry", "What metrics, traces and logs cost."),
     "overhead": ("benchmarks.overhead:overhead", "What a step of a service takes beside the model."),
     "share": ("benchmarks.share.command:share", "Cost and gain of a memory that replicas share."),
+    "rollout": ("benchmarks.rollout.command:rollout", "A rolling restart of replicas under load."),
     "experiments": ("benchmarks.experiments.command:experiments", "Error rates of A/B tests, by simulation."),
     "auth": ("benchmarks.auth:auth", "What authentication costs a call."),
     "abuse": ("benchmarks.abuse.command:abuse", "What one caller's attacks cost the others."),

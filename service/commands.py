@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import gc
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 import structlog
 import uvloop
 
-from model_runner.errors import DraftwoodError
+from model_runner.errors import DraftwoodError, InvalidInputError
 from model_runner.loading.checkpoint import require_folder
 from service.config import SettingsError, read_settings
 from service.engine.process import EngineProcess
@@ -61,6 +62,7 @@ def _fail(error: DraftwoodError, status: int) -> int:
 async def _serve(settings: Settings) -> int:
     require_free(settings)
     require_folder(settings.model_path)
+    _copy_compiled(settings)
     # There is nothing to drain yet: signals end the process.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     starting = asyncio.create_task(_start_engine(settings))
@@ -99,6 +101,23 @@ def _warn_of_access(settings: Settings) -> None:
         _log.warning("anyone who reaches the port may call, as operator", auth="open", host=settings.host)
     elif settings.has_credentials and settings.tls_cert is None and not settings.is_local:
         _log.warning("credentials travel in clear text, unless something before this server adds TLS: see --tls-cert")
+
+
+def _copy_compiled(settings: Settings) -> None:
+    """Copies compiled functions to where numba looks for them: it uses no folder that it cannot write to.
+
+    Raises:
+        InvalidInputError: there is nothing to copy, or no place to copy it to.
+    """
+    source, target = settings.compiled_functions, os.environ.get("NUMBA_CACHE_DIR")
+    if source is None:
+        return
+    if not target:
+        raise InvalidInputError("compiled_functions", source, "needs the environment variable NUMBA_CACHE_DIR")
+    try:
+        shutil.copytree(source, target, dirs_exist_ok=True)
+    except (OSError, shutil.Error) as error:
+        raise InvalidInputError("compiled_functions", source, f"cannot be copied to {target}: {error}") from None
 
 
 async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:

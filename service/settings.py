@@ -69,6 +69,12 @@ class Settings(BaseModel):
         default=None, description="Folder of converted models; unset: ~/.cache/draftwood/models"
     )
 
+    compiled_functions: Path | None = Field(
+        default=None,
+        description="Folder of compiled functions, copied at the start to the folder that the environment variable"
+        " NUMBA_CACHE_DIR names; an image has one",
+    )
+
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all interfaces")
     port: int = Field(default=50051, ge=0, le=65535, description="Port to listen on; 0 for any free port")
     ready_file: Path | None = Field(default=None, description="File to write HOST:PORT to once requests are served")

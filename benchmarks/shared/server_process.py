@@ -65,12 +65,12 @@ def server_process(
                 env={**os.environ, **environment},
             )
         try:
-            yield ServerProcess(_wait(process, ready, log, timeout), process.pid, log)
+            yield ServerProcess(wait_for_address(process, ready, log, timeout), process.pid, log)
         except BaseException:
             _end(process)
             raise
         if status := _end(process):
-            raise ServerError(f"the service stopped with status {status}\n{_tail(log)}")
+            raise ServerError(f"the service stopped with status {status}\n{log_tail(log)}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
@@ -83,16 +83,18 @@ def _end(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], ready: Path, log: Path, timeout: float) -> str:
+def wait_for_address(process: subprocess.Popen[bytes], ready: Path, log: Path, timeout: float) -> str:
+    """The address that a starting service writes to the file `ready`. Raises ServerError."""
     deadline = time.monotonic() + timeout
     while not ready.exists():
         if process.poll() is not None:
-            raise ServerError(f"the service ended with status {process.returncode}\n{_tail(log)}")
+            raise ServerError(f"the service ended with status {process.returncode}\n{log_tail(log)}")
         if time.monotonic() > deadline:
-            raise ServerError(f"the service was not ready within {timeout:g} s\n{_tail(log)}")
+            raise ServerError(f"the service was not ready within {timeout:g} s\n{log_tail(log)}")
         time.sleep(0.05)
     return ready.read_text(encoding="utf-8").strip()
 
 
-def _tail(log: Path, lines: int = 20) -> str:
+def log_tail(log: Path, lines: int = 20) -> str:
+    """The last lines of a log."""
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])

@@ -41,8 +41,8 @@ _FIRST_WAIT = 0.05
 3 ms at the median and 6 ms at the 99th percentile, so any longer time works; not tuned beyond that."""
 _LEARN_SECONDS = 1.0
 """For the engine to learn one batch, before the next is queued. Not tuned: it only matters beside very long steps."""
-_STOP_SECONDS = 3.0
-"""For the outbox to be sent at the stop. Not tuned."""
+_STOP_SECONDS = 4.5
+"""For the memory thread to send the outbox and end; a little more than it takes at most."""
 _RETAINED_TOKENS = 1 << 20
 """Of confirmed records, kept for a shared store that loses them in a failover. Up to 4 MiB; the soak test showed it as
 growth of the process, so a store in this process, which loses nothing, has none (docs/decisions.md)."""

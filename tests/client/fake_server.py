@@ -163,6 +163,7 @@ class FakeServer(GenerationServiceServicer):
         arm: experiment and arm of the requests.
         unavailable_calls: so many unary calls are refused first.
         options: gRPC arguments of the server.
+        address: "host:port" to listen on.
     """
 
     def __init__(
@@ -171,6 +172,7 @@ class FakeServer(GenerationServiceServicer):
         credentials: grpc.ServerCredentials | None = None,
         has_chat_template: bool = True,
         options: Sequence[tuple[str, int]] = (),
+        address: str = "127.0.0.1:0",
     ) -> None:
         self.script: list[Behaviour] = [answers("Hello", ", wörld", "!")]
         self.requests: list[pb.GenerateRequest] = []
@@ -186,10 +188,10 @@ class FakeServer(GenerationServiceServicer):
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.set_ready(True)
         if credentials is None:
-            self.port = self._server.add_insecure_port("127.0.0.1:0")
+            self.port = self._server.add_insecure_port(address)
         else:
-            self.port = self._server.add_secure_port("127.0.0.1:0", credentials)
-        self.target = f"127.0.0.1:{self.port}"
+            self.port = self._server.add_secure_port(address, credentials)
+        self.target = f"{address.partition(':')[0]}:{self.port}"
 
     def __enter__(self) -> Self:
         self._server.start()

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from draftwood_client import NO_RETRY, Client, UnavailableError
+from benchmarks.rollout.names import NAME, NameServer
+from benchmarks.rollout.replicas import free_port
+from draftwood_client import NO_RETRY, AsyncClient, Client, UnavailableError
 from draftwood_client.connection import Connection
 from service.rpc.bound import options
 from service.settings import Settings
@@ -158,3 +160,19 @@ def test_pings_of_the_client_are_within_what_the_server_accepts() -> None:
     assert client["grpc.http2.max_pings_without_data"] == 0
     assert server["grpc.http2.max_pings_without_data"] == 0
     assert server["grpc.keepalive_permit_without_calls"] == 1
+
+
+async def test_new_addresses_of_a_name_are_found_though_they_change_every_few_seconds() -> None:
+    hosts = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    names, port = NameServer([]), free_port(hosts)
+    authority = await names.start()
+    async with AsyncClient(f"dns://{authority}/{NAME}:{port}", timeout=20) as client:
+        for host in hosts:
+            names.hosts = [host]
+            with FakeServer(address=f"{host}:{port}") as server:
+                deadline = time.monotonic() + 15
+                while not server.requests:
+                    with contextlib.suppress(UnavailableError):
+                        await client.generate("x")
+                    assert time.monotonic() < deadline
+    names.close()

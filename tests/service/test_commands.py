@@ -187,3 +187,32 @@ def test_a_missing_model_is_one_line() -> None:
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith("draftwood serve: model '/no/such/model'")
     assert "Traceback" not in result.stderr
+
+
+def test_compiled_functions_are_copied_to_where_numba_looks_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "image", tmp_path / "writable"
+    (source / "strategies_1").mkdir(parents=True)
+    (source / "strategies_1/f.nbi").write_bytes(b"compiled")
+    target.mkdir()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(target))
+    service = Process(tmp_path, "--compiled-functions", str(source))
+    service.process.send_signal(signal.SIGTERM)
+    assert service.ends()[0] == 0
+    assert (target / "strategies_1/f.nbi").read_bytes() == b"compiled"
+
+
+@pytest.mark.parametrize(
+    ("variable", "problem"),
+    [("", "needs the environment variable NUMBA_CACHE_DIR"), ("{folder}/x", "cannot be copied to")],
+)
+def test_compiled_functions_that_cannot_be_copied_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, problem: str
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", variable.format(folder=tmp_path))
+    result = run("--port", "0", "--compiled-functions", str(tmp_path / "absent"))
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert "compiled_functions" in result.stderr
+    assert problem in result.stderr

@@ -199,6 +199,8 @@ _CHANNEL_OPTIONS: Mapping[str, Any] = {
     "grpc.keepalive_timeout_ms": 10_000,
     "grpc.http2.ping_timeout_ms": 10_000,  # this one counts in gRPC 1.85; the default is a minute
     "grpc.http2.max_pings_without_data": 0,
+    # By default gRPC looks names up again once in 30 s at most: a rollout that is faster would leave no address.
+    "grpc.dns_min_time_between_resolutions_ms": 2_000,
     # The client reconnects to a restarted server within about 2 s.
     "grpc.initial_reconnect_backoff_ms": 200,
     "grpc.max_reconnect_backoff_ms": 2_000,

@@ -27,8 +27,9 @@ to 1, so that replicas do not return together. Not tuned."""
 _SLOW_SECONDS = 0.3
 """A round that takes longer counts as a failing store: first requests of a tenant then do not wait for it. Not tuned:
 a round without a fold takes milliseconds."""
-_LAST_ROUND_SECONDS = 2.0
-"""For sending the outbox at the stop. Not tuned."""
+_LAST_ROUND_SECONDS = 4.0
+"""For sending the outbox at the stop. It must fit into the quarter of the default `drain_grace` that follows the
+streams. Not tuned beyond that."""
 
 Result = TypeVar("Result")
 
@@ -157,13 +158,15 @@ class ReplicaThread:
             pass
 
     async def _last_round(self) -> None:
-        try:
+        """Sends the outbox; while the store fails, again and again."""
+        with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_ROUND_SECONDS):
-                await self._replica.round()
-        except (MemoryStoreError, TimeoutError):
-            left = self._replica.outbox.pending
-            if left:
-                _log.warning("last learned sequences were not stored", records=left)
+                await self._round()
+                while self._replica.outbox.pending:
+                    await asyncio.sleep(self._seconds)
+                    await self._round()
+        if left := self._replica.outbox.pending:
+            _log.warning("last learned sequences were not stored", records=left)
 
 
 async def _cancel_others() -> None:

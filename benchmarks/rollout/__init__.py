@@ -1,0 +1,1 @@
+"""`draftwood bench rollout`: replicas that are replaced one after the other, under load."""

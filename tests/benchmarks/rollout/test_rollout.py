@@ -1,0 +1,61 @@
+"""`draftwood bench rollout`, in short: real replicas on a real store."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+
+import pytest
+
+from benchmarks.rollout.command import run
+from benchmarks.rollout.load import Result, acceptance, longest_gap
+from benchmarks.rollout.names import NAME, NameServer
+from benchmarks.rollout.rollout import REPLICAS, Plan
+
+
+@pytest.mark.timeout(600)
+def test_a_rolling_restart_loses_no_request_and_no_memory() -> None:
+    report = run(Plan(requests=60, questions=3, max_tokens=40))
+    assert (report.failed, report.errors) == (0, [])
+    assert report.requests >= 60
+    assert report.exit_codes == [0] * REPLICAS
+    assert report.acceptance_before > 1.5 * report.acceptance_cold
+    assert report.acceptance_kept > 0.9
+
+
+def test_figures_of_results() -> None:
+    results = [
+        Result(0.0, 1.0, 30, 10),
+        Result(0.0, 4.0, error="x"),
+        Result(0.0, 5.0, 10, 10),
+        Result(0.0, 3.0, 20, 10),
+    ]
+    assert acceptance(results) == 2.0
+    assert longest_gap(results) == 2.0
+    assert (acceptance([]), longest_gap([])) == (0.0, 0.0)
+
+
+async def test_the_name_server_answers_with_its_hosts_of_the_moment() -> None:
+    names = NameServer(["127.0.0.1", "127.0.0.2"])
+    host, port = (await names.start()).split(":")
+    labels = b"".join(bytes([len(one)]) + one.encode() for one in NAME.split("."))
+    question = struct.pack("!6H", 7, 0x0100, 1, 0, 0, 0) + labels + b"\0" + struct.pack("!2H", 1, 1)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.setblocking(False)
+        loop = asyncio.get_running_loop()
+        found = []
+        for hosts in (["127.0.0.1", "127.0.0.2"], ["127.0.0.5"]):
+            names.hosts = hosts
+            await loop.sock_sendto(asking, question, (host, int(port)))
+            answer = await asyncio.wait_for(loop.sock_recv(asking, 512), 10)
+            assert struct.unpack("!6H", answer[:12]) == (7, 0x8180, 1, len(hosts), 0, 0)
+            found.append([socket.inet_ntoa(answer[end - 4 : end]) for end in _ends(answer, len(hosts))])
+    names.close()
+    assert found == [["127.0.0.1", "127.0.0.2"], ["127.0.0.5"]]
+    assert names.questions == 2
+
+
+def _ends(answer: bytes, records: int) -> list[int]:
+    """Where the records end, each of 16 bytes."""
+    return [len(answer) - 16 * left for left in reversed(range(records))]

@@ -1,0 +1,102 @@
+"""The Dockerfile, without building it: `make image-test` does that."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from service.settings import Settings
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TEXT = (REPOSITORY / "Dockerfile").read_text()
+LINES = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", TEXT, flags=re.M)).splitlines()
+IGNORED = [line for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
+
+
+def arguments(instruction: str) -> list[str]:
+    """What follows each use of an instruction."""
+    return [line.partition(" ")[2].strip() for line in LINES if line.startswith(f"{instruction} ")]
+
+
+def copied() -> list[str]:
+    """What is copied from the repository."""
+    return [name for line in arguments("COPY") if "--from=" not in line for name in line.split()[:-1]]
+
+
+def sent(path: str) -> bool:
+    """Whether a builder gets a file: the last pattern that matches it, or a folder above it, decides."""
+    parts = PurePosixPath(path).parts
+    above = ["/".join(parts[: end + 1]) for end in range(len(parts))]
+    result = True
+    for pattern in IGNORED:
+        plain = pattern.removeprefix("!")
+        if any(fnmatch(one, plain) and (plain.startswith("**") or one.count("/") == plain.count("/")) for one in above):
+            result = pattern.startswith("!")
+    return result
+
+
+def test_hadolint_finds_nothing() -> None:
+    command = [Path(sys.executable).with_name("hadolint"), REPOSITORY / "Dockerfile"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_what_is_copied_exists_and_is_sent_to_the_builder() -> None:
+    names = copied()
+    assert {"pyproject.toml", "constraints.txt", "service"} <= set(names)
+    for name in names:
+        assert (REPOSITORY / name).exists(), name
+        assert sent(name), name
+
+
+def test_the_builder_gets_nothing_else() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    files = [*listed.stdout.splitlines(), ".git/config", ".venv/bin/python", "build/x", "service/__pycache__/a.pyc"]
+    needed = tuple(copied())
+    for file in filter(sent, files):
+        assert file in needed or file.startswith(tuple(f"{name}/" for name in needed)), file
+    assert sent("service/rpc/server.py")
+    assert not any(map(sent, ("tests/conftest.py", ".git/config", "tools/sweep_models.py", "service/x/__pycache__/a")))
+
+
+def test_the_wheels_find_all_that_they_are_made_of() -> None:
+    """Packages and files that pyproject.toml names."""
+    packages = re.search(r"^packages = (\[.*\])$", (REPOSITORY / "pyproject.toml").read_text(), re.M)
+    assert packages is not None
+    assert {*re.findall(r'"(.*?)"', packages[1]), "README.md", "LICENSE", "clients/python", "protos"} <= set(copied())
+
+
+@pytest.mark.parametrize("document", ["docs/image.md", "helm/draftwood/templates/_helpers.tpl"])
+def test_the_user_is_that_of_the_documents(document: str) -> None:
+    assert arguments("USER") == ["10001:10001"]
+    assert "10001" in (REPOSITORY / document).read_text()
+
+
+def test_the_ports_are_those_of_the_command() -> None:
+    command = arguments("CMD")[-1]
+    ports = [str(Settings.model_fields["port"].default), *re.findall(r'port", "(\d+)"', command)]
+    assert arguments("EXPOSE") == [" ".join(ports)]
+    for port in ports:
+        assert port in (REPOSITORY / "docs/image.md").read_text()
+        assert port in (REPOSITORY / "helm/draftwood/templates/deployment.yaml").read_text()
+    assert "open" not in command
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    version = re.search(r'^version = "(.*)"$', (REPOSITORY / "pyproject.toml").read_text(), re.M)
+    assert version is not None
+    assert f"VERSION={version[1]}" in arguments("ARG")
+
+
+def test_bases_are_arguments_that_a_digest_fits_into() -> None:
+    assert [one.split("=")[0] for one in arguments("ARG")[:3]] == ["VARIANT", "BASE_BUILD", "BASE_RUN"]
+    froms = [one.split()[0] for one in arguments("FROM")]
+    stages = {one.split()[-1] for one in arguments("FROM") if " AS " in one}
+    for base in froms:
+        assert base in ("${BASE_BUILD}", "${BASE_RUN}", "torch-${VARIANT}", "run-${VARIANT}") or base in stages
+    assert {f"{kind}-{variant}" for kind in ("torch", "run") for variant in ("cpu", "cuda")} <= stages
