@@ -23,7 +23,6 @@ COMMANDS = {
     "lossless": ("benchmarks.lossless:lossless", "Greedy answers that differ from transformers', by how little."),
     "load": ("benchmarks.load.command:load", "Throughput and latency of a service at several concurrencies."),
     "quality": ("benchmarks.quality:quality", "What 8-bit weights cost in likelihood of held-out text."),
-    "rollout": ("benchmarks.rollout:rollout", "Requests that a rolling restart loses."),
     "gateway": ("benchmarks.gateway:gateway", "What the gateway costs in tokens per second."),
     "telemetry": ("benchmarks.telemetry:telemetry", "What metrics, traces and logs cost."),
     "overhead": ("benchmarks.overhead:overhead", "What a step of a service takes beside the model."),

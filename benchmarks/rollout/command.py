@@ -37,6 +37,8 @@ def rollout(
     uncut = report.failed - report.cut
     if uncut or (report.cut and not kill):
         raise BenchmarkError(f"{report.failed} requests failed: {'; '.join(report.errors)}")
+    if report.different:
+        raise BenchmarkError(f"{report.different} answers differ from the first one to the same question")
 
 
 def run(plan: Plan) -> Report:
@@ -50,7 +52,7 @@ def run(plan: Plan) -> Report:
 
 
 def _table(report: Report) -> Table:
-    targets = {"failed": "0", "exit_codes": "0, each", "acceptance_kept": "> 0.9"}
+    targets = {"failed": "0", "different": "0", "exit_codes": "0, each", "acceptance_kept": "> 0.9"}
     table = Table(title="A rolling restart under load", title_justify="left")
     for heading in ("", "measured", "target"):
         table.add_column(heading, justify="left" if not heading else "right")

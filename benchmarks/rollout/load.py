@@ -19,13 +19,16 @@ class Result:
     """One request, with all its attempts; times are of `time.monotonic`.
 
     Attributes:
-        tokens, steps: of the answer.
+        question: that was asked.
+        text, tokens, steps: of the answer.
         error: it failed with; empty if it did not.
         cut: it failed after its first event.
     """
 
     began: float
     ended: float
+    question: str
+    text: str = ""
     tokens: int = 0
     steps: int = 0
     error: str = ""
@@ -71,13 +74,17 @@ class Load:
         question = self.questions[number // len(TENANTS) % len(self.questions)]
         began = time.monotonic()
         stream = self.client.stream(
-            [ChatMessage("user", question)], tenant=tenant, max_tokens=self.max_tokens, timeout=TIMEOUT_SECONDS
+            [ChatMessage("user", question)],
+            tenant=tenant,
+            max_tokens=self.max_tokens,
+            temperature=0.0,
+            timeout=TIMEOUT_SECONDS,
         )
         try:
             answer = await stream.completion()
         except DraftwoodError as error:
-            return Result(began, time.monotonic(), error=str(error), cut=stream.started is not None)
-        return Result(began, time.monotonic(), len(answer.token_ids), answer.drafting.steps)
+            return Result(began, time.monotonic(), question, error=str(error), cut=stream.started is not None)
+        return Result(began, time.monotonic(), question, answer.text, len(answer.token_ids), answer.drafting.steps)
 
 
 def acceptance(results: Sequence[Result]) -> float:
@@ -90,3 +97,9 @@ def longest_gap(results: Sequence[Result]) -> float:
     """The longest time, in seconds, in which no answer ended."""
     ends = sorted(one.ended for one in results if not one.error)
     return max((later - sooner for sooner, later in pairwise(ends)), default=0.0)
+
+
+def different(results: Sequence[Result]) -> int:
+    """Answers that are not the first one to the same question."""
+    first: dict[str, str] = {}
+    return sum(first.setdefault(one.question, one.text) != one.text for one in results if not one.error)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rollout.load import TENANTS, Load, Result, acceptance, longest_gap
+from benchmarks.rollout.load import TENANTS, Load, Result, acceptance, different, longest_gap
 from benchmarks.rollout.names import NAME, NameServer
 from benchmarks.rollout.replicas import Replica, free_port
 from benchmarks.shared.prompts import read_questions
@@ -47,6 +47,7 @@ class Report:
         failed: after the client's retries.
         cut: of these, after their first event: a client sends such a request again itself.
         errors: of the failed ones, each once.
+        different: answers that are not the first one to the same question.
         acceptance_cold: of the first answers, of tenants that have no memory yet.
         acceptance_before: of as many answers just before the first replica ends.
         acceptance_after: of as many answers after the last one is replaced, by processes that never learned.
@@ -56,6 +57,7 @@ class Report:
     failed: int = 0
     cut: int = 0
     errors: list[str] = field(default_factory=list)
+    different: int = 0
     exit_codes: list[int] = field(default_factory=list)
     drain_seconds: list[float] = field(default_factory=list)
     longest_gap: float = 0.0
@@ -138,6 +140,7 @@ def _summary(report: Report, results: list[Result], phase: int, before: int, aft
     report.requests, report.failed = len(results), len(failed)
     report.cut = sum(one.cut for one in failed)
     report.errors = sorted({one.error for one in failed})
+    report.different = different(results)
     report.longest_gap = longest_gap(results[before:])
     report.longest_request = max(one.ended - one.began for one in results)
     report.acceptance_cold = acceptance(results[:phase])

@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from benchmarks.rollout.command import run
-from benchmarks.rollout.load import Result, acceptance, longest_gap
+from benchmarks.rollout.load import Result, acceptance, different, longest_gap
 from benchmarks.rollout.names import NAME, NameServer
 from benchmarks.rollout.rollout import REPLICAS, Plan
 
@@ -19,6 +19,7 @@ def test_a_rolling_restart_loses_no_request_and_no_memory() -> None:
     report = run(Plan(requests=60, questions=3, max_tokens=40))
     assert (report.failed, report.errors) == (0, [])
     assert report.requests >= 60
+    assert report.different == 0
     assert report.exit_codes == [0] * REPLICAS
     assert report.acceptance_before > 1.5 * report.acceptance_cold
     assert report.acceptance_kept > 0.9
@@ -26,12 +27,13 @@ def test_a_rolling_restart_loses_no_request_and_no_memory() -> None:
 
 def test_figures_of_results() -> None:
     results = [
-        Result(0.0, 1.0, 30, 10),
-        Result(0.0, 4.0, error="x"),
-        Result(0.0, 5.0, 10, 10),
-        Result(0.0, 3.0, 20, 10),
+        Result(0.0, 1.0, "q", "a", 30, 10),
+        Result(0.0, 4.0, "q", error="x"),
+        Result(0.0, 5.0, "q", "b", 10, 10),
+        Result(0.0, 3.0, "p", "b", 20, 10),
     ]
     assert acceptance(results) == 2.0
+    assert different(results) == 1
     assert longest_gap(results) == 2.0
     assert (acceptance([]), longest_gap([])) == (0.0, 0.0)
 
