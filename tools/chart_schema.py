@@ -50,7 +50,32 @@ _PROBE: Schema = {
     },
 }
 _PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
+
+
+def _listed(**names: str) -> Schema:
+    """A list of objects with these names, of these types."""
+    properties = {name: {"type": kind} for name, kind in names.items()}
+    return {"type": "array", "items": {"type": "object", "additionalProperties": False, "properties": properties}}
+
+
+_PEERS = _listed(podSelector="object", namespaceSelector="object", ipBlock="object")
 _SPECIAL: dict[str, Schema] = {
+    "imagePullSecrets": _listed(name="string"),
+    "extraEnv": _listed(name="string", value="string", valueFrom="object"),
+    "tolerations": _listed(
+        key="string", operator="string", value="string", effect="string", tolerationSeconds="integer"
+    ),
+    "extraVolumeMounts": _listed(
+        name="string", mountPath="string", subPath="string", subPathExpr="string", readOnly="boolean"
+    ),
+    "networkPolicy.callers": _PEERS,
+    "networkPolicy.prometheus": _PEERS,
+    "networkPolicy.egress": _PEERS,
+    "networkPolicy.egressPorts": {"type": "array", "items": _PORT},
+    "grpcRoute.parentRefs": _listed(
+        name="string", namespace="string", group="string", kind="string", sectionName="string", port="integer"
+    ),
+    "test.resources": _RESOURCES,
     "image.digest": {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
     "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
     "replicas": {"type": "integer", "minimum": 0},

@@ -194,6 +194,30 @@ def test_gpus_are_requested_and_limited_alike_and_rollouts_need_no_spare_one() -
     assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "4Gi"}
 
 
+def test_limits_of_gpus_cannot_differ_from_requests() -> None:
+    limits = {"memory": "4Gi", "nvidia.com/gpu": 4}
+    documents = render(
+        {"auth": {"open": True}, "device": {"type": "nvidia", "count": 2}, "resources": {"limits": limits}}
+    )
+    resources = server_of(documents)["resources"]
+    assert resources["requests"]["nvidia.com/gpu"] == resources["limits"]["nvidia.com/gpu"] == 2
+
+
+def test_ports_of_urls_are_let_out() -> None:
+    jwt = {"jwks": "https://login.example:8443/keys", "issuer": "i", "audience": "a"}
+    external = {"url": "redis://cache.example:7000"}
+    made = render(
+        {
+            "auth": {"jwt": jwt},
+            "store": {"mode": "external", "external": external},
+            "otlp": {"endpoint": "http://collector:4318"},
+            "networkPolicy": {"egressPorts": [7777]},
+        }
+    )
+    assert {8443, 7000, 4318, 7777} <= allowed_ports(made)
+    assert 443 not in allowed_ports(made)
+
+
 def test_the_scaled_number_of_pods_is_left_to_the_scaler() -> None:
     for name, kind in (("gpu-sentinel", "ScaledObject"), ("cluster-tenants", "HorizontalPodAutoscaler")):
         documents = render(values(name))

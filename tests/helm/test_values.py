@@ -38,6 +38,7 @@ def paths(values: dict[str, Any], before: tuple[str, ...] = ()) -> Iterator[tupl
             yield from paths(value, (*before, key))
 
 
+NO_POLICY = {"enabled": False}
 PATHS = [*paths(DEFAULTS)]
 
 
@@ -98,6 +99,10 @@ def test_helm_3_refuses_it_too(path: tuple[str, ...], tmp_path: Path) -> None:
         (("tenants",), [{"name": "tenants/a", "wieght": 2}]),
         (("tenants",), [{"name": "tenants/a", "learning": {"idleTtl": "1 day"}}]),
         (("experiments",), [{"name": "experiments/a", "state": "RUNNING"}]),
+        (("extraEnv",), [{"nam": "A"}]),
+        (("imagePullSecrets",), [{"nmae": "registry"}]),
+        (("tolerations",), [{"keys": "nvidia.com/gpu"}]),
+        (("networkPolicy", "callers"), [{"podselector": {}}]),
     ],
     ids=lambda given: ".".join(given) if isinstance(given, tuple) else "",
 )
@@ -126,8 +131,25 @@ def test_wrong_values_are_refused_by_name(path: tuple[str, ...], value: object) 
             "metrics.enabled: must be true",
         ),
         ({"auth": {"open": True}, "rollout": {"maxSurge": 0, "maxUnavailable": "0"}}, "cannot both be 0"),
-        ({"auth": {"open": True}, "ingress": {"enabled": True}}, "ingress.host"),
-        ({"auth": {"open": True}, "grpcRoute": {"enabled": True}}, "grpcRoute.parentRefs"),
+        ({"auth": {"open": True}, "rollout": {"maxSurge": "0%"}}, "cannot both be 0"),
+        (
+            {"auth": {"open": True}, "device": {"type": "nvidia"}, "rollout": {"maxUnavailable": 0}},
+            "cannot both be 0",
+        ),
+        ({"auth": {"open": True}, "autoscaling": {"minReplicas": 9}}, "autoscaling.minReplicas"),
+        ({"auth": {"open": True}, "extraEnv": [{"name": "DRAFTWOOD_DRAIN_GRACE", "value": "600"}]}, "extraEnv"),
+        ({"auth": {"open": True}, "podLabels": {"app.kubernetes.io/name": "x"}}, "podLabels"),
+        ({"auth": {"open": True}, "service": {"type": "LoadBalancer"}}, "networkPolicy.callers"),
+        (
+            {"auth": {"open": True}, "store": {"mode": "external", "external": {"url": "redis://u:p/w@h"}}},
+            "holds a password",
+        ),
+        (
+            {"auth": {"open": True}, "store": {"mode": "external", "external": {"url": "redis://h?password=x"}}},
+            "holds a password",
+        ),
+        ({"auth": {"open": True}, "networkPolicy": NO_POLICY, "ingress": {"enabled": True}}, "ingress.host"),
+        ({"auth": {"open": True}, "networkPolicy": NO_POLICY, "grpcRoute": {"enabled": True}}, "grpcRoute.parentRefs"),
     ],
 )
 def test_contradictions_are_refused(values: dict[str, Any], message: str) -> None:

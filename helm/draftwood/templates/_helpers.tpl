@@ -65,6 +65,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if or .Values.tenants .Values.experiments }}true{{ end }}
 {{- end }}
 
+{{- define "draftwood.maxSurge" -}}
+{{- default (ternary 0 1 (eq .Values.device.type "nvidia") | toString) (.Values.rollout.maxSurge | toString) }}
+{{- end }}
+
+{{- define "draftwood.maxUnavailable" -}}
+{{- default (ternary 1 0 (eq .Values.device.type "nvidia") | toString) (.Values.rollout.maxUnavailable | toString) }}
+{{- end }}
+
 {{/* Values that contradict each other. The schema refuses what is wrong by itself. */}}
 {{- define "draftwood.check" -}}
 {{- $auth := .Values.auth }}
@@ -90,7 +98,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and $store.external.clientCertificate (not $store.external.tlsSecret) }}
 {{- fail "store.external.tlsSecret: must be set, since store.external.clientCertificate is set" }}
 {{- end }}
-{{- if regexMatch "^[a-z+]+://[^/@]*:[^/@]*@" $store.external.url }}
+{{- if or (regexMatch "^[a-z+]+://[^@]*:[^@]*@" $store.external.url) (contains "password=" $store.external.url) }}
 {{- fail "store.external.url: holds a password, which would be in a ConfigMap: put the URL into a secret, store.external.existingSecret" }}
 {{- end }}
 {{- if and (eq $store.mode "embedded") (or (gt (int .Values.replicas) 1) (ne .Values.autoscaling.type "none")) }}
@@ -105,8 +113,25 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and (ne .Values.autoscaling.type "none") (not .Values.metrics.enabled) }}
 {{- fail "metrics.enabled: must be true, since autoscaling.type is set: pods are added by a metric" }}
 {{- end }}
-{{- if and (eq (toString .Values.rollout.maxSurge) "0") (eq (toString .Values.rollout.maxUnavailable) "0") }}
-{{- fail "rollout: maxSurge and maxUnavailable cannot both be 0" }}
+{{- if and (eq (include "draftwood.maxSurge" . | trimSuffix "%") "0") (eq (include "draftwood.maxUnavailable" . | trimSuffix "%") "0") }}
+{{- fail "rollout: maxSurge and maxUnavailable cannot both be 0; empty ones are 1 and 0 on CPUs, 0 and 1 on GPUs" }}
+{{- end }}
+{{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) }}
+{{- fail "autoscaling.minReplicas: must be at most maxReplicas" }}
+{{- end }}
+{{- range .Values.extraEnv }}
+{{- if hasPrefix "DRAFTWOOD_" .name }}
+{{- fail (printf "extraEnv: %s would replace what the chart sets: use config, or the value for it" .name) }}
+{{- end }}
+{{- end }}
+{{- range list "name" "instance" "component" }}
+{{- if hasKey $.Values.podLabels (printf "app.kubernetes.io/%s" .) }}
+{{- fail (printf "podLabels: app.kubernetes.io/%s selects the pods, and is the chart's" .) }}
+{{- end }}
+{{- end }}
+{{- $outside := or .Values.ingress.enabled .Values.grpcRoute.enabled (ne .Values.service.type "ClusterIP") }}
+{{- if and $outside .Values.networkPolicy.enabled (not .Values.networkPolicy.callers) }}
+{{- fail "networkPolicy.callers: must name who may call from outside of the namespace, such as the pods of the ingress controller, or networkPolicy.enabled be false" }}
 {{- end }}
 {{- if and .Values.ingress.enabled (not .Values.ingress.host) }}
 {{- fail "ingress.host: must be set, since ingress.enabled is set" }}
