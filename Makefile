@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 NODE := build/node/.installed
+TYPESCRIPT := clients/typescript/node_modules/.installed
 HELM := build/helm/.installed
 # Small models in tests are faster on one thread, and two test processes share the machine.
 # Models that tests convert are kept in a folder of their own.
@@ -38,7 +39,7 @@ serve: $(STAMP)  ## Serve the bundled model on 127.0.0.1:50051
 bench: $(STAMP)  ## Compare transformers, drafting off and the strategies on a few questions
 	$(BIN)/draftwood bench speed --limit 8 --warm 60
 
-test: check $(NODE) $(HELM)  ## All checks, then all tests
+test: check $(NODE) $(TYPESCRIPT) $(HELM)  ## All checks, then all tests
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # For tests/clients/test_node.py, which is skipped where npm is not there.
@@ -46,6 +47,12 @@ $(NODE): tests/clients/node/package.json
 	mkdir -p $(@D)
 	cp $< $(@D)/
 	if command -v npm; then cd $(@D) && timeout 300 npm install --silent --ignore-scripts --no-audit --no-fund; fi
+	touch $@
+
+# For tests/clients/test_typescript.py, likewise.
+$(TYPESCRIPT): clients/typescript/package.json clients/typescript/package-lock.json
+	mkdir -p $(@D)
+	if command -v npm; then cd clients/typescript && timeout 300 npm ci --silent --ignore-scripts --no-audit --no-fund; fi
 	touch $@
 
 # A second reader of the chart, for tests/helm, some of which are skipped where npm is not there.
@@ -76,8 +83,9 @@ format: $(STAMP)  ## Fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-protos:  ## Regenerate the stubs from protos/
+protos: $(STAMP) $(TYPESCRIPT)  ## Regenerate the stubs from protos/
 	tools/generate_stubs.sh
+	if command -v npm; then tools/generate_typescript.sh; fi
 
 baseline: $(STAMP)  ## At a release: make today's protocol the one that must not break
 	$(BIN)/buf build --output protos/baseline.binpb
@@ -95,4 +103,4 @@ stream-cost: $(STAMP)  ## CPU time of the service's own work for each message
 	$(BIN)/python -m tests.service.stream_cost --streams 1 8 32
 
 clean:  ## Remove environments and caches
-	rm -rf .venv .venv-peers .venv-protos build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-peers .venv-protos build $(addprefix clients/typescript/,node_modules build dist) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

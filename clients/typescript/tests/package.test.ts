@@ -1,0 +1,84 @@
+/** The published package: what `npm pack` takes, and the examples of the README, compiled strictly and run with it. */
+
+import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
+import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { before, test } from "node:test";
+import { promisify } from "node:util";
+import { status } from "@grpc/grpc-js";
+import { answers, type Behaviour, FakeServer, fails, full, reason, silent, violation } from "./fake-server.js";
+
+const run = promisify(execFile);
+const PACKAGE = join(import.meta.dirname, "..", "..");
+const CONSUMER = join(PACKAGE, "build", "consumer");
+const EXAMPLES = [...readFileSync(join(PACKAGE, "README.md"), "utf8").matchAll(/```ts\n(.*?)```/gs)].map(
+  ([, code]) => code,
+);
+
+const ANSWER = answers("It is", " here.");
+const BAD = fails({
+  code: status.INVALID_ARGUMENT,
+  message: "sampling.temperature: -1",
+  details: [reason("INVALID_VALUE"), violation("sampling.temperature", "-1 is not allowed")],
+});
+
+/** For each example of the README in turn: what the server does, and what the example then prints. */
+const SHOWN: [behaviour: Behaviour, output: RegExp][][] = [
+  [[ANSWER, /^It is here\.\n1\.5\n$/]],
+  [[ANSWER, /^It is here\.stop\n$/]],
+  [[silent, /^the request was cancelled\n$/]],
+  [
+    [BAD, /^sampling\.temperature -1 is not allowed\n$/],
+    [full("-1"), /^QUEUE_FULL undefined [0-9a-f]{32}\n$/],
+  ],
+  [[ANSWER, /^It is here\.\n$/]],
+  [[ANSWER, /^fake [0-9a-f]{32}\n$/]],
+];
+
+let packed: string[];
+
+before(async () => {
+  rmSync(CONSUMER, { recursive: true, force: true });
+  const installed = join(CONSUMER, "node_modules", "draftwood-client");
+  mkdirSync(installed, { recursive: true });
+  const pack = ["pack", "--json", "--ignore-scripts", "--pack-destination", CONSUMER];
+  const [made] = JSON.parse((await run("npm", pack, { cwd: PACKAGE })).stdout);
+  packed = made.files.map((file: { path: string }) => file.path);
+  await run("tar", ["--extract", "--file", join(CONSUMER, made.filename), "--strip-components=1", "-C", installed]);
+  writeFileSync(join(CONSUMER, "package.json"), '{ "type": "module", "private": true }');
+  for (const [index, code] of EXAMPLES.entries()) {
+    writeFileSync(join(CONSUMER, `example${index}.ts`), code ?? "");
+  }
+  const compilerOptions = { strict: true, module: "nodenext", target: "es2022", types: ["node"] };
+  writeFileSync(join(CONSUMER, "tsconfig.json"), JSON.stringify({ compilerOptions, include: ["."] }));
+  const tsc = join(PACKAGE, "node_modules", ".bin", "tsc");
+  const compiled = await run(tsc, ["--project", CONSUMER]).catch((error) => error);
+  assert.equal(compiled.stdout, "");
+});
+
+test("the package has code, types, README and licence, and nothing else", () => {
+  const others = packed.filter((path) => !/^dist\/.*\.(js|d\.ts)$/.test(path));
+  assert.deepEqual(others.sort(), ["LICENSE", "README.md", "package.json"]);
+  for (const path of packed.filter((one) => one.endsWith(".js"))) {
+    assert.ok(packed.includes(path.replace(/\.js$/, ".d.ts")), path);
+  }
+  assert.ok(packed.includes("dist/index.js"));
+});
+
+test("there is an expectation for each example", () => assert.equal(EXAMPLES.length, SHOWN.length));
+
+SHOWN.forEach((cases, index) => {
+  test(`example ${index} of the README`, async () => {
+    const path = join(CONSUMER, `example${index}.js`);
+    const code = readFileSync(path, "utf8");
+    for (const [behaviour, output] of cases) {
+      const server = await FakeServer.start();
+      server.script = [behaviour];
+      assert.match(code, /(127\.0\.0\.1|localhost):50051/);
+      writeFileSync(path, code.replace(":50051", `:${server.port}`));
+      assert.match((await run(process.execPath, [path], { timeout: 60_000 })).stdout, output);
+      server.stop();
+    }
+  });
+});
