@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from draftwood_client.connection import DEFAULT_TARGET
 from tests.service.fakes import Served, serving
 
 BUF = Path(sys.executable).with_name("buf")
+README = Path(__file__).resolve().parents[2] / "README.md"
 SERVICE = "draftwood.v1.GenerationService"
 
 pytestmark = pytest.mark.skipif(not BUF.exists(), reason="buf is not installed; it is among the dev requirements")
@@ -20,11 +24,14 @@ pytestmark = pytest.mark.skipif(not BUF.exists(), reason="buf is not installed; 
 
 async def curl(served: Served, path: str, *arguments: str, reflection: str = "grpc-v1") -> tuple[str, str]:
     """Its stdout and stderr."""
+    flags = ("--protocol", "grpc", "--http2-prior-knowledge", "--reflect-protocol", reflection)
+    return await buf("curl", *flags, *arguments, f"http://{served.server.address}{path}")
+
+
+async def buf(*arguments: str) -> tuple[str, str]:
+    """Its stdout and stderr."""
     process = await asyncio.create_subprocess_exec(
-        *(str(BUF), "curl", "--protocol", "grpc", "--http2-prior-knowledge", "--reflect-protocol", reflection),
-        *(*arguments, f"http://{served.server.address}{path}"),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        str(BUF), *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     async with asyncio.timeout(60):
         out, err = await process.communicate()
@@ -58,6 +65,16 @@ async def test_an_answer() -> None:
         assert first["started"]["requestId"] == "r"
         assert sum(len(one["delta"]["tokenIds"]) for one in deltas) == 3
         assert last["finished"]["usage"] == {"promptTokens": 2, "completionTokens": 3}
+
+
+async def test_the_command_of_the_readme() -> None:
+    [command] = re.findall(r"^buf (curl (?:.*\\\n)*.*)$", README.read_text(encoding="utf-8"), re.MULTILINE)
+    async with serving() as served:
+        assert DEFAULT_TARGET in command
+        command = command.replace("\\\n", "").replace(DEFAULT_TARGET, served.server.address)
+        out, err = await buf(*shlex.split(command))
+        assert err == ""
+        assert messages(out)[-1]["finished"]["usage"] == {"promptTokens": len("Dear customer,"), "completionTokens": 20}
 
 
 @pytest.mark.parametrize("service", ["", SERVICE, "draftwood.v1.MemoryService"])

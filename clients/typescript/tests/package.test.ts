@@ -1,4 +1,4 @@
-/** The published package: what `npm pack` takes, and the examples of the README, compiled strictly and run with it. */
+/** The published package: what `npm pack` takes, and the examples of both READMEs, compiled strictly and run with it. */
 
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
@@ -12,7 +12,8 @@ import { answers, type Behaviour, FakeServer, fails, full, reason, silent, viola
 const run = promisify(execFile);
 const PACKAGE = join(import.meta.dirname, "..", "..");
 const CONSUMER = join(PACKAGE, "build", "consumer");
-const EXAMPLES = [...readFileSync(join(PACKAGE, "README.md"), "utf8").matchAll(/```ts\n(.*?)```/gs)].map(
+const READMES = [join(PACKAGE, "README.md"), join(PACKAGE, "..", "..", "README.md")];
+const EXAMPLES = READMES.flatMap((path) => [...readFileSync(path, "utf8").matchAll(/```ts\n(.*?)```/gs)]).map(
   ([, code]) => code,
 );
 
@@ -23,7 +24,7 @@ const BAD = fails({
   details: [reason("INVALID_VALUE"), violation("sampling.temperature", "-1 is not allowed")],
 });
 
-/** For each example of the README in turn: what the server does, and what the example then prints. */
+/** For each example in turn: what the server does, and what the example then prints. */
 const SHOWN: [behaviour: Behaviour, output: RegExp][][] = [
   [[ANSWER, /^It is here\.\n1\.5\n$/]],
   [[ANSWER, /^It is here\.stop\n$/]],
@@ -34,6 +35,7 @@ const SHOWN: [behaviour: Behaviour, output: RegExp][][] = [
   ],
   [[ANSWER, /^It is here\.\n$/]],
   [[ANSWER, /^fake [0-9a-f]{32}\n$/]],
+  [[ANSWER, /^It is here\.$/]],
 ];
 
 let packed: string[];
@@ -69,7 +71,7 @@ test("the package has code, types, README and licence, and nothing else", () => 
 test("there is an expectation for each example", () => assert.equal(EXAMPLES.length, SHOWN.length));
 
 SHOWN.forEach((cases, index) => {
-  test(`example ${index} of the README`, async () => {
+  test(`example ${index} of the READMEs`, async () => {
     const path = join(CONSUMER, `example${index}.js`);
     const code = readFileSync(path, "utf8");
     for (const [behaviour, output] of cases) {
