@@ -1,4 +1,4 @@
-"""The TypeScript client: its own tests against a real service, lint, generated code. `make test` installs its packages."""
+"""The TypeScript client: its own tests against a real service, lint, generated code. `make test` installs packages."""
 
 from __future__ import annotations
 
