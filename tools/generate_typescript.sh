@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Generates the messages of the TypeScript client into the folder given (default: clients/typescript/src/gen, where they
-# are committed). Needs the development environment (`make setup`) and the packages of clients/typescript (`npm ci`).
+# are committed). Needs the development environment (`make setup`) and the packages of clients/typescript (`npm install`).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
