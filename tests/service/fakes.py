@@ -271,12 +271,12 @@ class FakeRedecoding:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Waits until another thread or process makes a condition true; 5 s at most."""
-    for _ in range(2500):
+    """Waits until another thread or process makes a condition true; 20 s at most."""
+    for _ in range(10_000):
         if condition():
             return
         await asyncio.sleep(0.002)
-    raise AssertionError("the condition was not met within 5 s")
+    raise AssertionError("the condition was not met within 20 s")
 
 
 @dataclass
