@@ -51,7 +51,7 @@ def _app() -> typer.Typer:
 
 @command
 def _replay(
-    files: Annotated[list[Path], typer.Argument(help="Traces: JSON lines with prompt_ids and output_ids, or .gz.")],
+    files: Annotated[list[Path], typer.Argument(help="Traces, .gz too: JSON lines with prompt_ids and output_ids, or of `memory export`.")],
     arm: Annotated[
         list[str],
         typer.Option(

@@ -33,7 +33,7 @@ class Row:
 
 
 def replay_command(
-    files: Annotated[list[Path], typer.Argument(help="Traces: JSON lines with prompt_ids and output_ids, or .gz.")],
+    files: Annotated[list[Path], typer.Argument(help="Traces, .gz too: JSON lines with prompt_ids and output_ids, or of `memory export`.")],
     strategy: Annotated[str, typer.Option(help="A registered strategy that reads only token ids.")] = "trie",
     budget: Annotated[list[int], typer.Option(min=1, help="Draft nodes per step; may be given several times.")] = [  # noqa: B006
         16,
