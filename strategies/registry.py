@@ -117,7 +117,7 @@ def warm_up(name: str) -> None:
 
 def _made_up_feedback(tree: DraftTree, top_k: int) -> Feedback:
     """Feedback that accepts nothing of a tree."""
-    nodes = 1 + len(tree)
+    nodes = 1 + tree.tokens.size  # a plugin's tree need not be a DraftTree
     top = np.tile(np.arange(top_k, dtype=np.int32), (nodes, 1)) if top_k else None
     return Feedback(
         tokens=np.concatenate([np.zeros(1, np.int32), tree.tokens]),

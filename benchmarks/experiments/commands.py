@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from benchmarks.experiments.paired import ArmSpec, PairedRow, paired, steps_of
-from benchmarks.replay.trace import Recording, TraceError, read_trace
+from benchmarks.replay.trace import TRACES_HELP, Recording, TraceError, read_trace
 from benchmarks.shared.report import BenchmarkError, console, progress
 from draftwood_client.cli.options import command
 from model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
@@ -51,7 +51,7 @@ def _app() -> typer.Typer:
 
 @command
 def _replay(
-    files: Annotated[list[Path], typer.Argument(help="Traces, .gz too: JSON lines with prompt_ids and output_ids, or of `memory export`.")],
+    files: Annotated[list[Path], typer.Argument(help=TRACES_HELP)],
     arm: Annotated[
         list[str],
         typer.Option(

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from benchmarks.replay.replay import replay
 from benchmarks.replay.studies import study
-from benchmarks.replay.trace import Recording, TraceError, read_trace, trace_name
+from benchmarks.replay.trace import TRACES_HELP, Recording, TraceError, read_trace, trace_name
 from strategies import create
 
 
@@ -33,7 +33,7 @@ class Row:
 
 
 def replay_command(
-    files: Annotated[list[Path], typer.Argument(help="Traces, .gz too: JSON lines with prompt_ids and output_ids, or of `memory export`.")],
+    files: Annotated[list[Path], typer.Argument(help=TRACES_HELP)],
     strategy: Annotated[str, typer.Option(help="A registered strategy that reads only token ids.")] = "trie",
     budget: Annotated[list[int], typer.Option(min=1, help="Draft nodes per step; may be given several times.")] = [  # noqa: B006
         16,

@@ -1,8 +1,8 @@
 """Traces: recorded outputs of a model, as JSON lines, gzipped or not.
 
 Either of `prompt_ids` and `output_ids`, or what `draftwood memory export` writes: a first line with the key
-`draftwood_memory`, then records of `kind` and `token_ids`. Of an export the answers are read, and of each its first token
-stands for the prompt, which memories do not keep. Texts that the memory was warmed with are no outputs of a model.
+`draftwood_memory`, then records of `kind` and `token_ids`. Of an export the answers are read, and the first token of
+each stands for the prompt, which memories do not keep. Texts that the memory was warmed with are no outputs of a model.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from strategies.draft import Int32Array
 Recording = tuple[Int32Array, Int32Array]
 """A prompt int32[p] and the output that followed it int32[o], neither empty."""
 
+TRACES_HELP = "Traces: JSON lines with prompt_ids and output_ids, or files of `draftwood memory export`; or .gz."
+"""Of arguments that are traces."""
 _EXPORT = "draftwood_memory"
 """Key of the first line of an exported memory."""
 _PARTS = ("prompt_ids", "output_ids")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +20,8 @@ from strategies import (
     registry,
     strategy_names,
 )
-from strategies.base import Drafter
-from strategies.draft import checked
+from strategies.base import Drafter, Feedback
+from strategies.draft import Int32Array, checked
 from tests import phrase_book
 
 
@@ -51,6 +53,37 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(TypeError, match="brunch_length"):
         create("trie", brunch_length=5)
+
+
+class Chain:
+    """A strategy and its drafter, as a plugin writes them; its tree is no DraftTree."""
+
+    top_k = 0
+
+    def __init__(self) -> None:
+        self.accepted: list[int] = []
+
+    def start(self, prompt: Int32Array) -> Chain:
+        return self
+
+    def propose(self, budget: int) -> SimpleNamespace:
+        parents = np.arange(-1, 2, dtype=np.int32)
+        return SimpleNamespace(tokens=parents + 5, parents=parents, scores=np.ones(3, np.float32))
+
+    def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
+        if feedback is not None:
+            assert feedback.parents.tolist() == [-1, 0, 1, 2]
+        self.accepted += accepted.tolist()
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_a_plugin_with_a_tree_of_its_own_is_warmed_up() -> None:
+    chain: Any = Chain()
+    register("chain")(lambda: chain)
+    registry.warm_up("chain")
+    assert chain.accepted == [0, 1, 2, 3, 0, 0, 0, 0]
 
 
 @pytest.mark.usefixtures("own_registry")
