@@ -1,0 +1,1 @@
+"""The documentation: its site is built, its links lead somewhere, its commands run."""

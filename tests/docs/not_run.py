@@ -1,0 +1,38 @@
+"""The commands of the documentation that `tests/docs` does not run, each with the reason."""
+
+from __future__ import annotations
+
+import re
+
+INSTALLS = "downloads gigabytes; `make install-test` runs it"
+DOCKER = "needs Docker; `make image-test` builds the same Dockerfile and runs the image"
+CLUSTER = "needs a Kubernetes cluster"
+TRAFFIC = "needs a minute of requests to have a winner; tests/client/test_experiment_commands.py concludes one"
+NPM = "the package is not in the registry; tests/clients/test_typescript.py packs it and installs that"
+CORPUS = "needs a corpus that is not in the repository"
+ELSEWHERE = "needs a server of that name"
+MINUTES = (
+    "takes minutes; a small one is in tests/benchmarks, and here its arguments are read by the command's own parser"
+)
+
+NOT_RUN = {
+    r"(\S*/)?pip install .*": INSTALLS,
+    r"python3 -m venv .*": INSTALLS,
+    r"docker (build|run) .*": DOCKER,
+    r"helm test .*": CLUSTER,
+    r"kubectl .*": CLUSTER,
+    r"npm install .*": NPM,
+    r"draftwood experiment conclude first-trie": TRAFFIC,
+    r"python tools/train_demo_model\.py .*": CORPUS,
+    r"DRAFTWOOD_API_KEY=dw_… .*": ELSEWHERE,
+}
+"""Reason by regular expression of the whole command."""
+
+PARSED = {
+    r"draftwood bench (?!replay ).*": MINUTES,
+}
+"""The same of commands that are parsed instead."""
+
+
+def reason(table: dict[str, str], command: str) -> str | None:
+    return next((why for pattern, why in table.items() if re.fullmatch(pattern, command)), None)

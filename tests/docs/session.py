@@ -1,0 +1,212 @@
+"""What a reader does with a page: its blocks from the first to the last, in a folder of its own, against a service."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.request import urlopen
+
+import yaml
+
+from benchmarks.shared.certificates import make_certificate
+from benchmarks.shared.server_process import log_tail, wait_for_address
+from tests.docs.pages import ROOT, Block
+from tests.helm.chart import render
+from tests.service.test_commands import SERVE_FAKE
+
+SECONDS = 60
+"""Of any command."""
+WATCHES = re.compile(r"draftwood (top --json\b|experiment report .* --watch)")
+"""Commands that go on until Ctrl-C."""
+_BINARIES = Path(sys.executable).parent
+_LINKED = ("benchmarks", "examples", "Makefile")
+_QUESTIONS = "".join(f'{{"text": "Where is parcel {i}? It should be here by now."}}\n' for i in range(8))
+_TRACE = '{"prompt_ids": [1, 2], "output_ids": [5, 6, 7, 8, 5, 6, 7, 8]}\n' * 3
+
+
+class Session:
+    """One page.
+
+    Args:
+        folder: empty; commands run in it.
+        service: "host:port" of a service; `target` follows the page to others.
+    """
+
+    def __init__(self, folder: Path, service: str) -> None:
+        self.folder = folder
+        self.addresses = {"127.0.0.1:50051": service, "127.0.0.1:50052": service}
+        self.addresses |= {f"10.0.0.{host}:50051": service for host in (7, 8)}
+        self._stack = ExitStack()
+        site = folder / "site"
+        self.environment = {key: value for key, value in os.environ.items() if not key.startswith("DRAFTWOOD_")} | {
+            "DRAFTWOOD_TARGET": service,
+            "EDITOR": "true",
+            "PATH": f"{_BINARIES}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join([str(site), str(ROOT), *sys.path]),
+            "XDG_DATA_HOME": str(folder / "data"),
+        }
+        for name in _LINKED:
+            (folder / name).symlink_to(ROOT / name)
+        for name in ("answers.jsonl", "docs.txt"):
+            (folder / name).write_text(_QUESTIONS, encoding="utf-8")
+        (folder / "tenants.yaml").write_text("tenants:\n- {name: tenants/acme, weight: 2}\n", encoding="utf-8")
+        for name in ("code-llama3-8b-instruct.jsonl", "gsm8k-tora-a.jsonl", "trace.jsonl"):
+            (folder / name).write_text(_TRACE, encoding="utf-8")
+        certificate, key = make_certificate(folder)
+        certificate.rename(folder / "server.pem")
+        key.rename(folder / "server.key")
+        for example in ("phrase_book", "recall"):
+            install(ROOT / "examples" / example, site)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def write_files(self, blocks: list[Block]) -> None:
+        """The files that YAML blocks show: the first one of each kind."""
+        written: set[str] = set()
+        for block in blocks:
+            if block.language == "yaml":
+                content = yaml.safe_load(block.text)
+                name = "auth.yaml" if {"keys", "certificates"} & content.keys() else "tenants.yaml"
+                if name not in written:
+                    (self.folder / name).write_text(block.text, encoding="utf-8")
+                    (self.folder / name).chmod(0o600)
+                    written.add(name)
+
+    def run(self, command: str) -> None:
+        """Raises AssertionError, or ServerError of a service that does not start, with the output."""
+        command = self._addressed(command.removesuffix(" &"))
+        words = shlex.split(command)
+        if "draftwood serve" in command:
+            self._serve(command)
+        elif words[:2] == ["draftwood", "gateway"]:
+            self._open_gateway(words)
+        elif words[:2] == ["helm", "install"]:
+            render(values_of(words))
+        elif WATCHES.match(command):
+            self._watch(command)
+        else:
+            self._bash(f"make --dry-run {words[1]}" if words[0] == "make" else command)
+
+    def run_python(self, code: str) -> None:
+        self._check(["python", "-W", "error", "-c", self._addressed(code)])
+
+    def _addressed(self, text: str) -> str:
+        for written, real in self.addresses.items():
+            text = text.replace(written, real)
+        return text
+
+    def _bash(self, command: str) -> None:
+        self._check(["bash", "-o", "pipefail", "-c", command])
+
+    def _check(self, words: list[str]) -> None:
+        done = subprocess.run(
+            words,
+            cwd=self.folder,
+            env=self.environment,
+            input="y\n",
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, f"{words[-1]}\n{done.stdout}{done.stderr}"
+
+    def _watch(self, command: str) -> None:
+        process = self._started(command)
+        assert process.stdout is not None
+        assert process.stdout.readline(), f"{command}: no output"
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=SECONDS)
+
+    def _serve(self, command: str) -> None:
+        """Starts what the command says, with a model that follows a script, and ends it."""
+        before, _, arguments = command.partition("draftwood serve")
+        ready = self.folder / "ready"
+        ready.unlink(missing_ok=True)
+        ports = ["--port", "0", "--ready-file", str(ready)]
+        if "--metrics-port" in arguments:
+            ports += ["--metrics-port", "0"]
+        log = self.folder / "serve.log"
+        process = self._started(f'{before} exec python -c "$SERVE" {arguments} {shlex.join(ports)} > {log} 2>&1')
+        try:
+            wait_for_address(process, ready, log, SECONDS)
+        finally:
+            process.terminate()
+            process.communicate(timeout=SECONDS)
+        assert process.returncode == 0, f"{command}\n{log_tail(log)}"
+
+    def _open_gateway(self, words: list[str]) -> None:
+        """Starts a gateway on a free port for the commands that follow."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        at = words.index("--port") + 1
+        self.addresses[f"127.0.0.1:{words[at]}"] = f"127.0.0.1:{port}"
+        process = self._started(shlex.join(["exec", *words[:at], port, *words[at + 1 :]]))
+        self._stack.callback(lambda: (process.terminate(), process.communicate(timeout=SECONDS)))
+        for _ in range(10 * SECONDS):
+            assert process.poll() is None, process.communicate()[0].decode()
+            try:
+                with urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
+                    return
+            except OSError:
+                time.sleep(0.1)
+        raise AssertionError("the gateway did not become healthy")
+
+    def _started(self, command: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            ["bash", "-c", command],
+            cwd=self.folder,
+            env=self.environment | {"SERVE": SERVE_FAKE},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def install(project: Path, site: Path) -> None:
+    """What `pip install` leaves of a package without dependencies: its modules, and its entry points."""
+    about = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    info = site / f"{about['name'].replace('-', '_')}-{about['version']}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: {about['version']}\n")
+    groups = (
+        f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in ones.items())
+        for group, ones in about["entry-points"].items()
+    )
+    (info / "entry_points.txt").write_text("\n".join(groups), encoding="utf-8")
+    for path in project.iterdir():
+        if (path / "__init__.py").exists() or (path.suffix == ".py" and not path.name.startswith("test_")):
+            (site / path.name).symlink_to(path)
+
+
+def values_of(words: list[str]) -> dict[str, Any]:
+    """The values that `--set` gives."""
+    values: dict[str, Any] = {}
+    for flag, given in pairwise(words):
+        if flag == "--set":
+            name, _, value = given.partition("=")
+            *path, last = name.split(".")
+            at = values
+            for part in path:
+                at = at.setdefault(part, {})
+            at[last] = yaml.safe_load(value)
+    return values
