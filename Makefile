@@ -9,7 +9,7 @@ HELM := build/helm/.installed
 # Models that tests convert are kept in a folder of their own.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 XDG_CACHE_HOME=$(CURDIR)/build/cache
 
-.PHONY: help setup demo docs serve bench test test-slow check format protos baseline dashboards golden test-monitoring stream-cost peers clean image-test
+.PHONY: help setup demo docs serve bench test test-slow check format protos baseline dashboards golden test-monitoring stream-cost peers clean image-test install-test
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -102,6 +102,13 @@ image-test: $(STAMP)  ## Build the image and run it; needs root and: apt-get ins
 
 docs: $(STAMP)  ## Build the documentation's site into build/site; broken links and anchors are errors
 	$(BIN)/zensical build --strict
+
+install-test:  ## Install from git as a user does, into build/install, and ask twice; downloads gigabytes
+	rm -rf build/install
+	$(PYTHON) -m venv build/install
+	build/install/bin/pip install --quiet --disable-pip-version-check \
+		"draftwood-client @ git+file://$(CURDIR)#subdirectory=clients/python" "draftwood @ git+file://$(CURDIR)"
+	cd build/install && bin/python -I $(CURDIR)/tools/install_test.py
 
 stream-cost: $(STAMP)  ## CPU time of the service's own work for each message
 	$(BIN)/python -m tests.service.stream_cost --streams 1 8 32

@@ -22,6 +22,7 @@ import yaml
 
 from benchmarks.shared.certificates import make_certificate
 from benchmarks.shared.server_process import log_tail, wait_for_address
+from draftwood_client import MemoryClient, MemoryRecord
 from tests.docs.pages import ROOT, Block
 from tests.helm.chart import render
 from tests.service.test_commands import SERVE_FAKE
@@ -41,7 +42,7 @@ class Session:
 
     Args:
         folder: empty; commands run in it.
-        service: "host:port" of a service; `target` follows the page to others.
+        service: "host:port" of the service that the page's addresses mean; its tenant acme gets a memory.
     """
 
     def __init__(self, folder: Path, service: str) -> None:
@@ -69,6 +70,9 @@ class Session:
         key.rename(folder / "server.key")
         for example in ("phrase_book", "recall"):
             install(ROOT / "examples" / example, site)
+        with MemoryClient(service, tenant="acme") as memories:
+            answers = [MemoryRecord((5, 6, 7, 8) * 4, "", "output")]
+            memories.import_records(answers, fingerprint=memories.export().fingerprint)
 
     def __enter__(self) -> Self:
         return self

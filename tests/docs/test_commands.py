@@ -53,8 +53,7 @@ def is_excerpt(block: Block) -> bool:
 @pytest.mark.parametrize("page", [page for page in WITH_CODE if page not in REAL])
 async def test_a_page(page: str, tmp_path: Path) -> None:
     async with serving(model=FakeModel(max_context=256), strategy="hybrid") as served:
-        with Session(tmp_path, served.server.address) as session:
-            await asyncio.to_thread(follow, page, session)
+        await asyncio.to_thread(follow, page, tmp_path, served.server.address)
 
 
 @pytest.fixture(scope="module")
@@ -65,26 +64,29 @@ def real_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.parametrize("page", REAL)
 def test_a_page_with_the_bundled_model(page: str, real_service: str, tmp_path: Path) -> None:
-    with Session(tmp_path, real_service) as session:
-        follow(page, session)
+    follow(page, tmp_path, real_service)
 
 
-def follow(page: str, session: Session) -> None:
+def follow(page: str, folder: Path, service: str) -> None:
     """Does what the page says, from top to bottom."""
-    session.write_files(blocks(page))
-    for block in blocks(page):
-        if block.language == "python" and page not in PYTHON_ELSEWHERE and not is_excerpt(block):
-            session.run_python(block.text)
-        for command in block.commands:
-            if reason(NOT_RUN, command) or missing(command) or FIRST.get(command, page) != page:
-                continue
-            if command in REFUSED:
-                with pytest.raises(ServerError, match=re.escape(REFUSED[command])):
-                    session.run(command)
-            elif reason(PARSED, command):
-                parse(command.split()[1:])
-            else:
-                session.run(command)
+    with Session(folder, service) as session:
+        session.write_files(blocks(page))
+        for block in blocks(page):
+            if block.language == "python" and page not in PYTHON_ELSEWHERE and not is_excerpt(block):
+                session.run_python(block.text)
+            for command in block.commands:
+                if not (reason(NOT_RUN, command) or missing(command) or FIRST.get(command, page) != page):
+                    do(command, session)
+
+
+def do(command: str, session: Session) -> None:
+    if command in REFUSED:
+        with pytest.raises(ServerError, match=re.escape(REFUSED[command])):
+            session.run(command)
+    elif reason(PARSED, command):
+        parse(command.split()[1:])
+    else:
+        session.run(command)
 
 
 def missing(command: str) -> bool:
