@@ -107,7 +107,7 @@ install-test:  ## Install from git as a user does, into build/install, and ask t
 	rm -rf build/install
 	$(PYTHON) -m venv build/install
 	build/install/bin/pip install --quiet --disable-pip-version-check \
-		"draftwood-client @ git+file://$(CURDIR)#subdirectory=clients/python" "draftwood @ git+file://$(CURDIR)"
+		"git+file://$(CURDIR)#subdirectory=clients/python" "git+file://$(CURDIR)"
 	cd build/install && bin/python -I $(CURDIR)/tools/install_test.py
 
 stream-cost: $(STAMP)  ## CPU time of the service's own work for each message

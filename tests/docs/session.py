@@ -164,7 +164,8 @@ class Session:
         at = words.index("--port") + 1
         self.addresses[f"127.0.0.1:{words[at]}"] = f"127.0.0.1:{port}"
         process = self._started(shlex.join(["exec", *words[:at], port, *words[at + 1 :]]))
-        self._stack.callback(lambda: (process.terminate(), process.communicate(timeout=SECONDS)))
+        self._stack.callback(process.communicate, timeout=SECONDS)
+        self._stack.callback(process.terminate)
         for _ in range(10 * SECONDS):
             assert process.poll() is None, process.communicate()[0].decode()
             try:
