@@ -150,6 +150,11 @@ def test_every_exception_is_still_needed(pattern: str) -> None:
     assert any(re.fullmatch(pattern, command) for block in ALL for command in block.commands)
 
 
+def test_typescript_is_on_the_pages_that_the_clients_own_test_runs() -> None:
+    """`clients/typescript/tests/package.test.ts` does."""
+    assert {block.page for block in ALL if block.language == "ts"} == {"README.md", "clients/typescript/README.md"}
+
+
 def test_the_tutorial_shows_the_strategy_as_it_is() -> None:
     excerpts = [block.text for block in ALL if block.language == "python" and is_excerpt(block)]
     strategy = Path("examples/recall/recall_strategy.py").read_text(encoding="utf-8")
