@@ -9,7 +9,7 @@ HELM := build/helm/.installed
 # Models that tests convert are kept in a folder of their own.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 XDG_CACHE_HOME=$(CURDIR)/build/cache
 
-.PHONY: help setup demo docs serve bench test test-slow check format protos baseline dashboards golden test-monitoring stream-cost peers clean image-test install-test
+.PHONY: help setup demo docs reference serve bench test test-slow check format protos baseline dashboards golden test-monitoring stream-cost peers clean image-test install-test
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -85,7 +85,7 @@ format: $(STAMP)  ## Fix what ruff can fix
 
 protos: $(STAMP) $(TYPESCRIPT)  ## Regenerate the stubs and the reference pages from protos/
 	tools/generate_stubs.sh
-	$(BIN)/python -m tools.protocol_reference
+	$(MAKE) reference
 	if command -v npm; then tools/generate_typescript.sh; fi
 
 baseline: $(STAMP)  ## At a release: make today's protocol the one that must not break
@@ -99,6 +99,10 @@ test-monitoring: $(STAMP)  ## Alerts and dashboards in a real Prometheus (needs 
 
 image-test: $(STAMP)  ## Build the image and run it; needs root and: apt-get install buildah mmdebstrap runc
 	$(BIN)/python -m tools.image_test
+
+reference: $(STAMP)  ## Write the generated pages of docs/reference anew, from protos/ and the settings
+	$(BIN)/python -m tools.protocol_reference
+	$(BIN)/python -m tools.settings_reference
 
 docs: $(STAMP)  ## Build the documentation's site into build/site; broken links and anchors are errors
 	$(BIN)/zensical build --strict

@@ -62,8 +62,7 @@ class Page:
             )
             for at, method in enumerate(service.method)
         ]
-        table = _table(("method", "request", "response", ""), rows)
-        return self._section(service.name, path, table)
+        return self._section(service.name, path, table(("method", "request", "response", ""), rows))
 
     def _message(self, message: DescriptorProto, path: tuple[int, ...]) -> str:
         rows, groups = [], set[int]()
@@ -75,13 +74,13 @@ class Page:
                 parts = [f"One of `{name}`.", about, *parts]
                 groups.add(field.oneof_index)
             rows.append((f"`{field.name}`", self._type(field, message), " ".join(filter(None, parts))))
-        return self._section(message.name, path, _table(("field", "type", ""), rows) if rows else "No fields.")
+        return self._section(message.name, path, table(("field", "type", ""), rows) if rows else "No fields.")
 
     def _enum(self, enum: EnumDescriptorProto, path: tuple[int, ...]) -> str:
         rows = [
             (f"`{one.name}`", str(one.number), self._inline((*path, _PARTS, at))) for at, one in enumerate(enum.value)
         ]
-        return self._section(enum.name, path, _table(("value", "number", ""), rows))
+        return self._section(enum.name, path, table(("value", "number", ""), rows))
 
     def _section(self, name: str, path: tuple[int, ...], body: str) -> str:
         return "\n\n".join(filter(None, [f"## {name}", _escaped(self.comments.get(path, "")), body]))
@@ -141,7 +140,8 @@ def _escaped(text: str) -> str:
     return text.strip().replace("<", "&lt;")
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """As Markdown."""
     return "\n".join("| " + " | ".join(row).rstrip() + " |" for row in (heads, ["---"] * len(heads), *rows))
 
 

@@ -138,7 +138,8 @@ class Session:
         assert process.stdout is not None
         assert process.stdout.readline(), f"{command}: no output"
         os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=SECONDS)
+        output, _ = process.communicate(timeout=SECONDS)
+        assert b"Traceback" not in output, output.decode()
 
     def _serve(self, command: str) -> None:
         """Starts what the command says, with a model that follows a script, and ends it."""

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests.docs.pages import ROOT
+from tools import settings_reference
 from tools.comparison_plot import PLOT, plot
 from tools.protocol_reference import PAGES, pages
 
@@ -95,12 +96,11 @@ def test_the_navigation_has_every_page_once() -> None:
     assert sorted(listed(CONFIG["nav"])) == written
 
 
-def test_the_protocol_pages_are_those_of_the_protocol() -> None:
-    made = pages()
-    hand_written = {"python.md"}
-    assert {path.name for path in PAGES.iterdir()} == made.keys() | hand_written
+def test_the_generated_pages_are_those_of_the_protocol_and_the_settings() -> None:
+    made = {**pages(), settings_reference.PAGE.name: settings_reference.text()}
+    assert {path.name for path in PAGES.iterdir()} == {*made, "python.md"}
     stale = [name for name, text in made.items() if (PAGES / name).read_text(encoding="utf-8") != text]
-    assert stale == [], "run `make protos`"
+    assert stale == [], "run `make reference`"
 
 
 def test_the_plot_shows_the_figures_of_the_comparison() -> None:

@@ -1,0 +1,29 @@
+"""Writes the page of `docs/reference` about the settings of `draftwood serve`: `python -m tools.settings_reference`."""
+
+from __future__ import annotations
+
+from service.config import ENV_PREFIX, flag
+from service.settings import Settings, default_shown
+from tools.protocol_reference import PAGES, table
+
+PAGE = PAGES / "settings.md"
+_HEAD = f"""# Settings
+
+Generated from `service/settings.py`. Each setting of `draftwood serve` is a flag, an environment variable
+(`{ENV_PREFIX}` and the name in capitals, with `_` for `-`) and a key of the YAML file that `--config` names (with `_`
+for `-`). A value is taken from the first of: flag, variable, file, default. Durations are in seconds, sizes in bytes or
+with a suffix K, M or G.
+
+"""
+
+
+def text() -> str:
+    rows = [
+        (f"`{flag(name)}`", f"`{default_shown(name)}`", str(field.description).replace("|", "\\|"))
+        for name, field in Settings.model_fields.items()
+    ]
+    return _HEAD + table(("flag", "default", ""), rows) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(text(), encoding="utf-8")
