@@ -296,14 +296,16 @@ class Engine:
 
     def _keep(self, verified: SequenceOf[_Verified]) -> None:
         """Moves the KV entries of accepted nodes behind the committed ones."""
-        moves = [
-            (self._pool.slot(one.sequence, one.committed + node), self._pool.slot(one.sequence, one.committed + depth))
-            for one in verified
-            for depth, node in enumerate(one.path.nodes)
-            if node != depth
-        ]
-        if moves:
-            self._runner.keep(KVMoves(*np.array([*zip(*moves, strict=True)], np.int32)))
+        sources, targets, begins = [], [], [0]
+        for one in verified:
+            for depth, node in enumerate(one.path.nodes):
+                if node != depth:
+                    sources.append(self._pool.slot(one.sequence, one.committed + node))
+                    targets.append(self._pool.slot(one.sequence, one.committed + depth))
+            if len(sources) > begins[-1]:
+                begins.append(len(sources))
+        if sources:
+            self._runner.keep(KVMoves(*(np.array(part, np.int32) for part in (sources, targets, begins))))
 
     def _commit(self, one: _Verified, model_seconds: float, sharing: int) -> StepOutput:
         sequence, path, accepted = one.sequence, one.path, len(one.path.nodes)

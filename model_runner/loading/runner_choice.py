@@ -1,4 +1,4 @@
-"""Chooses what computes a model: OpenVINO on CPUs where it can, torch everywhere else."""
+"""Chooses what computes a model: kernels of our own on GPUs, OpenVINO on CPUs, torch where these cannot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from model_runner.runners.base import RunnerFactory
 from model_runner.runners.probing import past_thresholds
 from model_runner.runners.shrinking import CONTEXT
 
-RUNNERS = ("auto", "openvino", "torch")
+RUNNERS = ("auto", "cuda", "openvino", "torch")
 WEIGHTS = ("as-is", "int8")
 
 _log = logging.getLogger(__name__)
@@ -23,16 +23,16 @@ def check_runner(runner: str, exact: bool | None) -> None:
     """Raises InvalidValueError for a runner that does not exist, or that lacks the exact mode asked for."""
     if runner not in RUNNERS:
         raise InvalidValueError("runner", runner, f"it must be one of {', '.join(RUNNERS)}")
-    if runner == "openvino" and exact:
-        raise InvalidValueError("exact", exact, "the openvino runner has no exact mode; use runner torch")
+    if runner in ("cuda", "openvino") and exact:
+        raise InvalidValueError("exact", exact, f"the {runner} runner has no exact mode; use runner torch")
 
 
 def check_weights(weights: str, runner: str, exact: bool | None) -> None:
     """Raises InvalidValueError for weights that do not exist, or that no runner has with the other choices."""
     if weights not in WEIGHTS:
         raise InvalidValueError("weights", weights, f"it must be one of {', '.join(WEIGHTS)}")
-    if weights == "int8" and runner == "torch":
-        raise InvalidValueError("weights", weights, "it must be as-is with runner torch; int8 needs runner openvino")
+    if weights == "int8" and runner in ("cuda", "torch"):
+        raise InvalidValueError("weights", weights, f"it must be as-is with runner {runner}; int8 needs runner openvino")
     if weights == "int8" and exact:
         raise InvalidValueError("weights", weights, "it must be as-is in exact mode; int8 needs runner openvino")
 
@@ -48,13 +48,13 @@ def choose_runner(
     """The model as a runner computes it, and why by this runner.
 
     Args:
-        module: an unmodified transformers model. The torch runner takes it over, see `runners.torch.probe`; the
-            openvino runner leaves it as it was.
+        module: an unmodified transformers model. The torch and cuda runners take it over, see `runners.torch.probe`;
+            the openvino runner leaves it as it was.
         runner, exact, weights, threads: as for `loading.model.load_model`.
 
     Raises:
         InvalidValueError: there is no such runner, it has no exact mode, or no runner has such weights for this model.
-        UnsupportedRunnerError: OpenVINO is chosen by name and cannot compute the model.
+        UnsupportedRunnerError: OpenVINO or CUDA is chosen by name and cannot compute the model.
         UnsupportedModelError: draft trees cannot be verified on the model; gives the reason.
     """
     check_runner(runner, exact)
@@ -63,16 +63,32 @@ def choose_runner(
         return _with_8_bits(module, max_context, threads), "weights are int8"
     if runner == "torch":
         return _torch(module, exact, max_context), "chosen by name"
-    try:
-        factory, reason = _openvino(module, bool(exact), max_context, threads), "the model is on a CPU"
-    except UnsupportedRunnerError as error:
-        if runner == "openvino":
-            raise
-        factory, reason = _torch(module, exact, max_context), str(error)
     if runner == "openvino":
-        return factory, "chosen by name"
-    _log.info("runner %s: %s", factory.name, reason)
+        return _openvino(module, bool(exact), max_context, threads), "chosen by name"
+    if runner == "cuda":
+        return _cuda(module, max_context), "chosen by name"
+    on_gpu = module.device.type == "cuda"
+    try:
+        if on_gpu:
+            factory, reason = _cuda(module, max_context, bool(exact)), f"the model is on {module.device}"
+        else:
+            factory, reason = _openvino(module, bool(exact), max_context, threads), "the model is on a CPU"
+    except UnsupportedRunnerError as error:
+        factory, reason = _torch(module, exact, max_context), str(error)
+    _log.log(logging.WARNING if on_gpu and factory.name != "cuda" else logging.INFO, "runner %s: %s", factory.name, reason)
     return factory, reason
+
+
+def _cuda(module: Any, max_context: int, exact: bool = False) -> RunnerFactory:
+    if exact:
+        raise UnsupportedRunnerError("CUDA: the runner has no exact mode")
+    from model_runner.runners.cuda.launching import require_triton
+
+    require_triton(module.device)
+    # Kernels, which Triton must have been made ready for.
+    from model_runner.runners.cuda.factory import take_over
+
+    return take_over(module, max_context)
 
 
 def _torch(module: Any, exact: bool | None, max_context: int) -> RunnerFactory:

@@ -143,10 +143,12 @@ class KVMoves(NamedTuple):
 
     Attributes:
         sources, targets: int32[m], slots: page * page_size + row.
+        begins: int32[n + 1]; the moves of the i-th sequence that has any are `begins[i]` to `begins[i + 1]`.
     """
 
     sources: Int32Array
     targets: Int32Array
+    begins: Int32Array
 
 
 class Runner(Protocol):
@@ -179,7 +181,7 @@ class RunnerFactory(Protocol):
 
     @property
     def name(self) -> str:
-        """The kind of runner: "torch" or "openvino"."""
+        """The kind of runner: "cuda", "openvino" or "torch"."""
 
     @property
     def exact(self) -> bool:

@@ -72,7 +72,7 @@ class KVPages:
         self._arrays: list[npt.NDArray[Any]] = [*keys.values(), *values.values()]
         self.keys = by_layer(layout.shapes, keys)
         self.values = by_layer(layout.shapes, values)
-        self.move(KVMoves(np.empty(0, np.int32), np.empty(0, np.int32)))  # compiles
+        self.move(KVMoves(np.empty(0, np.int32), np.empty(0, np.int32), np.zeros(1, np.int32)))  # compiles
 
     def move(self, moves: KVMoves) -> None:
         """Moves entries from slots to slots, in every layer."""

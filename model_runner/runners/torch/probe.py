@@ -107,6 +107,7 @@ class _AttentionCall(NamedTuple):
     shape: KVShape
     dtype: torch.dtype
     window: int | None
+    group: int
 
 
 _CALLS: ContextVar[list[_AttentionCall]] = ContextVar("draftwood_calls")
@@ -126,12 +127,23 @@ def _noted_attention(
     """Zeros [1, T, head, value_dim] in place of attention, see `tree_attention`: only the shapes matter."""
     layer: Any = getattr(module, "layer_idx", None)
     shape = KVShape(key.shape[1], key.shape[3], value.shape[3])
-    _CALLS.get().append(_AttentionCall(layer, shape, key.dtype, sliding_window))
+    _CALLS.get().append(_AttentionCall(layer, shape, key.dtype, sliding_window, query.shape[1] // key.shape[1]))
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
 
 def _layout(module: Any, max_context: int) -> KVLayout:
-    """Read off the calls of attention: what a model keeps in a cache of its own may be something smaller."""
+    shapes, _, dtype = attention_shapes(module, max_context)
+    return KVLayout(shapes, dtype, module.device)
+
+
+def attention_shapes(module: Any, max_context: int) -> tuple[tuple[KVShape, ...], int, torch.dtype]:
+    """What layers call attention with: the shapes of keys and values, the most heads that share a key, and the dtype.
+
+    Read off the calls of attention: what a model keeps in a cache of its own may be something smaller.
+
+    Raises:
+        UnsupportedModelError: they do not call it as a model does on which draft trees can be verified.
+    """
     name, config = type(module).__name__, module.config.get_text_config()
     calls: list[_AttentionCall] = []
     AttentionInterface.register(_NOTED, _noted_attention)
@@ -149,7 +161,7 @@ def _layout(module: Any, max_context: int) -> KVLayout:
         raise UnsupportedModelError(f"{name} does not number its layers from 0 on: {[call.layer for call in calls]}")
     if reason := hidden_window(config, [call.window for call in calls], max_context):
         raise UnsupportedModelError(f"{name} {reason}")
-    return KVLayout(tuple(call.shape for call in calls), calls[0].dtype, module.device)
+    return tuple(call.shape for call in calls), max(call.group for call in calls), calls[0].dtype
 
 
 def _tree_logits(module: Any, layout: KVLayout, tokens: Int32Array) -> torch.Tensor:

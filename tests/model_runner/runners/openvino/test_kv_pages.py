@@ -24,7 +24,7 @@ def test_entries_move_from_slot_to_slot(order: list[int], count: int) -> None:
             keys[slot // PAGE_SIZE, :, slot % PAGE_SIZE] = slot
             values[slot // PAGE_SIZE, :, slot % PAGE_SIZE] = -slot
     targets, sources = order[:count], order[count : 2 * count]
-    kv.move(KVMoves(np.array(sources, np.int32), np.array(targets, np.int32)))
+    kv.move(KVMoves(*(np.array(part, np.int32) for part in (sources, targets, [0, len(sources)]))))
     moved = dict(zip(targets, sources, strict=True))
     expected = [moved.get(slot, slot) for slot in range(SLOTS)]
     for keys, values in zip(kv.keys, kv.values, strict=True):

@@ -1,0 +1,101 @@
+"""Whole steps as CUDA graphs: one launch in place of the hundreds that a forward pass makes.
+
+A graph is captured for each padded size and each number of rows of attention's parts; which sequences share a step, and
+how long their contexts are, is in the arrays that it reads. On a CPU, where kernels are interpreted, a step is recorded
+instead, and each replay must be what was recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple, Protocol
+
+import torch
+
+from model_runner.runners.cuda.forward import SIZES, Forward, Ready
+from model_runner.runners.cuda.recording import Recording
+
+_log = logging.getLogger(__name__)
+
+GRAPH_TOKENS = 512
+"""Tokens of the largest step that is captured: beyond it launches take a small part of a step's time."""
+
+
+class _Replayable(Protocol):
+    """A captured step."""
+
+    def replay(self) -> torch.Tensor:
+        """Runs it on what the fixed arrays hold; returns its logits."""
+
+
+class _Key(NamedTuple):
+    tokens: int
+    rows: int
+
+
+class Graphs:
+    """The captured steps of a runner. On a GPU all are captured at once, the largest first, in one pool of memory."""
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+        self._graphs: dict[_Key, _Replayable] = {}
+        self._pool: object = None
+        self._broken = False
+        if forward.device.type == "cuda":
+            for size in sorted(SIZES, reverse=True):
+                for rows in forward.row_choices:
+                    self._capture_empty(size, rows)
+
+    def run(self, ready: Ready) -> bool:
+        """Replays a step, if it is one that a graph can be captured of."""
+        if not ready.in_place or self._broken:
+            return False
+        key = _Key(ready.tokens, ready.rows)
+        if key not in self._graphs:
+            self._capture(ready)
+        if self._broken:
+            return False
+        self._forward.logits = self._graphs[key].replay()
+        return True
+
+    def _capture_empty(self, size: int, rows: int) -> None:
+        """A step of padding only: a capture notes what is launched, not what is in the arrays."""
+        if not self._broken:
+            self._capture(self._forward.prepare_padding(size, rows))
+
+    def _capture(self, ready: Ready) -> None:
+        try:
+            captured = Recording(self._forward, ready) if self._forward.device.type == "cpu" else self._on_gpu(ready)
+            self._graphs[_Key(ready.tokens, ready.rows)] = captured
+        except Exception as error:
+            self._broken = True
+            self._graphs.clear()
+            _log.warning(
+                "steps run without CUDA graphs, which takes longer: a step of %d tokens cannot be captured: %s: %s",
+                ready.tokens,
+                type(error).__name__,
+                error,
+            )
+
+    def _on_gpu(self, ready: Ready) -> _Replayable:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._forward.launch(ready)  # compiles kernels, and lets libraries choose theirs
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+            logits = self._forward.launch(ready)
+        self._pool = self._pool or graph.pool()
+        return _CudaGraph(graph, logits)
+
+
+class _CudaGraph(NamedTuple):
+    """Implements `_Replayable`."""
+
+    graph: torch.cuda.CUDAGraph
+    logits: torch.Tensor
+
+    def replay(self) -> torch.Tensor:
+        self.graph.replay()
+        return self.logits

@@ -1,0 +1,226 @@
+"""Attention of draft trees over paged keys and values: in parts that run side by side, which are then merged.
+
+The parts are those of Flash-Decoding (Dao et al., 2023): a tile of queries reads a run of the context, or all of the
+step's own nodes, and leaves an unnormalized sum with its maximum; parts are merged by log-sum-exp. Within the context
+nothing is masked; among the nodes of a tree a query sees those whose bits are set in its ancestor words.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def attention_parts(
+    query,
+    kv,
+    sums,
+    maxima,
+    totals,
+    tiles,
+    tile_count,
+    pages,
+    prefixes,
+    positions,
+    ancestors,
+    scaling,
+    softcap,
+    window,
+    query_token_stride,
+    query_head_stride,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    KEY_BLOCK: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    WORDS: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+):
+    """Sums of weighted values of all parts, and what is needed to merge them.
+
+    A program takes one part after the other, so that the grid depends on the device and not on the batch.
+
+    Args:
+        query: [token, head, KEY_DIM] with the strides given, the last one 1.
+        kv: [page, KV_HEADS, PAGE_SIZE, KEY_DIM + VALUE_DIM].
+        sums: float32[part, KV_HEADS, ROWS, VALUE_BLOCK], out.
+        maxima, totals: float32[part, KV_HEADS, ROWS], out: of the scores in powers of 2, and the sum of the weights.
+        tiles: int32[part, 8], see `tiling.Tiles`.
+        tile_count: int32[1], how many parts there are.
+        pages: int32[...], page tables.
+        prefixes, positions: int32[token]; a token sees the entries before its prefix, and the nodes of its words.
+        ancestors: int64[token, WORDS].
+        window: a token sees the last `window` positions.
+    """
+    parts = tl.load(tile_count)
+    rows = tl.arange(0, ROWS)
+    key_dims = tl.arange(0, KEY_BLOCK)
+    value_dims = tl.arange(0, VALUE_BLOCK)
+    for item in range(tl.program_id(0), parts * KV_HEADS, tl.num_programs(0)):
+        part = item // KV_HEADS
+        kv_head = item % KV_HEADS
+        first = tl.load(tiles + part * 8)
+        count = tl.load(tiles + part * 8 + 1)
+        table = tl.load(tiles + part * 8 + 2)
+        begin = tl.load(tiles + part * 8 + 3)
+        end = tl.load(tiles + part * 8 + 4)
+        tree = tl.load(tiles + part * 8 + 5)
+        tree_end = tl.load(tiles + part * 8 + 6)
+        offset = tl.load(tiles + part * 8 + 7)
+
+        valid = rows < count * GROUP
+        tokens = first + rows // GROUP
+        heads = kv_head * GROUP + rows % GROUP
+        at = tokens.to(tl.int64) * query_token_stride + heads * query_head_stride
+        q = tl.load(
+            query + at[:, None] + key_dims[None, :], mask=valid[:, None] & (key_dims < KEY_DIM)[None, :], other=0.0
+        )
+        prefix = tl.load(prefixes + tokens, mask=valid, other=0)
+        position = tl.load(positions + tokens, mask=valid, other=0)
+        oldest = position - window
+        if WINDOWED:
+            lowest = tl.min(tl.where(valid, oldest, 2147483647), 0) + 1
+            begin = tl.maximum(begin, lowest // KEYS * KEYS)
+
+        maximum = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        weighted = tl.zeros([ROWS, VALUE_BLOCK], tl.float32)
+        for start in range(begin, end, KEYS):
+            entries = start + tl.arange(0, KEYS)
+            seen = entries[None, :] < tl.minimum(prefix, end)[:, None]
+            if WINDOWED:
+                seen = seen & (entries[None, :] > oldest[:, None])
+            maximum, total, weighted = _attend(
+                q, kv, pages + table, kv_head, entries, entries < end, seen & valid[:, None], maximum, total, weighted,
+                scaling, softcap, key_dims, value_dims, KV_HEADS, KEY_DIM, VALUE_DIM, PAGE_SIZE, CAPPED,
+            )  # fmt: skip
+        for start in range(tree, tree_end, KEYS):
+            entries = start + tl.arange(0, KEYS)
+            nodes = start - tree
+            word = tl.load(ancestors + tokens.to(tl.int64) * WORDS + nodes // 64, mask=valid, other=0)
+            bits = (nodes % 64 + tl.arange(0, KEYS)).to(tl.int64)
+            seen = ((word[:, None] >> bits[None, :]) & 1) != 0
+            if WINDOWED:
+                ages = tl.load(positions + offset + entries, mask=entries < tree_end, other=0)
+                seen = seen & (ages[None, :] > oldest[:, None])
+            maximum, total, weighted = _attend(
+                q, kv, pages + table, kv_head, entries, entries < tree_end, seen & valid[:, None], maximum, total,
+                weighted, scaling, softcap, key_dims, value_dims, KV_HEADS, KEY_DIM, VALUE_DIM, PAGE_SIZE, CAPPED,
+            )  # fmt: skip
+
+        out = (part * KV_HEADS + kv_head).to(tl.int64) * ROWS + rows
+        tl.store(maxima + out, maximum)
+        tl.store(totals + out, total)
+        tl.store(sums + out[:, None] * VALUE_BLOCK + value_dims[None, :], weighted)
+
+
+@triton.jit
+def _attend(
+    q,
+    kv,
+    table,
+    kv_head,
+    entries,
+    there,
+    seen,
+    maximum,
+    total,
+    weighted,
+    scaling,
+    softcap,
+    key_dims,
+    value_dims,
+    KV_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    CAPPED: tl.constexpr,
+):
+    """The running maximum, total and sum of [ROWS] queries after they attended to the keys of [KEYS] entries."""
+    page = tl.load(table + entries // PAGE_SIZE, mask=there, other=0).to(tl.int64)
+    rows = ((page * KV_HEADS + kv_head) * PAGE_SIZE + entries % PAGE_SIZE) * (KEY_DIM + VALUE_DIM)
+    keys = tl.load(
+        kv + rows[None, :] + key_dims[:, None], mask=there[None, :] & (key_dims < KEY_DIM)[:, None], other=0.0
+    )
+    scores = tl.dot(q, keys, input_precision="tf32x3") * scaling
+    if CAPPED:
+        # tanh, which Triton has for GPUs only in a library of CUDA's
+        scores = softcap * (1.0 - 2.0 / (tl.exp2(scores * LOG2_E * (2.0 / softcap)) + 1.0))
+    scores = tl.where(seen, scores * LOG2_E, float("-inf"))
+    highest = tl.maximum(maximum, tl.max(scores, 1))
+    base = tl.where(highest == float("-inf"), 0.0, highest)
+    weights = tl.exp2(scores - base[:, None])
+    faded = tl.exp2(maximum - base)
+    values = tl.load(
+        kv + KEY_DIM + rows[:, None] + value_dims[None, :],
+        mask=there[:, None] & (value_dims < VALUE_DIM)[None, :],
+        other=0.0,
+    )
+    total = total * faded + tl.sum(weights, 1)
+    weighted = weighted * faded[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="tf32x3")
+    return highest, total, weighted
+
+
+@triton.jit
+def merge_parts(
+    output,
+    sums,
+    maxima,
+    totals,
+    parts,
+    sinks,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    WITH_SINKS: tl.constexpr,
+):
+    """Attention from the sums of its parts: one program for each token and head of keys.
+
+    Args:
+        output: [token, KV_HEADS * GROUP, VALUE_DIM], out; zeros for a token without parts.
+        parts: int32[token, 3]: the first part of a token, how many it has, and its place in its tile.
+        sinks: [KV_HEADS * GROUP], logits that take part in the softmax only (gpt-oss).
+    """
+    token = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    first = tl.load(parts + token * 3)
+    count = tl.load(parts + token * 3 + 1)
+    heads = tl.arange(0, GROUP_BLOCK)
+    dims = tl.arange(0, VALUE_BLOCK)
+    there = heads < GROUP
+    rows = tl.load(parts + token * 3 + 2) * GROUP + heads
+    maximum = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_BLOCK], tl.float32)
+    weighted = tl.zeros([GROUP_BLOCK, VALUE_BLOCK], tl.float32)
+    if WITH_SINKS:
+        maximum = tl.load(sinks + kv_head * GROUP + heads, mask=there, other=0.0).to(tl.float32) * LOG2_E
+        total = tl.full([GROUP_BLOCK], 1.0, tl.float32)
+    for part in range(first, first + count):
+        at = (part * KV_HEADS + kv_head).to(tl.int64) * ROWS + rows
+        part_maximum = tl.load(maxima + at, mask=there, other=float("-inf"))
+        highest = tl.maximum(maximum, part_maximum)
+        base = tl.where(highest == float("-inf"), 0.0, highest)
+        faded = tl.exp2(maximum - base)
+        part_faded = tl.exp2(part_maximum - base)
+        part_sums = tl.load(sums + at[:, None] * VALUE_BLOCK + dims[None, :], mask=there[:, None], other=0.0)
+        total = total * faded + tl.load(totals + at, mask=there, other=0.0) * part_faded
+        weighted = weighted * faded[:, None] + part_sums * part_faded[:, None]
+        maximum = highest
+    total = tl.where(total == 0.0, 1.0, total)
+    out = (token * KV_HEADS + kv_head) * GROUP + heads
+    tl.store(
+        output + out.to(tl.int64)[:, None] * VALUE_DIM + dims[None, :],
+        (weighted / total[:, None]).to(output.dtype.element_ty),
+        mask=there[:, None] & (dims < VALUE_DIM)[None, :],
+    )

@@ -1,0 +1,63 @@
+"""Where kernels run: on a GPU, or for tests on a CPU by Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+
+from model_runner.errors import UnsupportedRunnerError
+
+_INTERPRET = "TRITON_INTERPRET"
+
+AROUND_LAUNCH: ContextVar[Callable[[str], AbstractContextManager[Any]]] = ContextVar(
+    "draftwood_around_launch", default=lambda name: nullcontext()
+)
+"""Called with the name of each kernel; what it returns is entered around the launch."""
+
+
+def require_triton(device: torch.device) -> None:
+    """Makes ready what the kernels need; on a CPU, Triton's interpreter, for tests.
+
+    Raises:
+        UnsupportedRunnerError: Triton is missing, or was imported for the other kind of device before.
+    """
+    interpreted = device.type == "cpu"
+    if interpreted and "triton" not in sys.modules:
+        os.environ[_INTERPRET] = "1"
+    try:
+        from triton.language import standard
+        from triton.runtime.jit import JITFunction
+    except ImportError as error:
+        raise UnsupportedRunnerError("CUDA: the package triton is not installed; torch for CUDA brings it") from error
+    if isinstance(standard.max, JITFunction) == interpreted:
+        advice = "interprets kernels only with" if interpreted else "compiles kernels only without"
+        raise UnsupportedRunnerError(f"CUDA: on {device} this process {advice} {_INTERPRET}=1 in its environment")
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Runs a kernel on the current stream."""
+    with AROUND_LAUNCH.get()(kernel.__name__):
+        kernel[grid](*arguments, **constants)
+
+
+class Machine(NamedTuple):
+    """What the kernels' grids depend on.
+
+    Attributes:
+        programs: programs of attention that run side by side.
+    """
+
+    programs: int
+
+
+def machine(device: torch.device) -> Machine:
+    """Of a GPU: two programs for each multiprocessor, which is what shared memory allows for heads of 128 numbers."""
+    if device.type == "cuda":
+        return Machine(2 * torch.cuda.get_device_properties(device).multi_processor_count)
+    return Machine(2)

@@ -1,0 +1,96 @@
+"""Checks that draft trees can be verified on a model by the kernels for GPUs, and takes the model over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from model_runner.errors import UnsupportedModelError
+from model_runner.runners.base import StepBatch
+from model_runner.runners.batch import BatchRow, lay_out
+from model_runner.runners.cuda.attention import ATTENTION_NAME, register
+from model_runner.runners.cuda.kv_cache import PAGE_SIZE
+from model_runner.runners.cuda.runner import CudaLayout, CudaRunner
+from model_runner.runners.probing import (
+    TOLERANCE,
+    difference,
+    other_layers,
+    past_thresholds,
+    path_with_wrong_siblings,
+)
+from model_runner.runners.shrinking import CONTEXT
+from model_runner.runners.torch.probe import attention_shapes
+from strategies.draft import EMPTY_TREE, Int32Array
+
+_CONTEXT, _LONG_CONTEXT, _PATH = PAGE_SIZE - 3, 6 * PAGE_SIZE - 3, 5
+"""Tokens of the prompt, of that of a small copy, and of the true path, which crosses the end of a page."""
+
+
+@torch.inference_mode()
+def probe(module: Any, max_context: int) -> CudaLayout:
+    """Puts paged attention into a model; returns the shape of its keys and values.
+
+    As `runners.torch.probe`: the logits along the true path of a small tree must be those of the unmodified model.
+
+    Raises:
+        UnsupportedModelError: with the reason.
+    """
+    name, config = type(module).__name__, module.config.get_text_config()
+    if reason := other_layers(config, max_context):
+        raise UnsupportedModelError(f"{name}: {reason}")
+    register()
+    layout = _layout(module, max_context)
+    past_thresholds(
+        module,
+        max_context,
+        lambda copied: _compare(copied.to(module.device), _layout(copied.to(module.device), CONTEXT), _LONG_CONTEXT),
+    )
+    _compare(module, layout, _CONTEXT)
+    return layout
+
+
+def _layout(module: Any, max_context: int) -> CudaLayout:
+    shapes, group, dtype = attention_shapes(module, max_context)
+    return CudaLayout(shapes, group, dtype, module.device)
+
+
+def _compare(module: Any, layout: CudaLayout, context: int) -> None:
+    name, vocab = type(module).__name__, module.config.get_text_config().vocab_size
+    tokens = np.random.default_rng(0).integers(0, vocab, context + _PATH, np.int32)
+    ids = torch.from_numpy(tokens.astype(np.int64)).to(module.device)[None]
+    try:
+        module.set_attn_implementation("eager")
+        plain = module(input_ids=ids, use_cache=False).logits[0, context - 1 :]
+        module.set_attn_implementation(ATTENTION_NAME)
+        logits = _tree_logits(module, layout, tokens, vocab)
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{name} does not run with the attention of the cuda runner: {type(error).__name__}: {error}"
+        ) from error
+    differing, tolerance = difference(logits, plain), TOLERANCE[module.dtype]
+    if not differing <= tolerance:
+        raise UnsupportedModelError(
+            f"{name}: logits over a draft tree differ from the model's own by {differing:.1e} (at most"
+            f" {tolerance:.0e} is rounding), so it computes something beside attention that depends on the other tokens"
+            " of a step, or positions of its own"
+        )
+
+
+def _tree_logits(module: Any, layout: CudaLayout, tokens: Int32Array, vocab: int) -> torch.Tensor:
+    """Logits [1 + path, vocab] along the true path of a tree, its context committed before in two steps; in pages that
+    are no neighbours."""
+    context = tokens.size - _PATH
+    runner = CudaRunner(module, layout, context + 2 * _PATH, graphs=False)
+    pages, half = np.arange(runner.pages, dtype=np.int32)[::-1].copy(), context // 2
+
+    def logits(batch: StepBatch) -> torch.Tensor:
+        predicted: torch.Tensor = runner.step(batch, 0).logits
+        return predicted
+
+    for start, end in ((0, half), (half, context - 1)):
+        logits(lay_out([BatchRow(pages, start, tokens[start:end], EMPTY_TREE, end - start - 1)]))
+    tree = path_with_wrong_siblings(tokens[context:], vocab)
+    drafted = BatchRow(pages, context - 1, tokens[context - 1 : context], tree, logits_from=0)
+    return logits(lay_out([drafted]))[[0, *range(1, 2 * _PATH, 2)]]

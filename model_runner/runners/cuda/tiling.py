@@ -1,0 +1,184 @@
+"""Divides the attention of a step into parts that run side by side: which queries read which entries of the KV cache.
+
+A tile is a run of tokens of one batch row, few enough that their heads of one group fill the rows of a program. Each
+tile reads the entries that come before its tokens in one or several runs; the part with the last run also reads the
+nodes of the draft tree.
+
+In exact mode a tile has tokens of one block of positions only, and its runs end where that block begins: their lengths
+depend on positions alone. The kernel of `exact_attention` attends to the rest.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from model_runner.runners.base import StepBatch
+from strategies.draft import Int32Array
+
+WORD = 64
+"""Nodes of an ancestor word, and entries that a program reads at a time."""
+EXACT_BLOCK = 128
+"""Positions of a block in exact mode."""
+MOST_EXACT_RUNS = 16
+"""Runs of a tile in exact mode, at most."""
+_LEAST_RUN = 4 * WORD
+"""Entries of a run: fewer are not worth a part of their own. Not tuned."""
+
+
+class Division(NamedTuple):
+    """How to divide.
+
+    Attributes:
+        tile: tokens of a tile, at most.
+        programs: parts that run side by side on the device, for each head of keys.
+        exact: whether the division depends on positions alone.
+    """
+
+    tile: int
+    programs: int
+    exact: bool = False
+
+    def most_parts(self, tokens: int) -> int:
+        """The most parts of a step of so many tokens."""
+        return tokens * MOST_EXACT_RUNS if self.exact else tokens + self.programs
+
+
+class Tiles(NamedTuple):
+    """The attention of a step, divided.
+
+    Attributes:
+        parts: int32[P, 8]: for each part the first token of its tile and how many it has, where the page table of its
+            row begins, the run of entries that it reads (begin, end), the nodes that it reads (as entries: begin, end),
+            and what is added to the entry of a node to get the number of its token.
+        token_parts: int32[T, 3]: for each token its first part, how many it has, and its place in its tile.
+        prefixes: int32[T]: a token sees the entries of its row before this one ...
+        words: int64[T, W]: ... and the nodes of the tree whose bits are set: bit i % 64 of word i // 64 is node i.
+        chains: int32[S]: tokens of each row before its first node.
+    """
+
+    parts: Int32Array
+    token_parts: Int32Array
+    prefixes: Int32Array
+    words: npt.NDArray[np.int64]
+    chains: Int32Array
+
+
+def divide(batch: StepBatch, division: Division) -> Tiles:
+    """The attention of a step in parts, at most `division.most_parts`."""
+    chains, begins = np.empty(batch.rows, np.int32), batch.begins
+    most_nodes = _set_chains(batch.parents, begins, chains)
+    words = np.zeros((batch.size, max(1, -(-most_nodes // WORD))), np.int64)
+    prefixes = np.empty(batch.size, np.int32)
+    _see(batch.parents, begins, batch.contexts, chains, prefixes, words)
+    parts = np.empty((division.most_parts(batch.size), 8), np.int32)
+    token_parts = np.empty((batch.size, 3), np.int32)
+    count = _fill(begins, batch.contexts, batch.page_begins, batch.positions, chains, prefixes, *division,
+                  parts, token_parts)  # fmt: skip
+    return Tiles(parts[:count], token_parts, prefixes, words, chains)
+
+
+@numba.njit(cache=True, nogil=True)
+def _set_chains(parents: Int32Array, begins: Int32Array, chains: Int32Array) -> int:
+    """Sets how many tokens of each row follow one another from its first on; returns the most nodes behind them."""
+    most: int = 0
+    for row in range(chains.shape[0]):
+        size = begins[row + 1] - begins[row]
+        chain = 1
+        while chain < size and parents[begins[row] + chain] == chain - 1:
+            chain += 1
+        chains[row] = chain
+        most = max(most, size - chain)
+    return most
+
+
+@numba.njit(cache=True, nogil=True)
+def _see(
+    parents: Int32Array,
+    begins: Int32Array,
+    contexts: Int32Array,
+    chains: Int32Array,
+    prefixes: Int32Array,
+    words: npt.NDArray[np.int64],
+) -> None:
+    """Sets prefixes and words."""
+    for row in range(chains.shape[0]):
+        begin, chain = begins[row], chains[row]
+        for i in range(begins[row + 1] - begin):
+            parent = parents[begin + i]
+            if i < chain or parent < chain:
+                prefixes[begin + i] = contexts[row] + (i if i < chain else parent) + 1
+            else:
+                prefixes[begin + i] = prefixes[begin + parent]
+                words[begin + i] = words[begin + parent]
+            if i >= chain:
+                node = i - chain
+                words[begin + i, node // WORD] |= np.int64(1) << np.int64(node % WORD)
+
+
+@numba.njit(cache=True, nogil=True)
+def _fill(
+    begins: Int32Array,
+    contexts: Int32Array,
+    page_begins: Int32Array,
+    positions: Int32Array,
+    chains: Int32Array,
+    prefixes: Int32Array,
+    tile: int,
+    programs: int,
+    exact: bool,
+    parts: Int32Array,
+    token_parts: Int32Array,
+) -> int:
+    """Sets parts and token_parts; returns the number of parts."""
+    work: int = 1
+    for row in range(chains.shape[0]):
+        tiles = (begins[row + 1] - begins[row] + tile - 1) // tile
+        work += tiles * (contexts[row] + chains[row])
+    part: int = 0
+    for row in range(chains.shape[0]):
+        first, end = begins[row], begins[row + 1]
+        nodes_begin = contexts[row] + chains[row]
+        while first < end:
+            last = first
+            while last + 1 < end and last + 1 - first < tile:
+                if exact and positions[last + 1] // EXACT_BLOCK != positions[first] // EXACT_BLOCK:
+                    break
+                last += 1
+            reads = 0
+            for token in range(first, last + 1):
+                reads = max(reads, prefixes[token])
+            if exact:
+                reads = positions[first] // EXACT_BLOCK * EXACT_BLOCK
+                length = _exact_run(reads)
+                runs = (reads + length - 1) // length
+            else:
+                share = min(programs * reads // work, (reads + _LEAST_RUN - 1) // _LEAST_RUN)
+                runs = max(share, 1)
+                length = ((reads + runs - 1) // runs + WORD - 1) // WORD * WORD
+            nodes = last + 1 - begins[row] - chains[row]
+            for run in range(runs):
+                at = parts[part + run]
+                at[0], at[1], at[2] = first, last + 1 - first, page_begins[row]
+                at[3], at[4] = min(run * length, reads), min((run + 1) * length, reads)
+                at[5], at[6] = nodes_begin, nodes_begin
+                if run == runs - 1 and nodes > 0 and not exact:
+                    at[6] = nodes_begin + nodes
+                at[7] = begins[row] - contexts[row]
+            for token in range(first, last + 1):
+                token_parts[token, 0], token_parts[token, 1], token_parts[token, 2] = part, runs, token - first
+            part += runs
+            first = last + 1
+    return part
+
+
+@numba.njit(cache=True, nogil=True)
+def _exact_run(reads: int) -> int:
+    """Entries of a run for queries in a block that begins at entry `reads`: a power of 2."""
+    length: int = 2 * EXACT_BLOCK
+    while length * MOST_EXACT_RUNS < reads:
+        length *= 2
+    return length

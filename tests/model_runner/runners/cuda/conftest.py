@@ -1,0 +1,14 @@
+"""Kernels run by Triton's interpreter, which must be chosen before Triton is imported (`make test` sets it)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from model_runner.errors import UnsupportedRunnerError
+from model_runner.runners.cuda.launching import require_triton
+
+try:
+    require_triton(torch.device("cpu"))
+except UnsupportedRunnerError as error:
+    pytest.skip(str(error), allow_module_level=True)

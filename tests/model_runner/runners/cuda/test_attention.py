@@ -1,0 +1,102 @@
+"""The attention kernels, interpreted, against attention in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from model_runner.runners.base import KVShape
+from tests.model_runner.runners.cuda.steps import attended, entries, random_batch
+
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3}
+"""Of numbers of about 1."""
+
+rows = st.tuples(st.sampled_from([0, 1, 15, 16, 17, 64, 130, 300]), st.integers(1, 40), st.integers(0, 40))
+few = settings(max_examples=8, derandomize=True, suppress_health_check=[*HealthCheck])
+
+
+def check(output: torch.Tensor, expected: torch.Tensor) -> None:
+    assert torch.isfinite(output).all()
+    assert (output.double() - expected).abs().max() < TOLERANCE[output.dtype]
+
+
+@given(
+    batch=st.lists(rows, min_size=1, max_size=4),
+    seed=st.integers(0, 2**32 - 1),
+    deep=st.sampled_from([0.0, 0.5, 0.95]),
+    group=st.sampled_from([1, 2, 3, 7]),
+    window=st.sampled_from([None, 1, 20, 100]),
+    many_rows=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float16]),
+)
+@few
+def test_ragged_batches(
+    batch: list[tuple[int, int, int]],
+    seed: int,
+    deep: float,
+    group: int,
+    window: int | None,
+    many_rows: bool,
+    dtype: torch.dtype,
+) -> None:
+    random = np.random.default_rng(seed)
+    step, pages = random_batch(random, batch, deep)
+    output, expected, _ = attended(
+        step, pages, KVShape(2, 16, 16), group, dtype, random, window=window, many_rows=many_rows, padding=seed % 3
+    )
+    check(output, expected)
+
+
+@pytest.mark.parametrize("size", [64, 80, 96, 128, 192, 256])
+def test_head_sizes(size: int) -> None:
+    random = np.random.default_rng(size)
+    step, pages = random_batch(random, [(33, 1, 5), (0, 3, 0)], 0.5)
+    output, expected, _ = attended(step, pages, KVShape(1, size, size), 2, torch.float32, random)
+    check(output, expected)
+
+
+def test_values_of_another_size_than_keys() -> None:
+    """As with latent attention (DeepSeek)."""
+    random = np.random.default_rng(0)
+    step, pages = random_batch(random, [(20, 2, 9)], 0.7)
+    check(*attended(step, pages, KVShape(2, 48, 32), 1, torch.float32, random)[:2])
+
+
+@pytest.mark.parametrize("nodes", [1, 64, 65, 256])
+def test_trees_of_several_words(nodes: int) -> None:
+    random = np.random.default_rng(nodes)
+    step, pages = random_batch(random, [(70, 1, nodes), (5, 1, 0)], 0.8)
+    check(*attended(step, pages, KVShape(1, 16, 16), 2, torch.float32, random, many_rows=True)[:2])
+
+
+def test_softcap_and_sinks() -> None:
+    random = np.random.default_rng(0)
+    step, pages = random_batch(random, [(40, 1, 12), (0, 1, 0), (3, 17, 4)], 0.5)
+    sinks = torch.tensor([0.5, -1.0, 3.0, 0.0])
+    check(*attended(step, pages, KVShape(2, 16, 16), 2, torch.float32, random, softcap=2.0)[:2])
+    check(*attended(step, pages, KVShape(2, 16, 16), 2, torch.float32, random, sinks=sinks, window=9)[:2])
+
+
+def test_the_number_of_parts_changes_nothing_but_rounding() -> None:
+    outputs = []
+    for programs in (1, 2, 16):
+        random = np.random.default_rng(3)
+        step, pages = random_batch(random, [(1500, 1, 20)], 0.6)
+        outputs.append(attended(step, pages, KVShape(1, 16, 16), 1, torch.float32, random, programs=programs)[0])
+    assert (outputs[0] - outputs[1]).abs().max() < 1e-6
+    assert (outputs[0] - outputs[2]).abs().max() < 1e-6
+
+
+def test_keys_and_values_are_where_the_tables_say() -> None:
+    random = np.random.default_rng(5)
+    step, pages = random_batch(random, [(30, 3, 7), (0, 20, 0)], 0.5)
+    _, _, (kv, key, value) = attended(step, pages, KVShape(2, 16, 32), 1, torch.float32, random, padding=2)
+    for row in range(step.rows):
+        begin = int(step.begins[row])
+        for i, (page, at) in enumerate(entries(step, row)[int(step.contexts[row]) :]):
+            assert torch.equal(kv.layers[0][page, :, at], torch.cat([key[begin + i], value[begin + i]], 1))
+    used = sum(int(step.contexts[row]) for row in range(step.rows)) + step.size
+    assert int(torch.isfinite(kv.layers[0][:, 0, :, 0]).sum()) == used, "nothing else was written"
