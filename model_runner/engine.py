@@ -10,6 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from model_runner.answer import Answer
 from model_runner.drafting.draft_policy import Draft, DraftPolicy, Outcome
@@ -22,6 +23,7 @@ from model_runner.output import StepOutput
 from model_runner.redecoding import Redecoding
 from model_runner.runners.base import KVMoves, Predictions, StepBatch
 from model_runner.runners.batch import BatchRow, lay_out
+from model_runner.runners.choices import ON_HOST, Choices, ScoreRules
 from model_runner.sampling.background import background_threads
 from model_runner.sampling.output_text import OutputText
 from model_runner.sampling.sequence_writer import AcceptedPath, SequenceWriter
@@ -46,10 +48,12 @@ class _Verified(NamedTuple):
 
     Attributes:
         committed: tokens whose keys and values are computed, before those of the path.
+        kept: the runner has moved keys and values of the path.
     """
 
     sequence: Sequence
     committed: int
+    kept: bool
     path: AcceptedPath
     feedback: Feedback
 
@@ -204,8 +208,10 @@ class Engine:
             return outputs
         batch = self._lay_out(drafts)
         try:
-            predictions, seconds = self._forward(batch, drafts)
-            verified = self._verify(batch, drafts, predictions, outputs)
+            choices = self._choices(batch, drafts) if self._runner.chooses else None
+            predictions, seconds = self._forward(batch, drafts, choices)
+            kept = None if choices is None else choices.kinds != ON_HOST
+            verified = self._verify(batch, drafts, predictions, kept, outputs)
             self._keep(verified)
         except Exception as error:
             return outputs + self._fail(drafts, error)
@@ -259,19 +265,39 @@ class Engine:
             rows.append(BatchRow(self._pool.pages(sequence), sequence.committed, chain, tree, work.tokens - 1))
         return lay_out(rows, self._policy.least_score(drafts))
 
-    def _forward(self, batch: StepBatch, drafts: SequenceOf[Draft]) -> tuple[Predictions, float]:
+    def _choices(self, batch: StepBatch, drafts: SequenceOf[Draft]) -> Choices:
+        """How a runner that chooses tokens does so for each draft."""
+        rows: list[ScoreRules | int] = []
+        for row, (work, _) in enumerate(drafts):
+            begin, end = int(batch.begins[row]) + work.tokens, int(batch.begins[row + 1])
+            writer = self._writers[work.sequence]
+            rows.append(writer.rules(batch.tokens[begin:end]) if work.reaches_end else ON_HOST)
+        return Choices.of(rows)
+
+    def _forward(
+        self, batch: StepBatch, drafts: SequenceOf[Draft], choices: Choices | None
+    ) -> tuple[Predictions, float]:
         """What the model predicts at every row of logits, and the seconds that it took."""
         top_k = self._policy.top_k(drafts)
         started = time.perf_counter()
-        predictions = self._runner.step(batch, top_k)
+        predictions = self._runner.step(batch, top_k, choices)
         seconds = time.perf_counter() - started
         self._policy.observe_step(batch, seconds)
         return predictions, seconds
 
     def _verify(
-        self, batch: StepBatch, drafts: SequenceOf[Draft], predictions: Predictions, outputs: list[StepOutput]
+        self,
+        batch: StepBatch,
+        drafts: SequenceOf[Draft],
+        predictions: Predictions,
+        kept: npt.NDArray[np.bool_] | None,
+        outputs: list[StepOutput],
     ) -> list[_Verified]:
-        """What each sequence writes. A sequence that fails is ended, and its last output added to `outputs`."""
+        """What each sequence writes. A sequence that fails is ended, and its last output added to `outputs`.
+
+        Args:
+            kept: bool[S], the batch rows whose accepted keys and values the runner has moved; None for no row.
+        """
         verified, logit_row = [], 0
         for row, (work, _) in enumerate(drafts):
             root, end = int(batch.begins[row]) + work.tokens - 1, int(batch.begins[row + 1])
@@ -291,7 +317,8 @@ class Engine:
                 outputs.append(self._end(sequence, error, keep=False))
                 continue
             feedback = Feedback(tokens, parents, at_nodes.tokens, at_nodes.top_tokens)
-            verified.append(_Verified(sequence, sequence.committed + work.tokens, path, feedback))
+            moved = kept is not None and bool(kept[row])
+            verified.append(_Verified(sequence, sequence.committed + work.tokens, moved, path, feedback))
         return verified
 
     def _keep(self, verified: SequenceOf[_Verified]) -> None:
@@ -299,7 +326,7 @@ class Engine:
         sources, targets, begins = [], [], [0]
         for one in verified:
             for depth, node in enumerate(one.path.nodes):
-                if node != depth:
+                if node != depth and not one.kept:
                     sources.append(self._pool.slot(one.sequence, one.committed + node))
                     targets.append(self._pool.slot(one.sequence, one.committed + depth))
             if len(sources) > begins[-1]:

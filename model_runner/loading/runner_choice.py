@@ -32,7 +32,9 @@ def check_weights(weights: str, runner: str, exact: bool | None) -> None:
     if weights not in WEIGHTS:
         raise InvalidValueError("weights", weights, f"it must be one of {', '.join(WEIGHTS)}")
     if weights == "int8" and runner in ("cuda", "torch"):
-        raise InvalidValueError("weights", weights, f"it must be as-is with runner {runner}; int8 needs runner openvino")
+        raise InvalidValueError(
+            "weights", weights, f"it must be as-is with runner {runner}; int8 needs runner openvino"
+        )
     if weights == "int8" and exact:
         raise InvalidValueError("weights", weights, "it must be as-is in exact mode; int8 needs runner openvino")
 
@@ -75,7 +77,9 @@ def choose_runner(
             factory, reason = _openvino(module, bool(exact), max_context, threads), "the model is on a CPU"
     except UnsupportedRunnerError as error:
         factory, reason = _torch(module, exact, max_context), str(error)
-    _log.log(logging.WARNING if on_gpu and factory.name != "cuda" else logging.INFO, "runner %s: %s", factory.name, reason)
+    _log.log(
+        logging.WARNING if on_gpu and factory.name != "cuda" else logging.INFO, "runner %s: %s", factory.name, reason
+    )
     return factory, reason
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from model_runner.runners.choices import Choices
 from strategies.draft import Int32Array
 
 
@@ -119,21 +120,24 @@ class Predictions(NamedTuple):
         logits: [R, vocab], an array of the runner; its rows go to `sampling.TokenChooser`.
         tokens: int32[R], the most probable token; of equally probable ones that with the lowest id.
         top_tokens: int32[R, k], the k most probable tokens, best first; None for k = 0.
+        chosen: int32[R], the token that is written after each, where the runner chooses; None where it never does.
     """
 
     logits: Any
     tokens: Int32Array
     top_tokens: Int32Array | None
+    chosen: Int32Array | None = None
 
     def of_rows(self, rows: slice, top_k: int) -> Predictions:
         """Those of some rows, with the `top_k` most probable tokens, at most as many as there are here."""
-        logits, tokens, top_tokens = self
+        logits, tokens, top_tokens, chosen = self
         if rows.stop - rows.start < tokens.size:
             logits, tokens = logits[rows], tokens[rows]
             top_tokens = None if top_tokens is None else top_tokens[rows]
+            chosen = None if chosen is None else chosen[rows]
         if top_tokens is not None and top_k < top_tokens.shape[1]:
             top_tokens = np.ascontiguousarray(top_tokens[:, :top_k]) if top_k else None
-        return Predictions(logits, tokens, top_tokens)
+        return Predictions(logits, tokens, top_tokens, chosen)
 
 
 class KVMoves(NamedTuple):
@@ -162,14 +166,20 @@ class Runner(Protocol):
     def page_size(self) -> int:
         """Tokens of a page."""
 
+    @property
+    def chooses(self) -> bool:
+        """Whether it chooses tokens itself and keeps what is accepted. If not, all choices are left to the host."""
+
     def draft_limits(self, position: int) -> DraftLimits:
         """Of the draft tree under the token at `position`."""
 
-    def step(self, batch: StepBatch, top_k: int) -> Predictions:
+    def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
         """One forward pass; writes the keys and values of all its tokens.
 
         Args:
             top_k: how many most probable tokens to return for each row of logits.
+            choices: how tokens are chosen, for a runner that `chooses`. It walks the draft trees of these rows along
+                the tokens that it chooses, and moves keys and values of accepted nodes as `keep` does.
         """
 
     def keep(self, moves: KVMoves) -> None:

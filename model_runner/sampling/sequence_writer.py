@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from model_runner.output import Finish, TokenLogprobs
 from model_runner.runners.base import Predictions
+from model_runner.runners.choices import ON_HOST, ScoreRules
 from model_runner.sampling.output_text import OutputText
 from model_runner.sampling.token_chooser import TokenChooser
 from model_runner.sampling.verify import ROOT_NODE, walk, walk_predicted
@@ -38,6 +39,12 @@ class SequenceWriter:
         self._wants_logprobs = sequence.request.sampling.logprobs is not None
         self._chooser = chooser
         self._text = text
+        self._rules: ScoreRules | int = ON_HOST
+
+    def rules(self, draft: Int32Array) -> ScoreRules | int:
+        """As `TokenChooser.rules`; the runner chooses so for the predictions that come next."""
+        self._rules = self._chooser.rules(draft)
+        return self._rules
 
     def verify(self, tokens: Int32Array, parents: Int32Array, predictions: Predictions) -> AcceptedPath:
         """The path that the model accepts, up to the token that ends the output, or that a slow mask comes after.
@@ -63,8 +70,15 @@ class SequenceWriter:
         return path
 
     def _walk(self, tokens: Int32Array, parents: Int32Array, predictions: Predictions) -> Iterator[tuple[int, int]]:
-        chooser, logits = self._chooser, predictions.logits
+        chooser, logits, chosen = self._chooser, predictions.logits, predictions.chosen
+        if chosen is not None and isinstance(self._rules, ScoreRules):
+            return self._remembered(walk_predicted(tokens, parents, chosen))
         if chooser.follows_predictions:
             return walk_predicted(tokens, parents, predictions.tokens)
         predicted = predictions.tokens.tolist()
         return walk(tokens, parents, lambda node: chooser.choose(logits[node], predicted[node]))
+
+    def _remembered(self, path: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        for token, node in path:
+            self._chooser.remember(token)
+            yield token, node

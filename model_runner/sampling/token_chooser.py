@@ -17,10 +17,12 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from model_runner.output import TokenLogprobs
 from model_runner.request import SamplingParams
+from model_runner.runners.choices import ENDS_OUTPUT, MOST_PROBABLE, ON_HOST, SEEN, ScoreRules
 from model_runner.sampling.constraints import ConstrainedLogits
 from model_runner.sampling.generation_defaults import NO_CONSTRAINTS, Constraints
 from model_runner.sampling.margins import sampling_margin
 from model_runner.sequence import Sequence
+from strategies.draft import Int32Array
 
 Logits = torch.Tensor | npt.NDArray[np.float32]
 """What a runner predicts after one token: [vocab]."""
@@ -79,6 +81,47 @@ class TokenChooser:
     def follows_predictions(self) -> bool:
         """The most probable token is the next one, now and for the rest of the output. Nothing needs to be chosen."""
         return self._plain and (self._position >= self._unlocked_at or not self._ends)
+
+    def rules(self, draft: Int32Array) -> ScoreRules | int:
+        """How a runner chooses the tokens of a step: `MOST_PROBABLE`, by rules, or `ON_HOST` if only this can.
+
+        Args:
+            draft: int32[n], the tokens of the draft tree.
+        """
+        if self._constrained is not None or self.grammar is not None:
+            return ON_HOST
+        if self.follows_predictions:
+            return MOST_PROBABLE
+        params = self._params
+        penalized = [part.numpy() for part in (self._seen, self._counts) if part is not None]
+        ends = self._ends if self._locked else []
+        tokens = np.array([*(token for token, _ in params.logit_bias), *ends], np.int32)
+        if penalized:
+            tokens = np.concatenate([tokens, *map(np.flatnonzero, penalized), draft])
+        tokens = np.unique(tokens).astype(np.int32)
+        biases, flags, counts = np.zeros(tokens.size, np.float32), *np.zeros((2, tokens.size), np.int32)
+        for token, bias in params.logit_bias:
+            biases[np.searchsorted(tokens, token)] += bias
+        flags[np.searchsorted(tokens, ends)] |= ENDS_OUTPUT
+        if self._seen is not None:
+            flags |= SEEN * self._seen.numpy()[tokens]
+        if self._counts is not None:
+            counts = self._counts.numpy()[tokens].astype(np.int32)
+        return ScoreRules(
+            params.temperature,
+            params.top_k,
+            params.top_p,
+            params.min_p,
+            params.seed,
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+            self._unlocked_at,
+            tokens,
+            counts,
+            biases,
+            flags,
+        )
 
     @property
     def slow(self) -> bool:

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from model_runner.runners.base import Predictions, StepBatch
+from model_runner.runners.base import KVShape, Predictions, StepBatch
+from model_runner.runners.choices import Choices
 from model_runner.runners.cuda.attention import STEP, AttentionStep, Scratch, power_of_2
+from model_runner.runners.cuda.choosing import choose_and_keep
 from model_runner.runners.cuda.kernels.top_tokens import top_of_blocks, top_of_rows
 from model_runner.runners.cuda.kv_cache import KVPages
 from model_runner.runners.cuda.launching import launch, machine
@@ -18,110 +20,125 @@ from model_runner.runners.most_probable import most_probable
 
 TOP = 8
 """Most probable tokens that each step gives: what token recycling keeps of each row."""
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512)
+"""Tokens that steps are filled up to, where their arrays are at fixed addresses."""
 _WORDS = 4
-"""Ancestor words of a token in steps of usual size: trees of 256 nodes."""
+"""Ancestor words of a token in such steps: trees of 256 nodes."""
 _FEW_ROWS, _MANY_ROWS = 16, 64
-"""Rows of a part of attention: 16 is the least that tensor cores multiply; with 64 a draft tree reads its context once."""
+"""Rows of a part of attention: the least that tensor cores multiply, and enough to read a context once for a tree."""
 _PAGES = 4
 """Entries of the page tables of a step, for each page of KV memory. More are rare: prefixes are shared."""
 _VOCAB_BLOCK = 4096
+
+
+class Workspace:
+    """What steps of up to `tokens` tokens read and write beside the model.
+
+    Attributes:
+        top: int32[tokens, TOP + 1], the most probable tokens after each row of logits, and the chosen one.
+        host_top: the same on the host.
+    """
+
+    def __init__(
+        self,
+        shapes: tuple[KVShape, ...],
+        tokens: int,
+        words: int,
+        parts: int,
+        rows: int,
+        pages: int,
+        device: torch.device,
+    ) -> None:
+        self.arrays = StepArrays(tokens, words, parts, pages, device)
+        self.scratch = Scratch(shapes, parts * rows, device)
+        self.top = torch.zeros((tokens, TOP + 1), dtype=torch.int32, device=device)
+        self.host_top = torch.zeros((tokens, TOP + 1), dtype=torch.int32, pin_memory=device.type == "cuda")
+
+    def fits(self, batch: StepBatch, tiles: Tiles, rows: int) -> bool:
+        """Whether a step can be filled in."""
+        return self.arrays.fits(batch, tiles) and self.scratch.fits(tiles, rows)
 
 
 class Ready(NamedTuple):
     """A step whose inputs are on their way to the device.
 
     Attributes:
-        arrays: which hold them.
         tokens: T, after padding.
         logit_rows: R, after padding; `wanted` without.
         rows: of a part of attention.
+        fixed: its workspace is the one at fixed addresses.
     """
 
-    arrays: StepArrays
-    scratch: Scratch
+    workspace: Workspace
     tokens: int
     logit_rows: int
     wanted: int
     rows: int
-    in_place: bool
-
-
-class Results:
-    """What a step leaves: logits on the device, and the most probable tokens on the host.
-
-    Args:
-        rows: capacity in rows of logits.
-    """
-
-    def __init__(self, rows: int, device: torch.device) -> None:
-        self.top = torch.zeros((rows, TOP), dtype=torch.int32, device=device)
-        self.host_top = torch.zeros((rows, TOP), dtype=torch.int32, pin_memory=device.type == "cuda")
+    fixed: bool
 
 
 class Forward:
-    """Steps of one model. Steps of up to `tokens` tokens use arrays at fixed addresses, so that graphs can be replayed.
+    """Steps of one model. Those of up to `SIZES[-1]` tokens use memory at fixed addresses, so that graphs can be
+    replayed.
+
+    Attributes:
+        logits: [R, vocab] of the latest step.
 
     Args:
         group: heads that share a key, at most.
-        tokens: capacity of the fixed arrays.
     """
 
-    def __init__(self, module: Any, kv: KVPages, group: int, device: torch.device, tokens: int) -> None:
+    def __init__(self, module: Any, kv: KVPages, group: int, device: torch.device) -> None:
         self._module, self._kv, self.device = module, kv, device
         self._group, self._machine = group, machine(device)
-        shapes = tuple(kv.by_shape)
-        self._shapes = shapes
-        self._kv_heads = min(shape.kv_heads for shape in shapes)
-        few = self._rows(_FEW_ROWS)
-        most = self._division(few).most_parts(tokens)
-        self._fixed = StepArrays(tokens, _WORDS, most, _PAGES * kv.pages, device)
-        self._scratch = Scratch(shapes, most * few, device)
-        self._results = Results(tokens, device)
-        self._large: tuple[StepArrays, Scratch] | None = None
+        self._shapes = tuple(kv.by_shape)
+        self._kv_heads = min(shape.kv_heads for shape in self._shapes)
+        few = self.row_choices[0]
+        parts = self._division(few).most_parts(SIZES[-1])
+        self._fixed = Workspace(self._shapes, SIZES[-1], _WORDS, parts, few, _PAGES * kv.pages, device)
+        self._large: Workspace | None = None
         self.logits: torch.Tensor | None = None
 
     @property
     def row_choices(self) -> tuple[int, ...]:
-        """Rows that parts of attention have."""
-        return tuple(sorted({self._rows(_FEW_ROWS), self._rows(_MANY_ROWS)}))
+        """Rows that parts of attention have: enough for the heads of one group."""
+        return tuple(sorted({max(rows, power_of_2(self._group)) for rows in (_FEW_ROWS, _MANY_ROWS)}))
 
     @property
     def fixed_memory(self) -> list[torch.Tensor]:
         """What a captured step reads and writes at the same addresses."""
-        results = self._results
-        return [*self._kv.layers, self._fixed.memory, self._scratch.sums, results.top, results.host_top]
+        fixed = self._fixed
+        return [*self._kv.layers, fixed.arrays.buffer.memory, fixed.scratch.sums, fixed.top]
 
-    def prepare(self, batch: StepBatch) -> Ready:
+    def prepare(self, batch: StepBatch, choices: Choices | None = None) -> Ready:
         """Sends a step to the device."""
         wanted = batch.logit_rows.size
         many = batch.size * self._group > _FEW_ROWS * batch.rows
         for rows in reversed(self.row_choices if many else self.row_choices[:1]):
             tiles = divide(batch, self._division(rows))
-            if self._fixed.fits(batch, tiles) and self._scratch.fits(tiles, rows):
+            if self._fixed.fits(batch, tiles, rows):
                 tokens = padded_size(batch.size)
-                self._fixed.fill(batch, tiles, tokens)
-                return Ready(self._fixed, self._scratch, tokens, tokens, wanted, rows, True)
-        arrays, scratch = self._enough(batch, tiles, rows)
-        arrays.fill(batch, tiles, batch.size)
-        return Ready(arrays, scratch, batch.size, wanted, wanted, rows, False)
+                self._fixed.arrays.fill(batch, tiles, tokens, choices)
+                return Ready(self._fixed, tokens, tokens, wanted, rows, fixed=True)
+        if self._large is None or not self._large.fits(batch, tiles, rows):
+            tokens, parts, words = padded_size(batch.size), tiles.parts.shape[0] * 5 // 4, tiles.words.shape[1]
+            self._large = Workspace(self._shapes, tokens, words, parts, rows, 2 * batch.pages.size, self.device)
+        self._large.arrays.fill(batch, tiles, batch.size, choices)
+        return Ready(self._large, batch.size, wanted, wanted, rows, fixed=False)
 
     def prepare_padding(self, tokens: int, rows: int) -> Ready:
         """A step of so many tokens that are all padding."""
-        none = np.zeros(0, np.int32)
-        zero = np.zeros(1, np.int32)
+        none, zero = np.zeros(0, np.int32), np.zeros(1, np.int32)
         batch = StepBatch(none, none, none, zero, none, none, zero, none)
         tiles = Tiles(none.reshape(0, 8), none.reshape(0, 3), none, np.zeros((0, 1), np.int64), none)
-        self._fixed.fill(batch, tiles, tokens)
-        return Ready(self._fixed, self._scratch, tokens, tokens, 0, rows, True)
-
-    def run(self, ready: Ready) -> None:
-        """Launches a step."""
-        self.logits = self.launch(ready)
+        self._fixed.arrays.fill(batch, tiles, tokens)
+        return Ready(self._fixed, tokens, tokens, 0, rows, fixed=True)
 
     def launch(self, ready: Ready) -> torch.Tensor:
-        """Launches a step; returns its logits [R, vocab]."""
-        arrays, tokens = ready.arrays, ready.tokens
-        step = AttentionStep(self._kv, arrays, ready.scratch, self._machine, ready.rows)
+        """Launches the model and finds the most probable tokens; returns the logits [R, vocab]."""
+        workspace, tokens = ready.workspace, ready.tokens
+        arrays = workspace.arrays
+        step = AttentionStep(self._kv, arrays, workspace.scratch, self._machine, ready.rows)
         token = STEP.set(step)
         try:
             logits: torch.Tensor = self._module(
@@ -132,28 +149,31 @@ class Forward:
             ).logits[0]
         finally:
             STEP.reset(token)
-        if ready.logit_rows <= self._results.top.shape[0]:
-            self._find_top(logits, arrays.row_count)
+        if ready.logit_rows:
+            self._find_top(logits, workspace)
         return logits
 
-    def predictions(self, ready: Ready, top_k: int) -> Predictions:
-        """What a step that was launched predicts; waits for the device."""
-        logits = self.logits
-        assert logits is not None
-        logits = logits[: ready.wanted]
+    def predictions(self, ready: Ready, top_k: int, choices: Choices | None) -> Predictions:
+        """What a step that was launched predicts; chooses tokens, then waits for the device."""
+        assert self.logits is not None
+        wanted, workspace = ready.wanted, ready.workspace
+        logits = self.logits[:wanted]
+        if wanted and choices is not None:
+            choose_and_keep(logits, workspace.top[:wanted, TOP], workspace.arrays, choices, self._kv)
+        workspace.host_top[:wanted].copy_(workspace.top[:wanted], non_blocking=True)
         if self.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
-        if top_k > TOP or ready.logit_rows > self._results.top.shape[0]:
-            return Predictions(logits, *most_probable(logits, top_k))
-        top = self._results.host_top[: ready.wanted].numpy().copy()
-        return Predictions(logits, top[:, 0].copy(), top[:, :top_k].copy() if top_k else None)
+        found = workspace.host_top[:wanted].numpy().copy()
+        most, chosen = found[:, 0].copy(), None if choices is None else found[:, TOP].copy()
+        if top_k > TOP:
+            return Predictions(logits, *most_probable(logits, top_k), chosen)
+        return Predictions(logits, most, found[:, :top_k].copy() if top_k else None, chosen)
 
-    def _find_top(self, logits: torch.Tensor, wanted: torch.Tensor) -> None:
+    def _find_top(self, logits: torch.Tensor, workspace: Workspace) -> None:
         rows, vocab = logits.shape
-        if not rows:
-            return
         blocks = -(-vocab // _VOCAB_BLOCK)
         best = torch.empty((rows, blocks, TOP), dtype=torch.int64, device=self.device)
+        wanted = workspace.arrays.row_count
         launch(
             top_of_blocks,
             (rows, blocks),
@@ -161,41 +181,21 @@ class Forward:
             BLOCK=_VOCAB_BLOCK,
             TOP=TOP,
         )
-        count = blocks * TOP
-        results = self._results
         launch(
             top_of_rows,
             (rows,),
-            *(best, results.top, wanted, count),
-            SIZE=power_of_2(count),
+            *(best, workspace.top, wanted, blocks * TOP),
+            SIZE=power_of_2(blocks * TOP),
             TOP=TOP,
         )
-        results.host_top[:rows].copy_(results.top[:rows], non_blocking=True)
-
-    def _rows(self, rows: int) -> int:
-        """Rows of a part: enough for the heads of one group."""
-        return max(rows, power_of_2(self._group))
 
     def _division(self, rows: int) -> Division:
         return Division(rows // self._group, -(-self._machine.programs // self._kv_heads))
 
-    def _enough(self, batch: StepBatch, tiles: Tiles, rows: int) -> tuple[StepArrays, Scratch]:
-        """Arrays for a step that the fixed ones do not hold."""
-        large = self._large
-        parts = tiles.parts.shape[0]
-        if large is None or not large[0].fits(batch, tiles) or not large[1].fits(tiles, rows):
-            tokens, words = padded_size(batch.size), tiles.words.shape[1]
-            arrays = StepArrays(tokens, words, parts + tokens, 2 * batch.pages.size, self.device)
-            self._large = large = arrays, Scratch(self._shapes, parts * rows * 5 // 4, self.device)
-        return large
-
-
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512)
-
 
 def padded_size(tokens: int) -> int:
-    """The number of tokens that a step of so many is filled up to."""
+    """The number of tokens that a step of so many is filled up to, where its arrays are at fixed addresses."""
     for size in SIZES:
         if size >= tokens:
             return size
-    return -(-tokens // 512) * 512
+    return -(-tokens // SIZES[-1]) * SIZES[-1]

@@ -17,9 +17,6 @@ from model_runner.runners.cuda.recording import Recording
 
 _log = logging.getLogger(__name__)
 
-GRAPH_TOKENS = 512
-"""Tokens of the largest step that is captured: beyond it launches take a small part of a step's time."""
-
 
 class _Replayable(Protocol):
     """A captured step."""
@@ -48,7 +45,7 @@ class Graphs:
 
     def run(self, ready: Ready) -> bool:
         """Replays a step, if it is one that a graph can be captured of."""
-        if not ready.in_place or self._broken:
+        if not ready.fixed or self._broken:
             return False
         key = _Key(ready.tokens, ready.rows)
         if key not in self._graphs:

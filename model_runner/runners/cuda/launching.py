@@ -38,6 +38,10 @@ def require_triton(device: torch.device) -> None:
     if isinstance(standard.max, JITFunction) == interpreted:
         advice = "interprets kernels only with" if interpreted else "compiles kernels only without"
         raise UnsupportedRunnerError(f"CUDA: on {device} this process {advice} {_INTERPRET}=1 in its environment")
+    if interpreted:
+        from model_runner.runners.cuda.interpreting import patch_once_a_launch
+
+        patch_once_a_launch()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:

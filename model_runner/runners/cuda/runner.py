@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, KVShape, Predictions, StepBatch
+from model_runner.runners.choices import Choices
+from model_runner.runners.cuda.choosing import move
 from model_runner.runners.cuda.forward import Forward
-from model_runner.runners.cuda.graphs import GRAPH_TOKENS, Graphs
+from model_runner.runners.cuda.graphs import Graphs
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
-from model_runner.runners.cuda.kv_moves import KVMover
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +37,37 @@ class CudaRunner:
     Args:
         module: a transformers model whose attention is `attention.paged_attention`, see `probe`.
         kv_tokens: capacity of its KV memory.
-        graphs: replay steps of up to `GRAPH_TOKENS` tokens as CUDA graphs; on a CPU, record them and check that a
+        graphs: replay steps of up to `forward.SIZES[-1]` tokens as CUDA graphs; on a CPU, record them and check that a
             replay would do the same.
     """
 
-    page_size = PAGE_SIZE
+    page_size: ClassVar[int] = PAGE_SIZE
+    chooses: ClassVar[bool] = True
 
     def __init__(self, module: Any, layout: CudaLayout, kv_tokens: int, graphs: bool = True) -> None:
         self._kv = KVPages(layout.shapes, layout.dtype, layout.device, kv_tokens)
         self.pages = self._kv.pages
-        self._forward = Forward(module, self._kv, layout.group, layout.device, GRAPH_TOKENS)
+        self._forward = Forward(module, self._kv, layout.group, layout.device)
         self._graphs = Graphs(self._forward) if graphs else None
-        self._mover = KVMover(self._kv, layout.device)
+        self._device = layout.device
 
     def draft_limits(self, position: int) -> DraftLimits:
         return NO_LIMITS
 
     @torch.inference_mode()
-    def step(self, batch: StepBatch, top_k: int) -> Predictions:
-        ready = self._forward.prepare(batch)
+    def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
+        ready = self._forward.prepare(batch, choices)
         if self._graphs is None or not self._graphs.run(ready):
-            self._forward.run(ready)
-        return self._forward.predictions(ready, top_k)
+            self._forward.logits = self._forward.launch(ready)
+        return self._forward.predictions(ready, top_k, choices)
 
     @torch.inference_mode()
     def keep(self, moves: KVMoves) -> None:
-        self._mover.move(moves)
+        slots = torch.from_numpy(np.stack([moves.sources, moves.targets], 1).astype(np.int64))
+        counts = torch.from_numpy(np.diff(moves.begins))
+        move(
+            self._kv,
+            slots.to(self._device, non_blocking=True),
+            torch.from_numpy(moves.begins).to(self._device, non_blocking=True),
+            counts.to(self._device, non_blocking=True),
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numba
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 import openvino as ov
 
 from model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
+from model_runner.runners.choices import Choices
 from model_runner.runners.most_probable import most_probable
 from model_runner.runners.openvino.kv_pages import PAGE_SIZE, KVPages, PageLayout
 from model_runner.runners.openvino.pairing import ATTENTION_ROWS, paired
@@ -32,6 +33,8 @@ class OpenVinoRunner:
         kv_tokens: capacity of its KV memory.
     """
 
+    chooses: ClassVar[bool] = False
+
     def __init__(self, compiled: ov.CompiledModel, layout: PageLayout, window: int | None, kv_tokens: int) -> None:
         self._kv = KVPages(layout, kv_tokens + PAGE_SIZE)
         self.pages, self.page_size = self._kv.pages - 1, PAGE_SIZE  # the last one is spare, see `pairing.paired`
@@ -53,7 +56,7 @@ class OpenVinoRunner:
         within_window = self._window - 1 - position
         return DraftLimits(nodes=within_window) if within_window >= _LEAST_TREE else DraftLimits(branches=False)
 
-    def step(self, batch: StepBatch, top_k: int) -> Predictions:
+    def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
         inputs = step_inputs(batch)
         if self._paired:
             inputs = paired(batch, inputs, self.pages)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
+from model_runner.runners.choices import Choices
 from model_runner.runners.kv_capacity import default_capacity
 from model_runner.runners.most_probable import most_probable
 from model_runner.runners.torch.attention import BATCH, TorchBatch
@@ -25,6 +26,8 @@ class TorchRunner:
         threads: CPU threads of a step; None takes torch's default.
     """
 
+    chooses: ClassVar[bool] = False
+
     def __init__(self, module: Any, layout: KVLayout, kv_tokens: int, threads: int | None = None) -> None:
         self._module = module
         self._layout = layout
@@ -36,7 +39,7 @@ class TorchRunner:
         return draft_limits(position) if self._layout.exact else NO_LIMITS
 
     @torch.inference_mode()
-    def step(self, batch: StepBatch, top_k: int) -> Predictions:
+    def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
         torch.set_num_threads(self._threads)
         logits = forward(self._module, batch, self._kv)
         return Predictions(logits, *most_probable(logits, top_k))

@@ -91,8 +91,8 @@ def attention_parts(
             begin = tl.maximum(begin, lowest // KEYS * KEYS)
 
         maximum = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        weighted = tl.zeros([ROWS, VALUE_BLOCK], tl.float32)
+        total = tl.full([ROWS], 0.0, tl.float32)
+        weighted = tl.full([ROWS, VALUE_BLOCK], 0.0, tl.float32)
         for start in range(begin, end, KEYS):
             entries = start + tl.arange(0, KEYS)
             seen = entries[None, :] < tl.minimum(prefix, end)[:, None]
@@ -201,8 +201,8 @@ def merge_parts(
     there = heads < GROUP
     rows = tl.load(parts + token * 3 + 2) * GROUP + heads
     maximum = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP_BLOCK], tl.float32)
-    weighted = tl.zeros([GROUP_BLOCK, VALUE_BLOCK], tl.float32)
+    total = tl.full([GROUP_BLOCK], 0.0, tl.float32)
+    weighted = tl.full([GROUP_BLOCK, VALUE_BLOCK], 0.0, tl.float32)
     if WITH_SINKS:
         maximum = tl.load(sinks + kv_head * GROUP + heads, mask=there, other=0.0).to(tl.float32) * LOG2_E
         total = tl.full([GROUP_BLOCK], 1.0, tl.float32)

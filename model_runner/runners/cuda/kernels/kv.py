@@ -49,28 +49,31 @@ def move_kv(
     kv,
     moves,
     begins,
+    counts,
     layer_stride,
     KV_HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
 ):
-    """Moves entries within each layer: one program for each layer, head and batch row.
+    """Moves entries within each layer: one program for each layer, head and sequence.
 
-    Moves of a batch row are made one after the other: no slot is a target before it was read as a source.
+    Moves of a sequence are made one after the other: no slot is a target before it was read as a source.
 
     Args:
         kv: [layer, page, KV_HEADS, PAGE_SIZE, WIDTH].
         moves: int64[move, 2], source and target slots, page * PAGE_SIZE + row.
-        begins: int32[batch row + 1], the moves of each batch row.
+        begins, counts: int32[sequence], the first move of each sequence, and how many it has.
     """
     layer = kv + tl.program_id(0).to(tl.int64) * layer_stride
     head = tl.program_id(1)
     dims = tl.arange(0, BLOCK)
-    for move in range(tl.load(begins + tl.program_id(2)), tl.load(begins + tl.program_id(2) + 1)):
+    begin = tl.load(begins + tl.program_id(2))
+    for move in range(begin, begin + tl.load(counts + tl.program_id(2))):
         source = tl.load(moves + 2 * move)
         target = tl.load(moves + 2 * move + 1)
-        source_row = ((source // PAGE_SIZE * KV_HEADS + head) * PAGE_SIZE + source % PAGE_SIZE) * WIDTH
-        target_row = ((target // PAGE_SIZE * KV_HEADS + head) * PAGE_SIZE + target % PAGE_SIZE) * WIDTH
-        entry = tl.load(layer + source_row + dims, mask=dims < WIDTH)
-        tl.store(layer + target_row + dims, entry, mask=dims < WIDTH)
+        if source != target:
+            source_row = ((source // PAGE_SIZE * KV_HEADS + head) * PAGE_SIZE + source % PAGE_SIZE) * WIDTH
+            target_row = ((target // PAGE_SIZE * KV_HEADS + head) * PAGE_SIZE + target % PAGE_SIZE) * WIDTH
+            entry = tl.load(layer + source_row + dims, mask=dims < WIDTH)
+            tl.store(layer + target_row + dims, entry, mask=dims < WIDTH)

@@ -42,7 +42,7 @@ def top_of_rows(best, tokens, wanted, count, SIZE: tl.constexpr, TOP: tl.constex
 
     Args:
         best: int64[row, count], of `top_of_blocks`.
-        tokens: int32[row, TOP], out.
+        tokens: int32[row, TOP + 1], out; the last one is the first again, the token that is chosen.
         wanted: int32[1], rows that are not padding.
     """
     row = tl.program_id(0)
@@ -52,5 +52,8 @@ def top_of_rows(best, tokens, wanted, count, SIZE: tl.constexpr, TOP: tl.constex
     keys = tl.load(best + row * count + at, mask=at < count, other=-(1 << 62))
     for i in tl.static_range(TOP):
         greatest = tl.max(keys, 0)
-        tl.store(tokens + row * TOP + i, 0x7FFFFFFF - (greatest & 0xFFFFFFFF).to(tl.int32))
+        token = 0x7FFFFFFF - (greatest & 0xFFFFFFFF).to(tl.int32)
+        tl.store(tokens + row * (TOP + 1) + i, token)
+        if i == 0:
+            tl.store(tokens + row * (TOP + 1) + TOP, token)
         keys = tl.where(keys == greatest, -(1 << 62), keys)

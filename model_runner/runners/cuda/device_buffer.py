@@ -1,0 +1,52 @@
+"""Arrays that go to the device in one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+_ALIGNED = 16
+"""Bytes: for pointers that are not, Triton compiles other code."""
+_KINDS = {np.int32: torch.int32, np.int64: torch.int64, np.float32: torch.float32}
+
+
+class DeviceBuffer:
+    """Named arrays, one after the other in one piece of pinned memory and in one of the device.
+
+    Attributes:
+        host: the arrays on the host, to be filled. What was sent before must have arrived, as it has when the results
+            of its step are known.
+        memory: uint8[...], all arrays on the device.
+
+    Args:
+        fields: dtype and shape of each array.
+    """
+
+    def __init__(self, fields: Mapping[str, tuple[type[Any], tuple[int, ...]]], device: torch.device) -> None:
+        self._begins: dict[str, int] = {}
+        size = 0
+        for name, (kind, shape) in fields.items():
+            self._begins[name] = size
+            size += -(-int(np.prod(shape)) * np.dtype(kind).itemsize // _ALIGNED) * _ALIGNED
+        self._pinned = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self.memory = torch.zeros(size, dtype=torch.uint8, device=device)
+        self.host: dict[str, npt.NDArray[Any]] = {}
+        self._device: dict[str, torch.Tensor] = {}
+        raw = self._pinned.numpy()
+        for name, (kind, shape) in fields.items():
+            part = slice(self._begins[name], self._begins[name] + int(np.prod(shape)) * np.dtype(kind).itemsize)
+            self.host[name] = raw[part].view(kind).reshape(shape)
+            self._device[name] = self.memory[part].view(_KINDS[kind]).view(shape)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """An array on the device."""
+        return self._device[name]
+
+    def send(self, until: str, size: int) -> None:
+        """Copies the arrays up to the one named, of which only the first `size` numbers, on the current stream."""
+        end = self._begins[until] + size * self.host[until].itemsize
+        self.memory[:end].copy_(self._pinned[:end], non_blocking=True)

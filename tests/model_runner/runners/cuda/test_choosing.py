@@ -1,0 +1,178 @@
+"""Tokens chosen by the kernels are those that the host chooses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from model_runner.request import SamplingParams, StopParams
+from model_runner.runners.base import KVShape
+from model_runner.runners.batch import BatchRow, lay_out
+from model_runner.runners.choices import MOST_PROBABLE, ON_HOST, Choices
+from model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
+from model_runner.runners.cuda.step_arrays import StepArrays
+from model_runner.runners.cuda.tiling import Division, divide
+from model_runner.sampling.token_chooser import TokenChooser
+from model_runner.sampling.verify import walk_predicted
+from strategies.draft import DraftTree, Int32Array
+from tests.model_runner.runners.cuda.steps import random_tree
+from tests.model_runner.sequences import make_sequence
+
+VOCAB = 300
+CPU = torch.device("cpu")
+EOS = frozenset({3, 4})
+
+sampling = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
+    top_k=st.sampled_from([0, 1, 5, 250, 1000]),
+    top_p=st.sampled_from([1.0, 0.9, 0.4, 0.001]),
+    min_p=st.sampled_from([0.0, 0.05, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.7]),
+    presence_penalty=st.sampled_from([0.0, 0.8]),
+    frequency_penalty=st.sampled_from([0.0, -0.4]),
+    logit_bias=st.sampled_from([(), ((7, 3.0), (290, -100.0), (7, 1.0))]),
+    seed=st.sampled_from([0, 2**64 - 1, 12345]),
+)
+
+
+class Written:
+    """A sequence with some output, and what the host does with it."""
+
+    def __init__(self, params: SamplingParams, seed: int, min_tokens: int = 0) -> None:
+        random = np.random.default_rng(seed)
+        self.prompt = random.integers(0, 30, 9).astype(np.int32)
+        self.output: list[int] = random.integers(5, 30, 6).tolist()
+        self._params, self._stop = params, StopParams(100, min_tokens=min_tokens)
+
+    def chooser(self, path: list[int]) -> TokenChooser:
+        sequence = make_sequence("a", self.prompt, self._stop, self._params)
+        chooser = TokenChooser(sequence, EOS, VOCAB)
+        for token in [*self.output, *path]:
+            chooser.remember(token)
+        return chooser
+
+    @property
+    def context(self) -> int:
+        return self.prompt.size + len(self.output) - 1
+
+
+def paths(tree: DraftTree) -> list[list[int]]:
+    """The tokens from the root down to each node, the root before them."""
+    found: list[list[int]] = [[]]
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        found.append([*found[parent + 1], token])
+    return found
+
+
+def chosen_by_kernels(
+    batch: list[tuple[Written, DraftTree]], logits: torch.Tensor, kinds: list[int | None]
+) -> tuple[Int32Array, KVPages, KVPages]:
+    """The tokens after each node, and KV memory before and after; `kinds` replace the rules of a row."""
+    from model_runner.runners.cuda.choosing import choose_and_keep
+
+    rows, rules, table = [], [], 0
+    for (written, tree), kind in zip(batch, kinds, strict=True):
+        pages = -(-(written.context + 1 + len(tree)) // PAGE_SIZE)
+        chain = np.array(written.output[-1:], np.int32)
+        rows.append(
+            BatchRow(np.arange(table, table + pages, dtype=np.int32)[::-1].copy(), written.context, chain, tree, 0)
+        )
+        table += pages
+        rules.append(written.chooser([]).rules(tree.tokens) if kind is None else kind)
+    step = lay_out(rows)
+    shape = KVShape(2, 16, 16)
+    before, after = (KVPages((shape, shape), torch.float32, CPU, table * PAGE_SIZE) for _ in range(2))
+    for kv in (before, after):
+        for layer in kv.layers:
+            layer.copy_(torch.arange(layer.numel()).view(layer.shape))
+    tiles = divide(step, Division(8, 1))
+    arrays = StepArrays(step.size, tiles.words.shape[1], tiles.parts.shape[0], step.pages.size, CPU)
+    choices = Choices.of(rules)
+    arrays.fill(step, tiles, step.size, choices)
+    chosen = torch.stack([torch.zeros(step.size), logits.argmax(1)], 1).to(torch.int32)
+    choose_and_keep(logits, chosen[:, 1], arrays, choices, after)
+    assert not chosen[:, 0].any()
+    return chosen[:, 1].numpy(), before, after
+
+
+def made_up_logits(random: np.random.Generator, rows: int, coarse: bool) -> torch.Tensor:
+    logits = torch.from_numpy(random.standard_normal((rows, VOCAB)) * 3).float()
+    return torch.round(logits * 2) / 2 if coarse else logits
+
+
+@given(params=sampling, seed=st.integers(0, 2**16), coarse=st.booleans(), min_tokens=st.sampled_from([0, 8]))
+@settings(max_examples=14, derandomize=True, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
+def test_as_on_the_host_at_every_node(params: SamplingParams, seed: int, coarse: bool, min_tokens: int) -> None:
+    """With coarse logits many are equal: which of them top-p keeps depends on how transformers sorts them."""
+    random = np.random.default_rng(seed)
+    tree = random_tree(random, 5, 0.6)
+    tree = DraftTree.of((tree.tokens + 5) % 12, tree.parents)
+    written = Written(params, seed, min_tokens)
+    logits = made_up_logits(random, 6, coarse and params.top_p == 1.0)
+    chosen, _, _ = chosen_by_kernels([(written, tree)], logits, [None])
+    for node, path in enumerate(paths(tree)):
+        expected = written.chooser(path).pick(logits[node], int(logits[node].argmax()))
+        assert chosen[node] == expected, (node, path)
+
+
+def test_a_batch_of_all_kinds() -> None:
+    """A sampled row between others: none changes another, and rows of the host stay as they are."""
+    random = np.random.default_rng(1)
+    params = SamplingParams(temperature=0.8, top_p=0.8, seed=5)
+    batch = [(Written(replace(params, seed=i), i), random_tree(random, n, 0.5)) for i, n in enumerate((3, 0, 4, 2))]
+    logits = made_up_logits(random, sum(1 + len(tree) for _, tree in batch), coarse=False)
+    kinds: list[Any] = [MOST_PROBABLE, None, ON_HOST, None]
+    together, _, _ = chosen_by_kernels(batch, logits, kinds)
+    begin = 0
+    for one, kind in zip(batch, kinds, strict=True):
+        rows = slice(begin, begin + 1 + len(one[1]))
+        begin = rows.stop
+        alone, _, _ = chosen_by_kernels([one], logits[rows], [kind])
+        assert (together[rows] == alone).all()
+        if kind is not None:
+            assert (together[rows] == logits[rows].argmax(1).numpy()).all()
+
+
+@pytest.mark.parametrize("kind", [MOST_PROBABLE, ON_HOST])
+def test_keys_and_values_of_the_accepted_path(kind: int) -> None:
+    """They move behind the committed ones, in both layers, as the host's own walk accepts them."""
+    random = np.random.default_rng(2)
+    trees = [random_tree(random, nodes, 0.4) for nodes in (12, 1, 20)]
+    batch = [(Written(SamplingParams(), i), tree) for i, tree in enumerate(trees)]
+    logits = made_up_logits(random, sum(1 + len(tree) for tree in trees), coarse=False)
+    begin, accepted = 0, []
+    for _, tree in batch:
+        at, path = 0, []
+        while (children := np.flatnonzero(tree.parents == at - 1)).size:
+            logits[begin + at, int(tree.tokens[children[-1]])] = 99.0
+            at = 1 + int(children[-1])
+            path.append(at)
+        accepted.append(path)
+        begin += 1 + len(tree)
+    chosen, before, after = chosen_by_kernels(batch, logits, [kind] * 3)
+    begin, table = 0, 0
+    for (written, tree), path in zip(batch, accepted, strict=True):
+        tokens, parents = np.append(written.output[-1], tree.tokens), np.append(-1, tree.parents + 1)
+        rows = chosen[begin : begin + tokens.size]
+        walked = [node for _, node in walk_predicted(tokens.astype(np.int32), parents.astype(np.int32), rows)]
+        assert walked == [*path, 0]
+        entries = written.context + 1 + len(tree)
+        pages = -(-entries // PAGE_SIZE)
+        order = np.arange(table, table + pages)[::-1]
+        expected = [*range(entries)]
+        if kind == MOST_PROBABLE:
+            for depth, node in enumerate(path, 1):
+                expected[written.context + depth] = written.context + node
+        for old, new in zip(before.layers, after.layers, strict=True):
+            for entry, source in enumerate(expected[: written.context + 1 + len(path)]):
+                moved = new[int(order[entry // PAGE_SIZE]), :, entry % PAGE_SIZE]
+                assert torch.equal(moved, old[int(order[source // PAGE_SIZE]), :, source % PAGE_SIZE])
+        begin += tokens.size
+        table += pages
