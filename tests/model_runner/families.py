@@ -82,6 +82,8 @@ def tiny(family: str, **changes: Any) -> Any:
     config = _CONFIGS[family]()
     for name, value in changes.items():
         setattr(config, name, value)
+    if kinds := getattr(config, "layer_types", None):
+        config.layer_types = kinds[: config.num_hidden_layers]
     module = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     return module.eval()
 

@@ -31,33 +31,42 @@ class _Key(NamedTuple):
 
 
 class Graphs:
-    """The captured steps of a runner. On a GPU all are captured at once, the largest first, in one pool of memory."""
+    """The captured steps of a runner. On a GPU all are captured at once, the largest first, in one pool of memory.
+
+    Attributes:
+        reason: why no step is replayed; empty if they are.
+    """
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
         self._graphs: dict[_Key, _Replayable] = {}
         self._pool: object = None
-        self._broken = False
+        self.reason = ""
         if forward.device.type == "cuda":
             for size in sorted(SIZES, reverse=True):
                 for rows in forward.row_choices:
                     self._capture_empty(size, rows)
 
+    @property
+    def sizes(self) -> set[int]:
+        """Tokens of the captured steps."""
+        return {key.tokens for key in self._graphs}
+
     def run(self, ready: Ready) -> bool:
         """Replays a step, if it is one that a graph can be captured of."""
-        if not ready.fixed or self._broken:
+        if not ready.fixed or self.reason:
             return False
         key = _Key(ready.tokens, ready.rows)
         if key not in self._graphs:
             self._capture(ready)
-        if self._broken:
+        if self.reason:
             return False
         self._forward.logits = self._graphs[key].replay()
         return True
 
     def _capture_empty(self, size: int, rows: int) -> None:
         """A step of padding only: a capture notes what is launched, not what is in the arrays."""
-        if not self._broken:
+        if not self.reason:
             self._capture(self._forward.prepare_padding(size, rows))
 
     def _capture(self, ready: Ready) -> None:
@@ -65,14 +74,9 @@ class Graphs:
             captured = Recording(self._forward, ready) if self._forward.device.type == "cpu" else self._on_gpu(ready)
             self._graphs[_Key(ready.tokens, ready.rows)] = captured
         except Exception as error:
-            self._broken = True
             self._graphs.clear()
-            _log.warning(
-                "steps run without CUDA graphs, which takes longer: a step of %d tokens cannot be captured: %s: %s",
-                ready.tokens,
-                type(error).__name__,
-                error,
-            )
+            self.reason = f"a step of {ready.tokens} tokens cannot be captured: {type(error).__name__}: {error}"
+            _log.warning("steps run without CUDA graphs, which takes longer: %s", self.reason)
 
     def _on_gpu(self, ready: Ready) -> _Replayable:
         stream = torch.cuda.Stream()

@@ -1,0 +1,154 @@
+"""The whole runner with interpreted kernels: its tokens are those of transformers' own `generate`, whatever is drafted.
+
+Each step of a usual size is recorded when it first occurs, and every further one must repeat what was recorded, as a
+CUDA graph would: see `cuda.recording`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+import strategies
+from model_runner.engine import Engine, EngineConfig
+from model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt
+from model_runner.loading.tokenizer import Tokenizer
+from model_runner.request import SamplingParams, StopParams
+from model_runner.runners.cuda.runner import CudaRunner
+from model_runner.sequence import Sequence
+from tests.model_runner.families import VOCAB, tiny
+from tests.model_runner.oracle import OracleStrategy
+from tests.model_runner.sequences import GREEDY, make_sequence
+
+NEW_TOKENS = 12
+PROMPTS = ((1, 2, 3, 1, 2, 3), (5,), tuple(i % 7 + 1 for i in range(40)))
+LAYERS = {"gemma2": 2, "qwen2-sliding": 2}
+"""Families whose layers differ; of others one layer is tried."""
+
+
+def small(family: str) -> Any:
+    return tiny(family, num_hidden_layers=LAYERS.get(family, 1))
+
+
+@functools.cache
+def served(family: str, runner: str = "cuda") -> LoadedModel:
+    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
+    return adopt(small(family), tokenizer, name=family, exact=False if runner == "torch" else None, runner=runner)
+
+
+@functools.cache
+def written(family: str, prompt: tuple[int, ...], **options: Any) -> list[int]:
+    """What `generate` writes."""
+    with torch.inference_mode():
+        ids = torch.tensor([prompt])
+        out = small(family).generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            pad_token_id=0,
+            **options,
+        )
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens
+
+
+def run(
+    model: LoadedModel,
+    strategy: Any,
+    sampling: SamplingParams = GREEDY,
+    prompts: tuple[tuple[int, ...], ...] = PROMPTS,
+    **config: Any,
+) -> list[Sequence]:
+    """All prompts at once; asserts that nothing leaks and that steps were replayed as they were recorded."""
+    engine = Engine(
+        model, EngineConfig(max_draft_nodes=24, adaptive_budget=False, max_running=3, prefill_chunk=16, **config)
+    )
+    stop = StopParams(NEW_TOKENS, min_tokens=3)
+    sequences = [
+        make_sequence(str(i), np.array(prompt, np.int32), stop, sampling, strategy=strategy, max_draft_nodes=24)
+        for i, prompt in enumerate(prompts)
+    ]
+    for sequence in sequences:
+        engine.add(sequence)
+    for _ in range(300):
+        if not engine.has_work:
+            break
+        engine.step()
+        engine.check()
+    assert not engine.has_work
+    if isinstance(engine._runner, CudaRunner):
+        graphs = engine._runner._graphs
+        assert graphs is not None
+        assert graphs.sizes
+        assert graphs.reason == ""
+    return sequences
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt-neox", "mistral-sliding", "gemma2", "phi"])
+def test_trees_of_any_shape(family: str) -> None:
+    answers = {prompt: written(family, prompt) for prompt in PROMPTS}
+    sequences = run(served(family), OracleStrategy(answers, VOCAB, seed=3))
+    assert [one.output for one in sequences] == list(answers.values())
+    assert sum(one.stats.accepted_tokens for one in sequences) > NEW_TOKENS
+
+
+@pytest.mark.parametrize("name", ["none", "jacobi", "hybrid"])
+def test_strategies(name: str) -> None:
+    sequences = run(served("llama"), strategies.create(name))
+    assert [one.output for one in sequences] == [written("llama", prompt) for prompt in PROMPTS]
+    assert [one.stats.drafting_disabled_reason for one in sequences] == [""] * 3
+
+
+def test_penalties_on_the_device() -> None:
+    expected = [written("llama", prompt, repetition_penalty=1.4) for prompt in PROMPTS]
+    answers = dict(zip(PROMPTS, expected, strict=True))
+    params = SamplingParams(repetition_penalty=1.4)
+    sequences = run(served("llama"), OracleStrategy(answers, VOCAB, seed=1), params)
+    assert [one.output for one in sequences] == expected
+    assert expected != [written("llama", prompt) for prompt in PROMPTS]
+    assert sum(one.stats.accepted_tokens for one in sequences) > 0
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.0, seed=7),
+        SamplingParams(temperature=1.5, top_p=0.7, presence_penalty=0.5, seed=2**63 + 1, logprobs=2),
+    ],
+)
+def test_sampled(params: SamplingParams) -> None:
+    """With drafts and without, and by the torch runner, whose tokens the host chooses."""
+    plain = [one.output for one in run(served("llama", "torch"), None, params)]
+    assert [one.output for one in run(served("llama"), None, params)] == plain
+    oracle = OracleStrategy(dict(zip(PROMPTS, plain, strict=True)), VOCAB, seed=4)
+    sequences = run(served("llama"), oracle, params)
+    assert [one.output for one in sequences] == plain
+    assert sum(one.stats.accepted_tokens for one in sequences) > 0
+
+
+def test_constraints_that_only_the_host_knows() -> None:
+    """Beside greedy sequences: the host moves keys and values of the ones, the device of the others."""
+    module = small("llama")
+    free = written("llama", PROMPTS[0])
+    module.generation_config.suppress_tokens = [free[2], free[5]]
+    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
+    model = adopt(module, tokenizer, name="suppressed", runner="cuda")
+    expected = [written("llama", prompt, suppress_tokens=(free[2], free[5])) for prompt in PROMPTS]
+    oracle = OracleStrategy(dict(zip(PROMPTS, expected, strict=True)), VOCAB, seed=5)
+    sequences = run(model, oracle)
+    assert [one.output for one in sequences] == expected
+    assert sum(one.stats.accepted_tokens for one in sequences) > 0
+
+
+def test_preemption_and_large_steps() -> None:
+    """Too little memory for all at once; a prompt of more tokens than steps at fixed addresses hold."""
+    prompts = (*PROMPTS, tuple(i % 11 + 1 for i in range(60)))
+    answers = {prompt: written("llama", prompt) for prompt in prompts}
+    sequences = run(served("llama"), OracleStrategy(answers, VOCAB, seed=6), prompts=prompts, kv_cache_tokens=256 + 24)
+    assert [one.output for one in sequences] == list(answers.values())
