@@ -19,6 +19,7 @@ _FAILURE = 1
 
 COMMANDS = {
     "step": ("benchmarks.step:step", "Time of one forward pass by its number of tokens."),
+    "kernels": ("benchmarks.kernels.command:kernels", "The kernels for GPUs, compiled and interpreted without one."),
     "speed": ("benchmarks.speed.command:speed", "Tokens per second of one stream, against transformers."),
     "lossless": ("benchmarks.lossless:lossless", "Greedy answers that differ from transformers', by how little."),
     "load": ("benchmarks.load.command:load", "Throughput and latency of a service at several concurrencies."),

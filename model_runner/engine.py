@@ -17,7 +17,15 @@ from model_runner.drafting.draft_policy import Draft, DraftPolicy, Outcome
 from model_runner.drafting.step_measuring import measure_step_times
 from model_runner.drafting.watchdog import Watchdog
 from model_runner.engine_config import EngineConfig
-from model_runner.errors import DeadlineError, DraftwoodError, EngineStoppedError, InvalidValueError, ModelError
+from model_runner.errors import (
+    DeadlineError,
+    DeviceLostError,
+    DeviceMemoryError,
+    DraftwoodError,
+    EngineStoppedError,
+    InvalidValueError,
+    ModelError,
+)
 from model_runner.loading.model import LoadedModel
 from model_runner.output import StepOutput
 from model_runner.redecoding import Redecoding
@@ -82,8 +90,10 @@ class Engine:
             raise InvalidValueError("kv_cache_tokens", capacity, f"one full context with its drafts needs {full}")
         self._runner = model.factory.runner(capacity, config.threads)
         self._pool = KVPool(self._runner.pages, self._runner.page_size, config.prefix_cache)
+        rides_along = self._runner.rides_along
+        shared_chunk = config.prefill_chunk if rides_along else config.shared_prefill_chunk
         self._scheduler = Scheduler(
-            self._pool, config.max_running, config.prefill_chunk, config.shared_prefill_chunk, config.tenant_weights
+            self._pool, config.max_running, config.prefill_chunk, shared_chunk, config.tenant_weights
         )
         step_times = None
         if config.adaptive_budget:
@@ -195,14 +205,18 @@ class Engine:
         """Schedules, drafts, runs the model once, verifies, commits. Returns what was written, sequence by sequence.
 
         An error in the model ends the sequences of this step with it; one in the part of a single sequence, or its
-        deadline, ends that one.
+        deadline, ends that one. If the device's memory does not suffice, half of the sequences wait from then on.
+
+        Raises:
+            DeviceLostError: the device computes nothing more for this process.
         """
         started = time.perf_counter()
         if self._redecoding is not None:
             self._redecoding.pause()
         outputs = self._expire(started)
         plan = self._schedule(started)
-        drafts = self._policy.propose(*plan)
+        stand_back = plan.prompts_wait and not self._runner.rides_along
+        drafts = self._policy.propose(plan.work, stand_back)
         if not drafts:
             self._await_mask()
             return outputs
@@ -213,7 +227,12 @@ class Engine:
             kept = None if choices is None else choices.kinds != ON_HOST
             verified = self._verify(batch, drafts, predictions, kept, outputs)
             self._keep(verified)
+        except DeviceLostError:
+            raise
         except Exception as error:
+            if isinstance(error, DeviceMemoryError) and self._scheduler.run_fewer():
+                _log.warning("%s; from now on %d sequences run at once", error, self._scheduler.max_running)
+                return outputs
             return outputs + self._fail(drafts, error)
         outputs += [self._commit(one, seconds, len(drafts)) for one in verified]
         step_seconds = time.perf_counter() - started

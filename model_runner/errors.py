@@ -96,5 +96,13 @@ class ModelError(DraftwoodError):
     """The model's forward pass raised; `__cause__` is what it raised."""
 
 
+class DeviceMemoryError(DraftwoodError):
+    """The device had no memory for a step; nothing was written, and a smaller step may fit."""
+
+
+class DeviceLostError(DraftwoodError):
+    """The device computes nothing more for this process, which must end."""
+
+
 class EngineStoppedError(DraftwoodError):
     """The engine takes no more work."""

@@ -170,6 +170,11 @@ class Runner(Protocol):
     def chooses(self) -> bool:
         """Whether it chooses tokens itself and keeps what is accepted. If not, all choices are left to the host."""
 
+    @property
+    def rides_along(self) -> bool:
+        """Whether decoding sequences add next to nothing to a step that reads a prompt, as on a GPU. If not, they skip
+        some of these steps, and draft in none."""
+
     def draft_limits(self, position: int) -> DraftLimits:
         """Of the draft tree under the token at `position`."""
 

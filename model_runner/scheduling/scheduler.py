@@ -74,6 +74,7 @@ class Scheduler:
         weights: the share of a tenant in admissions and prefill, relative to others; 1 for those not named.
 
     Attributes:
+        max_running: most sequences that run at once.
         step_seconds: estimate of the shortest step; tells which deadlines cannot be met.
     """
 
@@ -86,7 +87,7 @@ class Scheduler:
         weights: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self._pool = pool
-        self._max_running = max_running
+        self.max_running = max_running
         self._prefill_chunk = prefill_chunk
         self._shared_chunk = min(shared_chunk, prefill_chunk)
         self._serial = itertools.count()
@@ -175,11 +176,20 @@ class Scheduler:
             sequence.state = SequenceState.WAITING
             self._queue.enter(sequence)
 
+    def run_fewer(self) -> bool:
+        """From now on at most half as many sequences run as do now; returns False if only one does."""
+        if len(self.running) < 2:
+            return False
+        self.max_running = self._shares.slots = len(self.running) // 2
+        for victim in list(self._shares.yielding(self.running))[: len(self.running) - self.max_running]:
+            self._preempt(victim)
+        return True
+
     def check(self, others: SequenceOf[Sequence] = ()) -> None:
         """Asserts that slots, memory, queues and states agree; `others` hold pages as well."""
         waiting = [*self._queue]
         paused = [s for s in self._ranks if s.state is SequenceState.PAUSED]
-        assert len(self.running) <= self._max_running
+        assert len(self.running) <= self.max_running
         assert all(s.state is SequenceState.RUNNING for s in self.running)
         assert all(s.state is SequenceState.WAITING for s in waiting)
         assert all(s.committed == 0 for s in (*waiting, *paused))
@@ -253,7 +263,7 @@ class Scheduler:
         """The sequence to admit, and those that give way to it."""
         if not len(self._queue):
             return None
-        free = len(self.running) < self._max_running
+        free = len(self.running) < self.max_running
         for head in self._shares.heads(self.running):
             if self._gains_by_waiting(head):
                 continue

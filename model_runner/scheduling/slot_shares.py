@@ -26,7 +26,7 @@ class SlotShares:
     def __init__(self, queue: FairQueue, rank: Callable[[Sequence], Rank], slots: int) -> None:
         self._queue = queue
         self._rank = rank
-        self._slots = slots
+        self.slots = slots
 
     def yielding(self, running: SequenceOf[Sequence]) -> list[Sequence]:
         """Running sequences in the order in which they give way: always the last by rank of the tenant that holds the
@@ -78,7 +78,7 @@ class SlotShares:
         return int(self._share(tenant))
 
     def _share(self, tenant: str) -> float:
-        return self._queue.share(tenant, self._slots)
+        return self._queue.share(tenant, self.slots)
 
 
 def _by_tenant(running: SequenceOf[Sequence]) -> Counter[str]:

@@ -150,7 +150,7 @@ class Forward:
         finally:
             STEP.reset(token)
         if ready.logit_rows:
-            self._find_top(logits, workspace)
+            find_top(logits, workspace)
         return logits
 
     def predictions(self, ready: Ready, top_k: int, choices: Choices | None) -> Predictions:
@@ -169,28 +169,30 @@ class Forward:
             return Predictions(logits, *most_probable(logits, top_k), chosen)
         return Predictions(logits, most, found[:, :top_k].copy() if top_k else None, chosen)
 
-    def _find_top(self, logits: torch.Tensor, workspace: Workspace) -> None:
-        rows, vocab = logits.shape
-        blocks = -(-vocab // _VOCAB_BLOCK)
-        best = torch.empty((rows, blocks, TOP), dtype=torch.int64, device=self.device)
-        wanted = workspace.arrays.row_count
-        launch(
-            top_of_blocks,
-            (rows, blocks),
-            *(logits, best, wanted, vocab, logits.stride(0), blocks),
-            BLOCK=_VOCAB_BLOCK,
-            TOP=TOP,
-        )
-        launch(
-            top_of_rows,
-            (rows,),
-            *(best, workspace.top, wanted, blocks * TOP),
-            SIZE=power_of_2(blocks * TOP),
-            TOP=TOP,
-        )
-
     def _division(self, rows: int) -> Division:
         return Division(rows // self._group, -(-self._machine.programs // self._kv_heads))
+
+
+def find_top(logits: torch.Tensor, workspace: Workspace) -> None:
+    """Sets `workspace.top` to the most probable tokens after each row of logits [R, vocab]."""
+    rows, vocab = logits.shape
+    blocks = -(-vocab // _VOCAB_BLOCK)
+    best = torch.empty((rows, blocks, TOP), dtype=torch.int64, device=logits.device)
+    wanted = workspace.arrays.row_count
+    launch(
+        top_of_blocks,
+        (rows, blocks),
+        *(logits, best, wanted, vocab, logits.stride(0), blocks),
+        BLOCK=_VOCAB_BLOCK,
+        TOP=TOP,
+    )
+    launch(
+        top_of_rows,
+        (rows,),
+        *(best, workspace.top, wanted, blocks * TOP),
+        SIZE=power_of_2(blocks * TOP),
+        TOP=TOP,
+    )
 
 
 def padded_size(tokens: int) -> int:

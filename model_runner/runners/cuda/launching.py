@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -14,11 +13,6 @@ import torch
 from model_runner.errors import UnsupportedRunnerError
 
 _INTERPRET = "TRITON_INTERPRET"
-
-AROUND_LAUNCH: ContextVar[Callable[[str], AbstractContextManager[Any]]] = ContextVar(
-    "draftwood_around_launch", default=lambda name: nullcontext()
-)
-"""Called with the name of each kernel; what it returns is entered around the launch."""
 
 
 def require_triton(device: torch.device) -> None:
@@ -45,9 +39,24 @@ def require_triton(device: torch.device) -> None:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Runs a kernel on the current stream."""
-    with AROUND_LAUNCH.get()(kernel.__name__):
-        kernel[grid](*arguments, **constants)
+    """Runs a kernel on the current stream, or does what `LAUNCHER` says."""
+    LAUNCHER.get()(Launch(kernel, grid, arguments, constants))
+
+
+class Launch(NamedTuple):
+    """A kernel and what it is called with."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+
+    def run(self) -> None:
+        self.kernel[self.grid](*self.arguments, **self.constants)
+
+
+LAUNCHER: ContextVar[Callable[[Launch], None]] = ContextVar("draftwood_launcher", default=Launch.run)
+"""Called for each kernel."""
 
 
 class Machine(NamedTuple):

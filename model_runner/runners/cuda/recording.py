@@ -7,15 +7,13 @@ device; and must not decide anything by what a tensor holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from model_runner.runners.cuda.launching import AROUND_LAUNCH
+from model_runner.runners.cuda.launching import LAUNCHER, Launch
 
 if TYPE_CHECKING:
     from model_runner.runners.cuda.forward import Forward, Ready
@@ -55,12 +53,12 @@ class Recording:
         notes = _Notes()
         fixed = frozenset(tensor.untyped_storage().data_ptr() for tensor in self._forward.fixed_memory)
         notes.fixed = fixed
-        token = AROUND_LAUNCH.set(notes.launch)
+        token = LAUNCHER.set(notes.launch)
         try:
             with notes:
                 logits = self._forward.launch(self._ready)
         finally:
-            AROUND_LAUNCH.reset(token)
+            LAUNCHER.reset(token)
         return notes.noted, logits
 
 
@@ -83,13 +81,13 @@ class _Notes(TorchDispatchMode):
         self.noted.append(f"{name} {self._shapes((args, kwargs))} -> {self._shapes(result)}")
         return result
 
-    @contextmanager
-    def launch(self, name: str) -> Iterator[None]:
-        """Around a kernel, whose interpreter copies tensors in ways of its own."""
-        self.noted.append(name)
+    def launch(self, one: Launch) -> None:
+        """A kernel, whose interpreter copies tensors in ways of its own."""
+        shapes = self._shapes((one.arguments, one.constants))
+        self.noted.append(f"{one.kernel.__name__}{one.grid} {shapes}")
         self._launching = True
         try:
-            yield
+            one.run()
         finally:
             self._launching = False
 

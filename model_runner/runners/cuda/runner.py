@@ -11,6 +11,7 @@ import torch
 from model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, KVShape, Predictions, StepBatch
 from model_runner.runners.choices import Choices
 from model_runner.runners.cuda.choosing import move
+from model_runner.runners.cuda.device_errors import device_errors
 from model_runner.runners.cuda.forward import Forward
 from model_runner.runners.cuda.graphs import Graphs
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
@@ -43,6 +44,7 @@ class CudaRunner:
 
     page_size: ClassVar[int] = PAGE_SIZE
     chooses: ClassVar[bool] = True
+    rides_along: ClassVar[bool] = True
 
     def __init__(self, module: Any, layout: CudaLayout, kv_tokens: int, graphs: bool = True) -> None:
         self._kv = KVPages(layout.shapes, layout.dtype, layout.device, kv_tokens)
@@ -56,10 +58,11 @@ class CudaRunner:
 
     @torch.inference_mode()
     def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
-        ready = self._forward.prepare(batch, choices)
-        if self._graphs is None or not self._graphs.run(ready):
-            self._forward.logits = self._forward.launch(ready)
-        return self._forward.predictions(ready, top_k, choices)
+        with device_errors(f"a step of {batch.size} tokens"):
+            ready = self._forward.prepare(batch, choices)
+            if self._graphs is None or not self._graphs.run(ready):
+                self._forward.logits = self._forward.launch(ready)
+            return self._forward.predictions(ready, top_k, choices)
 
     @torch.inference_mode()
     def keep(self, moves: KVMoves) -> None:

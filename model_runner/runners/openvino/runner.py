@@ -34,6 +34,7 @@ class OpenVinoRunner:
     """
 
     chooses: ClassVar[bool] = False
+    rides_along: ClassVar[bool] = False
 
     def __init__(self, compiled: ov.CompiledModel, layout: PageLayout, window: int | None, kv_tokens: int) -> None:
         self._kv = KVPages(layout, kv_tokens + PAGE_SIZE)

@@ -27,6 +27,7 @@ class TorchRunner:
     """
 
     chooses: ClassVar[bool] = False
+    rides_along: ClassVar[bool] = False
 
     def __init__(self, module: Any, layout: KVLayout, kv_tokens: int, threads: int | None = None) -> None:
         self._module = module

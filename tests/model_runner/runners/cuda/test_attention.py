@@ -8,8 +8,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.kernels.reference import attended, entries, random_batch
 from model_runner.runners.base import KVShape
-from tests.model_runner.runners.cuda.steps import attended, entries, random_batch
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3}
 """Of numbers of about 1."""

@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.kernels.reference import random_tree
 from model_runner.request import SamplingParams, StopParams
 from model_runner.runners.base import KVShape
 from model_runner.runners.batch import BatchRow, lay_out
@@ -21,7 +22,6 @@ from model_runner.runners.cuda.tiling import Division, divide
 from model_runner.sampling.token_chooser import TokenChooser
 from model_runner.sampling.verify import walk_predicted
 from strategies.draft import DraftTree, Int32Array
-from tests.model_runner.runners.cuda.steps import random_tree
 from tests.model_runner.sequences import make_sequence
 
 VOCAB = 300

@@ -1,0 +1,104 @@
+"""The kernels of the cuda runner as they ship: every launch of its own code, for the models that it serves.
+
+The code is run on a CPU with a launcher that only notes what would be launched.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from model_runner.runners.base import KVShape
+from model_runner.runners.batch import BatchRow, lay_out
+from model_runner.runners.choices import Choices, ScoreRules
+from model_runner.runners.cuda.attention import STEP, AttentionStep, paged_attention
+from model_runner.runners.cuda.choosing import choose_and_keep
+from model_runner.runners.cuda.forward import Workspace, find_top
+from model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
+from model_runner.runners.cuda.launching import LAUNCHER, Launch, Machine
+from model_runner.runners.cuda.tiling import Division, divide
+from strategies.draft import DraftTree
+
+CPU = torch.device("cpu")
+HEAD_SIZES = (64, 80, 96, 128, 192, 256)
+_KV_HEADS, _GROUP, _VOCAB = 8, 4, 32_000
+
+
+class Variant(NamedTuple):
+    """What a model's attention is compiled for.
+
+    Attributes:
+        rows: of a part of attention.
+        window, softcap: whether its layers have them; sinks likewise.
+    """
+
+    head_size: int
+    dtype: torch.dtype = torch.bfloat16
+    rows: int = 64
+    window: bool = False
+    softcap: bool = False
+    sinks: bool = False
+
+    def __str__(self) -> str:
+        extras = [name for name in ("window", "softcap", "sinks") if getattr(self, name)]
+        dtype = str(self.dtype).removeprefix("torch.")
+        return " ".join([f"{self.head_size}", dtype, f"{self.rows} rows", *extras])
+
+
+def variants(head_sizes: tuple[int, ...]) -> list[Variant]:
+    """All in bfloat16; for the most usual size also the other dtypes, and what some families add."""
+    found = [Variant(size, rows=rows) for size in head_sizes for rows in (16, 64)]
+    if 128 in head_sizes:
+        found += [Variant(128, torch.float16), Variant(128, torch.float32), Variant(128, window=True)]
+    if 64 in head_sizes:
+        found += [Variant(64, window=True, sinks=True)]
+    if 256 in head_sizes:
+        found += [Variant(256, window=True, softcap=True)]
+    return found
+
+
+def launches_of(variant: Variant) -> list[Launch]:
+    """What a step with a draft and a sampled sequence launches."""
+    noted: list[Launch] = []
+    token = LAUNCHER.set(noted.append)
+    try:
+        _step(variant)
+    finally:
+        LAUNCHER.reset(token)
+    return noted
+
+
+def _step(variant: Variant) -> None:
+    shape = KVShape(_KV_HEADS, variant.head_size, variant.head_size)
+    tree = DraftTree.of([*range(20)], [-1, *range(19)])
+    zeros = np.zeros(1, np.int32)
+    batch = lay_out([BatchRow(np.arange(4, dtype=np.int32), 20, zeros, tree, 0)])
+    tiles = divide(batch, Division(variant.rows // _GROUP, 2))
+    kv = KVPages((shape,), variant.dtype, CPU, 4 * PAGE_SIZE)
+    space = Workspace((shape,), batch.size, tiles.words.shape[1], tiles.parts.shape[0], variant.rows, 4, CPU)
+    rules = ScoreRules(1.0, 5, 0.9, 0.1, 1, 1.1, 0.1, 0.1, 9, zeros, zeros, zeros.astype(np.float32), zeros)
+    choices = Choices.of([rules])
+    space.arrays.fill(batch, tiles, batch.size, choices)
+    layer: Any = torch.nn.Module()
+    layer.layer_idx = 0
+    query = torch.zeros(1, _KV_HEADS * _GROUP, batch.size, variant.head_size, dtype=variant.dtype)
+    key = query[:, :_KV_HEADS]
+    token = STEP.set(AttentionStep(kv, space.arrays, space.scratch, Machine(2), variant.rows))
+    try:
+        paged_attention(
+            layer,
+            query,
+            key,
+            key,
+            None,
+            sliding_window=4096 if variant.window else None,
+            softcap=50.0 if variant.softcap else None,
+            s_aux=query[0, :, 0, 0] if variant.sinks else None,
+        )
+    finally:
+        STEP.reset(token)
+    logits = torch.zeros(batch.size, _VOCAB, dtype=variant.dtype)
+    find_top(logits, space)
+    choose_and_keep(logits, space.top[:, -1], space.arrays, choices, kv)

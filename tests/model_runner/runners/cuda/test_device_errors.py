@@ -1,0 +1,89 @@
+"""What becomes of sequences when the device fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from model_runner.engine import Engine, EngineConfig
+from model_runner.errors import DeviceLostError, DeviceMemoryError, ModelError
+from model_runner.request import StopParams
+from model_runner.runners.cuda.device_errors import device_errors
+from model_runner.sequence import Sequence
+from tests.model_runner.families import VOCAB, greedy, served
+from tests.model_runner.oracle import OracleStrategy
+from tests.model_runner.sequences import make_sequence
+
+PROMPTS = ((1, 2, 3, 1, 2), (4, 4, 4), (5, 6), (7,))
+
+
+def engine_with(*errors: Exception | None) -> Engine:
+    """Its runner raises these in its first steps, and computes those for which it is None."""
+    engine = Engine(served("llama"), EngineConfig(max_draft_nodes=8, adaptive_budget=False, max_running=4))
+    waiting, step = list(errors), engine._runner.step
+
+    def failing(*arguments: Any) -> Any:
+        with device_errors("a step"):
+            if waiting and (error := waiting.pop(0)) is not None:
+                raise error
+            return step(*arguments)
+
+    engine._runner.step = failing  # type: ignore[method-assign]
+    return engine
+
+
+def sequences_of(engine: Engine, count: int) -> list[Sequence]:
+    answers = {prompt: greedy("llama", prompt, 10) for prompt in PROMPTS}
+    oracle = OracleStrategy(answers, VOCAB, seed=1)
+    found = [
+        make_sequence(str(i), np.array(prompt, np.int32), StopParams(10), strategy=oracle, max_draft_nodes=8)
+        for i, prompt in enumerate(PROMPTS[:count])
+    ]
+    for sequence in found:
+        engine.add(sequence)
+    return found
+
+
+def test_out_of_memory_in_mid_stream_changes_no_token() -> None:
+    engine = engine_with(None, None, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    sequences = sequences_of(engine, 4)
+    most = []
+    while engine.has_work:
+        engine.step()
+        engine.check()
+        most.append(engine.running)
+    assert max(most[:2]) == 4
+    assert max(most[2:]) == 2
+    assert [one.output for one in sequences] == [greedy("llama", prompt, 10) for prompt in PROMPTS]
+    assert sum(one.stats.preemptions for one in sequences) == 2
+
+
+def test_a_sequence_that_fits_in_no_step_ends() -> None:
+    engine = engine_with(torch.OutOfMemoryError("CUDA out of memory"))
+    sequences_of(engine, 1)
+    [output] = engine.step()
+    assert output.finish is not None
+    assert isinstance(output.finish.error, ModelError)
+    assert isinstance(output.finish.error.__cause__, DeviceMemoryError)
+    engine.check()
+
+
+def test_an_error_that_stays_leaves_the_engine() -> None:
+    engine = engine_with(RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might"))
+    sequences_of(engine, 2)
+    with pytest.raises(
+        DeviceLostError, match=r"failed in a step: CUDA error: an illegal memory access was encountered$"
+    ):
+        engine.step()
+
+
+def test_other_errors_end_the_sequences_of_their_step() -> None:
+    engine = engine_with(RuntimeError("shapes do not match"))
+    sequences_of(engine, 2)
+    errors = [output.finish.error for output in engine.step() if output.finish is not None]
+    assert [type(error) for error in errors] == [ModelError] * 2
+    assert not engine.has_work
+    engine.check()
