@@ -51,7 +51,7 @@ def variants(head_sizes: tuple[int, ...]) -> list[Variant]:
     """All in bfloat16; for the most usual size also the other dtypes, and what some families add."""
     found = [Variant(size, rows=rows) for size in head_sizes for rows in (16, 64)]
     if 128 in head_sizes:
-        found += [Variant(128, torch.float16), Variant(128, torch.float32), Variant(128, window=True)]
+        found += [Variant(128, torch.float16), Variant(128, torch.float32, rows=16), Variant(128, window=True)]
     if 64 in head_sizes:
         found += [Variant(64, window=True, sinks=True)]
     if 256 in head_sizes:

@@ -6,6 +6,7 @@ import hashlib
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from model_runner.loading.tokenizer import Tokenizer
 
@@ -38,7 +39,8 @@ def _samples(weights: list[torch.Tensor]) -> list[bytes]:
     """A few elements of each weight, evenly spaced, as the bytes of bfloat16."""
     picked = []
     for weight in weights:
-        flat = weight.reshape(-1)
+        # A sharded weight is put together, by all ranks alike.
+        flat = (weight.full_tensor() if isinstance(weight, DTensor) else weight).reshape(-1)
         at = torch.linspace(0, flat.numel() - 1, min(_ELEMENTS, flat.numel()), dtype=torch.float64).long()
         picked.append(flat[at.to(flat.device)].float())
     values = torch.cat([one.cpu() for one in picked])

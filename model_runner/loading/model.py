@@ -14,6 +14,7 @@ from model_runner.loading.fingerprint import fingerprint
 from model_runner.loading.loaded import LoadedModel
 from model_runner.loading.prepared import Prepared, prepared_model
 from model_runner.loading.runner_choice import check_runner, check_weights, choose_runner
+from model_runner.loading.sharded import load_sharded
 from model_runner.loading.tokenizer import Tokenizer, load_tokenizer
 from model_runner.runners.shrinking import rotation_limit
 from model_runner.sampling.generation_defaults import SOURCES, eos_token_ids
@@ -36,6 +37,7 @@ def load_model(
     weights: str = "as-is",
     generation_defaults: str = "model",
     threads: int | None = None,
+    tensor_parallel: int = 1,
     cache: Path | None = None,
 ) -> LoadedModel:
     """Loads a model and its tokenizer from a folder or from the hub (its cache, where the network is out of reach).
@@ -53,11 +55,13 @@ def load_model(
         generation_defaults: "model" takes defaults of requests from the model's generation config, "greedy" ignores it.
         threads: CPU threads that steps will be computed with; None for the default of torch. Another number costs a
             second compilation.
+        tensor_parallel: GPUs of this machine that share the model, with the cuda runner; starts a process for each of
+            the others. This process ends if one of them does.
         cache: folder of converted models, see `loading.prepared`; None for none.
 
     Raises:
-        InvalidValueError: device, dtype, max_context, runner, weights or generation_defaults is not allowed, the runner
-            has no exact mode, or the model cannot be computed with such weights; gives the reason.
+        InvalidValueError: device, dtype, max_context, runner, weights, generation_defaults or tensor_parallel is not
+            allowed, the runner has no exact mode, or the model cannot be computed with such weights; gives the reason.
         ModelNotFoundError: there is no such model.
         UnsupportedRunnerError: OpenVINO is chosen by name and cannot compute the model; gives the reason.
         UnsupportedModelError: draft trees cannot be verified on it; gives the reason.
@@ -70,6 +74,9 @@ def load_model(
     if generation_defaults not in SOURCES:
         raise InvalidValueError("generation_defaults", generation_defaults, f"it must be one of {', '.join(SOURCES)}")
     require_folder(path_or_id)
+    if tensor_parallel > 1:
+        options = {"dtype": dtype, "max_context": max_context, "generation_defaults": generation_defaults}
+        return load_sharded(path_or_id, chosen_device, runner, tensor_parallel, options)
     prepared: Prepared | None = None
     if cache is not None and chosen_device.type == "cpu" and runner != "torch" and not exact:
         threads = threads or torch.get_num_threads()
@@ -87,7 +94,7 @@ def load_model(
     if prepared is not None and (found := prepared.load(tokenizer, name_of(path_or_id), threads)) is not None:
         return found
     model = adopt(
-        _module(path_or_id, chosen_device, dtype),
+        load_module(path_or_id, chosen_device, dtype),
         tokenizer,
         name=name_of(path_or_id),
         max_context=max_context,
@@ -102,7 +109,15 @@ def load_model(
     return model
 
 
-def _module(path_or_id: str, device: torch.device, dtype: str) -> Any:
+def load_module(path_or_id: str, device: torch.device, dtype: str, **options: Any) -> Any:
+    """The model of transformers.
+
+    Args:
+        options: of `from_pretrained`.
+
+    Raises:
+        ModelNotFoundError: there is no such model.
+    """
     # Imports the modelling code of transformers, which a model in the cache does without.
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
@@ -110,10 +125,10 @@ def _module(path_or_id: str, device: torch.device, dtype: str) -> Any:
     disable_progress_bar()
     chosen_dtype = _DTYPES.get(dtype, torch.float32 if device.type == "cpu" else "auto")
     try:
-        module: Any = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=chosen_dtype)
+        module: Any = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=chosen_dtype, **options)
     except (OSError, ValueError) as error:
         raise cannot_be_loaded(path_or_id, error) from error
-    return module.to(device).eval()
+    return (module if options else module.to(device)).eval()
 
 
 def adopt(

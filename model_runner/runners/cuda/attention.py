@@ -25,7 +25,7 @@ ATTENTION_NAME = "draftwood_cuda"
 _NO_WINDOW = 2**30
 """Positions: more than any context."""
 _FEW_ROWS, _LARGE_HEAD = 16, 128
-"""Above both, a part takes eight warps."""
+"""Above both, a part takes eight warps, so that its sums fit their registers: see `draftwood bench kernels`."""
 
 
 def blocks_of(size: int) -> int:
@@ -138,7 +138,7 @@ def paged_attention(
         KEYS=WORD,
         CAPPED=softcap is not None,
         WINDOWED=sliding_window is not None,
-        num_warps=_warps(step.rows, max(key_dim, value_dim), kv.dtype),
+        num_warps=8 if step.rows > _FEW_ROWS and max(key_dim, value_dim) > _LARGE_HEAD else 4,
     )
     output = query.new_empty((tokens, heads, value_dim))
     launch(
@@ -155,11 +155,6 @@ def paged_attention(
         WITH_SINKS=s_aux is not None,
     )
     return output[None], None
-
-
-def _warps(rows: int, head_size: int, dtype: torch.dtype) -> int:
-    """Warps of a part: enough that its sums and a tile of keys fit their registers, see `draftwood bench kernels`."""
-    return 8 if rows > _FEW_ROWS and (head_size > _LARGE_HEAD or dtype == torch.float32) else 4
 
 
 def _with_rows(tensor: torch.Tensor) -> torch.Tensor:

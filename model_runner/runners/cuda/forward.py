@@ -101,8 +101,10 @@ class Forward:
 
     @property
     def row_choices(self) -> tuple[int, ...]:
-        """Rows that parts of attention have: enough for the heads of one group."""
-        return tuple(sorted({max(rows, power_of_2(self._group)) for rows in (_FEW_ROWS, _MANY_ROWS)}))
+        """Rows that parts of attention have: enough for the heads of one group; few in float32, which takes twice the
+        registers."""
+        choices = (_FEW_ROWS,) if self._kv.layers[0].dtype == torch.float32 else (_FEW_ROWS, _MANY_ROWS)
+        return tuple(sorted({max(rows, power_of_2(self._group)) for rows in choices}))
 
     @property
     def fixed_memory(self) -> list[torch.Tensor]:

@@ -96,7 +96,8 @@ class _Notes(TorchDispatchMode):
 
     def _shape(self, value: Any) -> str:
         if not isinstance(value, torch.Tensor):
-            return repr(value)
-        address = value.untyped_storage().data_ptr()
-        where = f" at {value.data_ptr()}" if address in self.fixed else ""
+            return repr(value) if isinstance(value, (int, float, str, torch.dtype)) else type(value).__name__
+        owned = type(value) in (torch.Tensor, torch.nn.Parameter)  # a shard's wrapper has no memory of its own
+        fixed = owned and value.untyped_storage().data_ptr() in self.fixed
+        where = f" at {value.data_ptr()}" if fixed else ""
         return f"{value.dtype}{tuple(value.shape)}{where}"

@@ -1,0 +1,169 @@
+"""A model over several GPUs of a machine: one process for each, which all compute the same steps.
+
+transformers shards the weights (`tp_plan="auto"`: Megatron-LM's columns and rows, Shoeybi et al., 2019) and adds up
+what the ranks compute. Rank 0 schedules and drafts; the others get its batches, which are small arrays, choose the same
+tokens from the same logits, and keep the same keys and values, of their own heads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, NoReturn
+
+from model_runner.errors import DeviceLostError, DeviceMemoryError
+from model_runner.runners.base import DraftLimits, KVMoves, Predictions, RunnerFactory, StepBatch
+from model_runner.runners.choices import Choices
+
+_log = logging.getLogger(__name__)
+_LOST = 70
+"""Exit status of a process that lost a rank: EX_SOFTWARE."""
+
+
+class Ranks:
+    """The other ranks, at rank 0. If one of them ends, so does this process, as no step can be computed any more.
+
+    Args:
+        size: of all ranks.
+        follow: what the others run, importable by name: called with the receiving end of a pipe, and `arguments`.
+    """
+
+    def __init__(self, size: int, follow: Callable[..., None], *arguments: Any) -> None:
+        port = _free_port()
+        context = get_context("spawn")
+        self._ends: list[Connection] = []
+        self._processes: list[BaseProcess] = []
+        for rank in range(1, size):
+            theirs, ours = context.Pipe(duplex=False)
+            process = context.Process(target=_run_rank, args=(rank, size, port, theirs, follow, arguments))
+            process.start()
+            theirs.close()
+            self._ends.append(ours)
+            self._processes.append(process)
+        _join(0, size, port)
+        self._closed = False
+        threading.Thread(target=self._watch, daemon=True, name="ranks").start()
+
+    def send(self, order: tuple[Any, ...]) -> None:
+        """To all other ranks."""
+        for end in self._ends:
+            end.send(order)
+
+    def close(self) -> None:
+        """Ends the other ranks."""
+        self._closed = True
+        for end in self._ends:
+            end.close()
+        for process in self._processes:
+            process.join(timeout=10)
+
+    def _watch(self) -> None:
+        ranks = {process.sentinel: rank for rank, process in enumerate(self._processes, 1)}
+        ended = wait(list(ranks))
+        if not self._closed:
+            _log.critical("rank %d of the model ended; no step can be computed without it", ranks[int(ended[0])])  # type: ignore[call-overload]
+            os._exit(_LOST)
+
+
+class LeadingRunner:
+    """Implements `runners.base.Runner`: what it is asked for, all ranks do."""
+
+    def __init__(self, runner: Any, ranks: Ranks, number: int) -> None:
+        self._runner, self._ranks, self._number = runner, ranks, number
+        self.pages: int = runner.pages
+        self.page_size: int = runner.page_size
+        self.chooses: bool = runner.chooses
+        self.rides_along: bool = runner.rides_along
+
+    def draft_limits(self, position: int) -> DraftLimits:
+        limits: DraftLimits = self._runner.draft_limits(position)
+        return limits
+
+    def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
+        """As `Runner.step`. Raises DeviceLostError if a device has no memory for it: the others have computed it."""
+        self._ranks.send((self._number, "step", batch, top_k, choices))
+        try:
+            predictions: Predictions = self._runner.step(batch, top_k, choices)
+        except DeviceMemoryError as error:
+            raise DeviceLostError(f"ranks have different results of a step: {error}") from error
+        return predictions
+
+    def keep(self, moves: KVMoves) -> None:
+        self._ranks.send((self._number, "keep", moves))
+        self._runner.keep(moves)
+
+
+class LeadingFactory:
+    """Implements `runners.base.RunnerFactory` at rank 0."""
+
+    def __init__(self, factory: RunnerFactory, ranks: Ranks) -> None:
+        self._factory, self._ranks = factory, ranks
+        self._numbers = itertools.count()
+        self.name, self.exact = factory.name, factory.exact
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of one rank."""
+        return self._factory.kv_bytes_per_token
+
+    def default_kv_tokens(self, context: int, sequences: int) -> int:
+        """By the memory of this rank: devices are alike."""
+        return self._factory.default_kv_tokens(context, sequences)
+
+    def runner(self, kv_tokens: int, threads: int | None = None) -> LeadingRunner:
+        number = next(self._numbers)
+        self._ranks.send((number, "runner", kv_tokens))
+        return LeadingRunner(self._factory.runner(kv_tokens), self._ranks, number)
+
+
+def follow_orders(factory: RunnerFactory, orders: Connection) -> None:
+    """Does what rank 0 does, until its end of the pipe is closed."""
+    runners: dict[int, Any] = {}
+    while True:
+        try:
+            number, name, *arguments = orders.recv()
+        except EOFError:
+            return
+        if name == "runner":
+            runners[number] = factory.runner(*arguments)
+        else:
+            getattr(runners[number], name)(*arguments)
+
+
+def _run_rank(
+    rank: int, size: int, port: int, orders: Connection, follow: Callable[..., None], arguments: tuple[Any, ...]
+) -> NoReturn:
+    """The process of a rank. It ends at once: a process group must not wait for a rank that was lost."""
+    status = 1
+    try:
+        _join(rank, size, port)
+        follow(orders, *arguments)
+        status = 0
+    except BaseException:
+        _log.exception("rank %d failed", rank)
+    os._exit(status)
+
+
+def _join(rank: int, size: int, port: int) -> None:
+    """Tells transformers, which starts the process group, by the variables that torchrun sets."""
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+    return port
