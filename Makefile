@@ -5,9 +5,10 @@ STAMP := .venv/.installed
 NODE := build/node/.installed
 TYPESCRIPT := clients/typescript/node_modules/.installed
 HELM := build/helm/.installed
-# Small models in tests are faster on one thread, and two test processes share the machine.
+# Small models in tests are faster on one thread, and two test processes share the machine. Without a GPU, its kernels
+# are interpreted.
 # Models that tests convert are kept in a folder of their own.
-TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 XDG_CACHE_HOME=$(CURDIR)/build/cache
+TEST_ENV := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 XDG_CACHE_HOME=$(CURDIR)/build/cache
 
 .PHONY: help setup demo docs reference serve bench test test-slow check format protos baseline dashboards golden test-monitoring stream-cost peers clean image-test install-test
 

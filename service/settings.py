@@ -48,15 +48,17 @@ class Settings(BaseModel):
         description="Make logits on CPUs independent of drafts and batch, bit by bit (runner torch); unset: only below"
         " float32 with runner torch",
     )
-    runner: Literal["auto", "openvino", "torch"] = Field(
+    runner: Literal["auto", "cuda", "openvino", "torch"] = Field(
         default="auto",
-        description="What computes the steps; auto: openvino on CPUs for models that it supports, else torch",
+        description="What computes the steps; auto: cuda on GPUs, openvino on CPUs, for models that they support,"
+        " else torch",
     )
     weights: Literal["as-is", "int8"] = Field(
         default="as-is",
         description="Weights in memory; as-is: in the data type of the computation, int8: quantized to 8 bits (runner"
         " openvino)",
     )
+    tensor_parallel: int = Field(default=1, ge=1, description="GPUs of this machine that share the model (runner cuda)")
     generation_defaults: Literal["model", "greedy"] = Field(
         default="model",
         description="Where defaults of requests come from: the model's generation_config.json, or greedy decoding",

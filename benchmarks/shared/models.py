@@ -48,8 +48,11 @@ class ModelOptions:
         ),
     ] = "auto"
     runner: Annotated[
-        Literal["auto", "openvino", "torch"],
-        typer.Option(metavar="RUNNER", help="openvino, torch or auto: openvino on CPUs for models that it supports."),
+        Literal["auto", "cuda", "openvino", "torch"],
+        typer.Option(
+            metavar="RUNNER",
+            help="cuda, openvino, torch or auto: cuda on GPUs and openvino on CPUs, for models that they support.",
+        ),
     ] = "auto"
     weights: Annotated[
         Literal["as-is", "int8"],

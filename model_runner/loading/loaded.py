@@ -25,7 +25,7 @@ class LoadedModel(ModelFacts):
 
     @property
     def runner_name(self) -> str:
-        """The kind of runner that computes the model: "torch" or "openvino"."""
+        """The kind of runner that computes the model: "cuda", "openvino" or "torch"."""
         return self.factory.name
 
     @property

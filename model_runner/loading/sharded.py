@@ -72,7 +72,7 @@ def _load_rank(path_or_id: str, device: str, options: dict[str, Any]) -> LoadedM
 
 def _sharding() -> dict[str, Any]:
     """How `from_pretrained` is told to shard, which changes with versions of transformers."""
-    from transformers.distributed import DistributedConfig
+    from transformers.distributed.configuration_utils import DistributedConfig
 
     if "tp_plan" in signature(DistributedConfig).parameters:
         return {"distributed_config": DistributedConfig(tp_plan="auto")}

@@ -90,16 +90,16 @@ class RuleArrays(NamedTuple):
     @classmethod
     def of(cls, rules: SequenceOf[ScoreRules]) -> RuleArrays:
         return cls(
-            *(
-                np.array([getattr(rule, name) for rule in rules], np.float32)
-                for name in ("temperature", "top_p", "min_p")
-            ),
-            np.array([(rule.repetition, rule.presence, rule.frequency) for rule in rules], np.float32),
-            *(np.array([getattr(rule, name) for rule in rules], np.int32) for name in ("top_k", "unlocked_at")),
-            np.array([rule.seed for rule in rules], np.uint64).view(np.int64),
-            np.cumsum([0, *(rule.tokens.size for rule in rules)]).astype(np.int32),
-            *(
-                np.concatenate([getattr(rule, name) for rule in rules])
-                for name in ("tokens", "counts", "flags", "biases")
-            ),
+            temperatures=np.array([rule.temperature for rule in rules], np.float32),
+            top_ps=np.array([rule.top_p for rule in rules], np.float32),
+            min_ps=np.array([rule.min_p for rule in rules], np.float32),
+            penalties=np.array([(rule.repetition, rule.presence, rule.frequency) for rule in rules], np.float32),
+            top_ks=np.array([rule.top_k for rule in rules], np.int32),
+            unlocked_at=np.array([rule.unlocked_at for rule in rules], np.int32),
+            seeds=np.array([rule.seed for rule in rules], np.uint64).view(np.int64),
+            begins=np.cumsum([0, *(rule.tokens.size for rule in rules)]).astype(np.int32),
+            tokens=np.concatenate([rule.tokens for rule in rules]),
+            counts=np.concatenate([rule.counts for rule in rules]),
+            flags=np.concatenate([rule.flags for rule in rules]),
+            biases=np.concatenate([rule.biases for rule in rules]),
         )

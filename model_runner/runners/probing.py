@@ -72,6 +72,11 @@ def other_layers(config: Any, max_context: int) -> str | None:
     )
 
 
+def does_not_run(name: str, error: Exception) -> str:
+    """What a trial that raised says of a model."""
+    return f"{name} does not run with tree attention: {type(error).__name__}: {error}"
+
+
 def too_few_calls(calls: int, config: Any) -> str | None:
     """Why draft trees cannot be verified, if not every layer calls attention by transformers' interface."""
     layers = int(config.num_hidden_layers)

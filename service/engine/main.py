@@ -66,6 +66,7 @@ def _loaded(settings: Settings) -> Iterator[LoadedEngine]:
         weights=settings.weights,
         generation_defaults=settings.generation_defaults,
         threads=settings.threads,
+        tensor_parallel=settings.tensor_parallel,
         cache=_model_cache(settings),
     )
     finished("model")

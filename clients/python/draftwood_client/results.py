@@ -254,7 +254,7 @@ class ModelInfo:
         max_context_tokens: prompt and answer together.
         max_draft_nodes: the server's limit of draft nodes per step.
         exact: logits are the same to the last bit with and without drafts, in any batch.
-        runner: what computes the steps, "openvino" or "torch"; "" from servers that do not tell.
+        runner: what computes the steps, "cuda", "openvino" or "torch"; "" from servers that do not tell.
         runner_reason: why this runner was chosen.
         weights: what they are stored as, the dtype or "int8"; "" from servers that do not tell.
     """

@@ -54,7 +54,7 @@ class Scratch:
 
     def fits(self, tiles: Tiles, rows: int) -> bool:
         """Whether the parts of a step have room, with so many rows each."""
-        return tiles.parts.shape[0] * rows <= self._rows
+        return bool(tiles.parts.shape[0] * rows <= self._rows)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy.typing as npt
 import torch
 
 from model_runner.runners.choices import BY_SCORES, Choices, RuleArrays
@@ -75,16 +78,19 @@ def _choose(logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, choi
         sequences[begins[row] : begins[row + 1]] = sequence
     first, last = int(begins[by_scores[0]]), int(begins[by_scores[-1] + 1])
     sequences = sequences[first:last].to(logits.device, non_blocking=True)
-    rules = RuleArrays(
-        *(torch.from_numpy(part).to(logits.device, non_blocking=True) for part in RuleArrays.of(choices.rules))
-    )
+    rules = RuleArrays.of(choices.rules)
+
+    def sent(values: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(values).to(logits.device, non_blocking=True)
+
     nodes = arrays.logit_rows[first:last]
     scores = torch.empty((last - first, vocab), dtype=torch.float32, device=logits.device)
     launch(
         adjust_scores,
         (last - first,),
         *(logits[first:last], scores, sequences, nodes, arrays.parents, arrays.tokens, arrays.positions),
-        *(rules.unlocked_at, rules.penalties, rules.begins, rules.tokens, rules.counts, rules.biases, rules.flags),
+        *(sent(values) for values in (rules.unlocked_at, rules.penalties, rules.begins)),
+        *(sent(values) for values in (rules.tokens, rules.counts, rules.biases, rules.flags)),
         *(vocab, logits.stride(0)),
         BLOCK=_BLOCK,
         ENTRIES=_ENTRIES,
@@ -93,6 +99,7 @@ def _choose(logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, choi
         choose_tokens,
         (last - first,),
         *(scores, chosen[first:last], sequences, nodes, arrays.positions),
-        *(rules.temperatures, rules.top_ks, rules.top_ps, rules.min_ps, rules.seeds, vocab, chosen.stride(0)),
+        *(sent(values) for values in (rules.temperatures, rules.top_ks, rules.top_ps, rules.min_ps, rules.seeds)),
+        *(vocab, chosen.stride(0)),
         BLOCK=_BLOCK,
     )

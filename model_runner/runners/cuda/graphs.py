@@ -8,7 +8,7 @@ instead, and each replay must be what was recorded.
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -40,7 +40,7 @@ class Graphs:
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
         self._graphs: dict[_Key, _Replayable] = {}
-        self._pool: object = None
+        self._pool: Any = None
         self.reason = ""
         if forward.device.type == "cuda":
             for size in sorted(SIZES, reverse=True):

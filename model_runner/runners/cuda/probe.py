@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from model_runner.errors import UnsupportedModelError
+from model_runner.runners.attention_shapes import attention_shapes
 from model_runner.runners.base import StepBatch
 from model_runner.runners.batch import BatchRow, lay_out
 from model_runner.runners.cuda.attention import ATTENTION_NAME, register
@@ -16,12 +17,12 @@ from model_runner.runners.cuda.runner import CudaLayout, CudaRunner
 from model_runner.runners.probing import (
     TOLERANCE,
     difference,
+    does_not_run,
     other_layers,
     past_thresholds,
     path_with_wrong_siblings,
 )
 from model_runner.runners.shrinking import CONTEXT
-from model_runner.runners.torch.probe import attention_shapes
 from strategies.draft import EMPTY_TREE, Int32Array
 
 _CONTEXT, _LONG_CONTEXT, _PATH = PAGE_SIZE - 3, 6 * PAGE_SIZE - 3, 5
@@ -66,9 +67,7 @@ def _compare(module: Any, layout: CudaLayout, context: int) -> None:
         module.set_attn_implementation(ATTENTION_NAME)
         logits = _tree_logits(module, layout, tokens, vocab)
     except Exception as error:
-        raise UnsupportedModelError(
-            f"{name} does not run with the attention of the cuda runner: {type(error).__name__}: {error}"
-        ) from error
+        raise UnsupportedModelError(does_not_run(name, error)) from error
     differing, tolerance = difference(logits, plain), TOLERANCE[module.dtype]
     if not differing <= tolerance:
         raise UnsupportedModelError(

@@ -66,7 +66,7 @@ class _Notes(TorchDispatchMode):
     """Notes each operation with its shapes; memory that is fixed by its address, other memory not."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.noted: list[str] = []
         self.fixed: frozenset[int] = frozenset()
         self._launching = False

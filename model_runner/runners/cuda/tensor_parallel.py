@@ -65,10 +65,10 @@ class Ranks:
             process.join(timeout=10)
 
     def _watch(self) -> None:
-        ranks = {process.sentinel: rank for rank, process in enumerate(self._processes, 1)}
-        ended = wait(list(ranks))
+        ranks: dict[object, int] = {process.sentinel: rank for rank, process in enumerate(self._processes, 1)}
+        ended = wait([process.sentinel for process in self._processes])
         if not self._closed:
-            _log.critical("rank %d of the model ended; no step can be computed without it", ranks[int(ended[0])])  # type: ignore[call-overload]
+            _log.critical("rank %d of the model ended; no step can be computed without it", ranks[ended[0]])
             os._exit(_LOST)
 
 

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import logging
-from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import AttentionInterface
 
 from model_runner.errors import UnsupportedModelError
-from model_runner.runners.base import KVShape
+from model_runner.runners.attention_shapes import attention_shapes
 from model_runner.runners.batch import BatchRow, lay_out
 from model_runner.runners.probing import (
     TOLERANCE,
     difference,
-    hidden_window,
+    does_not_run,
     other_layers,
     past_thresholds,
     path_with_wrong_siblings,
-    too_few_calls,
 )
 from model_runner.runners.shrinking import CONTEXT
 from model_runner.runners.torch.attention import ATTENTION_NAME
@@ -33,7 +30,6 @@ from strategies.draft import EMPTY_TREE, DraftTree, Int32Array, merged
 from strategies.tree_index import NO_NODE
 
 _log = logging.getLogger(__name__)
-_NOTED = "draftwood_noted"
 _CONTEXT, _PATH = PAGE_SIZE - 3, 5
 """Tokens of the prompt and of the true path, which crosses the end of a page."""
 _LONG_CONTEXT = 6 * PAGE_SIZE - 3
@@ -81,7 +77,7 @@ def _compare(module: Any, layout: KVLayout, exact: bool, context: int) -> KVLayo
             layout = _exact_if_possible(module, layout, tokens)
         logits = _tree_logits(module, layout, tokens)
     except Exception as error:
-        raise UnsupportedModelError(f"{name} {_does_not_run(error)}") from error
+        raise UnsupportedModelError(does_not_run(name, error)) from error
     differing, tolerance = difference(logits, plain), TOLERANCE[module.dtype]
     if not differing <= tolerance:
         raise UnsupportedModelError(
@@ -92,76 +88,13 @@ def _compare(module: Any, layout: KVLayout, exact: bool, context: int) -> KVLayo
     return layout
 
 
-def _does_not_run(error: Exception) -> str:
-    return f"does not run with tree attention: {type(error).__name__}: {error}"
-
-
 def _ids(tokens: Int32Array, module: Any) -> torch.Tensor:
     return torch.from_numpy(tokens.astype(np.int64)).to(module.device)[None]
-
-
-class _AttentionCall(NamedTuple):
-    """What a layer calls attention with."""
-
-    layer: int | None
-    shape: KVShape
-    dtype: torch.dtype
-    window: int | None
-    group: int
-
-
-_CALLS: ContextVar[list[_AttentionCall]] = ContextVar("draftwood_calls")
-"""Where `_noted_attention` notes them."""
-
-
-def _noted_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    sliding_window: int | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """Zeros [1, T, head, value_dim] in place of attention, see `tree_attention`: only the shapes matter."""
-    layer: Any = getattr(module, "layer_idx", None)
-    shape = KVShape(key.shape[1], key.shape[3], value.shape[3])
-    _CALLS.get().append(_AttentionCall(layer, shape, key.dtype, sliding_window, query.shape[1] // key.shape[1]))
-    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
 
 def _layout(module: Any, max_context: int) -> KVLayout:
     shapes, _, dtype = attention_shapes(module, max_context)
     return KVLayout(shapes, dtype, module.device)
-
-
-def attention_shapes(module: Any, max_context: int) -> tuple[tuple[KVShape, ...], int, torch.dtype]:
-    """What layers call attention with: the shapes of keys and values, the most heads that share a key, and the dtype.
-
-    Read off the calls of attention: what a model keeps in a cache of its own may be something smaller.
-
-    Raises:
-        UnsupportedModelError: they do not call it as a model does on which draft trees can be verified.
-    """
-    name, config = type(module).__name__, module.config.get_text_config()
-    calls: list[_AttentionCall] = []
-    AttentionInterface.register(_NOTED, _noted_attention)
-    token = _CALLS.set(calls)
-    try:
-        module.set_attn_implementation(_NOTED)
-        module(input_ids=_ids(np.zeros(_PATH, np.int32), module), use_cache=False)
-    except Exception as error:
-        raise UnsupportedModelError(f"{name} {_does_not_run(error)}") from error
-    finally:
-        _CALLS.reset(token)
-    if reason := too_few_calls(len(calls), config):
-        raise UnsupportedModelError(f"{name} {reason}")
-    if [call.layer for call in calls] != list(range(len(calls))):
-        raise UnsupportedModelError(f"{name} does not number its layers from 0 on: {[call.layer for call in calls]}")
-    if reason := hidden_window(config, [call.window for call in calls], max_context):
-        raise UnsupportedModelError(f"{name} {reason}")
-    return tuple(call.shape for call in calls), max(call.group for call in calls), calls[0].dtype
 
 
 def _tree_logits(module: Any, layout: KVLayout, tokens: Int32Array) -> torch.Tensor:

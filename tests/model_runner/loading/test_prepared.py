@@ -40,13 +40,13 @@ def _one_thread() -> None:
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Grows by one with every model that is loaded from its checkpoint."""
     made: list[str] = []
-    from_checkpoint = loading._module
+    from_checkpoint = loading.load_module
 
     def counted(path: str, *args: Any) -> Any:
         made.append(path)
         return from_checkpoint(path, *args)
 
-    monkeypatch.setattr(loading, "_module", counted)
+    monkeypatch.setattr(loading, "load_module", counted)
     return made
 
 

@@ -17,7 +17,7 @@ from tests.model_runner.families import VOCAB, greedy, served
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import make_sequence
 
-PROMPTS = ((1, 2, 3, 1, 2), (4, 4, 4), (5, 6), (7,))
+PROMPTS: tuple[tuple[int, ...], ...] = ((1, 2, 3, 1, 2), (4, 4, 4), (5, 6), (7,))
 
 
 def engine_with(*errors: Exception | None) -> Engine:
@@ -31,7 +31,8 @@ def engine_with(*errors: Exception | None) -> Engine:
                 raise error
             return step(*arguments)
 
-    engine._runner.step = failing  # type: ignore[method-assign]
+    monkeypatched: Any = engine._runner
+    monkeypatched.step = failing
     return engine
 
 

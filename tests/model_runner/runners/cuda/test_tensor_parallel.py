@@ -19,7 +19,7 @@ from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import make_sequence
 
 pytest.importorskip("accelerate", reason="sharded loading needs it")
-PROMPTS = ((1, 2, 3, 1, 2), (5,))
+PROMPTS: tuple[tuple[int, ...], ...] = ((1, 2, 3, 1, 2), (5,))
 NEW_TOKENS = 6
 
 
