@@ -16,6 +16,7 @@ from model_runner.runners.choices import Choices, ScoreRules
 from model_runner.runners.cuda.attention import STEP, AttentionStep, paged_attention
 from model_runner.runners.cuda.choosing import choose_and_keep
 from model_runner.runners.cuda.forward import Workspace, find_top
+from model_runner.runners.cuda.fusing import fused_norm, fused_rotation, fused_silu
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
 from model_runner.runners.cuda.launching import LAUNCHER, Launch, Machine
 from model_runner.runners.cuda.tiling import Division, divide
@@ -23,7 +24,7 @@ from strategies.draft import DraftTree
 
 CPU = torch.device("cpu")
 HEAD_SIZES = (64, 80, 96, 128, 192, 256)
-_KV_HEADS, _GROUP, _VOCAB = 8, 4, 32_000
+_KV_HEADS, _GROUP, _VOCAB, _HIDDEN = 8, 4, 32_000, 4096
 
 
 class Variant(NamedTuple):
@@ -99,6 +100,10 @@ def _step(variant: Variant) -> None:
         )
     finally:
         STEP.reset(token)
+    hidden = torch.zeros(1, batch.size, _HIDDEN, dtype=variant.dtype)
+    fused_norm(hidden[0, 0], 1e-6, shifted=False)(hidden)
+    fused_silu(hidden, hidden)
+    fused_rotation(query, query[0, :1], query[0, :1])
     logits = torch.zeros(batch.size, _VOCAB, dtype=variant.dtype)
     find_top(logits, space)
     choose_and_keep(logits, space.top[:, -1], space.arrays, choices, kv)

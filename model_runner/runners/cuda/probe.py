@@ -12,6 +12,7 @@ from model_runner.runners.attention_shapes import attention_shapes
 from model_runner.runners.base import StepBatch
 from model_runner.runners.batch import BatchRow, lay_out
 from model_runner.runners.cuda.attention import ATTENTION_NAME, register
+from model_runner.runners.cuda.fusing import fuse
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE
 from model_runner.runners.cuda.runner import CudaLayout, CudaRunner
 from model_runner.runners.probing import (
@@ -31,7 +32,7 @@ _CONTEXT, _LONG_CONTEXT, _PATH = PAGE_SIZE - 3, 6 * PAGE_SIZE - 3, 5
 
 @torch.inference_mode()
 def probe(module: Any, max_context: int) -> CudaLayout:
-    """Puts paged attention into a model; returns the shape of its keys and values.
+    """Puts paged attention and fused operations into a model; returns the shape of its keys and values.
 
     As `runners.torch.probe`: the logits along the true path of a small tree must be those of the unmodified model.
 
@@ -65,6 +66,7 @@ def _compare(module: Any, layout: CudaLayout, context: int) -> None:
         module.set_attn_implementation("eager")
         plain = module(input_ids=ids, use_cache=False).logits[0, context - 1 :]
         module.set_attn_implementation(ATTENTION_NAME)
+        fuse(module)
         logits = _tree_logits(module, layout, tokens, vocab)
     except Exception as error:
         raise UnsupportedModelError(does_not_run(name, error)) from error
