@@ -15,7 +15,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --no-cache-dir --no-deps --constraint constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 
 FROM build AS torch-cuda
-RUN pip install --no-cache-dir --constraint constraints.txt torch
+RUN pip install --no-cache-dir --constraint constraints.txt torch accelerate
 
 # hadolint ignore=DL3006
 FROM torch-${VARIANT} AS installed

@@ -19,6 +19,7 @@ _FAILURE = 1
 
 COMMANDS = {
     "step": ("benchmarks.step:step", "Time of one forward pass by its number of tokens."),
+    "gpu": ("benchmarks.gpu.command:gpu", "All that one run on a GPU tells of the cuda runner."),
     "kernels": ("benchmarks.kernels.command:kernels", "The kernels for GPUs, compiled and interpreted without one."),
     "speed": ("benchmarks.speed.command:speed", "Tokens per second of one stream, against transformers."),
     "lossless": ("benchmarks.lossless:lossless", "Greedy answers that differ from transformers', by how little."),

@@ -13,6 +13,8 @@ from model_runner.runners.batch import BatchRow, lay_out
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE
 from strategies.draft import EMPTY_TREE, DraftTree
 
+CPU = torch.device("cpu")
+
 
 def random_tree(random: np.random.Generator, nodes: int, deep: float) -> DraftTree:
     """`deep`: how likely a node hangs from the one before it."""
@@ -53,7 +55,7 @@ def attention_in_float64(
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """[T, head, value_dim] of queries [T, head, key_dim]; keys and values of each row: [entry, kv_head, dim]."""
-    out = torch.empty((*query.shape[:2], shape.value_dim), dtype=torch.float64)
+    out = torch.empty((*query.shape[:2], shape.value_dim), dtype=torch.float64, device=query.device)
     group = query.shape[1] // shape.kv_heads
     for row in range(batch.rows):
         context, begin = int(batch.contexts[row]), int(batch.begins[row])
@@ -92,6 +94,7 @@ def attended(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    device: torch.device = CPU,
 ) -> tuple[torch.Tensor, torch.Tensor, Any]:
     """What the kernels compute, what is right, and the KV memory afterwards. All memory that no kernel has written, or
     no token may see, holds NaN."""
@@ -101,12 +104,12 @@ def attended(
     from model_runner.runners.cuda.step_arrays import StepArrays
     from model_runner.runners.cuda.tiling import Division, divide
 
-    cpu, heads = torch.device("cpu"), group * shape.kv_heads
+    heads = group * shape.kv_heads
 
     def numbers(*size: int) -> torch.Tensor:
-        return torch.from_numpy(random.standard_normal(size)).to(dtype)
+        return torch.from_numpy(random.standard_normal(size)).to(device=device, dtype=dtype)
 
-    kv = KVPages((shape,), dtype, cpu, pages * PAGE_SIZE)
+    kv = KVPages((shape,), dtype, device, pages * PAGE_SIZE)
     kv.layers[0].fill_(math.nan)
     size = batch.size + padding
     query, key, value = (
@@ -128,9 +131,9 @@ def attended(
     tiles = divide(batch, division)
     assert tiles.parts.shape[0] <= division.most_parts(batch.size)
     words = tiles.words.shape[1]
-    arrays = StepArrays(size, words, division.most_parts(size), batch.pages.size, cpu)
+    arrays = StepArrays(size, words, division.most_parts(size), batch.pages.size, device)
     arrays.fill(batch, tiles, size)
-    scratch = Scratch((shape,), tiles.parts.shape[0] * rows, cpu)
+    scratch = Scratch((shape,), tiles.parts.shape[0] * rows, device)
     for memory in (scratch.sums, scratch.maxima, scratch.totals):
         memory.fill_(math.nan)
     layer: Any = torch.nn.Module()

@@ -145,6 +145,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "draftwood.config" -}}
 {{- $own := dict "host" "0.0.0.0" "port" 50051 "health_port" 50052 "log_format" .Values.logFormat "drain_grace" .Values.drain.graceSeconds }}
 {{- $own = set $own "device" (ternary "cuda" "cpu" (eq .Values.device.type "nvidia")) }}
+{{- if and (eq .Values.device.type "nvidia") (gt (int .Values.device.count) 1) }}{{ $own = set $own "tensor_parallel" .Values.device.count }}{{ end }}
 {{- $own = set $own "model_cache_folder" "/var/cache/draftwood/models" }}
 {{- if .Values.model.existingClaim }}
 {{- $own = set $own "model" (printf "/models/%s" .Values.model.name) }}

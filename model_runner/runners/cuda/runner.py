@@ -53,6 +53,11 @@ class CudaRunner:
         self._graphs = Graphs(self._forward) if graphs else None
         self._device = layout.device
 
+    @property
+    def capture_problem(self) -> str:
+        """Why steps are not replayed as CUDA graphs; empty if they are."""
+        return "" if self._graphs is None else self._graphs.reason
+
     def draft_limits(self, position: int) -> DraftLimits:
         return NO_LIMITS
 

@@ -100,7 +100,7 @@ def test_where_the_package_is_missing_torch_computes(monkeypatch: pytest.MonkeyP
 
 
 def test_an_unknown_runner_is_named() -> None:
-    with pytest.raises(InvalidValueError, match="auto, openvino, torch") as caught:
+    with pytest.raises(InvalidValueError, match="auto, cuda, openvino, torch") as caught:
         load_model(BUNDLED_MODEL, runner="onnx")
     assert caught.value.field == "runner"
 

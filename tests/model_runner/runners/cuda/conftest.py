@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from model_runner.errors import UnsupportedRunnerError
 from model_runner.runners.cuda.launching import require_triton
+from tests.model_runner.runners.cuda.device import DEVICE
 
 try:
-    require_triton(torch.device("cpu"))
+    require_triton(DEVICE)
 except UnsupportedRunnerError as error:
     pytest.skip(str(error), allow_module_level=True)

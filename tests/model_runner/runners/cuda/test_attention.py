@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.kernels.reference import attended, entries, random_batch
+from benchmarks.kernels import reference
+from benchmarks.kernels.reference import entries, random_batch
 from model_runner.runners.base import KVShape
+from tests.model_runner.runners.cuda.device import DEVICE
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3}
 """Of numbers of about 1."""
 
 rows = st.tuples(st.sampled_from([0, 1, 15, 16, 17, 64, 130, 300]), st.integers(1, 40), st.integers(0, 40))
 few = settings(max_examples=8, derandomize=True, suppress_health_check=[*HealthCheck])
+
+
+attended = functools.partial(reference.attended, device=DEVICE)
 
 
 def check(output: torch.Tensor, expected: torch.Tensor) -> None:
@@ -75,7 +82,7 @@ def test_trees_of_several_words(nodes: int) -> None:
 def test_softcap_and_sinks() -> None:
     random = np.random.default_rng(0)
     step, pages = random_batch(random, [(40, 1, 12), (0, 1, 0), (3, 17, 4)], 0.5)
-    sinks = torch.tensor([0.5, -1.0, 3.0, 0.0])
+    sinks = torch.tensor([0.5, -1.0, 3.0, 0.0], device=DEVICE)
     check(*attended(step, pages, KVShape(2, 16, 16), 2, torch.float32, random, softcap=2.0)[:2])
     check(*attended(step, pages, KVShape(2, 16, 16), 2, torch.float32, random, sinks=sinks, window=9)[:2])
 

@@ -23,10 +23,11 @@ from model_runner.runners.cuda.runner import CudaRunner
 from model_runner.sequence import Sequence
 from tests.model_runner.families import VOCAB, tiny
 from tests.model_runner.oracle import OracleStrategy
+from tests.model_runner.runners.cuda.device import DEVICE
 from tests.model_runner.sequences import GREEDY, make_sequence
 
-NEW_TOKENS = 12
-PROMPTS = ((1, 2, 3, 1, 2, 3), (5,), tuple(i % 7 + 1 for i in range(40)))
+NEW_TOKENS = 9
+PROMPTS = ((1, 2, 3, 1, 2, 3), (5,), tuple(i % 7 + 1 for i in range(30)))
 LAYERS = {"gemma2": 2, "qwen2-sliding": 2}
 """Families whose layers differ; of others one layer is tried."""
 
@@ -38,7 +39,10 @@ def small(family: str) -> Any:
 @functools.cache
 def served(family: str, runner: str = "cuda") -> LoadedModel:
     tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
-    return adopt(small(family), tokenizer, name=family, exact=False if runner == "torch" else None, runner=runner)
+    device = DEVICE if runner == "cuda" else "cpu"
+    return adopt(
+        small(family).to(device), tokenizer, name=family, exact=False if runner == "torch" else None, runner=runner
+    )
 
 
 @functools.cache
@@ -67,11 +71,11 @@ def run(
 ) -> list[Sequence]:
     """All prompts at once; asserts that nothing leaks and that steps were replayed as they were recorded."""
     engine = Engine(
-        model, EngineConfig(max_draft_nodes=24, adaptive_budget=False, max_running=3, prefill_chunk=16, **config)
+        model, EngineConfig(max_draft_nodes=12, adaptive_budget=False, max_running=3, prefill_chunk=16, **config)
     )
     stop = StopParams(NEW_TOKENS, min_tokens=3)
     sequences = [
-        make_sequence(str(i), np.array(prompt, np.int32), stop, sampling, strategy=strategy, max_draft_nodes=24)
+        make_sequence(str(i), np.array(prompt, np.int32), stop, sampling, strategy=strategy, max_draft_nodes=12)
         for i, prompt in enumerate(prompts)
     ]
     for sequence in sequences:
@@ -90,7 +94,14 @@ def run(
     return sequences
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt-neox", "mistral-sliding", "gemma2", "phi"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        "gemma2",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt-neox", "mistral-sliding", "phi", "qwen3")),
+    ],
+)
 def test_trees_of_any_shape(family: str) -> None:
     answers = {prompt: written(family, prompt) for prompt in PROMPTS}
     sequences = run(served(family), OracleStrategy(answers, VOCAB, seed=3))
@@ -98,7 +109,9 @@ def test_trees_of_any_shape(family: str) -> None:
     assert sum(one.stats.accepted_tokens for one in sequences) > NEW_TOKENS
 
 
-@pytest.mark.parametrize("name", ["none", "jacobi", "hybrid"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("none", "jacobi", "trie")), "hybrid"]
+)
 def test_strategies(name: str) -> None:
     sequences = run(served("llama"), strategies.create(name))
     assert [one.output for one in sequences] == [written("llama", prompt) for prompt in PROMPTS]
@@ -118,7 +131,7 @@ def test_penalties_on_the_device() -> None:
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(temperature=1.0, seed=7),
+        pytest.param(SamplingParams(temperature=1.0, seed=7), marks=pytest.mark.slow),
         SamplingParams(temperature=1.5, top_p=0.7, presence_penalty=0.5, seed=2**63 + 1, logprobs=2),
     ],
 )
@@ -138,7 +151,7 @@ def test_constraints_that_only_the_host_knows() -> None:
     free = written("llama", PROMPTS[0])
     module.generation_config.suppress_tokens = [free[2], free[5]]
     tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
-    model = adopt(module, tokenizer, name="suppressed", runner="cuda")
+    model = adopt(module.to(DEVICE), tokenizer, name="suppressed", runner="cuda")
     expected = [written("llama", prompt, suppress_tokens=(free[2], free[5])) for prompt in PROMPTS]
     oracle = OracleStrategy(dict(zip(PROMPTS, expected, strict=True)), VOCAB, seed=5)
     sequences = run(model, oracle)
@@ -150,5 +163,5 @@ def test_preemption_and_large_steps() -> None:
     """Too little memory for all at once; a prompt of more tokens than steps at fixed addresses hold."""
     prompts = (*PROMPTS, tuple(i % 11 + 1 for i in range(60)))
     answers = {prompt: written("llama", prompt) for prompt in prompts}
-    sequences = run(served("llama"), OracleStrategy(answers, VOCAB, seed=6), prompts=prompts, kv_cache_tokens=256 + 24)
+    sequences = run(served("llama"), OracleStrategy(answers, VOCAB, seed=6), prompts=prompts, kv_cache_tokens=256 + 12)
     assert [one.output for one in sequences] == list(answers.values())

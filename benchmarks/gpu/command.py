@@ -1,0 +1,189 @@
+"""`draftwood bench gpu`: all that one run on a GPU can tell of the cuda runner, within minutes and without a download.
+
+It stops at the first thing that is wrong. The file of figures is written after each section, so that a run which ends
+early still brings back what it found.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from benchmarks.shared.report import BenchmarkError, OutputOptions, console
+from draftwood_client.cli.options import command
+
+if TYPE_CHECKING:
+    from benchmarks.gpu.sections import Plan
+    from strategies.draft import Int32Array
+
+Dtype = Literal["bfloat16", "float16", "float32"]
+_SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+LONG_SHAPES = {"13b": "5120x40x80x13824", "70b-layer": "8192x1x128x28672"}
+"""Beside those of `bench step`: with heads of 64, as the bundled model has."""
+
+
+@command
+def gpu(
+    output: OutputOptions,
+    shape: Annotated[
+        str, typer.Option(metavar="SHAPE", help="native, 110m, 400m, 1b, 7b, 13b, 70b-layer or HxLxHEADSxINTER.")
+    ] = "7b",
+    dtype: Annotated[str, typer.Option(metavar="DTYPE", help="bf16, fp16 or fp32.")] = "bf16",
+    bandwidth: Annotated[
+        float | None, typer.Option(min=1.0, help="GB/s of the GPU's memory; measured by a copy if left out.")
+    ] = None,
+    predict: Annotated[bool, typer.Option("--predict", help="Print what a model of the step's time predicts.")] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="The least of everything, with the bundled model; also without a GPU.")
+    ] = False,
+) -> None:
+    """Correctness against transformers, then step times against the bandwidth floor, the attention kernel against
+    causal attention, and tokens per second by strategy and number of streams.
+    """
+    from benchmarks.gpu.prediction import markdown
+    from benchmarks.gpu.prediction import rows as predicted
+
+    out = console()
+    output.check()
+    if predict:
+        out.print(markdown(), highlight=False)
+        output.write(predicted(), lambda axes: _draw_predictions(predicted(), axes))
+        return
+    import torch
+
+    if not torch.cuda.is_available() and not smoke:
+        raise BenchmarkError("there is no CUDA device; --predict and --smoke need none")
+    chosen_dtype = _SHORT.get(dtype, dtype)
+    if chosen_dtype not in _SHORT.values():
+        raise BenchmarkError(f"--dtype must be one of {', '.join(_SHORT)}, not {dtype!r}")
+    report = Report(out, output.json_file)
+    measure(report, "native" if smoke else LONG_SHAPES.get(shape, shape), chosen_dtype, bandwidth, smoke)
+    output.write(report.rows("steps"), lambda axes: _draw(report.rows("steps"), axes), **report.sections)
+
+
+class Report:
+    """The sections so far, printed and written to a file as they end."""
+
+    def __init__(self, out: Any, path: Path | None) -> None:
+        self._out, self._path = out, path
+        self.sections: dict[str, Any] = {}
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.sections[name]
+        return found
+
+    def section(self, name: str, run: Callable[[], list[dict[str, Any]]]) -> None:
+        began = time.perf_counter()
+        with self._out.status(name):
+            rows = run()
+        self.sections[name] = rows
+        if self._path is not None:
+            self._path.write_text(json.dumps(self.sections, indent=1) + "\n", encoding="utf-8")
+        table = Table(title=f"{name} ({time.perf_counter() - began:.0f} s)", title_justify="left")
+        for heading in rows[0] if rows else ():
+            table.add_column(heading, justify="right")
+        for row in rows:
+            table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
+        self._out.print(table)
+
+
+def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smoke: bool) -> None:
+    """Runs all sections."""
+    import torch
+
+    from benchmarks.gpu import sections
+    from benchmarks.shared.models import ModelOptions, chosen_model
+    from benchmarks.shared.prompts import read_questions
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    plan = sections.SMOKE if smoke else sections.Plan()
+    questions, _ = read_questions()
+    bytes_per_second = 1e9 * bandwidth if bandwidth else copy_bandwidth(device)
+    report.sections["device"] = {
+        "name": torch.cuda.get_device_name() if device.type == "cuda" else "cpu, interpreted",
+        "bandwidth_gb_s": bytes_per_second / 1e9,
+        "torch": torch.__version__,
+    }
+    small = ModelOptions(device=device.type, dtype="float32", runner="cuda")
+    with chosen_model(small, report._out) as native:
+        report.section("correctness", lambda: _correctness(native.path, native.load(), questions, plan))
+    kind = getattr(torch, "float32" if device.type == "cpu" else dtype)
+    report.section("attention", lambda: sections.attention_times(device, kind, plan, bytes_per_second))
+    large = ModelOptions(shape=shape, device=device.type, dtype="float32" if smoke else dtype, runner="cuda")  # type: ignore[arg-type]
+    with chosen_model(large, report._out) as grown:
+        model = grown.load()
+        size = model.parameters * kind.itemsize
+        report.section("steps", lambda: sections.step_times(model, plan, size, bytes_per_second))
+        report.section("streams", lambda: sections.streams(model, questions, plan))
+
+
+def copy_bandwidth(device: Any) -> float:
+    """Bytes a second that a copy reads and writes."""
+    import torch
+
+    size = 2**30 if device.type == "cuda" else 2**24
+    source = torch.empty(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        target.copy_(source)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - began)
+    return 2 * size / best
+
+
+def _correctness(path: str, model: Any, questions: list[str], plan: Plan) -> list[dict[str, Any]]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from benchmarks.gpu.sections import correctness
+
+    reference: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(model.device).eval()
+
+    def plain(prompt: Int32Array, tokens: int) -> list[int]:
+        ids = torch.tensor([prompt.tolist()], device=model.device)
+        with torch.inference_mode():
+            out = reference.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=tokens,
+                min_new_tokens=tokens,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        written: list[int] = out[0, ids.shape[1] :].tolist()
+        return written
+
+    return correctness(model, questions, plain, plan)
+
+
+def _draw(rows: list[dict[str, Any]], axes: Any) -> None:
+    for context in sorted({row["context"] for row in rows}):
+        of_context = [row for row in rows if row["context"] == context]
+        axes.plot(
+            [row["tokens"] for row in of_context], [row["ms"] for row in of_context], marker=".", label=f"{context}"
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("tokens in the step")
+    axes.set_ylabel("milliseconds")
+    axes.legend(title="context", fontsize=8)
+
+
+def _draw_predictions(rows: list[dict[str, Any]], axes: Any) -> None:
+    names = [f"{row['device']}, {row['model']}, {row['streams']}" for row in rows]
+    axes.barh(names, [row["tree_of_64_ms"] for row in rows], label="draft tree of 64 tokens")
+    axes.barh(names, [row["one_token_ms"] for row in rows], label="one token")
+    axes.set_xscale("log")
+    axes.tick_params(axis="y", labelsize=6)
+    axes.set_xlabel("predicted milliseconds of a step")
+    axes.legend(fontsize=8)

@@ -1,0 +1,186 @@
+"""The parts of `bench gpu`: each measures one thing, and raises BenchmarkError at the first that is wrong."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.kernels.reference import random_tree
+from benchmarks.shared.prompts import encode
+from benchmarks.shared.report import BenchmarkError
+from model_runner.engine import Engine, EngineConfig
+from model_runner.loading.model import LoadedModel
+from model_runner.request import Request, StopParams
+from model_runner.runners.batch import BatchRow, lay_out
+from model_runner.runners.cuda.runner import CudaRunner
+from model_runner.sequence import Sequence
+from strategies import create
+from strategies.draft import DraftTree, Int32Array
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured.
+
+    Attributes:
+        nodes, contexts: of the steps whose time is taken.
+        streams: sequences that decode at once.
+        tokens: new tokens of an answer.
+        prompts: questions, asked cold and then warm.
+        rounds: of each measurement, of which the median counts.
+        adaptive: measure step times first, which decide how much is drafted.
+    """
+
+    nodes: tuple[int, ...] = (0, 1, 3, 7, 15, 31, 63, 127, 255)
+    contexts: tuple[int, ...] = (512, 2048, 8192, 32_768, 131_072)
+    streams: tuple[int, ...] = (1, 8, 32, 64, 256)
+    strategies: tuple[str, ...] = ("trie", "recycling", "hybrid")
+    tokens: int = 128
+    prompts: int = 8
+    rounds: int = 10
+    adaptive: bool = True
+
+
+SMOKE = Plan((0, 3), (32,), (1, 2), ("hybrid",), tokens=4, prompts=1, rounds=1, adaptive=False)
+"""The least of everything: shows that the program runs, on any machine."""
+
+
+def correctness(
+    model: LoadedModel, questions: list[str], plain: Callable[[Int32Array, int], list[int]], plan: Plan
+) -> Rows:
+    """Greedy answers with drafts against transformers' own `generate`, in float32.
+
+    Args:
+        plain: what transformers writes after a prompt.
+    """
+    rows = []
+    for name in ("none", *plan.strategies):
+        engine = _engine(model, 1, adaptive=False)
+        strategy, accepted = create(name), 0
+        for question in questions[: plan.prompts]:
+            prompt = encode(model.tokenizer, question)
+            [sequence] = _run(engine, [prompt], strategy, plan.tokens)
+            expected = plain(prompt, plan.tokens)
+            if sequence.output != expected:
+                at = next(i for i, pair in enumerate(zip(sequence.output, expected, strict=True)) if pair[0] != pair[1])
+                raise BenchmarkError(f"{name}: token {at} of the answer to {question!r} is not that of transformers")
+            accepted += sequence.stats.accepted_tokens
+        rows.append({"strategy": name, "answers": min(plan.prompts, len(questions)), "accepted": accepted})
+    return rows
+
+
+def step_times(model: LoadedModel, plan: Plan, weight_bytes: int, bandwidth: float) -> Rows:
+    """The time of a step by the size of its draft tree and its context, beside the floor of the bytes that it reads."""
+    contexts = [context for context in plan.contexts if context + max(plan.nodes) + 1 < model.max_context]
+    runner = model.factory.runner(max(contexts, default=1) + max(plan.nodes) + 64)
+    random, rows = np.random.default_rng(0), []
+    for context in contexts:
+        for nodes in plan.nodes:
+            tree = random_tree(random, nodes, deep=0.6)
+            tree = DraftTree.of(tree.tokens % model.vocab_size, tree.parents)
+            pages = np.arange(runner.pages, dtype=np.int32)
+            batch = lay_out([BatchRow(pages, context, np.zeros(1, np.int32), tree, 0)])
+            seconds = _median(lambda: runner.step(batch, 0), plan.rounds)  # noqa: B023
+            floor = (weight_bytes + context * model.factory.kv_bytes_per_token) / bandwidth
+            rows.append({"context": context, "tokens": 1 + nodes, "ms": 1e3 * seconds, "floor_ms": 1e3 * floor})
+    if isinstance(runner, CudaRunner) and (reason := runner.capture_problem):
+        raise BenchmarkError(f"steps are not replayed as CUDA graphs: {reason}")
+    return rows
+
+
+def attention_times(device: torch.device, dtype: torch.dtype, plan: Plan, bandwidth: float) -> Rows:
+    """The attention of a layer of 32 heads of 128, 8 of keys, beside its floor and causal attention by torch."""
+    from benchmarks.gpu.attention import AttentionCase
+
+    rows = []
+    for context in plan.contexts:
+        for nodes in plan.nodes:
+            case = AttentionCase(context, nodes, device, dtype)
+            error = case.error()
+            if not error <= case.tolerance:
+                raise BenchmarkError(f"attention over {context} entries and {nodes} nodes errs by {error:.1e}")
+            rows.append(
+                {
+                    "context": context,
+                    "tokens": 1 + nodes,
+                    "us": 1e6 * _median(case.run, plan.rounds, device),
+                    "causal_us": 1e6 * _median(case.run_causal, plan.rounds, device),
+                    "floor_us": 1e6 * case.bytes / bandwidth,
+                    "error": error,
+                }
+            )
+    return rows
+
+
+def streams(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
+    """Tokens a second, acceptance length, and the share of a step that the host takes: by strategy, cold and warm, and
+    by the number of sequences that decode at once."""
+    prompts, rows = [encode(model.tokenizer, question) for question in questions], []
+    for count in plan.streams:
+        batch = (prompts * (-(-count // len(prompts))))[:count]
+        baseline = 0.0
+        for name in ("none", *plan.strategies):
+            engine, strategy = _engine(model, count, plan.adaptive), create(name)
+            for memory in ("cold", "warm") if name != "none" else ("",):
+                before = engine.counts
+                began = time.perf_counter()
+                sequences = _run(engine, batch, strategy, plan.tokens)
+                seconds = time.perf_counter() - began
+                counts = engine.counts
+                speed = sum(len(one.output) for one in sequences) / seconds
+                baseline = baseline or speed
+                step = counts.step_seconds - before.step_seconds
+                host = step - (counts.model_seconds - before.model_seconds)
+                rows.append(
+                    {
+                        "streams": count,
+                        "strategy": name,
+                        "memory": memory,
+                        "tokens_per_s": speed,
+                        "over_off": speed / baseline,
+                        "tokens_per_step": sum(len(one.output) for one in sequences)
+                        / sum(one.stats.decode_steps for one in sequences),
+                        "host_us_per_step": 1e6 * host / (counts.steps - before.steps),
+                        "host_share": host / step,
+                    }
+                )
+    return rows
+
+
+def _engine(model: LoadedModel, count: int, adaptive: bool) -> Engine:
+    return Engine(model, EngineConfig(max_running=count, max_draft_nodes=64, adaptive_budget=adaptive))
+
+
+def _run(engine: Engine, prompts: list[Int32Array], strategy: Any, tokens: int) -> list[Sequence]:
+    stop = StopParams(tokens, ignore_eos=True)
+    sequences = [
+        Sequence(Request(request_id=str(i), prompt=prompt, stop=stop, max_draft_nodes=64), strategy)
+        for i, prompt in enumerate(prompts)
+    ]
+    for sequence in sequences:
+        engine.add(sequence)
+    while engine.has_work:
+        for output in engine.step():
+            if output.finish is not None and output.finish.error is not None:
+                raise BenchmarkError(f"a step failed: {output.finish.error}")
+    return sequences
+
+
+def _median(run: Callable[[], object], rounds: int, device: torch.device | None = None) -> float:
+    """Seconds; of a function that only launches, with the device to wait for."""
+    seconds = []
+    for _ in range(rounds + 1):
+        began = time.perf_counter()
+        run()
+        if device is not None and device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:])

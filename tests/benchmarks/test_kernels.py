@@ -1,0 +1,118 @@
+"""`draftwood bench kernels` and `bench gpu`: real compilation of some kernels, and what is made of the figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu.prediction import DEVICES, MODELS, best_nodes, markdown, predict
+from benchmarks.kernels.command import defects
+
+pytest.importorskip("triton", reason="Triton is not installed")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: str, interpret: bool = False) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    if interpret:
+        environment["TRITON_INTERPRET"] = "1"
+    code = "import sys; from benchmarks.commands import bench; sys.exit(bench(sys.argv[1:]))"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=118, cwd=ROOT
+    )
+
+
+@pytest.mark.timeout(120)
+def test_kernels_compile_without_spilling_and_are_right(tmp_path: Path) -> None:
+    """All kernels for one architecture and one head size; `make test-slow` and the command itself do the others."""
+    done = run("kernels", "--arch", "90", "--head-size", "64", "--jobs", "1", "--json", str(tmp_path / "k.json"))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "k.json").read_text())["rows"]
+    by_name = {row["kernel"]: row for row in rows}
+    assert {
+        "attention_parts",
+        "merge_parts",
+        "write_kv",
+        "move_kv",
+        "choose_tokens",
+        "accept_paths",
+        "rms_norm",
+    } <= set(by_name)
+    assert all(row["cubin_bytes"] > 1000 and row["spills"] <= 64 for row in rows)
+    assert 0 < by_name["attention_parts"]["max_error"] < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("arch", ["80", "90", "100"])
+def test_every_specialisation_compiles(arch: str) -> None:
+    code = "import sys; from benchmarks.commands import bench; sys.exit(bench(sys.argv[1:]))"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    subprocess.run([sys.executable, "-c", code, "kernels", "--arch", arch], env=environment, check=True, cwd=ROOT)
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    return {"kernel": "attention_parts", "variant": "64", "arch": "sm_80", "shared_bytes": 1024, "spills": 0} | changes
+
+
+def test_defects_are_named() -> None:
+    fine = {"attention_parts": 1e-7, "merge_parts": 1e-7, "float16": 1e-3}
+    assert defects([row()], fine) == []
+    [spilled] = defects([row(spills=700)], fine)
+    assert "attention_parts (64, sm_80) spills 700 bytes" in spilled
+    [large] = defects([row(shared_bytes=200_000)], fine)
+    assert "needs 200000 bytes of shared memory, there are 166912" in large
+    assert defects([row(shared_bytes=200_000, arch="sm_90")], fine) == []
+    [wrong] = defects([row()], fine | {"float16": float("nan")})
+    assert "float16 errs by nan" in wrong
+
+
+def test_interpreted_kernels_cannot_be_compiled() -> None:
+    done = run("kernels", interpret=True)
+    assert done.returncode == 1
+    assert "TRITON_INTERPRET=1" in done.stderr
+
+
+def test_without_a_gpu_there_is_nothing_to_measure() -> None:
+    done = run("gpu")
+    assert done.returncode == 1
+    assert "no CUDA device; --predict and --smoke need none" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_program_for_a_gpu_runs_without_one(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    code = "import sys; from benchmarks.commands import bench; sys.exit(bench(sys.argv[1:]))"
+    arguments = ["gpu", "--smoke", "--json", str(path), "--plot", str(tmp_path / "gpu.svg")]
+    subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=os.environ | {"TRITON_INTERPRET": "1"}, check=True, cwd=ROOT
+    )
+    found = json.loads(path.read_text())
+    assert all(row["error"] < 1e-5 for row in found["attention"]), "float32"
+    assert {row["strategy"] for row in found["streams"]} == {"none", "hybrid"}
+
+
+def test_the_predictions_of_the_documentation() -> None:
+    assert markdown() in (ROOT / "docs" / "gpu.md").read_text()
+
+
+def test_predictions_obey_the_floor_and_grow_with_the_tree() -> None:
+    for device in DEVICES:
+        for model in MODELS:
+            one, some, many = (predict(device, model, 8, nodes, 2048) for nodes in (0, 15, 255))
+            assert one.floor < one.seconds <= some.seconds < many.seconds
+            assert best_nodes(device, model, 1, 2048) >= best_nodes(device, model, 64, 2048)
+
+
+def test_the_page_names_the_kernels_that_a_layer_launches() -> None:
+    from benchmarks.gpu.prediction import LAYER_KERNELS
+
+    assert re.search(rf"\b{LAYER_KERNELS} kernels a Llama layer", (ROOT / "docs" / "gpu.md").read_text())
