@@ -12,11 +12,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.kernels.reference import random_tree
 from model_runner.runners.base import KVShape
 from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.runners.cuda.attention import STEP, AttentionStep, paged_attention
-from model_runner.runners.cuda.forward import Workspace
+from model_runner.runners.cuda.device.launching import machine
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
-from model_runner.runners.cuda.launching import machine
-from model_runner.runners.cuda.tiling import Division, divide
+from model_runner.runners.cuda.steps.attention import STEP, AttentionStep, paged_attention
+from model_runner.runners.cuda.steps.forward import Workspace
+from model_runner.runners.cuda.steps.tiling import Division, divide
 
 _KV_HEADS, _GROUP, _SIZE = 8, 4, 128
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}

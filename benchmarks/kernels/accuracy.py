@@ -21,7 +21,7 @@ def measure() -> dict[str, float]:
     """The largest error of each kernel: of attention, over numbers of about 1; of others, over tokens or entries."""
     from benchmarks.kernels.reference import attended, random_batch
     from model_runner.runners.base import KVShape
-    from model_runner.runners.cuda.launching import require_triton
+    from model_runner.runners.cuda.device.launching import require_triton
 
     require_triton(torch.device("cpu"))
     attention = {str(dtype).removeprefix("torch."): 0.0 for dtype in DTYPES}

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from model_runner.runners.cuda.launching import Launch
+from model_runner.runners.cuda.device.launching import Launch
 
 _TYPES = {
     torch.float32: "fp32",

@@ -98,11 +98,11 @@ def attended(
 ) -> tuple[torch.Tensor, torch.Tensor, Any]:
     """What the kernels compute, what is right, and the KV memory afterwards. All memory that no kernel has written, or
     no token may see, holds NaN."""
-    from model_runner.runners.cuda.attention import STEP, AttentionStep, Scratch, paged_attention
+    from model_runner.runners.cuda.device.launching import Machine
     from model_runner.runners.cuda.kv_cache import KVPages
-    from model_runner.runners.cuda.launching import Machine
-    from model_runner.runners.cuda.step_arrays import StepArrays
-    from model_runner.runners.cuda.tiling import Division, divide
+    from model_runner.runners.cuda.steps.attention import STEP, AttentionStep, Scratch, paged_attention
+    from model_runner.runners.cuda.steps.step_arrays import StepArrays
+    from model_runner.runners.cuda.steps.tiling import Division, divide
 
     heads = group * shape.kv_heads
 

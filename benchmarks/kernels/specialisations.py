@@ -13,13 +13,13 @@ import torch
 from model_runner.runners.base import KVShape
 from model_runner.runners.batch import BatchRow, lay_out
 from model_runner.runners.choices import Choices, ScoreRules
-from model_runner.runners.cuda.attention import STEP, AttentionStep, paged_attention
-from model_runner.runners.cuda.choosing import choose_and_keep
-from model_runner.runners.cuda.forward import Workspace, find_top
+from model_runner.runners.cuda.device.launching import LAUNCHER, Launch, Machine
 from model_runner.runners.cuda.fusing import fused_norm, fused_rotation, fused_silu
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
-from model_runner.runners.cuda.launching import LAUNCHER, Launch, Machine
-from model_runner.runners.cuda.tiling import Division, divide
+from model_runner.runners.cuda.steps.attention import STEP, AttentionStep, paged_attention
+from model_runner.runners.cuda.steps.choosing import choose_and_keep
+from model_runner.runners.cuda.steps.forward import Workspace, find_top
+from model_runner.runners.cuda.steps.tiling import Division, divide
 from strategies.draft import DraftTree
 
 CPU = torch.device("cpu")

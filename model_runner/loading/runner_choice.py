@@ -86,7 +86,7 @@ def choose_runner(
 def _cuda(module: Any, max_context: int, exact: bool = False) -> RunnerFactory:
     if exact:
         raise UnsupportedRunnerError("CUDA: the runner has no exact mode")
-    from model_runner.runners.cuda.launching import require_triton
+    from model_runner.runners.cuda.device.launching import require_triton
 
     require_triton(module.device)
     # Kernels, which Triton must have been made ready for.

@@ -15,7 +15,7 @@ from model_runner.errors import InvalidValueError, UnsupportedModelError
 from model_runner.loading.checkpoint import name_of
 from model_runner.loading.loaded import LoadedModel
 from model_runner.loading.tokenizer import load_tokenizer
-from model_runner.runners.cuda.launching import require_triton
+from model_runner.runners.cuda.device.launching import require_triton
 
 _log = logging.getLogger(__name__)
 

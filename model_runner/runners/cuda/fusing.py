@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from model_runner.runners.cuda.attention import STEP, power_of_2
+from model_runner.runners.cuda.device.launching import launch
 from model_runner.runners.cuda.kernels.fused import rms_norm, rotate, silu_product
-from model_runner.runners.cuda.launching import launch
+from model_runner.runners.cuda.steps.attention import STEP, power_of_2
 
 _log = logging.getLogger(__name__)
 _ROTATION = "apply_rotary_pos_emb"

@@ -11,10 +11,10 @@ from model_runner.errors import UnsupportedModelError
 from model_runner.runners.attention_shapes import attention_shapes
 from model_runner.runners.base import StepBatch
 from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.runners.cuda.attention import ATTENTION_NAME, register
 from model_runner.runners.cuda.fusing import fuse
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE
 from model_runner.runners.cuda.runner import CudaLayout, CudaRunner
+from model_runner.runners.cuda.steps.attention import ATTENTION_NAME, register
 from model_runner.runners.probing import (
     TOLERANCE,
     difference,

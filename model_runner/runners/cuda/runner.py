@@ -10,11 +10,11 @@ import torch
 
 from model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, KVShape, Predictions, StepBatch
 from model_runner.runners.choices import Choices
-from model_runner.runners.cuda.choosing import move
-from model_runner.runners.cuda.device_errors import device_errors
-from model_runner.runners.cuda.forward import Forward
-from model_runner.runners.cuda.graphs import Graphs
+from model_runner.runners.cuda.device.errors import device_errors
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
+from model_runner.runners.cuda.steps.choosing import move
+from model_runner.runners.cuda.steps.forward import Forward
+from model_runner.runners.cuda.steps.graphs import Graphs
 
 
 @dataclass(frozen=True, slots=True)

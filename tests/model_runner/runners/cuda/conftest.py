@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from model_runner.errors import UnsupportedRunnerError
-from model_runner.runners.cuda.launching import require_triton
+from model_runner.runners.cuda.device.launching import require_triton
 from tests.model_runner.runners.cuda.device import DEVICE
 
 try:

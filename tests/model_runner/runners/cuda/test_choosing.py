@@ -17,8 +17,8 @@ from model_runner.runners.base import KVShape
 from model_runner.runners.batch import BatchRow, lay_out
 from model_runner.runners.choices import MOST_PROBABLE, ON_HOST, Choices
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
-from model_runner.runners.cuda.step_arrays import StepArrays
-from model_runner.runners.cuda.tiling import Division, divide
+from model_runner.runners.cuda.steps.step_arrays import StepArrays
+from model_runner.runners.cuda.steps.tiling import Division, divide
 from model_runner.sampling.token_chooser import TokenChooser
 from model_runner.sampling.verify import walk_predicted
 from strategies.draft import DraftTree, Int32Array
@@ -75,7 +75,7 @@ def chosen_by_kernels(
     batch: list[tuple[Written, DraftTree]], logits: torch.Tensor, kinds: list[int | None]
 ) -> tuple[Int32Array, KVPages, KVPages]:
     """The tokens after each node, and KV memory before and after; `kinds` replace the rules of a row."""
-    from model_runner.runners.cuda.choosing import choose_and_keep
+    from model_runner.runners.cuda.steps.choosing import choose_and_keep
 
     rows, rules, table = [], [], 0
     for (written, tree), kind in zip(batch, kinds, strict=True):

@@ -11,7 +11,7 @@ import torch
 from model_runner.engine import Engine, EngineConfig
 from model_runner.errors import DeviceLostError, DeviceMemoryError, ModelError
 from model_runner.request import StopParams
-from model_runner.runners.cuda.device_errors import device_errors
+from model_runner.runners.cuda.device.errors import device_errors
 from model_runner.sequence import Sequence
 from tests.model_runner.families import VOCAB, greedy, served
 from tests.model_runner.oracle import OracleStrategy

@@ -60,8 +60,8 @@ def test_an_operation_that_looks_alike_stays() -> None:
 def test_rotation_within_a_step_only(dtype: torch.dtype) -> None:
     from transformers.models.llama import modeling_llama
 
-    from model_runner.runners.cuda.attention import STEP
-    from model_runner.runners.cuda.launching import LAUNCHER, Launch
+    from model_runner.runners.cuda.device.launching import LAUNCHER, Launch
+    from model_runner.runners.cuda.steps.attention import STEP
 
     fuse(inner("llama"))
     query, key = torch.randn(2, 1, 5, 4, 16).to(dtype)

@@ -3,9 +3,6 @@
 A tile is a run of tokens of one batch row, few enough that their heads of one group fill the rows of a program. Each
 tile reads the entries that come before its tokens in one or several runs; the part with the last run also reads the
 nodes of the draft tree.
-
-In exact mode a tile has tokens of one block of positions only, and its runs end where that block begins: their lengths
-depend on positions alone. The kernel of `exact_attention` attends to the rest.
 """
 
 from __future__ import annotations
@@ -21,10 +18,6 @@ from strategies.draft import Int32Array
 
 WORD = 64
 """Nodes of an ancestor word, and entries that a program reads at a time."""
-EXACT_BLOCK = 128
-"""Positions of a block in exact mode."""
-MOST_EXACT_RUNS = 16
-"""Runs of a tile in exact mode, at most."""
 _LEAST_RUN = 4 * WORD
 """Entries of a run: fewer are not worth a part of their own. Not tuned."""
 
@@ -35,16 +28,14 @@ class Division(NamedTuple):
     Attributes:
         tile: tokens of a tile, at most.
         programs: parts that run side by side on the device, for each head of keys.
-        exact: whether the division depends on positions alone.
     """
 
     tile: int
     programs: int
-    exact: bool = False
 
     def most_parts(self, tokens: int) -> int:
         """The most parts of a step of so many tokens."""
-        return tokens * MOST_EXACT_RUNS if self.exact else tokens + self.programs
+        return tokens + self.programs
 
 
 class Tiles(NamedTuple):
@@ -57,14 +48,12 @@ class Tiles(NamedTuple):
         token_parts: int32[T, 3]: for each token its first part, how many it has, and its place in its tile.
         prefixes: int32[T]: a token sees the entries of its row before this one ...
         words: int64[T, W]: ... and the nodes of the tree whose bits are set: bit i % 64 of word i // 64 is node i.
-        chains: int32[S]: tokens of each row before its first node.
     """
 
     parts: Int32Array
     token_parts: Int32Array
     prefixes: Int32Array
     words: npt.NDArray[np.int64]
-    chains: Int32Array
 
 
 def divide(batch: StepBatch, division: Division) -> Tiles:
@@ -76,9 +65,8 @@ def divide(batch: StepBatch, division: Division) -> Tiles:
     _see(batch.parents, begins, batch.contexts, chains, prefixes, words)
     parts = np.empty((division.most_parts(batch.size), 8), np.int32)
     token_parts = np.empty((batch.size, 3), np.int32)
-    count = _fill(begins, batch.contexts, batch.page_begins, batch.positions, chains, prefixes, *division,
-                  parts, token_parts)  # fmt: skip
-    return Tiles(parts[:count], token_parts, prefixes, words, chains)
+    count = _fill(begins, batch.contexts, batch.page_begins, chains, prefixes, *division, parts, token_parts)
+    return Tiles(parts[:count], token_parts, prefixes, words)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -124,12 +112,10 @@ def _fill(
     begins: Int32Array,
     contexts: Int32Array,
     page_begins: Int32Array,
-    positions: Int32Array,
     chains: Int32Array,
     prefixes: Int32Array,
     tile: int,
     programs: int,
-    exact: bool,
     parts: Int32Array,
     token_parts: Int32Array,
 ) -> int:
@@ -143,29 +129,19 @@ def _fill(
         first, end = begins[row], begins[row + 1]
         nodes_begin = contexts[row] + chains[row]
         while first < end:
-            last = first
-            while last + 1 < end and last + 1 - first < tile:
-                if exact and positions[last + 1] // EXACT_BLOCK != positions[first] // EXACT_BLOCK:
-                    break
-                last += 1
+            last = min(first + tile, end) - 1
             reads = 0
             for token in range(first, last + 1):
                 reads = max(reads, prefixes[token])
-            if exact:
-                reads = positions[first] // EXACT_BLOCK * EXACT_BLOCK
-                length = _exact_run(reads)
-                runs = (reads + length - 1) // length
-            else:
-                share = min(programs * reads // work, (reads + _LEAST_RUN - 1) // _LEAST_RUN)
-                runs = max(share, 1)
-                length = ((reads + runs - 1) // runs + WORD - 1) // WORD * WORD
+            runs = max(min(programs * reads // work, (reads + _LEAST_RUN - 1) // _LEAST_RUN), 1)
+            length = ((reads + runs - 1) // runs + WORD - 1) // WORD * WORD
             nodes = last + 1 - begins[row] - chains[row]
             for run in range(runs):
                 at = parts[part + run]
                 at[0], at[1], at[2] = first, last + 1 - first, page_begins[row]
                 at[3], at[4] = min(run * length, reads), min((run + 1) * length, reads)
                 at[5], at[6] = nodes_begin, nodes_begin
-                if run == runs - 1 and nodes > 0 and not exact:
+                if run == runs - 1 and nodes > 0:
                     at[6] = nodes_begin + nodes
                 at[7] = begins[row] - contexts[row]
             for token in range(first, last + 1):
@@ -173,12 +149,3 @@ def _fill(
             part += runs
             first = last + 1
     return part
-
-
-@numba.njit(cache=True, nogil=True)
-def _exact_run(reads: int) -> int:
-    """Entries of a run for queries in a block that begins at entry `reads`: a power of 2."""
-    length: int = 2 * EXACT_BLOCK
-    while length * MOST_EXACT_RUNS < reads:
-        length *= 2
-    return length

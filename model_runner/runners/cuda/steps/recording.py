@@ -13,10 +13,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from model_runner.runners.cuda.launching import LAUNCHER, Launch
+from model_runner.runners.cuda.device.launching import LAUNCHER, Launch
 
 if TYPE_CHECKING:
-    from model_runner.runners.cuda.forward import Forward, Ready
+    from model_runner.runners.cuda.steps.forward import Forward, Ready
 
 _WAITING = frozenset(
     {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::unique_dim", "aten::_unique2"}

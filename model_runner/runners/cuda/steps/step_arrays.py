@@ -10,9 +10,9 @@ import torch
 
 from model_runner.runners.base import StepBatch
 from model_runner.runners.choices import Choices
-from model_runner.runners.cuda.device_buffer import DeviceBuffer
+from model_runner.runners.cuda.device.buffer import DeviceBuffer
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE
-from model_runner.runners.cuda.tiling import Tiles
+from model_runner.runners.cuda.steps.tiling import Tiles
 from strategies.draft import Int32Array
 
 

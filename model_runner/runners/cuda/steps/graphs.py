@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from model_runner.runners.cuda.forward import SIZES, Forward, Ready
-from model_runner.runners.cuda.recording import Recording
+from model_runner.runners.cuda.steps.forward import SIZES, Forward, Ready
+from model_runner.runners.cuda.steps.recording import Recording
 
 _log = logging.getLogger(__name__)
 

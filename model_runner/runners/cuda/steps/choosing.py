@@ -8,13 +8,13 @@ import numpy.typing as npt
 import torch
 
 from model_runner.runners.choices import BY_SCORES, Choices, RuleArrays
-from model_runner.runners.cuda.attention import power_of_2
+from model_runner.runners.cuda.device.launching import launch
 from model_runner.runners.cuda.kernels.choosing import adjust_scores, choose_tokens
 from model_runner.runners.cuda.kernels.kv import move_kv
 from model_runner.runners.cuda.kernels.walking import accept_paths
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
-from model_runner.runners.cuda.launching import launch
-from model_runner.runners.cuda.step_arrays import StepArrays
+from model_runner.runners.cuda.steps.attention import power_of_2
+from model_runner.runners.cuda.steps.step_arrays import StepArrays
 
 _BLOCK = 1024
 _ENTRIES = 128

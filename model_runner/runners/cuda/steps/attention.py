@@ -14,12 +14,12 @@ import torch
 from transformers import AttentionInterface
 
 from model_runner.runners.base import KVShape
+from model_runner.runners.cuda.device.launching import Machine, launch
 from model_runner.runners.cuda.kernels.attention import attention_parts, merge_parts
 from model_runner.runners.cuda.kernels.kv import write_kv
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
-from model_runner.runners.cuda.launching import Machine, launch
-from model_runner.runners.cuda.step_arrays import StepArrays
-from model_runner.runners.cuda.tiling import WORD, Tiles
+from model_runner.runners.cuda.steps.step_arrays import StepArrays
+from model_runner.runners.cuda.steps.tiling import WORD, Tiles
 
 ATTENTION_NAME = "draftwood_cuda"
 _NO_WINDOW = 2**30

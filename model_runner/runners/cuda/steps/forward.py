@@ -9,13 +9,13 @@ import torch
 
 from model_runner.runners.base import KVShape, Predictions, StepBatch
 from model_runner.runners.choices import Choices
-from model_runner.runners.cuda.attention import STEP, AttentionStep, Scratch, power_of_2
-from model_runner.runners.cuda.choosing import choose_and_keep
+from model_runner.runners.cuda.device.launching import launch, machine
 from model_runner.runners.cuda.kernels.top_tokens import top_of_blocks, top_of_rows
 from model_runner.runners.cuda.kv_cache import KVPages
-from model_runner.runners.cuda.launching import launch, machine
-from model_runner.runners.cuda.step_arrays import StepArrays
-from model_runner.runners.cuda.tiling import Division, Tiles, divide
+from model_runner.runners.cuda.steps.attention import STEP, AttentionStep, Scratch, power_of_2
+from model_runner.runners.cuda.steps.choosing import choose_and_keep
+from model_runner.runners.cuda.steps.step_arrays import StepArrays
+from model_runner.runners.cuda.steps.tiling import Division, Tiles, divide
 from model_runner.runners.most_probable import most_probable
 
 TOP = 8
@@ -132,7 +132,7 @@ class Forward:
         """A step of so many tokens that are all padding."""
         none, zero = np.zeros(0, np.int32), np.zeros(1, np.int32)
         batch = StepBatch(none, none, none, zero, none, none, zero, none)
-        tiles = Tiles(none.reshape(0, 8), none.reshape(0, 3), none, np.zeros((0, 1), np.int64), none)
+        tiles = Tiles(none.reshape(0, 8), none.reshape(0, 3), none, np.zeros((0, 1), np.int64))
         self._fixed.arrays.fill(batch, tiles, tokens)
         return Ready(self._fixed, tokens, tokens, 0, rows, fixed=True)
 
