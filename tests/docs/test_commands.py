@@ -6,6 +6,7 @@ import asyncio
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,17 @@ def is_excerpt(block: Block) -> bool:
     return block.page == "docs/write-a-strategy.md" and "import" not in block.text
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose path leaves room for that of a socket below it, as pytest's own does not in a worker."""
+    with tempfile.TemporaryDirectory(prefix="docs-") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("page", [page for page in WITH_CODE if page not in REAL])
-async def test_a_page(page: str, tmp_path: Path) -> None:
+async def test_a_page(page: str, short_path: Path) -> None:
     async with serving(model=FakeModel(max_context=256), strategy="hybrid") as served:
-        await asyncio.to_thread(follow, page, tmp_path, served.server.address)
+        await asyncio.to_thread(follow, page, short_path, served.server.address)
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +71,8 @@ def real_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", REAL)
-def test_a_page_with_the_bundled_model(page: str, real_service: str, tmp_path: Path) -> None:
-    follow(page, tmp_path, real_service)
+def test_a_page_with_the_bundled_model(page: str, real_service: str, short_path: Path) -> None:
+    follow(page, short_path, real_service)
 
 
 def follow(page: str, folder: Path, service: str) -> None:
