@@ -121,6 +121,8 @@ def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smo
         size = model.parameters * kind.itemsize
         report.section("steps", lambda: sections.step_times(model, plan, size, bytes_per_second))
         report.section("streams", lambda: sections.streams(model, questions, plan))
+        plain = _transformers(grown.path, model.device, getattr(torch, model.dtype))
+        report.section("transformers", lambda: sections.transformers_speed(plain, model, questions, plan))
 
 
 def copy_bandwidth(device: Any) -> float:
@@ -142,11 +144,10 @@ def copy_bandwidth(device: Any) -> float:
 
 def _correctness(path: str, model: Any, questions: list[str], plan: Plan) -> list[dict[str, Any]]:
     import torch
-    from transformers import AutoModelForCausalLM
 
     from benchmarks.gpu.sections import correctness
 
-    reference: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(model.device).eval()
+    reference = _transformers(path, model.device, torch.float32)
 
     def plain(prompt: Int32Array, tokens: int) -> list[int]:
         ids = torch.tensor([prompt.tolist()], device=model.device)
@@ -164,6 +165,13 @@ def _correctness(path: str, model: Any, questions: list[str], plan: Plan) -> lis
         return written
 
     return correctness(model, questions, plain, plan)
+
+
+def _transformers(path: str, device: str, dtype: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    module: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    return module.to(device).eval()
 
 
 def _draw(rows: list[dict[str, Any]], axes: Any) -> None:

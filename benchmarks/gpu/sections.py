@@ -155,6 +155,40 @@ def streams(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
     return rows
 
 
+def transformers_speed(module: Any, model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
+    """Tokens a second of transformers' own `generate`: eager, and compiled with a static cache; one answer at a time.
+
+    Args:
+        module: the model as transformers runs it.
+    """
+    rows = []
+    prompts = [encode(model.tokenizer, question) for question in questions[: plan.prompts]]
+    for name, options in (("eager", {}), ("static cache, compiled", {"cache_implementation": "static"})):
+        if options and module.device.type == "cpu":
+            continue  # it would compile for minutes what nobody runs
+
+        def answer(prompt: Int32Array) -> int:
+            ids = torch.tensor([prompt.tolist()], device=module.device)
+            with torch.inference_mode():
+                out = module.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=plan.tokens,
+                    min_new_tokens=plan.tokens,
+                    do_sample=False,
+                    eos_token_id=None,
+                    pad_token_id=0,
+                    **options,  # noqa: B023
+                )
+            return int(out.shape[1] - ids.shape[1])
+
+        answer(prompts[0])
+        began = time.perf_counter()
+        tokens = sum(answer(prompt) for prompt in prompts)
+        rows.append({"transformers": name, "tokens_per_s": tokens / (time.perf_counter() - began)})
+    return rows
+
+
 def _engine(model: LoadedModel, count: int, adaptive: bool) -> Engine:
     return Engine(model, EngineConfig(max_running=count, max_draft_nodes=64, adaptive_budget=adaptive))
 

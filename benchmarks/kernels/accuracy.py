@@ -17,6 +17,36 @@ DTYPES = (torch.float32, torch.float16)
 """The interpreter multiplies the raw bits of bfloat16."""
 
 
+def small_operations() -> dict[str, float]:
+    """The fused operations against float64, and the most probable tokens, whose error is the share that is wrong."""
+    from benchmarks.kernels.reference import CPU
+    from model_runner.runners.base import KVShape
+    from model_runner.runners.cuda.fusing import fused_norm, fused_rotation, fused_silu
+    from model_runner.runners.cuda.steps.forward import TOP, Workspace, find_top
+
+    torch.manual_seed(0)
+    weight, rows = torch.randn(96), torch.randn(5, 96)
+    exact = rows.double()
+    normed = weight.double() * exact / (exact.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+    gate, up = torch.randn(2, 5, 300)
+    opened = gate.double() * torch.sigmoid(gate.double()) * up.double()
+    heads, angles = torch.randn(1, 3, 4, 32), torch.randn(2, 1, 4, 32)
+    turned = torch.cat([-heads[..., 16:], heads[..., :16]], -1).double()
+    rotated = heads.double() * angles[0].double() + turned * angles[1].double()
+    space = Workspace((KVShape(1, 16, 16),), 3, 1, 1, 16, 1, CPU)
+    space.arrays.row_count.fill_(3)
+    logits = torch.randn(3, 9000)
+    find_top(logits, space)
+    wrong = (space.top[:, :TOP].long() != logits.topk(TOP).indices).double().mean()
+    pairs = {
+        "rms_norm": (fused_norm(weight, 1e-6, shifted=False)(rows), normed),
+        "silu_product": (fused_silu(gate, up), opened),
+        "rotate": (fused_rotation(heads, *angles), rotated),
+    }
+    errors = {name: float((output.double() - right).abs().max()) for name, (output, right) in pairs.items()}
+    return errors | {"top_of_blocks": float(wrong), "top_of_rows": float(wrong)}
+
+
 def measure() -> dict[str, float]:
     """The largest error of each kernel: of attention, over numbers of about 1; of others, over tokens or entries."""
     from benchmarks.kernels.reference import attended, random_batch
@@ -42,6 +72,7 @@ def measure() -> dict[str, float]:
         "attention_parts": attention["float32"],
         "merge_parts": attention["float32"],
         "float16": attention["float16"],
+        **small_operations(),
     }
 
 

@@ -27,7 +27,11 @@ SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Shared memory that a program may have, by compute capability, as the CUDA C++ Programming Guide lists it."""
 MOST_SPILLS = 64
 """Bytes a thread, of which a few in the outermost loop cost nothing that can be measured. Not tuned."""
-TOLERANCE = {"attention_parts": 1e-5, "merge_parts": 1e-5, "float16": 5e-3}
+TOLERANCE = {
+    **dict.fromkeys(("attention_parts", "merge_parts", "rms_norm", "silu_product", "rotate"), 1e-5),
+    **dict.fromkeys(("top_of_blocks", "top_of_rows"), 0.0),
+    "float16": 5e-3,
+}
 """Largest error that is rounding."""
 
 

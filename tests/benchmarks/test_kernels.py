@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu.prediction import DEVICES, MODELS, best_nodes, markdown, predict
-from benchmarks.kernels.command import defects
+from benchmarks.kernels.command import TOLERANCE, defects
 
 pytest.importorskip("triton", reason="Triton is not installed")
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +47,7 @@ def test_kernels_compile_without_spilling_and_are_right(tmp_path: Path) -> None:
     } <= set(by_name)
     assert all(row["cubin_bytes"] > 1000 and row["spills"] <= 64 for row in rows)
     assert 0 < by_name["attention_parts"]["max_error"] < 1e-5
+    assert 0 < by_name["rms_norm"]["max_error"] < 1e-5
 
 
 @pytest.mark.slow
@@ -63,7 +64,7 @@ def row(**changes: Any) -> dict[str, Any]:
 
 
 def test_defects_are_named() -> None:
-    fine = {"attention_parts": 1e-7, "merge_parts": 1e-7, "float16": 1e-3}
+    fine = dict.fromkeys(TOLERANCE, 0.0)
     assert defects([row()], fine) == []
     [spilled] = defects([row(spills=700)], fine)
     assert "attention_parts (64, sm_80) spills 700 bytes" in spilled

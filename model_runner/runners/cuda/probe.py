@@ -42,6 +42,8 @@ def probe(module: Any, max_context: int) -> CudaLayout:
     name, config = type(module).__name__, module.config.get_text_config()
     if reason := other_layers(config, max_context):
         raise UnsupportedModelError(f"{name}: {reason}")
+    if module.device.type == "cuda":
+        torch.cuda.set_device(module.device)  # where Triton launches kernels
     register()
     layout = _layout(module, max_context)
     past_thresholds(

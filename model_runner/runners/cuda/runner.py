@@ -50,7 +50,8 @@ class CudaRunner:
         self._kv = KVPages(layout.shapes, layout.dtype, layout.device, kv_tokens)
         self.pages = self._kv.pages
         self._forward = Forward(module, self._kv, layout.group, layout.device)
-        self._graphs = Graphs(self._forward) if graphs else None
+        with torch.inference_mode():
+            self._graphs = Graphs(self._forward) if graphs else None
         self._device = layout.device
 
     @property

@@ -7,6 +7,7 @@ tokens from the same logits, and keep the same keys and values, of their own hea
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import os
@@ -49,6 +50,7 @@ class Ranks:
             self._processes.append(process)
         _join(0, size, port)
         self._closed = False
+        atexit.register(self.close)  # before multiprocessing waits for its processes
         threading.Thread(target=self._watch, daemon=True, name="ranks").start()
 
     def send(self, order: tuple[Any, ...]) -> None:
@@ -57,7 +59,7 @@ class Ranks:
             end.send(order)
 
     def close(self) -> None:
-        """Ends the other ranks."""
+        """Ends the other ranks; idempotent."""
         self._closed = True
         for end in self._ends:
             end.close()
