@@ -14,6 +14,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
+from benchmarks.shared.machine import OtherLoad, warning
 from benchmarks.shared.models import ModelOptions, chosen_model, describe, synchronize
 from benchmarks.shared.report import OutputOptions, console, progress
 from draftwood_client.cli.options import command
@@ -54,6 +55,7 @@ def step(
     """
     out = console()
     output.check()
+    load = OtherLoad()
     with chosen_model(model, out) as chosen:
         from model_runner.engine import Engine, EngineConfig
 
@@ -65,17 +67,27 @@ def step(
         together = batch_cost(engine, batch, out) if batch else None
     rows = rows_of(curve)
     critical = critical_length(curve)
-    title = describe(chosen, loaded)
+    busy = load.share()
+    title = describe(chosen, loaded) + warning(busy)
     out.print(_table(rows, title))
     sizes = f"{int(curve.sizes[-1])} tokens take less" if critical is None else f"{critical} tokens"
     out.print(f"Critical decoding length, where T(n) first exceeds {CRITICAL_RATIO:g} T(1): {sizes}.")
+    out.print(
+        f"Each time is the fastest of up to {_CURVE_ROUNDS} rounds, then smoothed: no time is below that of fewer"
+        " tokens, and no time per token above it. A plateau may come of that."
+    )
     if together is not None:
         out.print(
             f"A step of {batch} sequences with drafting off: {together['ms']:.2f} ms, {together['ratio']:.2f} times"
             f" that of one ({together['ms_of_one']:.2f} ms)."
         )
     output.write(
-        rows, lambda axes: _draw(rows, critical, title, axes), model=title, critical_length=critical, batch=together
+        rows,
+        lambda axes: _draw(rows, critical, title, axes),
+        model=title,
+        critical_length=critical,
+        batch=together,
+        other_load=busy,
     )
 
 

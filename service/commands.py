@@ -63,8 +63,6 @@ async def _serve(settings: Settings) -> int:
     require_free(settings)
     require_folder(settings.model_path)
     _copy_compiled(settings)
-    # There is nothing to drain yet: signals end the process.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     starting = asyncio.create_task(_start_engine(settings))
     await asyncio.sleep(0)  # its process starts; what follows is imported meanwhile
     from service.rpc.bound import BoundServer
@@ -129,6 +127,12 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
     runner = EngineProcess(settings)
     connection, theirs = socket.socketpair()
     runner.start(theirs)
+
+    def leave(*signal_and_frame: object) -> None:
+        runner.kill()
+        os._exit(128 + signal.SIGINT)
+
+    signal.signal(signal.SIGINT, leave)  # there is nothing to drain yet
     try:
         await asyncio.sleep(0)
         await asyncio.to_thread(_prepare, settings)  # health checks are answered meanwhile

@@ -22,7 +22,10 @@ class EngineProcess:
 
     def start(self, connection: socket.socket) -> None:
         command = [sys.executable, "-P", "-m", "service.engine.main", str(connection.fileno())]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[connection.fileno()])
+        # In a process group of its own: Ctrl-C is for the service to handle, also before the engine ignores it.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, pass_fds=[connection.fileno()], process_group=0
+        )
         connection.close()
         assert self._process.stdin is not None
         try:
@@ -42,6 +45,11 @@ class EngineProcess:
             self._process.wait()
             return False
         return True
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        if self._process is not None:
+            self._process.kill()
 
     @property
     def end(self) -> str:

@@ -79,6 +79,7 @@ class StatisticsReport:
         store: its address, without passwords.
         healthy: the latest round with the store succeeded.
         max_bytes: bound of all memories in this process.
+        known: there is a memory in the store or in this process.
     """
 
     memories: list[TenantMemoryStatistics]
@@ -87,6 +88,7 @@ class StatisticsReport:
     healthy: bool
     counters: MemoryCounters
     max_bytes: int
+    known: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class GetStatistics:
             tags = await memory.store.tags() if self.tenant is None else await _tags_of(memory, self.tenant)
             end = self.first + self.limit
             found = await self._memories(memory, tags[self.first : end])
+            known = bool(found) or any(memory.residents.by_tag(tag) is not None for tag in tags)
         following = end if end < len(tags) else None
         return StatisticsReport(
             memories=found,
@@ -117,6 +120,7 @@ class GetStatistics:
             healthy=memory.thread.healthy,
             counters=memory.counters(),
             max_bytes=memory.config.max_bytes,
+            known=known,
         )
 
     async def _memories(self, memory: MemoryManager, tags: list[str]) -> list[TenantMemoryStatistics]:

@@ -14,7 +14,7 @@ import numpy as np
 from draftwood.v1 import memory_pb2 as pb
 from model_runner.errors import InvalidInputError
 from model_runner.request import MemoryTerms
-from service.auth import Role
+from service.auth import Principal, Role
 from service.engine.bridge import EngineBridge
 from service.identifiers import check_identifier
 from service.memory.codec import Kind, Record
@@ -31,6 +31,7 @@ from service.memory.operations import (
     TenantMemoryStatistics,
 )
 from service.memory.orphans import OrphanedMemory
+from service.resources.errors import ResourceMissingError
 from service.rpc.calls import Call, Method
 from service.rpc.request_log import AuditLog
 from service.rpc.requests import require_in_vocabulary
@@ -56,6 +57,7 @@ class MemoryServicer:
 
     Args:
         config_of: a tenant's configuration.
+        is_configured: whether a tenant has one of its own.
     """
 
     def __init__(
@@ -64,9 +66,11 @@ class MemoryServicer:
         model: ServedModel,
         settings: Settings,
         config_of: Callable[[str], TenantConfig],
+        is_configured: Callable[[str], bool],
     ) -> None:
         self._bridge = bridge
         self._config_of = config_of
+        self._is_configured = is_configured
         self._model = model
         self._stall_seconds = settings.stall_timeout
         self._named_store = settings.store if settings.store in ("memory", "embedded") else None
@@ -91,6 +95,8 @@ class MemoryServicer:
         tenant = principal.tenant_for(request.tenant) if named else None
         first, limit = _page_of(request.page_size, request.page_token)
         report = await self._bridge.run_operation(GetStatistics(tenant, first, limit))
+        if tenant is not None and not report.known:
+            self._require_configured(tenant, principal)
         following = "" if report.following is None else str(report.following)
         response = pb.GetMemoryStatisticsResponse(fingerprint=self._model.fingerprint, next_page_token=following)
         response.tenants.extend(map(_tenant_statistics, report.memories))
@@ -120,6 +126,8 @@ class MemoryServicer:
         """Streams records."""
         name = MemoryName(call.principal.tenant_for(request.tenant), check_identifier("arm", request.arm))
         with AuditLog("export", call, name.tenant) as audit:
+            if not await self._has_memory(name.tenant):
+                self._require_configured(name.tenant, call.principal)
             records = deque(await self._bridge.run_operation(ExportMemory(name)))
             async with Writer(call.context, self._stall_seconds) as writer:
                 await writer.write(pb.ExportMemoryResponse(fingerprint=self._model.fingerprint, model=self._model.name))
@@ -147,8 +155,11 @@ class MemoryServicer:
     async def purge(self, request: pb.PurgeMemoryRequest, call: Call) -> pb.PurgeMemoryResponse:
         tenant = call.principal.tenant_for(request.tenant)
         with AuditLog("purge", call, tenant) as audit:
+            was_known = await self._has_memory(tenant)
             purged = await self._bridge.run_operation(PurgeMemory(tenant))
             audit.memories, audit.tokens = purged.memories, purged.tokens
+            if not (was_known or purged.tokens):
+                self._require_configured(tenant, call.principal)
         return pb.PurgeMemoryResponse(memories=purged.memories, tokens=purged.tokens)
 
     async def orphans(self, request: pb.ListOrphanedMemoriesRequest, call: Call) -> pb.ListOrphanedMemoriesResponse:
@@ -165,6 +176,16 @@ class MemoryServicer:
             purged = await self._bridge.run_operation(PurgeOrphans(request.fingerprint))
             audit.memories, audit.tokens = purged.memories, purged.tokens
         return pb.PurgeOrphanedMemoriesResponse(memories=purged.memories, tokens=purged.tokens)
+
+    async def _has_memory(self, tenant: str) -> bool:
+        return (await self._bridge.run_operation(GetStatistics(tenant, 0, 1))).known
+
+    def _require_configured(self, tenant: str, caller: Principal) -> None:
+        """Raises ResourceMissingError for a tenant without a memory that has no configuration either, and is not the
+        caller's own.
+        """
+        if tenant != caller.tenant_for("") and not self._is_configured(tenant):
+            raise ResourceMissingError(f"tenants/{tenant}")
 
     def _encode(self, texts: list[str]) -> list[Int32Array]:
         return [ids for text in texts if (ids := self._model.tokenizer.encode(text)).size]

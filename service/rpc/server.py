@@ -81,7 +81,10 @@ class RunningServer:
             self._administration.catalog.config_of,
             self._administration.experiments,
         )
-        memory = MemoryServicer(bridge, model, settings, self._administration.catalog.config_of)
+        catalog = self._administration.catalog
+        memory = MemoryServicer(
+            bridge, model, settings, catalog.config_of, lambda tenant: catalog.tenant_message(tenant) is not None
+        )
         of_memory = {name: _counted(method, bridge) for name, method in memory.methods.items()}
         self.audits = AuditLedger(model)
         self.audits.listeners.append(self._count_audit)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.commands import bench
+from benchmarks.shared.machine import BUSY
 from benchmarks.step import critical_length, rows_of
 from model_runner.drafting.step_time import StepTimeCurve
 
@@ -47,3 +48,5 @@ def test_the_command_measures_writes_and_draws(tmp_path: Path, capsys: pytest.Ca
     out = " ".join(capsys.readouterr().out.split())
     assert "9M parameters, float32, cpu" in out
     assert "Critical decoding length" in out
+    assert "fastest of up to 10 rounds, then smoothed" in out
+    assert found["other_load"] is None or ("BUSY MACHINE" in out) == (found["other_load"] >= BUSY)

@@ -25,7 +25,7 @@ class Terminal:
         env = {**os.environ, "DRAFTWOOD_TARGET": target, "TERM": "xterm", "NO_COLOR": "", "FORCE_COLOR": ""}
         self._fd, inner = pty.openpty()
         fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        command = [sys.executable, "-m", "draftwood_client", *args]
+        command = [sys.executable, "-m", "draftwood_command", *args]
         self.process = subprocess.Popen(
             command, stdin=inner, stdout=inner, stderr=inner, env=env, start_new_session=True, close_fds=True
         )

@@ -130,6 +130,23 @@ def test_errors_are_one_line_and_status_1(cli: Cli, server: FakeServer) -> None:
     assert result.stderr == f"error: {server.target}: no complete answer within 0.3 s\n"
 
 
+def test_a_schema_or_grammar_may_come_from_a_file(cli: Cli, server: FakeServer, tmp_path: Path) -> None:
+    schema, grammar = tmp_path / "order.json", tmp_path / "order.lark"
+    schema.write_text('{"type": "object"}')
+    grammar.write_text('start: "ö"')
+    cli("generate", "x", "--json-schema", f"@{schema}")
+    cli("generate", "x", "--lark", f"@{grammar}")
+    assert [one.format.json_schema or one.format.lark for one in server.requests] == [
+        '{"type": "object"}',
+        'start: "ö"',
+    ]
+    grammar.write_bytes(b"\xff")
+    refused = cli("generate", "x", "--lark", f"@{grammar}")
+    assert (refused.exit_code, "cannot be read: it is not UTF-8 text" in refused.stderr) == (2, True)
+    refused = cli("generate", "x", "--json-schema", "@none.json")
+    assert refused.stderr == "error: --json-schema: 'none.json' cannot be read: No such file or directory\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "stdin", "message"),
     [

@@ -48,7 +48,7 @@ def contents(wheel: Path) -> set[str]:
 
 def test_it_brings_the_client_and_the_stubs_and_nothing_else(wheel: Path) -> None:
     names = contents(wheel)
-    assert {name.split("/")[0] for name in names} == {"draftwood", "draftwood_client"}
+    assert {name.split("/")[0] for name in names} == {"draftwood", "draftwood_client", "draftwood_command.py"}
     assert names >= STUBS
     assert {"draftwood/py.typed", "draftwood_client/py.typed"} <= names
     assert not [name for name in names if "__pycache__" in name]
@@ -120,7 +120,7 @@ def test_it_runs_with_its_dependencies_alone(python: Path) -> None:
 
 def test_its_console_script_shows_the_clients_commands(python: Path) -> None:
     [script] = python.parent.parent.glob("lib/python*/site-packages/draftwood_client-*/entry_points.txt")
-    assert script.read_text() == "[console_scripts]\ndraftwood = draftwood_client.cli:main\n"
-    shown = run(python, "from draftwood_client.cli import main; main()", "--help")
+    assert script.read_text() == "[console_scripts]\ndraftwood = draftwood_command:main\n"
+    shown = run(python, "from draftwood_command import main; main()", "--help")
     assert "generate" in shown
     assert "Serve a model" not in shown

@@ -1,6 +1,6 @@
 """`python -m draftwood_client` is `draftwood`."""
 
-from draftwood_client.cli import main
+from draftwood_command import main
 
 if __name__ == "__main__":
     main()

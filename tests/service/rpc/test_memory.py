@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from draftwood.v1 import generation_pb2 as generation
 from draftwood.v1 import memory_pb2 as pb
-from draftwood_client import InvalidRequestError, MemoryClient, MemoryRecord, UnavailableError
+from draftwood_client import InvalidRequestError, MemoryClient, MemoryRecord, NotFoundError, UnavailableError
 from draftwood_client.cli import build_app
 from model_runner.request import MemoryTerms
 from service.memory.manager import MemoryManager, StrategyUse
@@ -73,7 +74,15 @@ async def test_from_warming_to_purging(server: Valkey, with_redis: bool) -> None
         assert memory.stored_bytes > 2 * tokens
         assert found.store["healthy"]
         assert found.fingerprint == "f" * 16
-        assert (await asyncio.to_thread(client.statistics, "unknown")).tenants == ()
+        calls: list[Callable[[], object]] = [
+            lambda: client.statistics("unknown"),
+            lambda: client.export(tenant="unknown"),
+            lambda: client.purge("unknown"),
+        ]
+        for call in calls:
+            with pytest.raises(NotFoundError, match="tenants/unknown: does not exist"):
+                await asyncio.to_thread(call)
+        assert (await asyncio.to_thread(client.statistics, "default")).tenants == ()
 
         records, fingerprint = await export_of(client, tenant="a")
         assert [record.text for record in records][:2] == ["first document", "second"]
@@ -209,8 +218,9 @@ async def test_the_command_line(server: Valkey, tmp_path: Path) -> None:
         warmed = await cli("warm", str(corpus), str(lines))
         assert (warmed.exit_code, warmed.stdout) == (0, "38 tokens\n")
         shown = await cli("stats")
-        assert "t " in shown.stdout
-        assert "38" in shown.stdout
+        assert shown.stdout.splitlines()[1].split()[:3] == ["t", "-", "38"]
+        assert " KiB" in shown.stdout or " B" in shown.stdout
+        assert re.search(r"last lag +[\d,]+ ms\n", shown.stdout)
         assert json.loads((await cli("stats", "--json")).stdout)["tenants"][0]["tokens"] == 38
         assert (await cli("export", str(out))).exit_code == 0
         head, *records = [json.loads(line) for line in out.read_text().splitlines()]
@@ -228,8 +238,11 @@ async def test_the_command_line(server: Valkey, tmp_path: Path) -> None:
             refused = await cli(*arguments)
             assert refused.exit_code == 2
             assert text in refused.stderr
-        refused = await asyncio.to_thread(run, "purge", "--target", served.server.address, "--yes")
-        assert (refused.exit_code, "--tenant" in refused.stderr) == (2, True)
+        for arguments in (("purge", "--yes"), ("warm", str(corpus)), ("import", str(out))):
+            refused = await asyncio.to_thread(run, *arguments, "--target", served.server.address)
+            assert (refused.exit_code, refused.stderr) == (2, "error: --tenant: must be given\n")
+        unknown = await asyncio.to_thread(run, "stats", "--target", served.server.address, "--tenant", "typo")
+        assert (unknown.exit_code, unknown.stderr) == (1, "error: tenants/typo: does not exist\n")
     assert FakeModel().fingerprint == head["fingerprint"]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -15,11 +13,7 @@ from draftwood_client.connection import package_version
 
 
 def main() -> None:
-    """The console script."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            # A terminal that is not UTF-8 shows escapes instead of failing.
-            stream.reconfigure(errors="backslashreplace")
+    """Runs the command of `sys.argv`, for the console script (see `draftwood_command`)."""
     build_app()(prog_name="draftwood")
 
 

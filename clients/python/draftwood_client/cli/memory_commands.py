@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from draftwood_client.cli.commands import AsJson
+from draftwood_client.cli.memory_tables import statistics_tables
 from draftwood_client.cli.options import ConnectionOptions, command
 from draftwood_client.cli.output import print_json
 from draftwood_client.errors import ArgumentValueError
-from draftwood_client.memory import MemoryRecord, MemoryStatistics
+from draftwood_client.memory import MemoryRecord
 
 FORMAT = 1
 """Version of the export format: the value of `draftwood_memory` in the first line of a file."""
@@ -43,7 +44,7 @@ def stats(connection: ConnectionOptions, as_json: AsJson = False) -> None:
     if as_json:
         print_json({**asdict(found), "store": dict(found.store)})
     else:
-        _print_statistics(found)
+        statistics_tables(found)
 
 
 @app.command("warm")
@@ -52,7 +53,8 @@ def warm(
     connection: ConnectionOptions,
     files: Annotated[list[Path], typer.Argument(help="Text files, or JSON lines with a text each; '-' is stdin.")],
 ) -> None:
-    """Let a tenant's memory learn texts that its answers are likely to resemble."""
+    """Let a tenant's memory learn texts that its answers are likely to resemble. Requires --tenant."""
+    _named_tenant(connection)
     with connection.memory_client() as client, _progress("texts") as progress:
         tokens = client.warm(_documents(files), progress=progress)
     typer.echo(f"{tokens:,} tokens")
@@ -87,7 +89,10 @@ def import_file(
     connection: ConnectionOptions,
     file: Annotated[Path, typer.Argument(help="A file of `draftwood memory export`; '-' is stdin.")],
 ) -> None:
-    """Add an exported memory to a tenant's memory. An export of another model is learned from its texts."""
+    """Add an exported memory to a tenant's memory. An export of another model is learned from its texts.
+    Requires --tenant.
+    """
+    _named_tenant(connection)
     with connection.memory_client() as client, _progress("records") as progress:
         lines = _lines(file)
         head = _object(next(lines, (0, "{}")), file)
@@ -108,12 +113,11 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete a tenant's memory on all servers, of all models. Requires --tenant."""
-    if connection.tenant is None:
-        raise ArgumentValueError("--tenant", "must be given")
+    tenant = _named_tenant(connection)
     if not yes:
-        typer.confirm(f"Delete the memory of tenant {connection.tenant!r} on all servers?", abort=True)
+        typer.confirm(f"Delete the memory of tenant {tenant!r} on all servers?", abort=True)
     with connection.memory_client() as client:
-        tokens = client.purge(connection.tenant)
+        tokens = client.purge(tenant)
     typer.echo(f"{tokens:,} tokens forgotten")
 
 
@@ -145,18 +149,11 @@ def orphans(
         typer.echo(row.format(name, one.fingerprint, *sizes))
 
 
-def _print_statistics(found: MemoryStatistics) -> None:
-    row = "{:<24} {:>12} {:>12} {:>8} {:>10} {:>9} {:>12}"
-    typer.echo(row.format("tenant", "tokens", "stored KiB", "log", "snapshot s", "here", "index KiB"))
-    for one in found.tenants:
-        name = f"{one.tenant}/{one.arm}" if one.arm else one.tenant
-        age = "-" if one.snapshot_age is None else f"{one.snapshot_age:.0f}"
-        here = "yes" if one.resident else "no"
-        stored, index = f"{one.stored_bytes / 1024:,.0f}", f"{one.index_bytes / 1024:,.0f}"
-        typer.echo(row.format(name, f"{one.tokens:,}", stored, f"{one.log_records:,}", age, here, index))
-    typer.echo(f"model fingerprint {found.fingerprint}")
-    if found.store:
-        typer.echo(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in found.store.items()))
+def _named_tenant(connection: ConnectionOptions) -> str:
+    """The tenant that a command changes, which must be named. Raises `ArgumentValueError`."""
+    if connection.tenant is None:
+        raise ArgumentValueError("--tenant", "must be given")
+    return connection.tenant
 
 
 def _documents(files: list[Path]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from draftwood_client.admin.client import AdminClient
 from draftwood_client.admin.status import StatusClient
 from draftwood_client.client import Client
 from draftwood_client.connection import DEFAULT_TARGET, TlsConfig
-from draftwood_client.errors import ArgumentError, DraftwoodError, StatusError
+from draftwood_client.errors import ArgumentError, ArgumentValueError, DraftwoodError, StatusError
 from draftwood_client.memory import MemoryClient
 from draftwood_client.request import GenerateOptions
 
@@ -164,9 +164,9 @@ class GenerationFlags:
     top_logprobs: Annotated[
         int | None, _sampling("With --json: log-probabilities of tokens and of this many alternatives.")
     ] = None
-    json_schema: Annotated[str | None, _sampling("Answer with JSON of this JSON schema.")] = None
+    json_schema: Annotated[str | None, _sampling("Answer with JSON of this JSON schema; @FILE reads it.")] = None
     regex: Annotated[str | None, _sampling("Answer with text that matches this regular expression.")] = None
-    lark: Annotated[str | None, _sampling("Answer with text of this grammar, in Lark's syntax.")] = None
+    lark: Annotated[str | None, _sampling("Answer with text of this grammar, in Lark's syntax; @FILE reads it.")] = None
     max_tokens: Annotated[int | None, _stopping("New tokens, at most.", "--max-tokens", "-n")] = None
     min_tokens: Annotated[int | None, _stopping("New tokens, at least.")] = None
     stop: Annotated[list[str] | None, _stopping("Stop before this text. May be repeated.")] = None
@@ -185,8 +185,22 @@ class GenerationFlags:
     max_draft_nodes: Annotated[int | None, _drafting("Draft tokens per step, at most.")] = None
 
     def options(self) -> GenerateOptions:
+        """Raises `ArgumentError`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name in ("json_schema", "lark"):
+            values[name] = _or_content(f"--{name.replace('_', '-')}", values[name])
         return cast(GenerateOptions, {name: value for name, value in values.items() if value is not None})
+
+
+def _or_content(flag: str, given: str | None) -> str | None:
+    """A value as it is given, or the content of the file of "@FILE". Raises `ArgumentValueError`."""
+    if given is None or not given.startswith("@"):
+        return given
+    try:
+        return Path(given[1:]).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ArgumentValueError(flag, f"{given[1:]!r} cannot be read: {problem}") from None
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -238,6 +252,10 @@ def one_line_errors() -> Iterator[None]:
         raise typer.Exit(FAILURE) from error
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
+    except typer.Abort as abort:  # a question to confirm was left
+        if isinstance(abort.__context__, KeyboardInterrupt):
+            raise typer.Exit(INTERRUPTED) from None
+        raise
 
 
 def print_error(error: DraftwoodError) -> None:

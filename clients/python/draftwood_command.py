@@ -1,0 +1,84 @@
+"""The console script `draftwood`: quiet at Ctrl-C and never silent for long, from its first moment on.
+
+A module of its own, so that both hold while `draftwood_client` and what it needs are imported.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from io import TextIOWrapper
+from typing import NoReturn
+
+INTERRUPTED = 130
+_FIRST_SECONDS, _NEXT_SECONDS = 1.5, 10.0
+"""Until the first sign of life, and between further ones. Not tuned: people wonder after two seconds."""
+
+
+def main() -> NoReturn:
+    """Runs the command of `sys.argv`."""
+    handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, as under nohup
+    if handled:
+        signal.signal(signal.SIGINT, _leave)
+    _watch_silence()
+    status: int | str | None = 0
+    try:
+        from draftwood_client.cli import main as run
+
+        if handled:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        run()
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    except SystemExit as ended:
+        status = ended.code
+    if handled:
+        signal.signal(signal.SIGINT, _leave)
+    sys.exit(status)
+
+
+def _leave(*signal_and_frame: object) -> NoReturn:
+    os._exit(INTERRUPTED)
+
+
+class _Output(TextIOWrapper):
+    """stdout or stderr; tells when something is written. A terminal that is not UTF-8 shows escapes."""
+
+    def __init__(self, stream: TextIOWrapper, written: threading.Event) -> None:
+        super().__init__(
+            stream.buffer,
+            stream.encoding,
+            errors="backslashreplace",
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        self._written = written
+
+    def write(self, text: str) -> int:
+        self._written.set()
+        return super().write(text)
+
+
+def _watch_silence() -> None:
+    """Says on stderr that the command runs, until it writes something itself."""
+    written = threading.Event()
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout = _Output(sys.stdout, written)
+    to = sys.stderr
+    if isinstance(to, TextIOWrapper):
+        sys.stderr = _Output(to, written)
+
+    def watch() -> None:
+        wait, silent = _FIRST_SECONDS, 0.0
+        while not written.wait(wait):
+            silent += wait
+            print(f"draftwood: working, no output yet ({silent:g} s)", file=to, flush=True)
+            wait = _NEXT_SECONDS
+
+    threading.Thread(target=watch, name="sign of life", daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()
