@@ -27,7 +27,7 @@ from model_runner.errors import (
     ModelError,
 )
 from model_runner.loading.model import LoadedModel
-from model_runner.output import StepOutput
+from model_runner.output import StepOutput, VerifiedTree
 from model_runner.redecoding import Redecoding
 from model_runner.runners.base import KVMoves, Predictions, StepBatch
 from model_runner.runners.batch import BatchRow, lay_out
@@ -364,7 +364,8 @@ class Engine:
         elif sequence.grammar is not None:
             sequence.grammar.prepare(self._masking)
         drafted = [i < accepted for i in range(len(path.token_ids))]
-        return StepOutput(sequence, path.token_ids, path.texts, drafted, path.finish, path.logprobs)
+        tree = _verified_tree(one) if sequence.request.draft_trees else None
+        return StepOutput(sequence, path.token_ids, path.texts, drafted, path.finish, path.logprobs, tree)
 
     def _fail(self, drafts: SequenceOf[Draft], cause: Exception) -> list[StepOutput]:
         """Ends the sequences of a step that failed in the model."""
@@ -387,3 +388,8 @@ class Engine:
         sequence.stats.finished_at = time.perf_counter()
         self._writers.pop(sequence, None)
         self._policy.close(sequence)
+
+
+def _verified_tree(one: _Verified) -> VerifiedTree:
+    tokens, parents = one.feedback.tokens[1:], one.feedback.parents[1:] - 1  # without the root
+    return VerifiedTree(tokens.tolist(), parents.tolist(), one.path.nodes)

@@ -42,6 +42,21 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifiedTree:
+    """The draft of one step.
+
+    Attributes:
+        token_ids: one for each node.
+        parents: index of each node's parent; -1 for the last token before the step.
+        accepted: indexes of the accepted nodes, from the root down.
+    """
+
+    token_ids: list[int]
+    parents: list[int]
+    accepted: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
     """What one step wrote for one sequence.
 
@@ -52,6 +67,7 @@ class StepOutput:
         drafted: for each token, whether it came from a draft.
         finish: how the sequence ended, with its last output.
         logprobs: one for each token, if the request asks for them.
+        tree: what was verified, if the request asks for it.
     """
 
     sequence: Sequence
@@ -60,6 +76,7 @@ class StepOutput:
     drafted: list[bool]
     finish: Finish | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    tree: VerifiedTree | None = None
 
     @classmethod
     def failed(cls, sequence: Sequence, error: Exception) -> StepOutput:

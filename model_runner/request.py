@@ -150,6 +150,7 @@ class Request:
         arrived_at: when it arrived, on the same clock.
         arm: the arm of an experiment, which has a memory and metrics of its own; "" outside of one.
         memory: what its memory is and keeps.
+        draft_trees: its outputs have the verified drafts.
 
     Raises:
         InvalidValueError: a value is outside its range.
@@ -171,6 +172,7 @@ class Request:
     arrived_at: float = field(default_factory=time.perf_counter)
     arm: str = ""
     memory: MemoryTerms = MemoryTerms()
+    draft_trees: bool = False
 
     def __post_init__(self) -> None:
         if self.prompt.dtype != np.int32 or self.prompt.ndim != 1 or self.prompt.size == 0:

@@ -328,8 +328,9 @@ class EngineHost:
                 finish = replace(finish, error=error)
         first = len(sequence.output) == len(output.token_ids)
         stats = sequence.stats if first or finish is not None else None
+        trees = () if output.tree is None else (output.tree,)
         return SequenceOutput(
-            sequence_id, output.token_ids, output.texts, output.drafted, finish, output.logprobs, stats
+            sequence_id, output.token_ids, output.texts, output.drafted, finish, output.logprobs, stats, trees
         )
 
     def _send_audit(self, result: AuditResult) -> None:

@@ -15,10 +15,11 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from model_runner.output import Finish, TokenLogprobs
+from model_runner.output import Finish, TokenLogprobs, VerifiedTree
 from model_runner.request import Request
 from model_runner.statistics import SequenceStats
 from service.audits.results import AuditResult
@@ -86,6 +87,7 @@ class SequenceOutput(NamedTuple):
     finish: Finish | None
     logprobs: list[TokenLogprobs]
     stats: SequenceStats | None
+    trees: SequenceOf[VerifiedTree] = ()
 
 
 class Stepped(NamedTuple):

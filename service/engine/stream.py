@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from model_runner.output import Finish, TokenLogprobs
+from model_runner.output import Finish, TokenLogprobs, VerifiedTree
 from model_runner.request import Request
 from model_runner.statistics import SequenceStats
 from service.engine.link import SequenceOutput
@@ -15,6 +15,8 @@ from service.engine.link import SequenceOutput
 MAX_PART_TOKENS = 1024
 """Tokens in one message, however slow the reader is. gRPC clients refuse messages above 4 MiB by default; with 20
 log-probabilities a token, 1024 tokens take about 300 KiB. Not tuned."""
+MAX_TREES = 8
+"""Verified drafts in one message, the last ones. Not tuned: with 512 nodes each they take 60 KiB."""
 PAUSE_SECONDS = 0.25
 """How long an output may wait to be taken until its request gives up its slots: longer than the event loop stands
 still, and little to wait for a slot. Not tuned."""
@@ -55,6 +57,7 @@ class Pending:
     finish: Finish | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     sample: int = 0
+    trees: list[VerifiedTree] = field(default_factory=list)
 
     def add(self, later: SequenceOutput | Pending) -> None:
         """Appends later tokens, and their finish."""
@@ -62,6 +65,8 @@ class Pending:
         self.texts += later.texts
         self.drafted += later.drafted
         self.logprobs += later.logprobs
+        if later.trees:
+            self.trees = [*self.trees, *later.trees][-MAX_TREES:]
         self.finish = later.finish
 
     def part(self, start: int, stop: int | None = None) -> Pending:
@@ -81,9 +86,12 @@ class Pending:
             del values[:count]
 
     def parts(self) -> Iterator[Pending]:
-        """The tokens in pieces of at most `MAX_PART_TOKENS`, without the finish."""
+        """The tokens in pieces of at most `MAX_PART_TOKENS`, without the finish; the last one has the trees."""
         for start in range(0, len(self.token_ids), MAX_PART_TOKENS):
-            yield self.part(start, start + MAX_PART_TOKENS)
+            part = self.part(start, start + MAX_PART_TOKENS)
+            if start + MAX_PART_TOKENS >= len(self.token_ids):
+                part.trees = self.trees
+            yield part
 
 
 class Stream:

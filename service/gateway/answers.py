@@ -52,16 +52,28 @@ class Answers:
 
     async def delta(self, prompt: int, delta: Delta) -> dict[str, Any] | None:
         """The chunk of some tokens; None if they complete no character and nothing else is asked for."""
-        if not (delta.text or self._asked.logprobs is not None or (self._asked.token_details and delta.token_ids)):
+        own = self._details(delta)
+        if not (delta.text or self._asked.logprobs is not None or any(own.values())):
             return None
         index = prompt * self._asked.samples + delta.sample
         content: dict[str, Any] = {"delta": {"content": delta.text}} if self._asked.chat else {"text": delta.text}
         if self._asked.logprobs is not None:
             content["logprobs"] = await self._logprobs(index, delta.details)
         chunk = self._chunk(index, content)
-        if self._asked.token_details:
-            chunk["draftwood"] = {"tokens": [{"text": one.text, "drafted": one.drafted} for one in delta.details]}
+        if own:
+            chunk["draftwood"] = own
         return chunk
+
+    def _details(self, delta: Delta) -> dict[str, list[dict[str, Any]]]:
+        """What only this service tells of some tokens."""
+        own: dict[str, list[dict[str, Any]]] = {}
+        if self._asked.token_details:
+            own["tokens"] = [{"text": one.text, "drafted": one.drafted} for one in delta.details]
+        if self._asked.draft_trees:
+            own["trees"] = [
+                {"tokens": one.tokens, "parents": one.parents, "accepted": one.accepted} for one in delta.draft_trees
+            ]
+        return own
 
     def finished(self, prompt: int, reasons: Iterable[str]) -> list[dict[str, Any]]:
         """The chunks that end the samples of a prompt: without content."""

@@ -35,7 +35,8 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
     "echo": (False,), "suffix": ("",), "best_of": (1,), "modalities": (["text"],), "verbosity": ("medium",),
 }  # fmt: skip
-_DRAFTWOOD = {"drafting", "learn", "strategy", "max_draft_nodes", "tenant", "session", "token_details"}
+_DRAFTWOOD = {"drafting", "learn", "strategy", "max_draft_nodes", "tenant", "session"}
+_DETAILS = {"token_details", "draft_trees"}
 _MOST_LOGPROBS = 20
 
 
@@ -48,6 +49,7 @@ class Asked:
         options: of each of them.
         logprobs: the answer has log-probabilities; so many alternatives.
         token_details: the answer says of each token whether it was drafted.
+        draft_trees: the answer has what each step verified.
     """
 
     chat: bool
@@ -58,6 +60,7 @@ class Asked:
     include_usage: bool = False
     logprobs: int | None = None
     token_details: bool = False
+    draft_trees: bool = False
     samples: int = 1
 
 
@@ -89,9 +92,10 @@ def _asked(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, logp
     if logprobs is not None and not 0 <= logprobs <= _MOST_LOGPROBS:
         raise InvalidRequestError("top_logprobs" if chat else "logprobs", f"must lie in [0, {_MOST_LOGPROBS}]")
     own = _object("draftwood", fields.get("draftwood") or {})
-    if unknown := own.keys() - _DRAFTWOOD:
-        raise InvalidRequestError(f"draftwood.{min(unknown)}", f"is unknown; there are {', '.join(sorted(_DRAFTWOOD))}")
-    options: dict[str, Any] = {name: own[name] for name in own if name != "token_details"}
+    if unknown := own.keys() - _DRAFTWOOD - _DETAILS:
+        known = ", ".join(sorted(_DRAFTWOOD | _DETAILS))
+        raise InvalidRequestError(f"draftwood.{min(unknown)}", f"is unknown; there are {known}")
+    options: dict[str, Any] = {name: own[name] for name in own if name not in _DETAILS}
     options |= {
         name: value for name, (kind, is_) in _COMMON.items() if (value := _given(fields, name, kind, is_)) is not None
     }
@@ -104,9 +108,10 @@ def _asked(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, logp
         raise InvalidRequestError("stream_options", "needs stream to be true")
     if logprobs is not None:
         options["top_logprobs"] = logprobs
-    token_details = own.get("token_details") is True
-    if token_details:
-        options["token_details"] = True
+    details = {name: own.get(name) is True for name in _DETAILS}
+    if details["draft_trees"] and not stream:
+        raise InvalidRequestError("draftwood.draft_trees", "needs stream to be true")
+    options |= {name: True for name, wanted in details.items() if wanted}
     if isinstance(fields.get("user"), str) and "session" not in options:
         options["session"] = fields["user"]
     return Asked(
@@ -117,7 +122,8 @@ def _asked(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, logp
         stream=stream,
         include_usage=stream_options.get("include_usage") is True,
         logprobs=logprobs,
-        token_details=token_details,
+        token_details=details["token_details"],
+        draft_trees=details["draft_trees"],
         samples=options.get("n") or 1,
     )
 

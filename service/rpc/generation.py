@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
+from functools import lru_cache, partial
 from importlib.metadata import version
 from typing import Any
 
@@ -19,6 +20,7 @@ from draftwood.v1 import generation_pb2 as pb
 from model_runner.errors import InvalidInputError
 from model_runner.request import Request
 from model_runner.sampling.generation_defaults import GenerationDefaults
+from service.auth import Principal, Role
 from service.engine.bridge import EngineBridge
 from service.engine.stream import Sample
 from service.errors import DeadlineExceededError, ModelNotServedError
@@ -41,13 +43,14 @@ from service.rpc.requests import (
     read_samples,
     require_in_vocabulary,
 )
-from service.rpc.streaming.messages import finished
+from service.rpc.streaming.messages import delta, finished
 from service.rpc.streaming.relay import relay
 from service.rpc.streaming.writer import Writer
 from service.rpc.text_work import TextWork
 from service.serving import Serving
 from service.settings import Settings
 from service.tenants.config import TenantConfig
+from service.tenants.shaping import DeltaShaping
 from strategies import strategy_names
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"]
@@ -58,6 +61,8 @@ race. Not tuned."""
 _AT_DEADLINE = 0.05
 """A cancellation at most so many seconds before the deadline, by the server's clock, is logged as the deadline. Not
 tuned."""
+_TOKEN_TEXTS = 65_536
+"""Texts of tokens that are remembered, for draft trees. Not tuned: 8 MiB."""
 _FEW_TOKENS = 2048
 """Tokens that are converted to text on the event loop; more go to a worker thread. Not tuned."""
 
@@ -91,6 +96,8 @@ class GenerationServicer:
         self._limiter = limiter
         self._default_limits = default_limits(settings)
         self._shaping = settings.delta_shaping
+        decode = serving.model.tokenizer.decode
+        self._token_text = lru_cache(_TOKEN_TEXTS)(lambda token: decode([token], include_special_tokens=True))
         self._text_work = TextWork()
         self._format_work = TextWork()
         self._info = model_info(serving, settings)
@@ -118,6 +125,9 @@ class GenerationServicer:
             placement = self._place(request, call.request_id, tenant)
             measured.placement = placement
             config = self._config_of(tenant)
+            shaping = config.streaming.shaping(self._shaping)
+            if request.output.draft_trees:
+                _allow_trees(call.principal, shaping)
             of_tenant: dict[str, Any] = dict(config.sampling)
             defaults = replace(self._serving.model.defaults.sampling, **of_tenant)
             samples = read_samples(request.sampling, self._settings.max_running, defaults)
@@ -143,11 +153,11 @@ class GenerationServicer:
                 )
                 try:
                     stream.submit(*record.samples)
-                    shaping = config.streaming.shaping(self._shaping)
                     async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
                         await writer.write(self._started(requests[0], placement))
                         with_details = request.output.token_details or requests[0].sampling.logprobs is not None
-                        finishes = await relay(stream, writer, with_details, shaping)
+                        message = partial(delta, with_details=with_details, token_text=self._token_text)
+                        finishes = await relay(stream, writer, message, shaping)
                         reservation.settle(used_tokens(record.samples))
                         await reservation.settled()  # a client may send its next request once it has read the end
                         await writer.write(finished(record.samples, finishes))
@@ -231,6 +241,14 @@ class GenerationServicer:
         """Seconds until the server ends the call; gRPC itself ends it at the client's deadline."""
         own = remaining(call)
         return min(self._settings.default_timeout if own is None else own + _CLIENT_FIRST, self._settings.max_timeout)
+
+
+def _allow_trees(caller: Principal, shaping: DeltaShaping) -> None:
+    """Raises PermissionDeniedError or InvalidInputError if a caller gets no draft trees."""
+    caller.require(Role.TENANT_ADMIN, "output.draft_trees")
+    if shaping.cadence or shaping.padding:
+        problem = "is not served where deltas are padded or sent at a fixed cadence: their sizes would tell the drafts"
+        raise InvalidInputError("output.draft_trees", None, problem)
 
 
 def most_tokens(requests: SequenceOf[Request]) -> int:

@@ -130,6 +130,7 @@ async def read_requests(
             arrived_at=arrived_at,
             arm="" if placement is None else placement.label,
             memory=replace(config.learning.terms, forked=placement is not None and placement.arm.forked),
+            draft_trees=request.output.draft_trees,
         )
         for sample in range(max(request.sampling.n, 1))
     ]

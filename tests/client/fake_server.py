@@ -127,6 +127,8 @@ def delta(request: pb.GenerateRequest, text: str, drafted: bool) -> pb.GenerateR
     event = pb.Delta(text=text, token_ids=[len(text)])
     if request.output.token_details:
         event.details.add(text=text, drafted=drafted)
+    if request.output.draft_trees:
+        event.draft_trees.add(token_ids=[7, 8], tokens=["a", text], parents=[-1, -1], accepted=[1] if drafted else [])
     return pb.GenerateResponse(delta=event)
 
 

@@ -16,6 +16,7 @@ from draftwood_client import (
     Client,
     ClientClosedError,
     DeadlineError,
+    DraftTree,
     InvalidRequestError,
     RequestCancelledError,
     RetryPolicy,
@@ -196,3 +197,14 @@ async def test_tls_with_asyncio(tls_server: FakeServer, certificate: tuple[Path,
 def test_plaintext_to_a_tls_port_is_an_error_and_not_a_hang(tls_server: FakeServer) -> None:
     with Client(tls_server.target, retry=QUICK) as client, pytest.raises(UnavailableError):
         client.model_info(timeout=10)
+
+
+def test_deltas_have_draft_trees_if_they_are_asked_for(server: FakeServer) -> None:
+    server.script = [answers("x", "y"), answers("x")]
+    with Client(server.target) as client:
+        trees = [delta.draft_trees for delta in client.stream("?", draft_trees=True)]
+        assert [delta.draft_trees for delta in client.stream("?")] == [()]
+    assert trees == [
+        (DraftTree((7, 8), ("a", "x"), (-1, -1), ()),),
+        (DraftTree((7, 8), ("a", "y"), (-1, -1), (1,)),),
+    ]

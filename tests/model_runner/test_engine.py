@@ -385,3 +385,23 @@ def test_a_tenant_s_payoff_never_reaches_another_nor_another_strategy(
     expected = [accepted for _, accepted in shown["a one"]]
     assert expected[0] == 1.0 > expected[1] > expected[2] > 0.0
     assert [shown["b one"][0][1], shown["a other"][0][1]] == [1.0, 1.0]
+
+
+def test_outputs_have_the_verified_drafts_if_they_are_asked_for(engine: Engine) -> None:
+    strategy = strategies.create("trie")
+    for _ in range(2):
+        asking = sequence(strategy=strategy, stop=StopParams(40), draft_trees=True)
+        engine.add(asking)
+        outputs = run(engine)
+    trees = [output.tree for output in outputs if output.tree is not None]
+    assert len(trees) == len(outputs)
+    assert any(tree.accepted for tree in trees)
+    for output, tree in zip(outputs, trees, strict=True):
+        assert all(-1 <= parent < node for node, parent in enumerate(tree.parents))
+        path = [-1, *tree.accepted]
+        assert [tree.parents[node] for node in tree.accepted] == path[:-1]
+        assert [tree.token_ids[node] for node in tree.accepted] == output.token_ids[: len(tree.accepted)]
+        assert output.drafted.count(True) == len(tree.accepted)
+    assert sum(len(tree.token_ids) for tree in trees) == asking.stats.draft_tokens
+    engine.add(sequence(strategy=strategy))
+    assert all(output.tree is None for output in run(engine))

@@ -10,6 +10,7 @@ from draftwood_client.results import (
     Completion,
     Delta,
     DraftStatistics,
+    DraftTree,
     Finished,
     FinishReason,
     GenerationDefaults,
@@ -161,7 +162,17 @@ def _started(message: pb.Started) -> Started:
 
 
 def _delta(message: pb.Delta) -> Delta:
-    return Delta(message.text, tuple(message.token_ids), tuple(map(_detail, message.details)), message.sample)
+    return Delta(
+        message.text,
+        tuple(message.token_ids),
+        tuple(map(_detail, message.details)),
+        message.sample,
+        tuple(map(_draft_tree, message.draft_trees)),
+    )
+
+
+def _draft_tree(message: pb.DraftTree) -> DraftTree:
+    return DraftTree(tuple(message.token_ids), tuple(message.tokens), tuple(message.parents), tuple(message.accepted))
 
 
 def _detail(message: pb.TokenDetail) -> TokenDetail:

@@ -86,6 +86,7 @@ class GenerateOptions(TypedDict, total=False):
     token_details: bool | None
     include_special_tokens: bool | None
     top_logprobs: int | None
+    draft_trees: bool | None
 
 
 def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateRequest:
@@ -279,4 +280,5 @@ _FIELDS: dict[str, tuple[str, str, Callable[[str, object], object]]] = {
     "token_details": ("output", "token_details", _flag),
     "include_special_tokens": ("output", "include_special_tokens", _flag),
     "top_logprobs": ("output", "top_logprobs", _int32),
+    "draft_trees": ("output", "draft_trees", _flag),
 }

@@ -34,6 +34,23 @@ class TokenDetail:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftTree:
+    """The draft tokens that one step verified.
+
+    Attributes:
+        token_ids: one for each node.
+        tokens: the text of each; U+FFFD for a token that is part of a character.
+        parents: index of each node's parent; -1 for the last token before the step.
+        accepted: indexes of the accepted nodes, from the root down.
+    """
+
+    token_ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    parents: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """All tokens of one step, or of several steps if the client reads more slowly than the model writes.
 
@@ -42,12 +59,14 @@ class Delta:
         token_ids: the tokens.
         details: one per token, with the option `token_details`.
         sample: index of the sample, from 0.
+        draft_trees: of the steps, the last eight at most, with the option `draft_trees`.
     """
 
     text: str
     token_ids: tuple[int, ...]
     details: tuple[TokenDetail, ...] = ()
     sample: int = 0
+    draft_trees: tuple[DraftTree, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

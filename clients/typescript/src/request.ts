@@ -76,6 +76,8 @@ export interface GenerateOptions {
   readonly includeSpecialTokens?: boolean | undefined;
   /** Log-probabilities of the tokens and of as many alternatives. */
   readonly topLogprobs?: number | undefined;
+  /** The drafts that each step verified; needs the role tenant-admin. */
+  readonly draftTrees?: boolean | undefined;
 }
 
 /** @throws ArgumentError prompt or options cannot be encoded. */
@@ -301,4 +303,5 @@ const FIELDS = new Map<keyof GenerateOptions, [part: string, field: string, chec
   ["tokenDetails", ["output", "tokenDetails", flag]],
   ["includeSpecialTokens", ["output", "includeSpecialTokens", flag]],
   ["topLogprobs", ["output", "topLogprobs", int32]],
+  ["draftTrees", ["output", "draftTrees", flag]],
 ]);

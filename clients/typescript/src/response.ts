@@ -103,8 +103,12 @@ function started(message: pb.Started): Started {
 }
 
 function delta(message: pb.Delta): Delta {
-  const { text, tokenIds, details, sample } = message;
-  return { text, tokenIds, details: details.map(detail), sample };
+  const { text, tokenIds, details, sample, draftTrees } = message;
+  return {
+    ...{ text, tokenIds, sample },
+    details: details.map(detail),
+    draftTrees: draftTrees.map(({ tokenIds, tokens, parents, accepted }) => ({ tokenIds, tokens, parents, accepted })),
+  };
 }
 
 function detail(message: pb.TokenDetail): TokenDetail {

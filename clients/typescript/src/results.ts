@@ -24,6 +24,17 @@ export interface TokenDetail {
   readonly topLogprobs: readonly TokenLogprob[];
 }
 
+/** The draft tokens that one step verified. */
+export interface DraftTree {
+  readonly tokenIds: readonly number[];
+  /** The text of each; U+FFFD for a token that is part of a character. */
+  readonly tokens: readonly string[];
+  /** Index of each one's parent; -1 for the last token before the step. */
+  readonly parents: readonly number[];
+  /** Indexes of the accepted ones, from the root down. */
+  readonly accepted: readonly number[];
+}
+
 /** All tokens of one step, or of several steps if the client reads more slowly than the model writes. */
 export interface Delta {
   /** Whole characters; the bytes of an unfinished one are in a later delta. */
@@ -33,6 +44,8 @@ export interface Delta {
   readonly details: readonly TokenDetail[];
   /** Index of the sample, from 0. */
   readonly sample: number;
+  /** Of the steps, the last eight at most, with the option `draftTrees`. */
+  readonly draftTrees: readonly DraftTree[];
 }
 
 /** The server admitted the request. */

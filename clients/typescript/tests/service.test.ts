@@ -32,11 +32,17 @@ test("the second answer of a question is drafted, and is the same", { skip }, as
 });
 
 test("a stream writes what generate returns", { skip }, async () => {
-  const stream = client.stream(QUESTION, { maxTokens: 30, requestId: "r-1" });
+  const stream = client.stream(QUESTION, { maxTokens: 30, requestId: "r-1", strategy: "recycling", draftTrees: true });
   let text = "";
+  let accepted = 0;
   for await (const delta of stream) {
     text += delta.text;
+    for (const { tokens, tokenIds, parents, accepted: path } of delta.draftTrees) {
+      assert.ok(tokens.length === tokenIds.length && parents.every((parent, node) => parent >= -1 && parent < node));
+      accepted += path.length;
+    }
   }
+  assert.equal(accepted, (await stream.completion()).drafting.acceptedTokens);
   const completion = await stream.completion();
   assert.equal(text, completion.text);
   assert.equal(completion.requestId, "r-1");

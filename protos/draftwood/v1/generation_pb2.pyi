@@ -137,14 +137,16 @@ class OutputFormat(_message.Message):
     def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., lark: _Optional[str] = ...) -> None: ...
 
 class OutputOptions(_message.Message):
-    __slots__ = ("token_details", "include_special_tokens", "top_logprobs")
+    __slots__ = ("token_details", "include_special_tokens", "top_logprobs", "draft_trees")
     TOKEN_DETAILS_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TREES_FIELD_NUMBER: _ClassVar[int]
     token_details: bool
     include_special_tokens: bool
     top_logprobs: int
-    def __init__(self, token_details: bool = ..., include_special_tokens: bool = ..., top_logprobs: _Optional[int] = ...) -> None: ...
+    draft_trees: bool
+    def __init__(self, token_details: bool = ..., include_special_tokens: bool = ..., top_logprobs: _Optional[int] = ..., draft_trees: bool = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "delta", "finished", "padding")
@@ -181,16 +183,30 @@ class Started(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., strategy: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., experiment: _Optional[str] = ..., arm: _Optional[str] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("text", "token_ids", "details", "sample")
+    __slots__ = ("text", "token_ids", "details", "sample", "draft_trees")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DETAILS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TREES_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     details: _containers.RepeatedCompositeFieldContainer[TokenDetail]
     sample: int
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., details: _Optional[_Iterable[_Union[TokenDetail, _Mapping]]] = ..., sample: _Optional[int] = ...) -> None: ...
+    draft_trees: _containers.RepeatedCompositeFieldContainer[DraftTree]
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., details: _Optional[_Iterable[_Union[TokenDetail, _Mapping]]] = ..., sample: _Optional[int] = ..., draft_trees: _Optional[_Iterable[_Union[DraftTree, _Mapping]]] = ...) -> None: ...
+
+class DraftTree(_message.Message):
+    __slots__ = ("token_ids", "tokens", "parents", "accepted")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[str]
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    accepted: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[str]] = ..., parents: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenDetail(_message.Message):
     __slots__ = ("text", "drafted", "logprob", "top_logprobs")

@@ -30,7 +30,8 @@ class MemoryServiceStub(object):
 
     Errors carry google.rpc details as in GenerationService. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
     the store is full; FAILED_PRECONDITION: it refuses, or a newer version wrote to the memory; ABORTED: the memory was
-    purged during the call, or the client read or wrote nothing for the server's stall timeout.
+    purged during the call, or the client read or wrote nothing for the server's stall timeout; NOT_FOUND: an operator
+    named a tenant to read, export or purge that has neither a memory nor a configuration.
 
     A caller may read the statistics of its own tenant; what changes or exports a memory needs the role tenant-admin, what
     concerns all tenants the role operator. An empty tenant is that of the credential, as in GenerationService.
@@ -84,7 +85,8 @@ class MemoryServiceServicer(object):
 
     Errors carry google.rpc details as in GenerationService. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
     the store is full; FAILED_PRECONDITION: it refuses, or a newer version wrote to the memory; ABORTED: the memory was
-    purged during the call, or the client read or wrote nothing for the server's stall timeout.
+    purged during the call, or the client read or wrote nothing for the server's stall timeout; NOT_FOUND: an operator
+    named a tenant to read, export or purge that has neither a memory nor a configuration.
 
     A caller may read the statistics of its own tenant; what changes or exports a memory needs the role tenant-admin, what
     concerns all tenants the role operator. An empty tenant is that of the credential, as in GenerationService.
@@ -190,7 +192,8 @@ class MemoryService(object):
 
     Errors carry google.rpc details as in GenerationService. UNAVAILABLE: the store does not answer; RESOURCE_EXHAUSTED:
     the store is full; FAILED_PRECONDITION: it refuses, or a newer version wrote to the memory; ABORTED: the memory was
-    purged during the call, or the client read or wrote nothing for the server's stall timeout.
+    purged during the call, or the client read or wrote nothing for the server's stall timeout; NOT_FOUND: an operator
+    named a tenant to read, export or purge that has neither a memory nor a configuration.
 
     A caller may read the statistics of its own tenant; what changes or exports a memory needs the role tenant-admin, what
     concerns all tenants the role operator. An empty tenant is that of the credential, as in GenerationService.

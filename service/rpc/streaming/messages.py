@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
@@ -16,7 +17,11 @@ _REASONS = {
 }
 
 
-def delta(pending: Pending, with_details: bool) -> pb.GenerateResponse:
+TokenText = Callable[[int], str]
+"""The text of a token by itself."""
+
+
+def delta(pending: Pending, with_details: bool, token_text: TokenText) -> pb.GenerateResponse:
     """The message with the tokens of one or several steps."""
     response = pb.GenerateResponse()
     message = response.delta
@@ -30,6 +35,9 @@ def delta(pending: Pending, with_details: bool) -> pb.GenerateResponse:
             detail.logprob = logprobs.logprob
             for token, logprob in zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True):
                 detail.top_logprobs.add(token_id=token, logprob=logprob)
+    for tree in pending.trees:
+        texts = map(token_text, tree.token_ids)
+        message.draft_trees.add(token_ids=tree.token_ids, tokens=texts, parents=tree.parents, accepted=tree.accepted)
     return response
 
 

@@ -72,6 +72,26 @@ async def test_completions_with_several_prompts_samples_and_token_ids(client: As
     assert [streamed[index] for index in range(4)] == [choice.text for choice in texts.choices]
 
 
+async def test_draft_trees_have_the_tokens_of_their_steps(client: AsyncOpenAI) -> None:
+    options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 60, "temperature": 0, "stream": True}
+    own = {"draft_trees": True, "token_details": True, "strategy": "recycling"}
+    accepted = 0
+    async for chunk in await client.chat.completions.create(**options, extra_body={"draftwood": own}):
+        details = (chunk.model_extra or {}).get("draftwood")
+        if details is None:
+            continue
+        drafted = [token for token in details["tokens"] if token["drafted"]]
+        for tree in details["trees"]:
+            assert len(tree["tokens"]) == len(tree["parents"])
+            assert [tree["parents"][node] for node in tree["accepted"]] == [-1, *tree["accepted"]][:-1]
+            accepted += len(tree["accepted"])
+        assert sum(len(tree["accepted"]) for tree in details["trees"]) == len(drafted)
+    assert accepted > 0
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.chat.completions.create(**{**options, "stream": False}, extra_body={"draftwood": own})
+    assert refused.value.param == "draftwood.draft_trees"
+
+
 async def test_stop_ends_before_the_text(client: AsyncOpenAI) -> None:
     options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 60, "temperature": 0}
     text = (await client.chat.completions.create(**options)).choices[0].message.content or ""

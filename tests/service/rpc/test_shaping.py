@@ -256,3 +256,13 @@ async def test_readers_that_stop_are_paused_until_they_read_on() -> None:
         result = await answer(call)
         assert result.token_ids == [97 + i % 26 for i in range(1000)]
         await served.settled()
+
+
+@pytest.mark.parametrize("shaped", [{"delta_padding": PADDING}, {"delta_cadence": CADENCE}])
+async def test_draft_trees_are_refused(shaped: dict[str, Any]) -> None:
+    async with serving(**shaped) as served:
+        request = pb.GenerateRequest(text="x", output=pb.OutputOptions(draft_trees=True))
+        result = await answer(served.stub.Generate(request))
+        assert result.error is not None
+        assert result.error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "output.draft_trees: is not served where deltas are padded" in str(result.error.details())

@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file draftwood/v1/generation.proto.
  */
 export const file_draftwood_v1_generation: GenFile = /*@__PURE__*/
-  fileDesc("Ch1kcmFmdHdvb2QvdjEvZ2VuZXJhdGlvbi5wcm90bxIMZHJhZnR3b29kLnYxIhcKCFRva2VuSWRzEgsKA2lkcxgBIAMoBSIsCgtDaGF0TWVzc2FnZRIMCgRyb2xlGAEgASgJEg8KB2NvbnRlbnQYAiABKAkiMwoEQ2hhdBIrCghtZXNzYWdlcxgBIAMoCzIZLmRyYWZ0d29vZC52MS5DaGF0TWVzc2FnZSLFAwoPR2VuZXJhdGVSZXF1ZXN0Eg4KBHRleHQYASABKAlIABIrCgl0b2tlbl9pZHMYAiABKAsyFi5kcmFmdHdvb2QudjEuVG9rZW5JZHNIABIiCgRjaGF0GAMgASgLMhIuZHJhZnR3b29kLnYxLkNoYXRIABIOCgZ0ZW5hbnQYBCABKAkSEgoKcmVxdWVzdF9pZBgFIAEoCRIvCghzYW1wbGluZxgGIAEoCzIdLmRyYWZ0d29vZC52MS5TYW1wbGluZ09wdGlvbnMSJwoEc3RvcBgHIAEoCzIZLmRyYWZ0d29vZC52MS5TdG9wT3B0aW9ucxIsCghkcmFmdGluZxgIIAEoCzIaLmRyYWZ0d29vZC52MS5EcmFmdE9wdGlvbnMSKwoGb3V0cHV0GAkgASgLMhsuZHJhZnR3b29kLnYxLk91dHB1dE9wdGlvbnMSKgoGZm9ybWF0GAogASgLMhouZHJhZnR3b29kLnYxLk91dHB1dEZvcm1hdBIVCghwcmlvcml0eRgLIAEoBUgBiAEBEg0KBW1vZGVsGAwgASgJEg8KB3Nlc3Npb24YDSABKAlCCAoGcHJvbXB0QgsKCV9wcmlvcml0eSLdAwoPU2FtcGxpbmdPcHRpb25zEhgKC3RlbXBlcmF0dXJlGAEgASgCSACIAQESEgoFdG9wX2sYAiABKAVIAYgBARISCgV0b3BfcBgDIAEoAkgCiAEBEhIKBW1pbl9wGAQgASgCSAOIAQESHwoScmVwZXRpdGlvbl9wZW5hbHR5GAUgASgCSASIAQESHQoQcHJlc2VuY2VfcGVuYWx0eRgGIAEoAkgFiAEBEh4KEWZyZXF1ZW5jeV9wZW5hbHR5GAcgASgCSAaIAQESEQoEc2VlZBgIIAEoBEgHiAEBEkAKCmxvZ2l0X2JpYXMYCSADKAsyLC5kcmFmdHdvb2QudjEuU2FtcGxpbmdPcHRpb25zLkxvZ2l0Qmlhc0VudHJ5Eg4KAW4YCiABKAVICIgBARowCg5Mb2dpdEJpYXNFbnRyeRILCgNrZXkYASABKAUSDQoFdmFsdWUYAiABKAI6AjgBQg4KDF90ZW1wZXJhdHVyZUIICgZfdG9wX2tCCAoGX3RvcF9wQggKBl9taW5fcEIVChNfcmVwZXRpdGlvbl9wZW5hbHR5QhMKEV9wcmVzZW5jZV9wZW5hbHR5QhQKEl9mcmVxdWVuY3lfcGVuYWx0eUIHCgVfc2VlZEIECgJfbiKpAQoLU3RvcE9wdGlvbnMSFwoKbWF4X3Rva2VucxgBIAEoBUgAiAEBEhcKCm1pbl90b2tlbnMYAiABKAVIAYgBARIPCgdzdHJpbmdzGAMgAygJEhEKCXRva2VuX2lkcxgEIAMoBRIXCgppZ25vcmVfZW9zGAUgASgISAKIAQFCDQoLX21heF90b2tlbnNCDQoLX21pbl90b2tlbnNCDQoLX2lnbm9yZV9lb3MimAEKDERyYWZ0T3B0aW9ucxIUCgdlbmFibGVkGAEgASgISACIAQESFQoIc3RyYXRlZ3kYAiABKAlIAYgBARIWCgltYXhfbm9kZXMYAyABKAVIAogBARISCgVsZWFybhgEIAEoCEgDiAEBQgoKCF9lbmFibGVkQgsKCV9zdHJhdGVneUIMCgpfbWF4X25vZGVzQggKBl9sZWFybiJQCgxPdXRwdXRGb3JtYXQSFQoLanNvbl9zY2hlbWEYASABKAlIABIPCgVyZWdleBgCIAEoCUgAEg4KBGxhcmsYAyABKAlIAEIICgZmb3JtYXQiqQEKDU91dHB1dE9wdGlvbnMSGgoNdG9rZW5fZGV0YWlscxgBIAEoCEgAiAEBEiMKFmluY2x1ZGVfc3BlY2lhbF90b2tlbnMYAiABKAhIAYgBARIZCgx0b3BfbG9ncHJvYnMYAyABKAVIAogBAUIQCg5fdG9rZW5fZGV0YWlsc0IZChdfaW5jbHVkZV9zcGVjaWFsX3Rva2Vuc0IPCg1fdG9wX2xvZ3Byb2JzIqgBChBHZW5lcmF0ZVJlc3BvbnNlEigKB3N0YXJ0ZWQYASABKAsyFS5kcmFmdHdvb2QudjEuU3RhcnRlZEgAEiQKBWRlbHRhGAIgASgLMhMuZHJhZnR3b29kLnYxLkRlbHRhSAASKgoIZmluaXNoZWQYAyABKAsyFi5kcmFmdHdvb2QudjEuRmluaXNoZWRIABIPCgdwYWRkaW5nGAQgAygMQgcKBWV2ZW50IrYBCgdTdGFydGVkEhIKCnJlcXVlc3RfaWQYASABKAkSDQoFbW9kZWwYAiABKAkSDgoGdGVuYW50GAMgASgJEhAKCHN0cmF0ZWd5GAQgASgJEhUKDXByb21wdF90b2tlbnMYBSABKAUSEgoKbWF4X3Rva2VucxgGIAEoBRIRCgRzZWVkGAcgASgESACIAQESEgoKZXhwZXJpbWVudBgIIAEoCRILCgNhcm0YCSABKAlCBwoFX3NlZWQiZAoFRGVsdGESDAoEdGV4dBgBIAEoCRIRCgl0b2tlbl9pZHMYAiADKAUSKgoHZGV0YWlscxgDIAMoCzIZLmRyYWZ0d29vZC52MS5Ub2tlbkRldGFpbBIOCgZzYW1wbGUYBCABKAUigAEKC1Rva2VuRGV0YWlsEgwKBHRleHQYASABKAkSDwoHZHJhZnRlZBgCIAEoCBIUCgdsb2dwcm9iGAMgASgCSACIAQESMAoMdG9wX2xvZ3Byb2JzGAQgAygLMhouZHJhZnR3b29kLnYxLlRva2VuTG9ncHJvYkIKCghfbG9ncHJvYiIxCgxUb2tlbkxvZ3Byb2ISEAoIdG9rZW5faWQYASABKAUSDwoHbG9ncHJvYhgCIAEoAiKgAgoIRmluaXNoZWQSKgoGcmVhc29uGAEgASgOMhouZHJhZnR3b29kLnYxLkZpbmlzaFJlYXNvbhIVCgtzdG9wX3N0cmluZxgCIAEoCUgAEhcKDXN0b3BfdG9rZW5faWQYAyABKAVIABIiCgV1c2FnZRgEIAEoCzITLmRyYWZ0d29vZC52MS5Vc2FnZRImCgd0aW1pbmdzGAUgASgLMhUuZHJhZnR3b29kLnYxLlRpbWluZ3MSLwoIZHJhZnRpbmcYBiABKAsyHS5kcmFmdHdvb2QudjEuRHJhZnRTdGF0aXN0aWNzEisKB3NhbXBsZXMYByADKAsyGi5kcmFmdHdvb2QudjEuU2FtcGxlUmVzdWx0Qg4KDG1hdGNoZWRfc3RvcCKjAQoMU2FtcGxlUmVzdWx0EioKBnJlYXNvbhgBIAEoDjIaLmRyYWZ0d29vZC52MS5GaW5pc2hSZWFzb24SFQoLc3RvcF9zdHJpbmcYAiABKAlIABIXCg1zdG9wX3Rva2VuX2lkGAMgASgFSAASGQoRY29tcGxldGlvbl90b2tlbnMYBCABKAUSDAoEc2VlZBgFIAEoBEIOCgxtYXRjaGVkX3N0b3AiVwoFVXNhZ2USFQoNcHJvbXB0X3Rva2VucxgBIAEoBRIZChFjb21wbGV0aW9uX3Rva2VucxgCIAEoBRIcChRjYWNoZWRfcHJvbXB0X3Rva2VucxgDIAEoBSKKAQoHVGltaW5ncxIoCgVxdWV1ZRgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIqCgdwcmVmaWxsGAIgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEikKBmRlY29kZRgDIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiLSAwoPRHJhZnRTdGF0aXN0aWNzEhAKCHN0cmF0ZWd5GAEgASgJEh4KFm1lYW5fYWNjZXB0YW5jZV9sZW5ndGgYAiABKAESDQoFc3RlcHMYAyABKAMSFAoMZHJhZnRfdG9rZW5zGAQgASgDEhcKD2FjY2VwdGVkX3Rva2VucxgFIAEoAxIZChFhY2NlcHRlZF9ieV9kZXB0aBgGIAMoAxI+CglieV9zb3VyY2UYByADKAsyKy5kcmFmdHdvb2QudjEuRHJhZnRTdGF0aXN0aWNzLkJ5U291cmNlRW50cnkSLQoKZHJhZnRfdGltZRgIIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIsCglzdGVwX3RpbWUYCSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SFwoPZGlzYWJsZWRfcmVhc29uGAogASgJEi0KCm1vZGVsX3RpbWUYCyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24aTwoNQnlTb3VyY2VFbnRyeRILCgNrZXkYASABKAkSLQoFdmFsdWUYAiABKAsyHi5kcmFmdHdvb2QudjEuU291cmNlU3RhdGlzdGljczoCOAEiQQoQU291cmNlU3RhdGlzdGljcxIUCgxkcmFmdF90b2tlbnMYASABKAMSFwoPYWNjZXB0ZWRfdG9rZW5zGAIgASgDIl0KD1Rva2VuaXplUmVxdWVzdBIOCgR0ZXh0GAEgASgJSAASIgoEY2hhdBgCIAEoCzISLmRyYWZ0d29vZC52MS5DaGF0SAASDQoFbW9kZWwYAyABKAlCBwoFaW5wdXQiNQoQVG9rZW5pemVSZXNwb25zZRIRCgl0b2tlbl9pZHMYASADKAUSDgoGdG9rZW5zGAIgAygJIlUKEURldG9rZW5pemVSZXF1ZXN0EhEKCXRva2VuX2lkcxgBIAMoBRIeChZpbmNsdWRlX3NwZWNpYWxfdG9rZW5zGAIgASgIEg0KBW1vZGVsGAMgASgJIiIKEkRldG9rZW5pemVSZXNwb25zZRIMCgR0ZXh0GAEgASgJIhUKE0dldE1vZGVsSW5mb1JlcXVlc3QiuAQKFEdldE1vZGVsSW5mb1Jlc3BvbnNlEg0KBW1vZGVsGAEgASgJEhQKDGFyY2hpdGVjdHVyZRgCIAEoCRISCgpwYXJhbWV0ZXJzGAMgASgDEg0KBWR0eXBlGAQgASgJEg4KBmRldmljZRgFIAEoCRISCgp2b2NhYl9zaXplGAYgASgFEhoKEm1heF9jb250ZXh0X3Rva2VucxgHIAEoBRIcChRtYXhfcnVubmluZ19yZXF1ZXN0cxgIIAEoBRIcChRtYXhfd2FpdGluZ19yZXF1ZXN0cxgJIAEoBRIXCg9tYXhfZHJhZnRfbm9kZXMYCiABKAUSGQoRaGFzX2NoYXRfdGVtcGxhdGUYCyABKAgSEgoKc3RyYXRlZ2llcxgMIAMoCRIYChBkZWZhdWx0X3N0cmF0ZWd5GA0gASgJEhUKDWVvc190b2tlbl9pZHMYDiADKAUSFgoOc2VydmVyX3ZlcnNpb24YDyABKAkSDQoFZXhhY3QYECABKAgSDgoGcnVubmVyGBEgASgJEhUKDXJ1bm5lcl9yZWFzb24YEiABKAkSDwoHd2VpZ2h0cxgTIAEoCRI9ChNnZW5lcmF0aW9uX2RlZmF1bHRzGBQgASgLMiAuZHJhZnR3b29kLnYxLkdlbmVyYXRpb25EZWZhdWx0cxIrCgZsaW1pdHMYFSABKAsyGy5kcmFmdHdvb2QudjEuUmVxdWVzdExpbWl0cxIYChBtZW1vcnlfbWF4X2J5dGVzGBYgASgDIugBCg1SZXF1ZXN0TGltaXRzEhUKDW1lc3NhZ2VfYnl0ZXMYASABKAMSGQoRcHJvbXB0X2NoYXJhY3RlcnMYAiABKAMSFQoNY2hhdF9tZXNzYWdlcxgDIAEoBRIUCgxzdG9wX3N0cmluZ3MYBCABKAUSHgoWc3RvcF9zdHJpbmdfY2hhcmFjdGVycxgFIAEoBRIWCg5zdG9wX3Rva2VuX2lkcxgGIAEoBRIUCgxsb2dpdF9iaWFzZXMYByABKAUSGQoRZm9ybWF0X2NoYXJhY3RlcnMYCCABKAUSDwoHc2FtcGxlcxgJIAEoBSKjAQoSR2VuZXJhdGlvbkRlZmF1bHRzEi8KCHNhbXBsaW5nGAEgASgLMh0uZHJhZnR3b29kLnYxLlNhbXBsaW5nT3B0aW9ucxInCgRzdG9wGAIgASgLMhkuZHJhZnR3b29kLnYxLlN0b3BPcHRpb25zEjMKC2NvbnN0cmFpbnRzGAMgASgLMh4uZHJhZnR3b29kLnYxLkxvZ2l0Q29uc3RyYWludHMingEKEExvZ2l0Q29uc3RyYWludHMSHAoUbm9fcmVwZWF0X25ncmFtX3NpemUYASABKAUSKQoJYmFkX3dvcmRzGAIgAygLMhYuZHJhZnR3b29kLnYxLlRva2VuSWRzEhIKCnN1cHByZXNzZWQYAyADKAUSGAoQc3VwcHJlc3NlZF9maXJzdBgEIAMoBRITCgtmb3JjZWRfbGFzdBgFIAMoBSpfCgxGaW5pc2hSZWFzb24SHQoZRklOSVNIX1JFQVNPTl9VTlNQRUNJRklFRBAAEhYKEkZJTklTSF9SRUFTT05fU1RPUBABEhgKFEZJTklTSF9SRUFTT05fTEVOR1RIEAIy0wIKEUdlbmVyYXRpb25TZXJ2aWNlEksKCEdlbmVyYXRlEh0uZHJhZnR3b29kLnYxLkdlbmVyYXRlUmVxdWVzdBoeLmRyYWZ0d29vZC52MS5HZW5lcmF0ZVJlc3BvbnNlMAESSQoIVG9rZW5pemUSHS5kcmFmdHdvb2QudjEuVG9rZW5pemVSZXF1ZXN0Gh4uZHJhZnR3b29kLnYxLlRva2VuaXplUmVzcG9uc2USTwoKRGV0b2tlbml6ZRIfLmRyYWZ0d29vZC52MS5EZXRva2VuaXplUmVxdWVzdBogLmRyYWZ0d29vZC52MS5EZXRva2VuaXplUmVzcG9uc2USVQoMR2V0TW9kZWxJbmZvEiEuZHJhZnR3b29kLnYxLkdldE1vZGVsSW5mb1JlcXVlc3QaIi5kcmFmdHdvb2QudjEuR2V0TW9kZWxJbmZvUmVzcG9uc2ViBnByb3RvMw", [file_google_protobuf_duration]);
+  fileDesc("Ch1kcmFmdHdvb2QvdjEvZ2VuZXJhdGlvbi5wcm90bxIMZHJhZnR3b29kLnYxIhcKCFRva2VuSWRzEgsKA2lkcxgBIAMoBSIsCgtDaGF0TWVzc2FnZRIMCgRyb2xlGAEgASgJEg8KB2NvbnRlbnQYAiABKAkiMwoEQ2hhdBIrCghtZXNzYWdlcxgBIAMoCzIZLmRyYWZ0d29vZC52MS5DaGF0TWVzc2FnZSLFAwoPR2VuZXJhdGVSZXF1ZXN0Eg4KBHRleHQYASABKAlIABIrCgl0b2tlbl9pZHMYAiABKAsyFi5kcmFmdHdvb2QudjEuVG9rZW5JZHNIABIiCgRjaGF0GAMgASgLMhIuZHJhZnR3b29kLnYxLkNoYXRIABIOCgZ0ZW5hbnQYBCABKAkSEgoKcmVxdWVzdF9pZBgFIAEoCRIvCghzYW1wbGluZxgGIAEoCzIdLmRyYWZ0d29vZC52MS5TYW1wbGluZ09wdGlvbnMSJwoEc3RvcBgHIAEoCzIZLmRyYWZ0d29vZC52MS5TdG9wT3B0aW9ucxIsCghkcmFmdGluZxgIIAEoCzIaLmRyYWZ0d29vZC52MS5EcmFmdE9wdGlvbnMSKwoGb3V0cHV0GAkgASgLMhsuZHJhZnR3b29kLnYxLk91dHB1dE9wdGlvbnMSKgoGZm9ybWF0GAogASgLMhouZHJhZnR3b29kLnYxLk91dHB1dEZvcm1hdBIVCghwcmlvcml0eRgLIAEoBUgBiAEBEg0KBW1vZGVsGAwgASgJEg8KB3Nlc3Npb24YDSABKAlCCAoGcHJvbXB0QgsKCV9wcmlvcml0eSLdAwoPU2FtcGxpbmdPcHRpb25zEhgKC3RlbXBlcmF0dXJlGAEgASgCSACIAQESEgoFdG9wX2sYAiABKAVIAYgBARISCgV0b3BfcBgDIAEoAkgCiAEBEhIKBW1pbl9wGAQgASgCSAOIAQESHwoScmVwZXRpdGlvbl9wZW5hbHR5GAUgASgCSASIAQESHQoQcHJlc2VuY2VfcGVuYWx0eRgGIAEoAkgFiAEBEh4KEWZyZXF1ZW5jeV9wZW5hbHR5GAcgASgCSAaIAQESEQoEc2VlZBgIIAEoBEgHiAEBEkAKCmxvZ2l0X2JpYXMYCSADKAsyLC5kcmFmdHdvb2QudjEuU2FtcGxpbmdPcHRpb25zLkxvZ2l0Qmlhc0VudHJ5Eg4KAW4YCiABKAVICIgBARowCg5Mb2dpdEJpYXNFbnRyeRILCgNrZXkYASABKAUSDQoFdmFsdWUYAiABKAI6AjgBQg4KDF90ZW1wZXJhdHVyZUIICgZfdG9wX2tCCAoGX3RvcF9wQggKBl9taW5fcEIVChNfcmVwZXRpdGlvbl9wZW5hbHR5QhMKEV9wcmVzZW5jZV9wZW5hbHR5QhQKEl9mcmVxdWVuY3lfcGVuYWx0eUIHCgVfc2VlZEIECgJfbiKpAQoLU3RvcE9wdGlvbnMSFwoKbWF4X3Rva2VucxgBIAEoBUgAiAEBEhcKCm1pbl90b2tlbnMYAiABKAVIAYgBARIPCgdzdHJpbmdzGAMgAygJEhEKCXRva2VuX2lkcxgEIAMoBRIXCgppZ25vcmVfZW9zGAUgASgISAKIAQFCDQoLX21heF90b2tlbnNCDQoLX21pbl90b2tlbnNCDQoLX2lnbm9yZV9lb3MimAEKDERyYWZ0T3B0aW9ucxIUCgdlbmFibGVkGAEgASgISACIAQESFQoIc3RyYXRlZ3kYAiABKAlIAYgBARIWCgltYXhfbm9kZXMYAyABKAVIAogBARISCgVsZWFybhgEIAEoCEgDiAEBQgoKCF9lbmFibGVkQgsKCV9zdHJhdGVneUIMCgpfbWF4X25vZGVzQggKBl9sZWFybiJQCgxPdXRwdXRGb3JtYXQSFQoLanNvbl9zY2hlbWEYASABKAlIABIPCgVyZWdleBgCIAEoCUgAEg4KBGxhcmsYAyABKAlIAEIICgZmb3JtYXQi0wEKDU91dHB1dE9wdGlvbnMSGgoNdG9rZW5fZGV0YWlscxgBIAEoCEgAiAEBEiMKFmluY2x1ZGVfc3BlY2lhbF90b2tlbnMYAiABKAhIAYgBARIZCgx0b3BfbG9ncHJvYnMYAyABKAVIAogBARIYCgtkcmFmdF90cmVlcxgEIAEoCEgDiAEBQhAKDl90b2tlbl9kZXRhaWxzQhkKF19pbmNsdWRlX3NwZWNpYWxfdG9rZW5zQg8KDV90b3BfbG9ncHJvYnNCDgoMX2RyYWZ0X3RyZWVzIqgBChBHZW5lcmF0ZVJlc3BvbnNlEigKB3N0YXJ0ZWQYASABKAsyFS5kcmFmdHdvb2QudjEuU3RhcnRlZEgAEiQKBWRlbHRhGAIgASgLMhMuZHJhZnR3b29kLnYxLkRlbHRhSAASKgoIZmluaXNoZWQYAyABKAsyFi5kcmFmdHdvb2QudjEuRmluaXNoZWRIABIPCgdwYWRkaW5nGAQgAygMQgcKBWV2ZW50IrYBCgdTdGFydGVkEhIKCnJlcXVlc3RfaWQYASABKAkSDQoFbW9kZWwYAiABKAkSDgoGdGVuYW50GAMgASgJEhAKCHN0cmF0ZWd5GAQgASgJEhUKDXByb21wdF90b2tlbnMYBSABKAUSEgoKbWF4X3Rva2VucxgGIAEoBRIRCgRzZWVkGAcgASgESACIAQESEgoKZXhwZXJpbWVudBgIIAEoCRILCgNhcm0YCSABKAlCBwoFX3NlZWQikgEKBURlbHRhEgwKBHRleHQYASABKAkSEQoJdG9rZW5faWRzGAIgAygFEioKB2RldGFpbHMYAyADKAsyGS5kcmFmdHdvb2QudjEuVG9rZW5EZXRhaWwSDgoGc2FtcGxlGAQgASgFEiwKC2RyYWZ0X3RyZWVzGAUgAygLMhcuZHJhZnR3b29kLnYxLkRyYWZ0VHJlZSJRCglEcmFmdFRyZWUSEQoJdG9rZW5faWRzGAEgAygFEg4KBnRva2VucxgCIAMoCRIPCgdwYXJlbnRzGAMgAygFEhAKCGFjY2VwdGVkGAQgAygFIoABCgtUb2tlbkRldGFpbBIMCgR0ZXh0GAEgASgJEg8KB2RyYWZ0ZWQYAiABKAgSFAoHbG9ncHJvYhgDIAEoAkgAiAEBEjAKDHRvcF9sb2dwcm9icxgEIAMoCzIaLmRyYWZ0d29vZC52MS5Ub2tlbkxvZ3Byb2JCCgoIX2xvZ3Byb2IiMQoMVG9rZW5Mb2dwcm9iEhAKCHRva2VuX2lkGAEgASgFEg8KB2xvZ3Byb2IYAiABKAIioAIKCEZpbmlzaGVkEioKBnJlYXNvbhgBIAEoDjIaLmRyYWZ0d29vZC52MS5GaW5pc2hSZWFzb24SFQoLc3RvcF9zdHJpbmcYAiABKAlIABIXCg1zdG9wX3Rva2VuX2lkGAMgASgFSAASIgoFdXNhZ2UYBCABKAsyEy5kcmFmdHdvb2QudjEuVXNhZ2USJgoHdGltaW5ncxgFIAEoCzIVLmRyYWZ0d29vZC52MS5UaW1pbmdzEi8KCGRyYWZ0aW5nGAYgASgLMh0uZHJhZnR3b29kLnYxLkRyYWZ0U3RhdGlzdGljcxIrCgdzYW1wbGVzGAcgAygLMhouZHJhZnR3b29kLnYxLlNhbXBsZVJlc3VsdEIOCgxtYXRjaGVkX3N0b3AiowEKDFNhbXBsZVJlc3VsdBIqCgZyZWFzb24YASABKA4yGi5kcmFmdHdvb2QudjEuRmluaXNoUmVhc29uEhUKC3N0b3Bfc3RyaW5nGAIgASgJSAASFwoNc3RvcF90b2tlbl9pZBgDIAEoBUgAEhkKEWNvbXBsZXRpb25fdG9rZW5zGAQgASgFEgwKBHNlZWQYBSABKARCDgoMbWF0Y2hlZF9zdG9wIlcKBVVzYWdlEhUKDXByb21wdF90b2tlbnMYASABKAUSGQoRY29tcGxldGlvbl90b2tlbnMYAiABKAUSHAoUY2FjaGVkX3Byb21wdF90b2tlbnMYAyABKAUiigEKB1RpbWluZ3MSKAoFcXVldWUYASABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKgoHcHJlZmlsbBgCIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIpCgZkZWNvZGUYAyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24i0gMKD0RyYWZ0U3RhdGlzdGljcxIQCghzdHJhdGVneRgBIAEoCRIeChZtZWFuX2FjY2VwdGFuY2VfbGVuZ3RoGAIgASgBEg0KBXN0ZXBzGAMgASgDEhQKDGRyYWZ0X3Rva2VucxgEIAEoAxIXCg9hY2NlcHRlZF90b2tlbnMYBSABKAMSGQoRYWNjZXB0ZWRfYnlfZGVwdGgYBiADKAMSPgoJYnlfc291cmNlGAcgAygLMisuZHJhZnR3b29kLnYxLkRyYWZ0U3RhdGlzdGljcy5CeVNvdXJjZUVudHJ5Ei0KCmRyYWZ0X3RpbWUYCCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLAoJc3RlcF90aW1lGAkgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhcKD2Rpc2FibGVkX3JlYXNvbhgKIAEoCRItCgptb2RlbF90aW1lGAsgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uGk8KDUJ5U291cmNlRW50cnkSCwoDa2V5GAEgASgJEi0KBXZhbHVlGAIgASgLMh4uZHJhZnR3b29kLnYxLlNvdXJjZVN0YXRpc3RpY3M6AjgBIkEKEFNvdXJjZVN0YXRpc3RpY3MSFAoMZHJhZnRfdG9rZW5zGAEgASgDEhcKD2FjY2VwdGVkX3Rva2VucxgCIAEoAyJdCg9Ub2tlbml6ZVJlcXVlc3QSDgoEdGV4dBgBIAEoCUgAEiIKBGNoYXQYAiABKAsyEi5kcmFmdHdvb2QudjEuQ2hhdEgAEg0KBW1vZGVsGAMgASgJQgcKBWlucHV0IjUKEFRva2VuaXplUmVzcG9uc2USEQoJdG9rZW5faWRzGAEgAygFEg4KBnRva2VucxgCIAMoCSJVChFEZXRva2VuaXplUmVxdWVzdBIRCgl0b2tlbl9pZHMYASADKAUSHgoWaW5jbHVkZV9zcGVjaWFsX3Rva2VucxgCIAEoCBINCgVtb2RlbBgDIAEoCSIiChJEZXRva2VuaXplUmVzcG9uc2USDAoEdGV4dBgBIAEoCSIVChNHZXRNb2RlbEluZm9SZXF1ZXN0IrgEChRHZXRNb2RlbEluZm9SZXNwb25zZRINCgVtb2RlbBgBIAEoCRIUCgxhcmNoaXRlY3R1cmUYAiABKAkSEgoKcGFyYW1ldGVycxgDIAEoAxINCgVkdHlwZRgEIAEoCRIOCgZkZXZpY2UYBSABKAkSEgoKdm9jYWJfc2l6ZRgGIAEoBRIaChJtYXhfY29udGV4dF90b2tlbnMYByABKAUSHAoUbWF4X3J1bm5pbmdfcmVxdWVzdHMYCCABKAUSHAoUbWF4X3dhaXRpbmdfcmVxdWVzdHMYCSABKAUSFwoPbWF4X2RyYWZ0X25vZGVzGAogASgFEhkKEWhhc19jaGF0X3RlbXBsYXRlGAsgASgIEhIKCnN0cmF0ZWdpZXMYDCADKAkSGAoQZGVmYXVsdF9zdHJhdGVneRgNIAEoCRIVCg1lb3NfdG9rZW5faWRzGA4gAygFEhYKDnNlcnZlcl92ZXJzaW9uGA8gASgJEg0KBWV4YWN0GBAgASgIEg4KBnJ1bm5lchgRIAEoCRIVCg1ydW5uZXJfcmVhc29uGBIgASgJEg8KB3dlaWdodHMYEyABKAkSPQoTZ2VuZXJhdGlvbl9kZWZhdWx0cxgUIAEoCzIgLmRyYWZ0d29vZC52MS5HZW5lcmF0aW9uRGVmYXVsdHMSKwoGbGltaXRzGBUgASgLMhsuZHJhZnR3b29kLnYxLlJlcXVlc3RMaW1pdHMSGAoQbWVtb3J5X21heF9ieXRlcxgWIAEoAyLoAQoNUmVxdWVzdExpbWl0cxIVCg1tZXNzYWdlX2J5dGVzGAEgASgDEhkKEXByb21wdF9jaGFyYWN0ZXJzGAIgASgDEhUKDWNoYXRfbWVzc2FnZXMYAyABKAUSFAoMc3RvcF9zdHJpbmdzGAQgASgFEh4KFnN0b3Bfc3RyaW5nX2NoYXJhY3RlcnMYBSABKAUSFgoOc3RvcF90b2tlbl9pZHMYBiABKAUSFAoMbG9naXRfYmlhc2VzGAcgASgFEhkKEWZvcm1hdF9jaGFyYWN0ZXJzGAggASgFEg8KB3NhbXBsZXMYCSABKAUiowEKEkdlbmVyYXRpb25EZWZhdWx0cxIvCghzYW1wbGluZxgBIAEoCzIdLmRyYWZ0d29vZC52MS5TYW1wbGluZ09wdGlvbnMSJwoEc3RvcBgCIAEoCzIZLmRyYWZ0d29vZC52MS5TdG9wT3B0aW9ucxIzCgtjb25zdHJhaW50cxgDIAEoCzIeLmRyYWZ0d29vZC52MS5Mb2dpdENvbnN0cmFpbnRzIp4BChBMb2dpdENvbnN0cmFpbnRzEhwKFG5vX3JlcGVhdF9uZ3JhbV9zaXplGAEgASgFEikKCWJhZF93b3JkcxgCIAMoCzIWLmRyYWZ0d29vZC52MS5Ub2tlbklkcxISCgpzdXBwcmVzc2VkGAMgAygFEhgKEHN1cHByZXNzZWRfZmlyc3QYBCADKAUSEwoLZm9yY2VkX2xhc3QYBSADKAUqXwoMRmluaXNoUmVhc29uEh0KGUZJTklTSF9SRUFTT05fVU5TUEVDSUZJRUQQABIWChJGSU5JU0hfUkVBU09OX1NUT1AQARIYChRGSU5JU0hfUkVBU09OX0xFTkdUSBACMtMCChFHZW5lcmF0aW9uU2VydmljZRJLCghHZW5lcmF0ZRIdLmRyYWZ0d29vZC52MS5HZW5lcmF0ZVJlcXVlc3QaHi5kcmFmdHdvb2QudjEuR2VuZXJhdGVSZXNwb25zZTABEkkKCFRva2VuaXplEh0uZHJhZnR3b29kLnYxLlRva2VuaXplUmVxdWVzdBoeLmRyYWZ0d29vZC52MS5Ub2tlbml6ZVJlc3BvbnNlEk8KCkRldG9rZW5pemUSHy5kcmFmdHdvb2QudjEuRGV0b2tlbml6ZVJlcXVlc3QaIC5kcmFmdHdvb2QudjEuRGV0b2tlbml6ZVJlc3BvbnNlElUKDEdldE1vZGVsSW5mbxIhLmRyYWZ0d29vZC52MS5HZXRNb2RlbEluZm9SZXF1ZXN0GiIuZHJhZnR3b29kLnYxLkdldE1vZGVsSW5mb1Jlc3BvbnNlYgZwcm90bzM", [file_google_protobuf_duration]);
 
 /**
  * @generated from message draftwood.v1.TokenIds
@@ -400,6 +400,14 @@ export type OutputOptions = Message<"draftwood.v1.OutputOptions"> & {
    * @generated from field: optional int32 top_logprobs = 3;
    */
   topLogprobs?: number | undefined;
+
+  /**
+   * Fill Delta.draft_trees. Drafts come from the tenant's memory, so this needs the role tenant-admin. Refused where the
+   * server pads deltas or sends them at a fixed cadence, whose sizes must tell nothing.
+   *
+   * @generated from field: optional bool draft_trees = 4;
+   */
+  draftTrees?: boolean | undefined;
 };
 
 /**
@@ -550,6 +558,13 @@ export type Delta = Message<"draftwood.v1.Delta"> & {
    * @generated from field: int32 sample = 4;
    */
   sample: number;
+
+  /**
+   * What these steps verified, in order, if OutputOptions.draft_trees is set: of the last eight where there are more.
+   *
+   * @generated from field: repeated draftwood.v1.DraftTree draft_trees = 5;
+   */
+  draftTrees: DraftTree[];
 };
 
 /**
@@ -558,6 +573,46 @@ export type Delta = Message<"draftwood.v1.Delta"> & {
  */
 export const DeltaSchema: GenMessage<Delta> = /*@__PURE__*/
   messageDesc(file_draftwood_v1_generation, 11);
+
+/**
+ * The draft tokens that one step verified, as a tree below the last token before the step.
+ *
+ * @generated from message draftwood.v1.DraftTree
+ */
+export type DraftTree = Message<"draftwood.v1.DraftTree"> & {
+  /**
+   * @generated from field: repeated int32 token_ids = 1;
+   */
+  tokenIds: number[];
+
+  /**
+   * The text of each; U+FFFD for a token that is part of a character.
+   *
+   * @generated from field: repeated string tokens = 2;
+   */
+  tokens: string[];
+
+  /**
+   * Index of each one's parent, which is a smaller one; -1: the last token before the step.
+   *
+   * @generated from field: repeated int32 parents = 3;
+   */
+  parents: number[];
+
+  /**
+   * Indexes of the accepted ones: a path from the root down.
+   *
+   * @generated from field: repeated int32 accepted = 4;
+   */
+  accepted: number[];
+};
+
+/**
+ * Describes the message draftwood.v1.DraftTree.
+ * Use `create(DraftTreeSchema)` to create a new message.
+ */
+export const DraftTreeSchema: GenMessage<DraftTree> = /*@__PURE__*/
+  messageDesc(file_draftwood_v1_generation, 12);
 
 /**
  * @generated from message draftwood.v1.TokenDetail
@@ -597,7 +652,7 @@ export type TokenDetail = Message<"draftwood.v1.TokenDetail"> & {
  * Use `create(TokenDetailSchema)` to create a new message.
  */
 export const TokenDetailSchema: GenMessage<TokenDetail> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 12);
+  messageDesc(file_draftwood_v1_generation, 13);
 
 /**
  * @generated from message draftwood.v1.TokenLogprob
@@ -619,7 +674,7 @@ export type TokenLogprob = Message<"draftwood.v1.TokenLogprob"> & {
  * Use `create(TokenLogprobSchema)` to create a new message.
  */
 export const TokenLogprobSchema: GenMessage<TokenLogprob> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 13);
+  messageDesc(file_draftwood_v1_generation, 14);
 
 /**
  * The end of the answer; with several samples, the end of all of them.
@@ -682,7 +737,7 @@ export type Finished = Message<"draftwood.v1.Finished"> & {
  * Use `create(FinishedSchema)` to create a new message.
  */
 export const FinishedSchema: GenMessage<Finished> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 14);
+  messageDesc(file_draftwood_v1_generation, 15);
 
 /**
  * @generated from message draftwood.v1.SampleResult
@@ -726,7 +781,7 @@ export type SampleResult = Message<"draftwood.v1.SampleResult"> & {
  * Use `create(SampleResultSchema)` to create a new message.
  */
 export const SampleResultSchema: GenMessage<SampleResult> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 15);
+  messageDesc(file_draftwood_v1_generation, 16);
 
 /**
  * @generated from message draftwood.v1.Usage
@@ -755,7 +810,7 @@ export type Usage = Message<"draftwood.v1.Usage"> & {
  * Use `create(UsageSchema)` to create a new message.
  */
 export const UsageSchema: GenMessage<Usage> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 16);
+  messageDesc(file_draftwood_v1_generation, 17);
 
 /**
  * @generated from message draftwood.v1.Timings
@@ -788,7 +843,7 @@ export type Timings = Message<"draftwood.v1.Timings"> & {
  * Use `create(TimingsSchema)` to create a new message.
  */
 export const TimingsSchema: GenMessage<Timings> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 17);
+  messageDesc(file_draftwood_v1_generation, 18);
 
 /**
  * @generated from message draftwood.v1.DraftStatistics
@@ -873,7 +928,7 @@ export type DraftStatistics = Message<"draftwood.v1.DraftStatistics"> & {
  * Use `create(DraftStatisticsSchema)` to create a new message.
  */
 export const DraftStatisticsSchema: GenMessage<DraftStatistics> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 18);
+  messageDesc(file_draftwood_v1_generation, 19);
 
 /**
  * @generated from message draftwood.v1.SourceStatistics
@@ -895,7 +950,7 @@ export type SourceStatistics = Message<"draftwood.v1.SourceStatistics"> & {
  * Use `create(SourceStatisticsSchema)` to create a new message.
  */
 export const SourceStatisticsSchema: GenMessage<SourceStatistics> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 19);
+  messageDesc(file_draftwood_v1_generation, 20);
 
 /**
  * @generated from message draftwood.v1.TokenizeRequest
@@ -931,7 +986,7 @@ export type TokenizeRequest = Message<"draftwood.v1.TokenizeRequest"> & {
  * Use `create(TokenizeRequestSchema)` to create a new message.
  */
 export const TokenizeRequestSchema: GenMessage<TokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 20);
+  messageDesc(file_draftwood_v1_generation, 21);
 
 /**
  * @generated from message draftwood.v1.TokenizeResponse
@@ -955,7 +1010,7 @@ export type TokenizeResponse = Message<"draftwood.v1.TokenizeResponse"> & {
  * Use `create(TokenizeResponseSchema)` to create a new message.
  */
 export const TokenizeResponseSchema: GenMessage<TokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 21);
+  messageDesc(file_draftwood_v1_generation, 22);
 
 /**
  * @generated from message draftwood.v1.DetokenizeRequest
@@ -984,7 +1039,7 @@ export type DetokenizeRequest = Message<"draftwood.v1.DetokenizeRequest"> & {
  * Use `create(DetokenizeRequestSchema)` to create a new message.
  */
 export const DetokenizeRequestSchema: GenMessage<DetokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 22);
+  messageDesc(file_draftwood_v1_generation, 23);
 
 /**
  * @generated from message draftwood.v1.DetokenizeResponse
@@ -1001,7 +1056,7 @@ export type DetokenizeResponse = Message<"draftwood.v1.DetokenizeResponse"> & {
  * Use `create(DetokenizeResponseSchema)` to create a new message.
  */
 export const DetokenizeResponseSchema: GenMessage<DetokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 23);
+  messageDesc(file_draftwood_v1_generation, 24);
 
 /**
  * @generated from message draftwood.v1.GetModelInfoRequest
@@ -1014,7 +1069,7 @@ export type GetModelInfoRequest = Message<"draftwood.v1.GetModelInfoRequest"> & 
  * Use `create(GetModelInfoRequestSchema)` to create a new message.
  */
 export const GetModelInfoRequestSchema: GenMessage<GetModelInfoRequest> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 24);
+  messageDesc(file_draftwood_v1_generation, 25);
 
 /**
  * @generated from message draftwood.v1.GetModelInfoResponse
@@ -1150,7 +1205,7 @@ export type GetModelInfoResponse = Message<"draftwood.v1.GetModelInfoResponse"> 
  * Use `create(GetModelInfoResponseSchema)` to create a new message.
  */
 export const GetModelInfoResponseSchema: GenMessage<GetModelInfoResponse> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 25);
+  messageDesc(file_draftwood_v1_generation, 26);
 
 /**
  * What exceeds a limit is refused with INVALID_ARGUMENT before any work is done for it.
@@ -1215,7 +1270,7 @@ export type RequestLimits = Message<"draftwood.v1.RequestLimits"> & {
  * Use `create(RequestLimitsSchema)` to create a new message.
  */
 export const RequestLimitsSchema: GenMessage<RequestLimits> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 26);
+  messageDesc(file_draftwood_v1_generation, 27);
 
 /**
  * From the model's generation_config.json, as transformers' own generate reads it.
@@ -1248,7 +1303,7 @@ export type GenerationDefaults = Message<"draftwood.v1.GenerationDefaults"> & {
  * Use `create(GenerationDefaultsSchema)` to create a new message.
  */
 export const GenerationDefaultsSchema: GenMessage<GenerationDefaults> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 27);
+  messageDesc(file_draftwood_v1_generation, 28);
 
 /**
  * Tokens that the model's generation config forbids or forces.
@@ -1295,7 +1350,7 @@ export type LogitConstraints = Message<"draftwood.v1.LogitConstraints"> & {
  * Use `create(LogitConstraintsSchema)` to create a new message.
  */
 export const LogitConstraintsSchema: GenMessage<LogitConstraints> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 28);
+  messageDesc(file_draftwood_v1_generation, 29);
 
 /**
  * @generated from enum draftwood.v1.FinishReason
