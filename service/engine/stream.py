@@ -15,8 +15,8 @@ from service.engine.link import SequenceOutput
 MAX_PART_TOKENS = 1024
 """Tokens in one message, however slow the reader is. gRPC clients refuse messages above 4 MiB by default; with 20
 log-probabilities a token, 1024 tokens take about 300 KiB. Not tuned."""
-MAX_TREES = 8
-"""Verified drafts in one message, the last ones. Not tuned: with 512 nodes each they take 60 KiB."""
+MAX_TREES = 64
+"""Verified drafts in one message, the last ones. Not tuned: with 512 nodes each they take some 500 KiB."""
 PAUSE_SECONDS = 0.25
 """How long an output may wait to be taken until its request gives up its slots: longer than the event loop stands
 still, and little to wait for a slot. Not tuned."""

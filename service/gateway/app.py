@@ -29,6 +29,16 @@ from service.gateway.reading import Asked, read_chat, read_completion
 _log = structlog.get_logger(__name__)
 
 _credential: ContextVar[str] = ContextVar("credential")
+_PAGE_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "style-src 'unsafe-inline'",
+        "script-src 'unsafe-inline'",
+        "connect-src 'self'",
+        "img-src data:",
+    ]
+)
+"""The page has nothing from elsewhere."""
 TIMEOUT_HEADER = "x-draftwood-timeout"
 _MOST_TOKEN_TEXTS = 100_000
 """Texts of tokens that are remembered, for log-probabilities. Not tuned."""
@@ -186,7 +196,8 @@ class Gateway:
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
     async def _show_page(self, request: Request) -> Response:
-        return HTMLResponse((files("service.gateway") / "page.html").read_text(encoding="utf-8"))
+        page = (files("service.gateway") / "page.html").read_text(encoding="utf-8")
+        return HTMLResponse(page, headers={"content-security-policy": _PAGE_POLICY})
 
     def _client(self, request: Request) -> AsyncClient:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")

@@ -59,7 +59,7 @@ class Delta:
         token_ids: the tokens.
         details: one per token, with the option `token_details`.
         sample: index of the sample, from 0.
-        draft_trees: of the steps, the last eight at most, with the option `draft_trees`.
+        draft_trees: of the steps, the last 64 at most, with the option `draft_trees`.
     """
 
     text: str

@@ -44,7 +44,7 @@ export interface Delta {
   readonly details: readonly TokenDetail[];
   /** Index of the sample, from 0. */
   readonly sample: number;
-  /** Of the steps, the last eight at most, with the option `draftTrees`. */
+  /** Of the steps, the last 64 at most, with the option `draftTrees`. */
   readonly draftTrees: readonly DraftTree[];
 }
 

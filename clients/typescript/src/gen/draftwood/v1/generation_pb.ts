@@ -560,7 +560,7 @@ export type Delta = Message<"draftwood.v1.Delta"> & {
   sample: number;
 
   /**
-   * What these steps verified, in order, if OutputOptions.draft_trees is set: of the last eight where there are more.
+   * What these steps verified, in order, if OutputOptions.draft_trees is set: of the last 64 where there are more.
    *
    * @generated from field: repeated draftwood.v1.DraftTree draft_trees = 5;
    */
