@@ -1,0 +1,69 @@
+"""LangChain's `ChatOpenAI` against the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+ChatOpenAI: Any = pytest.importorskip("langchain_openai").ChatOpenAI
+QUESTION = "Where is my parcel?"
+ORDER = {
+    "title": "order",
+    "type": "object",
+    "properties": {"late": {"type": "boolean"}, "days": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["late", "days"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture
+def model(gateway: str) -> Any:
+    return ChatOpenAI(
+        base_url=f"{gateway}/v1",
+        api_key="unused",
+        model="draftwood-demo",
+        temperature=0,
+        max_tokens=40,
+        max_retries=0,
+        stream_usage=True,
+    )
+
+
+def test_whole_streamed_and_in_a_batch_are_the_same(model: Any) -> None:
+    whole = model.invoke(QUESTION)
+    assert whole.response_metadata["finish_reason"] in ("stop", "length")
+    assert whole.usage_metadata["output_tokens"] > 0
+    chunks = list(model.stream(QUESTION))
+    assert len(chunks) > 2
+    assert "".join(chunk.content for chunk in chunks) == whole.content
+    assert [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata][-1] == whole.usage_metadata
+    batch = model.batch([QUESTION] * 8)
+    assert len({answer.content for answer in batch}) == 1
+
+
+async def test_asyncio(model: Any) -> None:
+    answers = await asyncio.gather(*(model.ainvoke(QUESTION) for _ in range(4)))
+    assert len({answer.content for answer in answers}) == 1
+    streamed = [chunk.content async for chunk in model.astream(QUESTION)]
+    assert "".join(streamed) == answers[0].content
+
+
+def test_structured_output_stop_and_logprobs(model: Any) -> None:
+    order = model.with_structured_output(ORDER, method="json_schema").invoke("Say whether it is late.")
+    assert set(order) == {"late", "days"}
+    assert isinstance(order["late"], bool)
+    assert 0 <= order["days"] <= 99
+    text = model.invoke(QUESTION).content
+    word = text.split()[3]
+    assert model.invoke(QUESTION, stop=[word]).content == text[: text.index(word)]
+    logprobs = model.bind(logprobs=True, top_logprobs=2).invoke(QUESTION).response_metadata["logprobs"]["content"]
+    assert "".join(one["token"] for one in logprobs) == text
+    assert all(len(one["top_logprobs"]) == 2 for one in logprobs)
+
+
+def test_tools_are_refused_by_name(model: Any) -> None:
+    tool = {"type": "function", "function": {"name": "track", "parameters": {"type": "object", "properties": {}}}}
+    with pytest.raises(Exception, match="tools: is not served"):
+        model.bind_tools([tool]).invoke(QUESTION)
