@@ -5,6 +5,7 @@ A module of its own, so that both hold while `draftwood_client` and what it need
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ def main() -> NoReturn:
     handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, as under nohup
     if handled:
         signal.signal(signal.SIGINT, _leave)
+    sys.unraisablehook = _interrupt_again
     _watch_silence()
     status: int | str | None = 0
     try:
@@ -34,9 +36,27 @@ def main() -> NoReturn:
         status = INTERRUPTED
     except SystemExit as ended:
         status = ended.code
+    except Exception as error:
+        if not _is_of_interrupt(error):
+            raise
+        status = INTERRUPTED
     if handled:
         signal.signal(signal.SIGINT, _leave)
     sys.exit(status)
+
+
+def _interrupt_again(ignored: sys.UnraisableHookArgs) -> None:
+    """Ctrl-C met a callback or destructor, which cannot raise: the main thread is interrupted once more."""
+    if issubclass(ignored.exc_type, KeyboardInterrupt):
+        _thread.interrupt_main()
+    else:
+        sys.__unraisablehook__(ignored)
+
+
+def _is_of_interrupt(error: BaseException) -> bool:
+    """Whether an error came of Ctrl-C, as of an extension that could not be imported for it."""
+    cause = error.__cause__ or error.__context__
+    return isinstance(error, KeyboardInterrupt) or (cause is not None and _is_of_interrupt(cause))
 
 
 def _leave(*signal_and_frame: object) -> NoReturn:

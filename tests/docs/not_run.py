@@ -10,6 +10,7 @@ CLUSTER = "needs a Kubernetes cluster"
 TRAFFIC = "needs a minute of requests to have a winner; tests/client/test_experiment_commands.py concludes one"
 NPM = "the package is not in the registry; tests/clients/test_typescript.py packs it and installs that"
 CORPUS = "needs a corpus that is not in the repository"
+TOOL = "a load tool with an environment of its own, of 140 packages"
 ELSEWHERE = "needs a server of that name"
 MINUTES = (
     "takes minutes; a small one is in tests/benchmarks, and here its arguments are read by the command's own parser"
@@ -24,6 +25,7 @@ NOT_RUN = {
     r"npm install .*": NPM,
     r"draftwood experiment conclude first-trie": TRAFFIC,
     r"python tools/train_demo_model\.py .*": CORPUS,
+    r"aiperf profile .*": TOOL,
     r"DRAFTWOOD_API_KEY=dw_… .*": ELSEWHERE,
 }
 """Reason by regular expression of the whole command."""

@@ -70,9 +70,9 @@ class Session:
         key.rename(folder / "server.key")
         for example in ("phrase_book", "recall"):
             install(ROOT / "examples" / example, site)
-        with MemoryClient(service, tenant="acme") as memories:
+        with MemoryClient(service) as memories:
             answers = [MemoryRecord((5, 6, 7, 8) * 4, "", "output")]
-            memories.import_records(answers, fingerprint=memories.export().fingerprint)
+            memories.import_records(answers, fingerprint=memories.statistics().fingerprint, tenant="acme")
 
     def __enter__(self) -> Self:
         return self
