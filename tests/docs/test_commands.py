@@ -6,6 +6,7 @@ import asyncio
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,9 +130,8 @@ def test_a_command_in_running_text_exists_with_its_flags(page: str, text: str) -
     if words[0] == "serve":
         known = {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
     elif words[0] in ("gateway", "models"):
-        shown = subprocess.run(
-            ["draftwood", words[0], "--help"], capture_output=True, text=True, timeout=60, check=True
-        )
+        program = Path(sys.executable).with_name("draftwood")
+        shown = subprocess.run([program, words[0], "--help"], capture_output=True, text=True, timeout=60, check=True)
         known = set(re.findall(r"--[a-z][a-z-]*", shown.stdout))
     else:
         command, rest = found_command(words)

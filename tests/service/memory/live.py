@@ -19,6 +19,10 @@ from tests.service.memory.stalls import Stalls
 TENANTS = ("a", "b:c", "{a}")
 _SLOWEST = 0.5
 """Seconds that a request of a few milliseconds may take, not counting those in which the machine stalls."""
+_SLOWEST_ONCE = 1.0
+"""The same for one moment of a test: a busy machine can hold up this process alone. Requests that wait for the store
+are slow again and again, or for as long as its timeout, which is no shorter.
+"""
 
 Log = list[tuple[str, int, tuple[int, ...]]]
 
@@ -95,7 +99,7 @@ def _log(memory: MemoryManager, tenant: str) -> Log:
 @asynccontextmanager
 async def live(*urls: str, **settings: Any) -> AsyncIterator[Live]:
     """A service for each URL, with traffic, once all tenants' memories have records. On exit, asserts that no request
-    has failed or been slow.
+    has failed, and that none was slow but in one moment.
     """
     async with AsyncExitStack() as stack:
         stalls = stack.enter_context(Stalls())
@@ -117,6 +121,9 @@ async def live(*urls: str, **settings: Any) -> AsyncIterator[Live]:
             finally:
                 running.stopping = True
         assert running.answered > 10
-        for began, ended in running.slow:
-            stalled = stalls.between(began, ended)
-            assert ended - began - stalled < _SLOWEST, f"a request took {ended - began:.3g} s, {stalled:.3g} s stalled"
+        moments = [
+            (began, ended, ended - began - stalls.between(began, ended)) for began, ended in sorted(running.slow)
+        ]
+        slow = [moment for moment in moments if moment[2] > _SLOWEST]
+        once = all(began < slow[0][1] and took < _SLOWEST_ONCE for began, _, took in slow)
+        assert once, f"slow requests: {slow}"
