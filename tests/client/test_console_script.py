@@ -24,6 +24,7 @@ from tests.client.terminal import Terminal
 _SECONDS = 15.0
 """For the first byte: two on a machine with nothing else to do."""
 _SERVES = {"serve": ["--port", "0"], "gateway": ["--port", "0"]}
+SOME = {"info", "generate", "memory stats", "experiment replay", "key", "serve", "gateway", "demo", "bench step"}
 _ARGUMENTS = {"generate": ["x"], "tokenize": ["x"], "detokenize": ["1"], **_SERVES}
 
 
@@ -72,7 +73,8 @@ def all_commands() -> list[list[str]]:
 
 
 @pytest.mark.timeout(300)
-def test_every_command_gives_a_sign_of_life(silent: str) -> None:
+@pytest.mark.parametrize("names", [SOME, pytest.param(None, marks=pytest.mark.slow)])
+def test_commands_give_a_sign_of_life(names: set[str] | None, silent: str) -> None:
     def measured(arguments: list[str]) -> tuple[str, float]:
         with started(*arguments, target=silent) as process:
             return " ".join(arguments), seconds_to_first_byte(process)
@@ -80,6 +82,8 @@ def test_every_command_gives_a_sign_of_life(silent: str) -> None:
     commands = all_commands()
     assert ["memory", "stats"] in commands
     assert ["experiment", "replay"] in commands
+    if names:
+        commands = [one for one in commands if {one[0], " ".join(one[:2])} & names]
     with ThreadPoolExecutor(2) as pool:
         slow = {name: seconds for name, seconds in pool.map(measured, commands) if seconds > _SECONDS}
     assert not slow

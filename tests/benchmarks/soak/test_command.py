@@ -16,6 +16,7 @@ MEMORY_BOUND = 64
 sequence. A run of half an hour finds 2 KiB per request."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_short_soak_loses_no_slot_and_nothing_that_is_large(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

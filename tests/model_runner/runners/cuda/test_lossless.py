@@ -98,8 +98,10 @@ def run(
     "family",
     [
         "llama",
-        "gemma2",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt-neox", "mistral-sliding", "phi", "qwen3")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("gemma2", "gpt-neox", "mistral-sliding", "phi", "qwen3")
+        ),
     ],
 )
 def test_trees_of_any_shape(family: str) -> None:
