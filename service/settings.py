@@ -45,8 +45,8 @@ class Settings(BaseModel):
     )
     exact: bool | None = Field(
         default=None,
-        description="Make logits on CPUs independent of drafts and batch, bit by bit (runner torch); unset: only below"
-        " float32 with runner torch",
+        description="Make logits independent of drafts and batch, bit by bit (runner torch on CPUs, and runner cuda);"
+        " unset: only with runner torch on CPUs, below float32",
     )
     runner: Literal["auto", "cuda", "openvino", "torch"] = Field(
         default="auto",

@@ -21,11 +21,13 @@ def small_operations() -> dict[str, float]:
     """The fused operations against float64, and the most probable tokens, whose error is the share that is wrong."""
     from benchmarks.kernels.reference import CPU
     from model_runner.runners.base import KVShape
+    from model_runner.runners.cuda.exact_linear import exact_linear
     from model_runner.runners.cuda.fusing import fused_norm, fused_rotation, fused_silu
     from model_runner.runners.cuda.steps.forward import TOP, Workspace, find_top
 
     torch.manual_seed(0)
     weight, rows = torch.randn(96), torch.randn(5, 96)
+    matrix = torch.randn(80, 96) / 10
     exact = rows.double()
     normed = weight.double() * exact / (exact.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
     gate, up = torch.randn(2, 5, 300)
@@ -39,6 +41,7 @@ def small_operations() -> dict[str, float]:
     find_top(logits, space)
     wrong = (space.top[:, :TOP].long() != logits.topk(TOP).indices).double().mean()
     pairs = {
+        "linear": (exact_linear(matrix, None)(rows), exact @ matrix.double().T),
         "rms_norm": (fused_norm(weight, 1e-6, shifted=False)(rows), normed),
         "silu_product": (fused_silu(gate, up), opened),
         "rotate": (fused_rotation(heads, *angles), rotated),

@@ -94,6 +94,7 @@ def attended(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    exact: bool = False,
     device: torch.device = CPU,
 ) -> tuple[torch.Tensor, torch.Tensor, Any]:
     """What the kernels compute, what is right, and the KV memory afterwards. All memory that no kernel has written, or
@@ -101,6 +102,7 @@ def attended(
     from model_runner.runners.cuda.device.launching import Machine
     from model_runner.runners.cuda.kv_cache import KVPages
     from model_runner.runners.cuda.steps.attention import STEP, AttentionStep, Scratch, paged_attention
+    from model_runner.runners.cuda.steps.exact_tiling import LEVELS, divide_exactly
     from model_runner.runners.cuda.steps.step_arrays import StepArrays
     from model_runner.runners.cuda.steps.tiling import Division, divide
 
@@ -128,12 +130,12 @@ def attended(
         values.append(torch.cat([old[1], value[begin:end]]))
     rows = max(64 if many_rows else 16, 1 << (group - 1).bit_length())
     division = Division(rows // group, programs)
-    tiles = divide(batch, division)
-    assert tiles.parts.shape[0] <= division.most_parts(batch.size)
-    words = tiles.words.shape[1]
-    arrays = StepArrays(size, words, division.most_parts(size), batch.pages.size, device)
+    tiles = divide_exactly(batch, division.tile) if exact else divide(batch, division)
+    parts, words = tiles.parts.shape[0], tiles.words.shape[1]
+    assert exact or parts <= division.most_parts(batch.size)
+    arrays = StepArrays(size, words, parts, batch.pages.size, device, LEVELS if exact else 0)
     arrays.fill(batch, tiles, size)
-    scratch = Scratch((shape,), tiles.parts.shape[0] * rows, device)
+    scratch = Scratch((shape,), parts * rows, device)
     for memory in (scratch.sums, scratch.maxima, scratch.totals):
         memory.fill_(math.nan)
     layer: Any = torch.nn.Module()

@@ -14,10 +14,12 @@ from model_runner.runners.base import KVShape
 from model_runner.runners.batch import BatchRow, lay_out
 from model_runner.runners.choices import Choices, ScoreRules
 from model_runner.runners.cuda.device.launching import LAUNCHER, Launch, Machine
+from model_runner.runners.cuda.exact_linear import exact_linear
 from model_runner.runners.cuda.fusing import fused_norm, fused_rotation, fused_silu
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
 from model_runner.runners.cuda.steps.attention import STEP, AttentionStep, paged_attention
 from model_runner.runners.cuda.steps.choosing import choose_and_keep
+from model_runner.runners.cuda.steps.exact_tiling import LEVELS, divide_exactly
 from model_runner.runners.cuda.steps.forward import Workspace, find_top
 from model_runner.runners.cuda.steps.tiling import Division, divide
 from strategies.draft import DraftTree
@@ -33,6 +35,7 @@ class Variant(NamedTuple):
     Attributes:
         rows: of a part of attention.
         window, softcap: whether its layers have them; sinks likewise.
+        exact: in exact mode.
     """
 
     head_size: int
@@ -41,9 +44,10 @@ class Variant(NamedTuple):
     window: bool = False
     softcap: bool = False
     sinks: bool = False
+    exact: bool = False
 
     def __str__(self) -> str:
-        extras = [name for name in ("window", "softcap", "sinks") if getattr(self, name)]
+        extras = [name for name in ("window", "softcap", "sinks", "exact") if getattr(self, name)]
         dtype = str(self.dtype).removeprefix("torch.")
         return " ".join([f"{self.head_size}", dtype, f"{self.rows} rows", *extras])
 
@@ -51,6 +55,7 @@ class Variant(NamedTuple):
 def variants(head_sizes: tuple[int, ...]) -> list[Variant]:
     """All in bfloat16; for the most usual size also the other dtypes, and what some families add."""
     found = [Variant(size, rows=rows) for size in head_sizes for rows in (16, 64)]
+    found += [Variant(size, rows=16, exact=True) for size in head_sizes]
     if 128 in head_sizes:
         found += [Variant(128, torch.float16), Variant(128, torch.float32, rows=16), Variant(128, window=True)]
     if 64 in head_sizes:
@@ -76,9 +81,10 @@ def _step(variant: Variant) -> None:
     tree = DraftTree.of([*range(20)], [-1, *range(19)])
     zeros = np.zeros(1, np.int32)
     batch = lay_out([BatchRow(np.arange(4, dtype=np.int32), 20, zeros, tree, 0)])
-    tiles = divide(batch, Division(variant.rows // _GROUP, 2))
+    division, levels = Division(variant.rows // _GROUP, 2), LEVELS if variant.exact else 0
+    tiles = divide_exactly(batch, division.tile) if variant.exact else divide(batch, division)
     kv = KVPages((shape,), variant.dtype, CPU, 4 * PAGE_SIZE)
-    space = Workspace((shape,), batch.size, tiles.words.shape[1], tiles.parts.shape[0], variant.rows, 4, CPU)
+    space = Workspace((shape,), batch.size, tiles.words.shape[1], tiles.parts.shape[0], variant.rows, 4, CPU, levels)
     rules = ScoreRules(1.0, 5, 0.9, 0.1, 1, 1.1, 0.1, 0.1, 9, zeros, zeros, zeros.astype(np.float32), zeros)
     choices = Choices.of([rules])
     space.arrays.fill(batch, tiles, batch.size, choices)
@@ -101,6 +107,7 @@ def _step(variant: Variant) -> None:
     finally:
         STEP.reset(token)
     hidden = torch.zeros(1, batch.size, _HIDDEN, dtype=variant.dtype)
+    exact_linear(torch.empty(_HIDDEN, _HIDDEN, dtype=variant.dtype), hidden[0, 0])(hidden)
     fused_norm(hidden[0, 0], 1e-6, shifted=False)(hidden)
     fused_silu(hidden, hidden)
     fused_rotation(query, query[0, :1], query[0, :1])

@@ -46,8 +46,9 @@ def load_model(
         device: "cpu", "cuda", "cuda:1", ...; "auto" takes CUDA where there is one.
         dtype: "float32", "bfloat16" or "float16"; "auto" is float32 on a CPU and the checkpoint's own elsewhere.
         max_context: a smaller context than the model's own.
-        exact: compute so that rounding does not depend on drafts and batch, by the torch runner on CPUs. None does so
-            where the torch runner is used and the model computes in less than float32: there rounding decides tokens.
+        exact: compute so that rounding does not depend on drafts and batch, by the torch runner on CPUs or the cuda
+            runner. None does so where the torch runner is used on a CPU and the model computes in less than float32:
+            there rounding decides tokens.
         runner: "openvino", "torch", or "auto": OpenVINO on a CPU, if it is installed, `exact` is not asked for, and its
             logits are those of the model; else torch.
         weights: "as-is": in `dtype`; "int8": quantized to 8 bits, which only the openvino runner computes with. Drafts
@@ -75,6 +76,8 @@ def load_model(
         raise InvalidValueError("generation_defaults", generation_defaults, f"it must be one of {', '.join(SOURCES)}")
     require_folder(path_or_id)
     if tensor_parallel > 1:
+        if exact:
+            raise InvalidValueError("exact", exact, f"tensor_parallel is {tensor_parallel}; exact mode needs 1")
         options = {"dtype": dtype, "max_context": max_context, "generation_defaults": generation_defaults}
         return load_sharded(path_or_id, chosen_device, runner, tensor_parallel, options)
     prepared: Prepared | None = None

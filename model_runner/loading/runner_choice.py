@@ -23,8 +23,8 @@ def check_runner(runner: str, exact: bool | None) -> None:
     """Raises InvalidValueError for a runner that does not exist, or that lacks the exact mode asked for."""
     if runner not in RUNNERS:
         raise InvalidValueError("runner", runner, f"it must be one of {', '.join(RUNNERS)}")
-    if runner in ("cuda", "openvino") and exact:
-        raise InvalidValueError("exact", exact, f"the {runner} runner has no exact mode; use runner torch")
+    if runner == "openvino" and exact:
+        raise InvalidValueError("exact", exact, "the openvino runner has no exact mode; use runner torch")
 
 
 def check_weights(weights: str, runner: str, exact: bool | None) -> None:
@@ -68,7 +68,7 @@ def choose_runner(
     if runner == "openvino":
         return _openvino(module, bool(exact), max_context, threads), "chosen by name"
     if runner == "cuda":
-        return _cuda(module, max_context), "chosen by name"
+        return _cuda(module, max_context, bool(exact)), "chosen by name"
     on_gpu = module.device.type == "cuda"
     try:
         if on_gpu:
@@ -83,16 +83,14 @@ def choose_runner(
     return factory, reason
 
 
-def _cuda(module: Any, max_context: int, exact: bool = False) -> RunnerFactory:
-    if exact:
-        raise UnsupportedRunnerError("CUDA: the runner has no exact mode")
+def _cuda(module: Any, max_context: int, exact: bool) -> RunnerFactory:
     from model_runner.runners.cuda.device.launching import require_triton
 
     require_triton(module.device)
     # Kernels, which Triton must have been made ready for.
     from model_runner.runners.cuda.factory import take_over
 
-    return take_over(module, max_context)
+    return take_over(module, max_context, exact)
 
 
 def _torch(module: Any, exact: bool | None, max_context: int) -> RunnerFactory:

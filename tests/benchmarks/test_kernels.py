@@ -41,6 +41,7 @@ def test_kernels_compile_without_spilling_and_are_right(tmp_path: Path) -> None:
         "merge_parts",
         "write_kv",
         "move_kv",
+        "linear",
         "choose_tokens",
         "accept_paths",
         "rms_norm",
@@ -48,6 +49,7 @@ def test_kernels_compile_without_spilling_and_are_right(tmp_path: Path) -> None:
     assert all(row["cubin_bytes"] > 1000 and row["spills"] <= 64 for row in rows)
     assert 0 < by_name["attention_parts"]["max_error"] < 1e-5
     assert 0 < by_name["rms_norm"]["max_error"] < 1e-5
+    assert 0 < by_name["linear"]["max_error"] < 1e-5
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -84,8 +85,15 @@ def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     phrase_book.install(monkeypatch)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("family", "runner"), with_runners(FAMILIES, ["qwen3"]))
+def strategies_and_families() -> Iterator[Any]:
+    """All; those of which another test has the strategy and yet another the family, only among the slow tests."""
+    for family, runner in with_runners(FAMILIES, ["qwen3"]):
+        for name in NAMES:
+            every = family in ("bundled", "llama") or name == "hybrid"
+            yield pytest.param(family, runner, name, marks=() if every else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("family", "runner", "name"), strategies_and_families())
 @given(prompts=prompts)
 @few_examples
 def test_every_strategy_at_every_budget(family: str, runner: str, name: str, prompts: list[tuple[int, ...]]) -> None:

@@ -20,7 +20,10 @@ def _one_thread() -> None:
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize("family", ["llama", "deepseek_v3", "mistral", "stablelm"])
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "deepseek_v3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "stablelm"))],
+)
 def test_drafted_answers_are_those_of_transformers(family: str, runner: str) -> None:
     result = try_runner(small_model(family), runner)
     assert result["supported"], result

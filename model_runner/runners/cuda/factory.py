@@ -21,9 +21,12 @@ class CudaRunnerFactory:
     """
 
     name: ClassVar[str] = "cuda"
-    exact: ClassVar[bool] = False
     module: Any
     layout: CudaLayout
+
+    @property
+    def exact(self) -> bool:
+        return self.layout.exact
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -36,13 +39,16 @@ class CudaRunnerFactory:
         return CudaRunner(self.module, self.layout, kv_tokens)
 
 
-def take_over(module: Any, max_context: int) -> CudaRunnerFactory:
+def take_over(module: Any, max_context: int, exact: bool) -> CudaRunnerFactory:
     """The model as this runner computes it; its attention is replaced.
+
+    Args:
+        exact: compute so that rounding does not depend on drafts and batch, which takes longer.
 
     Raises:
         UnsupportedRunnerError: draft trees cannot be verified on the model by this runner; gives the reason.
     """
     try:
-        return CudaRunnerFactory(module, probe(module, max_context))
+        return CudaRunnerFactory(module, probe(module, max_context, exact))
     except UnsupportedModelError as error:
         raise UnsupportedRunnerError(f"CUDA: {error}") from error

@@ -11,9 +11,11 @@ from model_runner.errors import UnsupportedModelError
 from model_runner.runners.attention_shapes import attention_shapes
 from model_runner.runners.base import StepBatch
 from model_runner.runners.batch import BatchRow, lay_out
+from model_runner.runners.cuda.exact_linear import make_exact
 from model_runner.runners.cuda.fusing import fuse
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE
 from model_runner.runners.cuda.runner import CudaLayout, CudaRunner
+from model_runner.runners.cuda.steps import exact_tiling
 from model_runner.runners.cuda.steps.attention import ATTENTION_NAME, register
 from model_runner.runners.probing import (
     TOLERANCE,
@@ -22,6 +24,7 @@ from model_runner.runners.probing import (
     other_layers,
     past_thresholds,
     path_with_wrong_siblings,
+    same_bits,
 )
 from model_runner.runners.shrinking import CONTEXT
 from strategies.draft import EMPTY_TREE, Int32Array
@@ -31,10 +34,13 @@ _CONTEXT, _LONG_CONTEXT, _PATH = PAGE_SIZE - 3, 6 * PAGE_SIZE - 3, 5
 
 
 @torch.inference_mode()
-def probe(module: Any, max_context: int) -> CudaLayout:
+def probe(module: Any, max_context: int, exact: bool) -> CudaLayout:
     """Puts paged attention and fused operations into a model; returns the shape of its keys and values.
 
     As `runners.torch.probe`: the logits along the true path of a small tree must be those of the unmodified model.
+
+    Args:
+        exact: put exact attention and linear layers into it; logits must be bit-identical with and without drafts.
 
     Raises:
         UnsupportedModelError: with the reason.
@@ -45,19 +51,31 @@ def probe(module: Any, max_context: int) -> CudaLayout:
     if module.device.type == "cuda":
         torch.cuda.set_device(module.device)  # where Triton launches kernels
     register()
-    layout = _layout(module, max_context)
+    layout = _layout(module, max_context, exact)
     past_thresholds(
         module,
         max_context,
-        lambda copied: _compare(copied.to(module.device), _layout(copied.to(module.device), CONTEXT), _LONG_CONTEXT),
+        lambda copied: _compare(
+            copied.to(module.device), _layout(copied.to(module.device), CONTEXT, exact), _LONG_CONTEXT
+        ),
     )
     _compare(module, layout, _CONTEXT)
+    if exact and not _is_exact(module, layout, max_context):
+        raise UnsupportedModelError(f"{name}: in exact mode the bits of its logits still depend on the batch")
     return layout
 
 
-def _layout(module: Any, max_context: int) -> CudaLayout:
+def _layout(module: Any, max_context: int, exact: bool) -> CudaLayout:
     shapes, group, dtype = attention_shapes(module, max_context)
-    return CudaLayout(shapes, group, dtype, module.device)
+    return CudaLayout(shapes, group, dtype, module.device, exact)
+
+
+def _is_exact(module: Any, layout: CudaLayout, max_context: int) -> bool:
+    vocab = module.config.get_text_config().vocab_size
+    length = min(exact_tiling.RUN - 2, max_context - _PATH - 1)  # the true path crosses the end of a run
+    tokens = np.random.default_rng(1).integers(0, vocab, length + _PATH, np.int32)
+    runner = CudaRunner(module, layout, 2 * (length + 4 * PAGE_SIZE), graphs=False)
+    return same_bits(lambda batch: runner.step(batch, 0).logits, runner.pages, tokens[:length], tokens[length:], vocab)
 
 
 def _compare(module: Any, layout: CudaLayout, context: int) -> None:
@@ -69,6 +87,8 @@ def _compare(module: Any, layout: CudaLayout, context: int) -> None:
         plain = module(input_ids=ids, use_cache=False).logits[0, context - 1 :]
         module.set_attn_implementation(ATTENTION_NAME)
         fuse(module)
+        if layout.exact:
+            make_exact(module)
         logits = _tree_logits(module, layout, tokens, vocab)
     except Exception as error:
         raise UnsupportedModelError(does_not_run(name, error)) from error

@@ -13,6 +13,7 @@ from model_runner.runners.choices import Choices
 from model_runner.runners.cuda.device.errors import device_errors
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
 from model_runner.runners.cuda.steps.choosing import move
+from model_runner.runners.cuda.steps.exact_tiling import LEVELS
 from model_runner.runners.cuda.steps.forward import Forward
 from model_runner.runners.cuda.steps.graphs import Graphs
 
@@ -24,12 +25,14 @@ class CudaLayout:
     Attributes:
         shapes: for each layer.
         group: heads that share a key, at most.
+        exact: outputs are bit-identical with and without drafts, in any batch.
     """
 
     shapes: tuple[KVShape, ...]
     group: int
     dtype: torch.dtype
     device: torch.device
+    exact: bool = False
 
 
 class CudaRunner:
@@ -49,10 +52,10 @@ class CudaRunner:
     def __init__(self, module: Any, layout: CudaLayout, kv_tokens: int, graphs: bool = True) -> None:
         self._kv = KVPages(layout.shapes, layout.dtype, layout.device, kv_tokens)
         self.pages = self._kv.pages
-        self._forward = Forward(module, self._kv, layout.group, layout.device)
+        self._forward = Forward(module, self._kv, layout.group, layout.device, layout.exact)
         with torch.inference_mode():
             self._graphs = Graphs(self._forward) if graphs else None
-        self._device = layout.device
+        self._device, self._limits = layout.device, DraftLimits(levels=LEVELS) if layout.exact else NO_LIMITS
 
     @property
     def capture_problem(self) -> str:
@@ -60,7 +63,7 @@ class CudaRunner:
         return "" if self._graphs is None else self._graphs.reason
 
     def draft_limits(self, position: int) -> DraftLimits:
-        return NO_LIMITS
+        return self._limits
 
     @torch.inference_mode()
     def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:

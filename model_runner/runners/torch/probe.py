@@ -19,6 +19,7 @@ from model_runner.runners.probing import (
     other_layers,
     past_thresholds,
     path_with_wrong_siblings,
+    same_bits,
 )
 from model_runner.runners.shrinking import CONTEXT
 from model_runner.runners.torch.attention import ATTENTION_NAME
@@ -26,8 +27,7 @@ from model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
 from model_runner.runners.torch.machine import bound_kernel_caches
 from model_runner.runners.torch.packed_linear import linear_shapes, pack_linears
 from model_runner.runners.torch.runner import forward
-from strategies.draft import EMPTY_TREE, DraftTree, Int32Array, merged
-from strategies.tree_index import NO_NODE
+from strategies.draft import EMPTY_TREE, Int32Array
 
 _log = logging.getLogger(__name__)
 _CONTEXT, _PATH = PAGE_SIZE - 3, 5
@@ -122,31 +122,10 @@ def _exact_if_possible(module: Any, layout: KVLayout, tokens: Int32Array) -> KVL
 
 
 def _is_exact(module: Any, layout: KVLayout, tokens: Int32Array) -> bool:
-    """Whether the logits of nodes of a draft tree, far from their rows in plain decoding and in pages that are no
-    neighbours, have the same bits."""
-    vocab, path = module.config.get_text_config().vocab_size, tokens[-_PATH:]
     context = np.resize(tokens[:-_PATH], min(_EXACT_CONTEXT, _longest(module) - _PATH - 1)).astype(np.int32)
-    n = context.shape[0]
-    kv = KVCache(layout, 2 * (n // PAGE_SIZE + 4) * PAGE_SIZE)
-    neighbours, scattered = np.arange(kv.pages, dtype=np.int32).reshape(2, -1)
-    scattered = scattered[::-1].copy()
-    both = [BatchRow(pages, 0, context[:-1], EMPTY_TREE, logits_from=n - 2) for pages in (neighbours, scattered)]
-    forward(module, lay_out(both), kv)
-    crowd = DraftTree.of([*range(min(40, vocab))], [NO_NODE] * min(40, vocab))
-    tree = merged([crowd, path_with_wrong_siblings(path, vocab)])
-    drafted = forward(module, lay_out([BatchRow(scattered, n - 1, context[-1:], tree, logits_from=0)]), kv)
-    rows = [0]
-    for token in path.tolist():
-        children = (tree.parents == rows[-1] - 1) & (tree.tokens == token)
-        rows.append(1 + int(np.flatnonzero(children)[0]))
-    plain = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    for at, token in enumerate([int(context[-1]), *path.tolist()]):
-        one = BatchRow(neighbours, n - 1 + at, np.array([token], np.int32), EMPTY_TREE, logits_from=0)
-        plain.append(forward(module, lay_out([one]), kv))
-    torch.set_num_threads(threads)
-    return torch.equal(torch.cat(plain), drafted[rows])
+    kv = KVCache(layout, 2 * (context.size // PAGE_SIZE + 4) * PAGE_SIZE)
+    vocab = module.config.get_text_config().vocab_size
+    return same_bits(lambda batch: forward(module, batch, kv), kv.pages, context, tokens[-_PATH:], vocab)
 
 
 def _longest(module: Any) -> int:

@@ -14,6 +14,7 @@ from benchmarks.rollout.names import NAME, NameServer
 from benchmarks.rollout.rollout import REPLICAS, Plan
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_rolling_restart_loses_no_request_and_no_memory() -> None:
     report = run(Plan(requests=60, questions=3, max_tokens=40))

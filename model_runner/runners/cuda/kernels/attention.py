@@ -3,6 +3,9 @@
 The parts are those of Flash-Decoding (Dao et al., 2023): a tile of queries reads a run of the context, or all of the
 step's own nodes, and leaves an unnormalized sum with its maximum; parts are merged by log-sum-exp. Within the context
 nothing is masked; among the nodes of a tree a query sees those whose bits are set in its ancestor words.
+
+In exact mode the order of a query's sums depends on positions alone: runs begin at multiples of a constant, and a node
+of a tree has parts of its own, which read its ancestors at the places of their positions.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ def attention_parts(
     prefixes,
     positions,
     ancestors,
+    paths,
     scaling,
     softcap,
     window,
@@ -39,6 +43,7 @@ def attention_parts(
     VALUE_BLOCK: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     WORDS: tl.constexpr,
+    LEVELS: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     CAPPED: tl.constexpr,
@@ -58,6 +63,7 @@ def attention_parts(
         pages: int32[...], page tables.
         prefixes, positions: int32[token]; a token sees the entries before its prefix, and the nodes of its words.
         ancestors: int64[token, WORDS].
+        paths: int32[token, LEVELS], see `tiling.Tiles`. LEVELS is 0 where the mode is not exact.
         window: a token sees the last `window` positions.
     """
     parts = tl.load(tile_count)
@@ -84,6 +90,8 @@ def attention_parts(
             query + at[:, None] + key_dims[None, :], mask=valid[:, None] & (key_dims < KEY_DIM)[None, :], other=0.0
         )
         prefix = tl.load(prefixes + tokens, mask=valid, other=0)
+        if LEVELS > 0:
+            prefix = tl.where(tree < end, end, prefix)
         position = tl.load(positions + tokens, mask=valid, other=0)
         oldest = position - window
         if WINDOWED:
@@ -98,11 +106,16 @@ def attention_parts(
             seen = entries[None, :] < tl.minimum(prefix, end)[:, None]
             if WINDOWED:
                 seen = seen & (entries[None, :] > oldest[:, None])
+            places = entries
+            if LEVELS > 0:
+                drafted = (entries >= tree) & (entries < end)
+                path = paths + first.to(tl.int64) * LEVELS
+                places = tl.where(drafted, tl.load(path + entries - tree, mask=drafted, other=0), entries)
             maximum, total, weighted = _attend(
-                q, kv, pages + table, kv_head, entries, entries < end, seen & valid[:, None], maximum, total, weighted,
+                q, kv, pages + table, kv_head, places, entries < end, seen & valid[:, None], maximum, total, weighted,
                 scaling, softcap, key_dims, value_dims, KV_HEADS, KEY_DIM, VALUE_DIM, PAGE_SIZE, CAPPED,
             )  # fmt: skip
-        for start in range(tree, tree_end, KEYS):
+        for start in range(tree, tree_end, KEYS):  # none in exact mode
             entries = start + tl.arange(0, KEYS)
             nodes = start - tree
             word = tl.load(ancestors + tokens.to(tl.int64) * WORDS + nodes // 64, mask=valid, other=0)
@@ -189,25 +202,29 @@ def merge_parts(
 
     Args:
         output: [token, KV_HEADS * GROUP, VALUE_DIM], out; zeros for a token without parts.
-        parts: int32[token, 3]: the first part of a token, how many it has, and its place in its tile.
+        parts: int32[token, 5], see `tiling.Tiles`.
         sinks: [KV_HEADS * GROUP], logits that take part in the softmax only (gpt-oss).
     """
     token = tl.program_id(0)
     kv_head = tl.program_id(1)
-    first = tl.load(parts + token * 3)
-    count = tl.load(parts + token * 3 + 1)
+    first = tl.load(parts + token * 5)
+    shared = tl.load(parts + token * 5 + 1)
+    place = tl.load(parts + token * 5 + 2)
+    own = tl.load(parts + token * 5 + 3)
+    count = shared + tl.load(parts + token * 5 + 4)
     heads = tl.arange(0, GROUP_BLOCK)
     dims = tl.arange(0, VALUE_BLOCK)
     there = heads < GROUP
-    rows = tl.load(parts + token * 3 + 2) * GROUP + heads
     maximum = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
     total = tl.full([GROUP_BLOCK], 0.0, tl.float32)
     weighted = tl.full([GROUP_BLOCK, VALUE_BLOCK], 0.0, tl.float32)
     if WITH_SINKS:
         maximum = tl.load(sinks + kv_head * GROUP + heads, mask=there, other=0.0).to(tl.float32) * LOG2_E
         total = tl.full([GROUP_BLOCK], 1.0, tl.float32)
-    for part in range(first, first + count):
-        at = (part * KV_HEADS + kv_head).to(tl.int64) * ROWS + rows
+    for i in range(0, count):
+        part = tl.where(i < shared, first + i, own + i - shared)
+        row = tl.where(i < shared, place * GROUP, 0) + heads
+        at = (part * KV_HEADS + kv_head).to(tl.int64) * ROWS + row
         part_maximum = tl.load(maxima + at, mask=there, other=float("-inf"))
         highest = tl.maximum(maximum, part_maximum)
         base = tl.where(highest == float("-inf"), 0.0, highest)

@@ -25,7 +25,6 @@ ATTENTION_NAME = "draftwood_cuda"
 _NO_WINDOW = 2**30
 """Positions: more than any context."""
 _FEW_ROWS, _LARGE_HEAD = 16, 128
-"""Above both, a part takes eight warps, so that its sums fit their registers: see `draftwood bench kernels`."""
 
 
 def blocks_of(size: int) -> int:
@@ -122,6 +121,7 @@ def paged_attention(
         (step.machine.programs,),
         *(query, kv, scratch.sums, scratch.maxima, scratch.totals),
         *(arrays.parts, arrays.part_count, arrays.pages, arrays.prefixes, arrays.positions, arrays.words),
+        arrays.paths,
         key_dim**-0.5 if scaling is None else scaling,
         softcap or 0.0,
         _NO_WINDOW if sliding_window is None else sliding_window,
@@ -134,11 +134,12 @@ def paged_attention(
         VALUE_BLOCK=blocks_of(value_dim),
         PAGE_SIZE=PAGE_SIZE,
         WORDS=arrays.word_capacity,
+        LEVELS=arrays.levels,
         ROWS=step.rows,
         KEYS=WORD,
         CAPPED=softcap is not None,
         WINDOWED=sliding_window is not None,
-        num_warps=8 if step.rows > _FEW_ROWS and max(key_dim, value_dim) > _LARGE_HEAD else 4,
+        num_warps=_warps(step.rows, max(key_dim, value_dim), query.dtype),
     )
     output = query.new_empty((tokens, heads, value_dim))
     launch(
@@ -155,6 +156,13 @@ def paged_attention(
         WITH_SINKS=s_aux is not None,
     )
     return output[None], None
+
+
+def _warps(rows: int, head_size: int, dtype: torch.dtype) -> int:
+    """Of a part of attention: so many that its sums fit their registers, see `draftwood bench kernels`."""
+    if dtype == torch.float32:
+        return 8 if head_size >= _LARGE_HEAD else 4
+    return 8 if rows > _FEW_ROWS and head_size > _LARGE_HEAD else 4
 
 
 def _with_rows(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,9 @@ from model_runner.runners.cuda.kernels.top_tokens import top_of_blocks, top_of_r
 from model_runner.runners.cuda.kv_cache import KVPages
 from model_runner.runners.cuda.steps.attention import STEP, AttentionStep, Scratch, power_of_2
 from model_runner.runners.cuda.steps.choosing import choose_and_keep
+from model_runner.runners.cuda.steps.exact_tiling import LEVELS, divide_exactly
 from model_runner.runners.cuda.steps.step_arrays import StepArrays
-from model_runner.runners.cuda.steps.tiling import Division, Tiles, divide
+from model_runner.runners.cuda.steps.tiling import NO_TILES, Division, Tiles, divide
 from model_runner.runners.most_probable import most_probable
 
 TOP = 8
@@ -26,6 +27,8 @@ _WORDS = 4
 """Ancestor words of a token in such steps: trees of 256 nodes."""
 _FEW_ROWS, _MANY_ROWS = 16, 64
 """Rows of a part of attention: the least that tensor cores multiply, and enough to read a context once for a tree."""
+_EXACT_PARTS = 2
+"""Times as many parts of attention in exact mode, where a context is divided whether the device is idle or not."""
 _PAGES = 4
 """Entries of the page tables of a step, for each page of KV memory. More are rare: prefixes are shared."""
 _VOCAB_BLOCK = 4096
@@ -48,8 +51,9 @@ class Workspace:
         rows: int,
         pages: int,
         device: torch.device,
+        levels: int = 0,
     ) -> None:
-        self.arrays = StepArrays(tokens, words, parts, pages, device)
+        self.arrays = StepArrays(tokens, words, parts, pages, device, levels)
         self.scratch = Scratch(shapes, parts * rows, device)
         self.top = torch.zeros((tokens, TOP + 1), dtype=torch.int32, device=device)
         self.host_top = torch.zeros((tokens, TOP + 1), dtype=torch.int32, pin_memory=device.type == "cuda")
@@ -86,24 +90,27 @@ class Forward:
 
     Args:
         group: heads that share a key, at most.
+        exact: the bits of a token's logits do not depend on the other tokens of its step.
     """
 
-    def __init__(self, module: Any, kv: KVPages, group: int, device: torch.device) -> None:
-        self._module, self._kv, self.device = module, kv, device
+    def __init__(self, module: Any, kv: KVPages, group: int, device: torch.device, exact: bool = False) -> None:
+        self._module, self._kv, self.device, self._exact = module, kv, device, exact
         self._group, self._machine = group, machine(device)
         self._shapes = tuple(kv.by_shape)
         self._kv_heads = min(shape.kv_heads for shape in self._shapes)
         few = self.row_choices[0]
-        parts = self._division(few).most_parts(SIZES[-1])
-        self._fixed = Workspace(self._shapes, SIZES[-1], _WORDS, parts, few, _PAGES * kv.pages, device)
+        parts = self._division(few).most_parts(SIZES[-1]) * (_EXACT_PARTS if exact else 1)
+        words, levels = (1, LEVELS) if exact else (_WORDS, 0)
+        self._fixed = Workspace(self._shapes, SIZES[-1], words, parts, few, _PAGES * kv.pages, device, levels)
         self._large: Workspace | None = None
         self.logits: torch.Tensor | None = None
 
     @property
     def row_choices(self) -> tuple[int, ...]:
         """Rows that parts of attention have: enough for the heads of one group; few in float32, which takes twice the
-        registers."""
-        choices = (_FEW_ROWS,) if self._kv.layers[0].dtype == torch.float32 else (_FEW_ROWS, _MANY_ROWS)
+        registers, and in exact mode, where their number must not depend on the step."""
+        one = self._exact or self._kv.layers[0].dtype == torch.float32
+        choices = (_FEW_ROWS,) if one else (_FEW_ROWS, _MANY_ROWS)
         return tuple(sorted({max(rows, power_of_2(self._group)) for rows in choices}))
 
     @property
@@ -117,14 +124,15 @@ class Forward:
         wanted = batch.logit_rows.size
         many = batch.size * self._group > _FEW_ROWS * batch.rows
         for rows in reversed(self.row_choices if many else self.row_choices[:1]):
-            tiles = divide(batch, self._division(rows))
+            tiles = divide_exactly(batch, rows // self._group) if self._exact else divide(batch, self._division(rows))
             if self._fixed.fits(batch, tiles, rows):
                 tokens = padded_size(batch.size)
                 self._fixed.arrays.fill(batch, tiles, tokens, choices)
                 return Ready(self._fixed, tokens, tokens, wanted, rows, fixed=True)
         if self._large is None or not self._large.fits(batch, tiles, rows):
             tokens, parts, words = padded_size(batch.size), tiles.parts.shape[0] * 5 // 4, tiles.words.shape[1]
-            self._large = Workspace(self._shapes, tokens, words, parts, rows, 2 * batch.pages.size, self.device)
+            levels = LEVELS if self._exact else 0
+            self._large = Workspace(self._shapes, tokens, words, parts, rows, 2 * batch.pages.size, self.device, levels)
         self._large.arrays.fill(batch, tiles, batch.size, choices)
         return Ready(self._large, batch.size, wanted, wanted, rows, fixed=False)
 
@@ -132,8 +140,7 @@ class Forward:
         """A step of so many tokens that are all padding."""
         none, zero = np.zeros(0, np.int32), np.zeros(1, np.int32)
         batch = StepBatch(none, none, none, zero, none, none, zero, none)
-        tiles = Tiles(none.reshape(0, 8), none.reshape(0, 3), none, np.zeros((0, 1), np.int64))
-        self._fixed.arrays.fill(batch, tiles, tokens)
+        self._fixed.arrays.fill(batch, NO_TILES, tokens)
         return Ready(self._fixed, tokens, tokens, 0, rows, fixed=True)
 
     def launch(self, ready: Ready) -> torch.Tensor:

@@ -24,8 +24,9 @@ class StepArrays:
         tokens, positions, prefixes: int32[tokens], on the device.
         parents: int32[tokens]: for a node of a draft tree the token of the step that it hangs from, else -1.
         slots: int64[tokens]; -1 for padding.
-        token_parts: int32[tokens, 3]; 0 parts for padding.
+        token_parts: int32[tokens, 5]; 0 parts for padding.
         words: int64[tokens, words].
+        paths: int32[tokens, levels].
         logit_rows: int32[tokens], the token that each row of logits follows.
         logit_begins: int32[tokens + 1], the rows of logits of each batch row.
         kinds: int32[tokens]: for each batch row, who chooses its tokens.
@@ -38,10 +39,12 @@ class StepArrays:
         words: in ancestor words of a token.
         parts: in parts of attention.
         pages: in entries of page tables.
+        levels: of draft trees, in exact mode; else 0.
     """
 
-    def __init__(self, tokens: int, words: int, parts: int, pages: int, device: torch.device) -> None:
+    def __init__(self, tokens: int, words: int, parts: int, pages: int, device: torch.device, levels: int = 0) -> None:
         self.capacity, self.page_capacity, self.word_capacity, self.part_capacity = tokens, pages, words, parts
+        self.levels = levels
         self.buffer = DeviceBuffer(
             {
                 "tokens": (np.int32, (tokens,)),
@@ -49,8 +52,9 @@ class StepArrays:
                 "prefixes": (np.int32, (tokens,)),
                 "parents": (np.int32, (tokens,)),
                 "slots": (np.int64, (tokens,)),
-                "token_parts": (np.int32, (tokens, 3)),
+                "token_parts": (np.int32, (tokens, 5)),
                 "words": (np.int64, (tokens, words)),
+                "paths": (np.int32, (tokens, levels)),
                 "logit_rows": (np.int32, (tokens,)),
                 "logit_begins": (np.int32, (tokens + 1,)),
                 "kinds": (np.int32, (tokens,)),
@@ -91,6 +95,8 @@ class StepArrays:
         host["slots"][:n], host["slots"][n:padded] = batch.kv_slots(PAGE_SIZE), -1
         host["prefixes"][:n] = tiles.prefixes
         host["words"][:n, : tiles.words.shape[1]] = tiles.words
+        if tiles.paths is not None:
+            host["paths"][:n] = tiles.paths
         host["parts"][: tiles.parts.shape[0]] = tiles.parts
         host["part_count"][0], host["row_count"][0] = tiles.parts.shape[0], wanted
         if choices is not None:

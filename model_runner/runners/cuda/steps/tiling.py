@@ -45,32 +45,41 @@ class Tiles(NamedTuple):
         parts: int32[P, 8]: for each part the first token of its tile and how many it has, where the page table of its
             row begins, the run of entries that it reads (begin, end), the nodes that it reads (as entries: begin, end),
             and what is added to the entry of a node to get the number of its token.
-        token_parts: int32[T, 3]: for each token its first part, how many it has, and its place in its tile.
+        token_parts: int32[T, 5]: for each token the first part of its tile, how many the tile has, and its place in it;
+            then the first part of its own and how many of these it has, see `exact_tiling`.
         prefixes: int32[T]: a token sees the entries of its row before this one ...
         words: int64[T, W]: ... and the nodes of the tree whose bits are set: bit i % 64 of word i // 64 is node i.
+        paths: int32[T, levels]: for a token with parts of its own the entries of its ancestors in the tree and of
+            itself; in such a part, they follow the entry where otherwise the nodes begin. None where there are none.
     """
 
     parts: Int32Array
     token_parts: Int32Array
     prefixes: Int32Array
     words: npt.NDArray[np.int64]
+    paths: Int32Array | None = None
+
+
+NO_TILES = Tiles(
+    np.zeros((0, 8), np.int32), np.zeros((0, 5), np.int32), np.zeros(0, np.int32), np.zeros((0, 1), np.int64)
+)
 
 
 def divide(batch: StepBatch, division: Division) -> Tiles:
     """The attention of a step in parts, at most `division.most_parts`."""
     chains, begins = np.empty(batch.rows, np.int32), batch.begins
-    most_nodes = _set_chains(batch.parents, begins, chains)
+    most_nodes = set_chains(batch.parents, begins, chains)
     words = np.zeros((batch.size, max(1, -(-most_nodes // WORD))), np.int64)
     prefixes = np.empty(batch.size, np.int32)
     _see(batch.parents, begins, batch.contexts, chains, prefixes, words)
     parts = np.empty((division.most_parts(batch.size), 8), np.int32)
-    token_parts = np.empty((batch.size, 3), np.int32)
+    token_parts = np.zeros((batch.size, 5), np.int32)
     count = _fill(begins, batch.contexts, batch.page_begins, chains, prefixes, *division, parts, token_parts)
     return Tiles(parts[:count], token_parts, prefixes, words)
 
 
 @numba.njit(cache=True, nogil=True)
-def _set_chains(parents: Int32Array, begins: Int32Array, chains: Int32Array) -> int:
+def set_chains(parents: Int32Array, begins: Int32Array, chains: Int32Array) -> int:
     """Sets how many tokens of each row follow one another from its first on; returns the most nodes behind them."""
     most: int = 0
     for row in range(chains.shape[0]):

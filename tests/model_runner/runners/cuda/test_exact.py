@@ -1,0 +1,182 @@
+"""Exact mode: the bits of what is computed of a token do not depend on drafts and batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from benchmarks.kernels.reference import attended, random_batch
+from model_runner.errors import InvalidValueError, UnsupportedRunnerError
+from model_runner.loading.model import BUNDLED_MODEL, adopt, load_model
+from model_runner.loading.tokenizer import Tokenizer
+from model_runner.runners.base import KVShape, StepBatch
+from model_runner.runners.batch import BatchRow, lay_out
+from model_runner.runners.cuda import probe
+from model_runner.runners.cuda.exact_linear import exact_linear, make_exact
+from model_runner.runners.cuda.kv_cache import PAGE_SIZE
+from model_runner.runners.cuda.runner import CudaLayout, CudaRunner
+from model_runner.runners.cuda.steps import exact_tiling
+from strategies.draft import EMPTY_TREE, DraftTree, Int32Array
+from tests.model_runner.families import VOCAB
+from tests.model_runner.oracle import OracleStrategy
+from tests.model_runner.runners.cuda.device import DEVICE
+from tests.model_runner.runners.cuda.test_lossless import PROMPTS, run, small, written
+
+RUN = 64
+"""Entries of a run here, so that short contexts have several."""
+
+
+@pytest.fixture(autouse=True)
+def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact_tiling, "RUN", RUN)
+
+
+rows = st.tuples(st.sampled_from([0, 1, 15, 62, 63, 64, 130]), st.integers(1, 40), st.integers(0, 40))
+
+
+@given(
+    batch=st.lists(rows, min_size=1, max_size=3),
+    seed=st.integers(0, 2**32 - 1),
+    deep=st.sampled_from([0.0, 0.5, 0.95]),
+    group=st.sampled_from([1, 3]),
+    window=st.sampled_from([None, 20]),
+)
+@settings(
+    max_examples=3,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+def test_attention_is_right(
+    batch: list[tuple[int, int, int]], seed: int, deep: float, group: int, window: int | None
+) -> None:
+    random = np.random.default_rng(seed)
+    step, pages = random_batch(random, batch, deep)
+    output, expected, _ = attended(
+        step,
+        pages,
+        KVShape(2, 16, 16),
+        group,
+        torch.float32,
+        random,
+        window=window,
+        padding=3,
+        exact=True,
+        device=DEVICE,
+    )
+    assert (output.double() - expected).abs().max() < 2e-6
+
+
+class Steps:
+    """Steps of a model of one layer, whose keys and values are kept."""
+
+    def __init__(self, module: Any, layout: CudaLayout) -> None:
+        self._runner = CudaRunner(module, layout, 64 * PAGE_SIZE, graphs=False)
+        self._free: Iterator[int] = iter(np.random.default_rng(0).permutation(self._runner.pages).tolist())
+
+    def pages(self, count: int) -> Int32Array:
+        return np.array([next(self._free) for _ in range(count)], np.int32)
+
+    def logits(self, *rows: BatchRow) -> torch.Tensor:
+        return self.of(lay_out(list(rows)))
+
+    def of(self, batch: StepBatch) -> torch.Tensor:
+        logits: torch.Tensor = self._runner.step(batch, 0).logits
+        return logits.clone()
+
+
+@functools.cache
+def exact_model(family: str, dtype: torch.dtype) -> Any:
+    """Taken over by the runner; the tokenizer is not used."""
+    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
+    model = adopt(small(family).to(DEVICE, dtype), tokenizer, name=family, exact=True, runner="cuda")
+    assert model.exact
+    return model
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float16])
+def test_bits_of_a_path_in_a_random_tree(dtype: torch.dtype) -> None:
+    """A deep tree over the end of a run, beside another sequence, against one token after the other."""
+    factory = exact_model("llama", dtype).factory
+    steps, random = Steps(factory.module, factory.layout), np.random.default_rng(2)
+    context = random.integers(0, VOCAB, RUN - 3).astype(np.int32)
+    tree = DraftTree.of(random.integers(0, VOCAB, 40).tolist(), [max(-1, i - 1 - i % 3) for i in range(40)])
+    tables = [steps.pages(8) for _ in range(3)]
+    other = BatchRow(tables[2], 0, context[:30], EMPTY_TREE, logits_from=29)
+    steps.logits(BatchRow(tables[0], 0, context[:-1], EMPTY_TREE, logits_from=context.size - 2), other)
+    last = BatchRow(tables[0], context.size - 1, context[-1:], tree, logits_from=0)
+    drafted = steps.logits(last, other)
+    path = [39]
+    while tree.parents[path[0]] >= 0:
+        path.insert(0, int(tree.parents[path[0]]))
+    assert len(path) > 9
+    steps.logits(BatchRow(tables[1], 0, context[:20], EMPTY_TREE, logits_from=19))
+    steps.logits(BatchRow(tables[1], 20, context[20:-1], EMPTY_TREE, logits_from=context.size - 22))
+    for at, (row, token) in enumerate([(0, int(context[-1])), *((1 + node, int(tree.tokens[node])) for node in path)]):
+        one = BatchRow(tables[1], context.size - 1 + at, np.array([token], np.int32), EMPTY_TREE, logits_from=0)
+        assert torch.equal(steps.logits(one)[0], drafted[row]), at
+
+
+def test_answers_in_float16_do_not_depend_on_drafts_and_batch() -> None:
+    model = exact_model("llama", torch.float16)
+    plain = run(model, None)
+    oracle = OracleStrategy({prompt: one.output for prompt, one in zip(PROMPTS, plain, strict=True)}, VOCAB, seed=3)
+    drafted = run(model, oracle)
+    assert [one.output for one in drafted] == [one.output for one in plain]
+    assert sum(one.stats.accepted_tokens for one in drafted) > 0
+    assert run(model, oracle, prompts=PROMPTS[:1])[0].output == plain[0].output
+
+
+def test_answers_are_those_of_transformers() -> None:
+    sequences = run(exact_model("llama", torch.float32), None)
+    assert [one.output for one in sequences] == [written("llama", prompt) for prompt in PROMPTS]
+
+
+def test_a_linear_layer_is_right_for_any_number_of_rows() -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(70, 90, device=DEVICE)
+    ours, hidden = exact_linear(layer.weight, layer.bias), torch.randn(2, 70, 70, device=DEVICE)
+    whole = ours(hidden)
+    assert (whole - layer(hidden)).abs().max() < 1e-5
+    for rows in (1, 2, 17, 64, 65):
+        assert torch.equal(ours(hidden[0, :rows]), whole[0, :rows])
+    assert ours(hidden[:, :0]).shape == (2, 0, 90)
+
+
+def test_the_trial_finds_what_depends_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linear layers that divide their sum where there are few rows, as libraries do."""
+
+    def divided(module: torch.nn.Module) -> int:
+        count = make_exact(module)
+        for part in module.modules():
+            if type(part) is torch.nn.Linear:
+                part.forward = _halves(part)  # type: ignore[method-assign]
+        return count
+
+    monkeypatch.setattr(probe, "make_exact", divided)
+    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
+    with pytest.raises(UnsupportedRunnerError, match="in exact mode the bits of its logits still depend on the batch"):
+        adopt(small("llama").to(DEVICE), tokenizer, name="divided", exact=True, runner="cuda")
+
+
+def _halves(layer: torch.nn.Linear) -> Any:
+    weight, half = layer.weight, layer.in_features // 2
+
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        if hidden.shape[-2] > 4:
+            return hidden @ weight.T
+        return hidden[..., :half] @ weight.T[:half] + hidden[..., half:] @ weight.T[half:]
+
+    return forward
+
+
+def test_exact_mode_over_several_gpus_is_refused() -> None:
+    with pytest.raises(InvalidValueError, match="exact: True is not allowed; tensor_parallel is 2"):
+        load_model(BUNDLED_MODEL, device="cpu", runner="cuda", tensor_parallel=2, exact=True)
