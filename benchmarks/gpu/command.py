@@ -100,6 +100,7 @@ def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smo
     from benchmarks.gpu import sections
     from benchmarks.shared.models import ModelOptions, chosen_model
     from benchmarks.shared.prompts import read_questions
+    from model_runner.loading.model import load_model
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     plan = sections.SMOKE if smoke else sections.Plan()
@@ -123,6 +124,10 @@ def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smo
         report.section("streams", lambda: sections.streams(model, questions, plan))
         plain = _transformers(grown.path, model.device, getattr(torch, model.dtype))
         report.section("transformers", lambda: sections.transformers_speed(plain, model, questions, plan))
+        exact = load_model(
+            grown.path, device=device.type, dtype=model.dtype, runner="cuda", exact=True, max_context=model.max_context
+        )
+        report.section("exact", lambda: sections.exact_price(report.rows("steps"), exact, plan, size, bytes_per_second))
 
 
 def copy_bandwidth(device: Any) -> float:

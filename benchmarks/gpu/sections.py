@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,16 @@ def step_times(model: LoadedModel, plan: Plan, weight_bytes: int, bandwidth: flo
             rows.append({"context": context, "tokens": 1 + nodes, "ms": 1e3 * seconds, "floor_ms": 1e3 * floor})
     if isinstance(runner, CudaRunner) and (reason := runner.capture_problem):
         raise BenchmarkError(f"steps are not replayed as CUDA graphs: {reason}")
+    return rows
+
+
+def exact_price(steps: Rows, exact: LoadedModel, plan: Plan, weight_bytes: int, bandwidth: float) -> Rows:
+    """Step times in exact mode beside those of `step_times`, over the first contexts."""
+    few = replace(plan, contexts=plan.contexts[:2], nodes=plan.nodes[::2])
+    rows = step_times(exact, few, weight_bytes, bandwidth)
+    usual = {(row["context"], row["tokens"]): row["ms"] for row in steps}
+    for row in rows:
+        row["over_usual"] = row["ms"] / usual[row["context"], row["tokens"]]
     return rows
 
 
