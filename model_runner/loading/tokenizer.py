@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from tokenizers.decoders import DecodeStream
 
 from model_runner.errors import InvalidValueError, UnsupportedModelError
 from model_runner.loading.checkpoint import BUNDLED_MODEL, cannot_be_loaded, require_folder
+from model_runner.loading.tool_format import NoToolFormatError, ToolFormat, read_tool_format
 from model_runner.sampling.grammar_compilation import Vocabulary
 from strategies.draft import Int32Array
 
@@ -40,8 +43,34 @@ class Tokenizer:
         """int32[n], with the special tokens that the tokenizer puts around a text (such as BOS)."""
         return np.array(self._tokenizer(text, verbose=False).input_ids, np.int32)
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> Int32Array:
+    @cached_property
+    def tool_format(self) -> ToolFormat | NoToolFormatError:
+        """How the model writes calls of tools, or why it is given none."""
+        if not self.has_chat_template:
+            return NoToolFormatError("it has no chat template")
+        try:
+            found = read_tool_format(self._render)
+        except NoToolFormatError as error:
+            return error
+        # Special tokens are not in the text of an answer.
+        begin, end = (self._without_special_tokens(text) for text in (found.begin, found.end))
+        between = None if found.between is None else self._without_special_tokens(found.between)
+        return replace(found, begin=begin, end=end, between=between)
+
+    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        text: str = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+        return text
+
+    def _without_special_tokens(self, text: str) -> str:
+        for token in self._tokenizer.all_special_tokens:
+            text = text.replace(token, "")
+        return text
+
+    def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> Int32Array:
         """int32[n]: the messages through the model's chat template, ready for the assistant's answer.
+
+        Args:
+            messages, tools: as transformers' chat templates take them.
 
         Raises:
             InvalidValueError: the model has no chat template, or its template refuses the messages.
@@ -50,7 +79,7 @@ class Tokenizer:
             raise InvalidValueError("chat", messages, "this model has no chat template; send text or token ids")
         try:
             ids = self._tokenizer.apply_chat_template(
-                messages, tokenize=True, add_generation_prompt=True, return_dict=False
+                messages, tools=tools, tokenize=True, add_generation_prompt=True, return_dict=False
             )
         except TemplateError as error:
             raise InvalidValueError(

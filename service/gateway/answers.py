@@ -7,8 +7,19 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from draftwood_client import Completion, Delta, DraftStatistics, Sample, TokenDetail, Usage
+from draftwood_client import (
+    Completion,
+    Delta,
+    DraftStatistics,
+    Sample,
+    TokenDetail,
+    ToolCall,
+    ToolCallReader,
+    ToolFormat,
+    Usage,
+)
 from service.gateway.reading import Asked
+from service.gateway.tools import AskedTools
 
 TokenText = Callable[[int], Awaitable[str]]
 """The text of a token id."""
@@ -20,11 +31,14 @@ class Answers:
     Args:
         model: as the answer names it.
         text_of: for the alternatives among log-probabilities.
+        form: how the model writes calls of tools, where it may.
     """
 
-    def __init__(self, asked: Asked, model: str, text_of: TokenText) -> None:
+    def __init__(self, asked: Asked, model: str, text_of: TokenText, form: ToolFormat | None = None) -> None:
         self._asked = asked
         self._text_of = text_of
+        self._form = form
+        self._contents: dict[int, _Content] = {}
         kind = "chat.completion" if asked.chat else "text_completion"
         prefix = "chatcmpl" if asked.chat else "cmpl"
         self.id = f"{prefix}-{uuid.uuid4().hex}"
@@ -50,19 +64,24 @@ class Answers:
         indexes = range(len(self._asked.prompts) * self._asked.samples)
         return [self._chunk(index, {"delta": {"role": "assistant", "content": ""}}) for index in indexes]
 
-    async def delta(self, prompt: int, delta: Delta) -> dict[str, Any] | None:
-        """The chunk of some tokens; None if they complete no character and nothing else is asked for."""
-        own = self._details(delta)
-        if not (delta.text or self._asked.logprobs is not None or any(own.values())):
-            return None
-        index = prompt * self._asked.samples + delta.sample
-        content: dict[str, Any] = {"delta": {"content": delta.text}} if self._asked.chat else {"text": delta.text}
+    async def delta(self, prompt: int, delta: Delta) -> list[dict[str, Any]]:
+        """The chunk of some tokens; none if they complete no character or call, and nothing else is asked for."""
+        own, index = self._details(delta), prompt * self._asked.samples + delta.sample
+        content = self._content_of(index).pushed(delta.text)
+        if not (content or self._asked.logprobs is not None or any(own.values())):
+            return []
+        choice: dict[str, Any] = {"delta": content or {"content": ""}} if self._asked.chat else {"text": delta.text}
         if self._asked.logprobs is not None:
-            content["logprobs"] = await self._logprobs(index, delta.details)
-        chunk = self._chunk(index, content)
+            choice["logprobs"] = await self._logprobs(index, delta.details)
+        chunk = self._chunk(index, choice)
         if own:
             chunk["draftwood"] = own
-        return chunk
+        return [chunk]
+
+    def _content_of(self, index: int) -> _Content:
+        if index not in self._contents:
+            self._contents[index] = _Content(self._form, self._asked.tools)
+        return self._contents[index]
 
     def _details(self, delta: Delta) -> dict[str, list[dict[str, Any]]]:
         """What only this service tells of some tokens."""
@@ -76,10 +95,15 @@ class Answers:
         return own
 
     def finished(self, prompt: int, reasons: Iterable[str]) -> list[dict[str, Any]]:
-        """The chunks that end the samples of a prompt: without content."""
+        """The chunks that end the samples of a prompt: without content, but for text that looked like a call."""
         empty: dict[str, Any] = {"delta": {}} if self._asked.chat else {"text": ""}
-        begin = prompt * self._asked.samples
-        return [self._chunk(begin + index, empty, reason) for index, reason in enumerate(reasons)]
+        chunks = []
+        for index, reason in enumerate(reasons, prompt * self._asked.samples):
+            content = self._content_of(index)
+            if rest := content.closed():
+                chunks.append(self._chunk(index, {"delta": rest}))
+            chunks.append(self._chunk(index, empty, content.reason(reason)))
+        return chunks
 
     def last(self, usages: Sequence[Usage], drafting: Sequence[DraftStatistics]) -> dict[str, Any] | None:
         """The chunk with the usage, if it was asked for: without choices."""
@@ -94,7 +118,10 @@ class Answers:
     async def _choice(self, index: int, text: str, details: Sequence[TokenDetail], reason: str) -> dict[str, Any]:
         content: dict[str, Any] = {"text": text}
         if self._asked.chat:
-            content = {"message": {"role": "assistant", "content": text, "refusal": None}}
+            read = self._content_of(index)
+            message = _joined(read.pushed(text), read.closed())
+            content = {"message": {"role": "assistant", "content": None, "refusal": None, **message}}
+            reason = read.reason(reason)
         logprobs = None if self._asked.logprobs is None else await self._logprobs(index, details)
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
         if self._asked.token_details:
@@ -122,6 +149,57 @@ class Answers:
             "top_logprobs": [dict(others) for others in tops],
             "text_offset": offsets,
         }
+
+
+class _Content:
+    """What the message of a sample has: its text, and the calls in it where there are tools."""
+
+    def __init__(self, form: ToolFormat | None, tools: AskedTools | None) -> None:
+        names = () if tools is None else (tool.name for tool in tools.tools)
+        self._reader = None if form is None else ToolCallReader(form, names)
+        self._calls = 0
+
+    def pushed(self, text: str) -> dict[str, Any]:
+        """What some more text adds to the message; empty for nothing."""
+        if self._reader is None:
+            return {"content": text} if text else {}
+        return self._shown(self._reader.push(text))
+
+    def closed(self) -> dict[str, Any]:
+        """What the end of the answer adds."""
+        return {} if self._reader is None else self._shown(self._reader.close())
+
+    def reason(self, reason: str) -> str:
+        """Why it ended."""
+        return "tool_calls" if self._calls and reason == "stop" else reason
+
+    def _shown(self, found: Sequence[str | ToolCall]) -> dict[str, Any]:
+        shown: dict[str, Any] = {}
+        if text := "".join(one for one in found if isinstance(one, str)):
+            shown["content"] = text
+        calls = [one for one in found if isinstance(one, ToolCall)]
+        if calls:
+            shown["tool_calls"] = [
+                {
+                    "index": self._calls + at,
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for at, call in enumerate(calls)
+            ]
+            self._calls += len(calls)
+        return shown
+
+
+def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """The message of an answer as a whole."""
+    calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
+    text = first.get("content", "") + second.get("content", "")
+    message: dict[str, Any] = {"content": text if text or not calls else None}
+    if calls:
+        message["tool_calls"] = [{key: value for key, value in call.items() if key != "index"} for call in calls]
+    return message
 
 
 def _chat_token(text: str, logprob: float | None) -> dict[str, Any]:

@@ -21,10 +21,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from draftwood_client import AsyncClient, AsyncGenerationStream, DraftwoodError, ModelInfo
+from draftwood_client import AsyncClient, AsyncGenerationStream, DraftwoodError, ModelInfo, ToolFormat
 from service.gateway.answers import Answers, as_events
-from service.gateway.errors import InvalidRequestError, UnknownModelError, body_of, headers_of, status_of
-from service.gateway.reading import Asked, read_chat, read_completion
+from service.gateway.errors import InvalidRequestError, UnknownModelError, body_of, headers_of, of_tools, status_of
+from service.gateway.reading import Asked, read_chat, read_completion, with_tools
 
 _log = structlog.get_logger(__name__)
 
@@ -98,6 +98,7 @@ class Gateway:
         path, began = request.url.path, time.perf_counter()
         self._live.inc()
         ended = False
+        asked: Asked | None = None
 
         def end(status: int) -> None:
             nonlocal ended
@@ -111,9 +112,12 @@ class Gateway:
             asked = read(await self._body(request))
             client = self._client(request)
             timeout = _timeout(request)
+            form = await self._tool_format(client) if asked.tools is not None else None
+            if form is not None:
+                asked = with_tools(asked, form)
             streams = [client.stream(prompt, timeout=timeout, **asked.options) for prompt in asked.prompts]
             model = asked.model or (await self._info(client)).model
-            answers = Answers(asked, model, partial(self._text_of, client))
+            answers = Answers(asked, model, partial(self._text_of, client), form)
             if not asked.stream:
                 completions = await asyncio.gather(*map(_completed, streams))
                 response: Response = JSONResponse(
@@ -123,8 +127,9 @@ class Gateway:
                 return response
             await asyncio.gather(*(stream.__aenter__() for stream in streams))
         except Exception as error:
-            end(status_of(error))
-            return _refusal(error)
+            known = of_tools(error) if asked is not None and asked.tools is not None else error
+            end(status_of(known))
+            return _refusal(known)
         except asyncio.CancelledError:
             end(499)
             raise
@@ -142,8 +147,8 @@ class Gateway:
                 yield "", _json(chunk)
             for number, stream in enumerate(streams):
                 async for delta in stream:
-                    if (chunk_or_none := await answers.delta(number, delta)) is not None:
-                        yield "", _json(chunk_or_none)
+                    for chunk in await answers.delta(number, delta):
+                        yield "", _json(chunk)
                 completion = await stream.completion()
                 samples = completion.samples or (completion,)
                 for chunk in answers.finished(number, [sample.finish_reason.value for sample in samples]):
@@ -208,6 +213,12 @@ class Gateway:
 
     async def _info(self, client: AsyncClient) -> ModelInfo:
         return await client.model_info(timeout=10.0)
+
+    async def _tool_format(self, client: AsyncClient) -> ToolFormat:
+        info = await self._info(client)
+        if info.tool_format is None:
+            raise InvalidRequestError("tools", f"the model takes none: {info.no_tools_reason}")
+        return info.tool_format
 
     async def _text_of(self, client: AsyncClient, token: int) -> str:
         text = self._token_texts.get(token)

@@ -80,6 +80,14 @@ def body_of(error: Exception) -> dict[str, Any]:
     return {"error": {"message": text, "type": _TYPES.get(status, "server_error"), "param": field, "code": code}}
 
 
+def of_tools(error: Exception) -> Exception:
+    """The error of a request with tools: what is wrong with the grammar that was made of them is wrong with them."""
+    wrong = error.violations[0] if isinstance(error, StatusError) and error.violations else None
+    if wrong is not None and wrong.field.startswith("format."):
+        return InvalidRequestError("tools", f"have a schema that calls cannot be kept to: {wrong.description}")
+    return error
+
+
 def _named(field: str) -> str:
     for ours, theirs in _FIELDS.items():
         if field.startswith(ours):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from draftwood_client import ChatMessage, GenerateOptions, Prompt
+from draftwood_client import ChatMessage, GenerateOptions, Prompt, ToolFormat
 from service.gateway.errors import InvalidRequestError
+from service.gateway.tools import AskedTools, options_for, read_calls, read_tools
 
 MAX_PROMPTS = 128
 """Of one completions request. Not tuned."""
@@ -27,12 +28,13 @@ _COMMON = {
     "priority": (int, "an integer"),
 }
 _IGNORED = {"model", "messages", "prompt", "stream", "stream_options", "user", "metadata", "store", "service_tier"}
-_IGNORED |= {"prompt_cache_key", "safety_identifier", "parallel_tool_calls", "draftwood"}
+_IGNORED |= {"prompt_cache_key", "safety_identifier", "draftwood"}
 _READ_APART = {"seed", "stop", "logit_bias", "logprobs", "top_logprobs", "response_format", "max_tokens"}
 _READ_APART |= {"max_completion_tokens", "stop_token_ids"}
+_OF_CHAT = {"tools", "tool_choice", "parallel_tool_calls"}
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     # What asks for nothing is allowed.
-    "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
+    "functions": ([],), "function_call": ("none", "auto"),
     "echo": (False,), "suffix": ("",), "best_of": (1,), "modalities": (["text"],), "verbosity": ("medium",),
 }  # fmt: skip
 _DRAFTWOOD = {"drafting", "learn", "strategy", "max_draft_nodes", "tenant", "session"}
@@ -46,7 +48,8 @@ class Asked:
 
     Attributes:
         prompts: one for chat; for completions, each is a request of its own.
-        options: of each of them.
+        options: of each of them, without those that tools need, see `with_tools`.
+        tools: what the model may call.
         logprobs: the answer has log-probabilities; so many alternatives.
         token_details: the answer says of each token whether it was drafted.
         draft_trees: the answer has what each step verified.
@@ -57,6 +60,7 @@ class Asked:
     prompts: list[Prompt]
     options: GenerateOptions
     stream: bool
+    tools: AskedTools | None = None
     include_usage: bool = False
     logprobs: int | None = None
     token_details: bool = False
@@ -76,7 +80,21 @@ def read_chat(body: Any) -> Asked:
         logprobs = _given(fields, "top_logprobs", int, "an integer") or 0
     elif fields.get("top_logprobs") is not None:
         raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
-    return _asked(fields, [prompt], chat=True, logprobs=logprobs)
+    tools = read_tools(fields)
+    if tools is not None and (fields.get("response_format") or {"type": "text"}) != {"type": "text"}:
+        raise InvalidRequestError("response_format", "cannot be combined with tools; set tool_choice to none")
+    return replace(_asked(fields, [prompt], chat=True, logprobs=logprobs), tools=tools)
+
+
+def with_tools(asked: Asked, form: ToolFormat) -> Asked:
+    """The request as the service takes it, for a model that writes calls in this form."""
+    assert asked.tools is not None
+    options: dict[str, Any] = {**asked.options, "tools": asked.tools.tools}
+    more = options_for(asked.tools, form)
+    if "stop" in more:
+        given = options.get("stop") or []
+        more["stop"] += [given] if isinstance(given, str) else given
+    return replace(asked, options=cast(GenerateOptions, options | more))
 
 
 def read_completion(body: Any) -> Asked:
@@ -88,7 +106,7 @@ def read_completion(body: Any) -> Asked:
 
 
 def _asked(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, logprobs: int | None) -> Asked:
-    _refuse_unknown(fields)
+    _refuse_unknown(fields, chat)
     if logprobs is not None and not 0 <= logprobs <= _MOST_LOGPROBS:
         raise InvalidRequestError("top_logprobs" if chat else "logprobs", f"must lie in [0, {_MOST_LOGPROBS}]")
     own = _object("draftwood", fields.get("draftwood") or {})
@@ -174,12 +192,22 @@ def _message(name: str, message: Any) -> ChatMessage:
     role = fields.get("role")
     if not isinstance(role, str):
         raise InvalidRequestError(f"{name}.role", "must be a text")
-    for key in ("tool_calls", "function_call", "audio"):
+    for key in ("function_call", "audio"):
         if fields.get(key):
             raise InvalidRequestError(f"{name}.{key}", "is not served")
-    if role in ("tool", "function"):
-        raise InvalidRequestError(f"{name}.role", f"{role} is not served: there are no tools")
-    return ChatMessage("system" if role == "developer" else role, _content(f"{name}.content", fields.get("content")))
+    if role == "function":
+        raise InvalidRequestError(f"{name}.role", "function is not served; use tool")
+    calls = read_calls(f"{name}.tool_calls", fields.get("tool_calls") or [])
+    told = {key: fields.get(key) or "" for key in ("tool_call_id", "name")} if role == "tool" else {}
+    if wrong := next((key for key, value in told.items() if not isinstance(value, str)), None):
+        raise InvalidRequestError(f"{name}.{wrong}", "must be a text")
+    return ChatMessage(
+        "system" if role == "developer" else role,
+        _content(f"{name}.content", fields.get("content")),
+        calls,
+        told.get("tool_call_id", ""),
+        told.get("name", ""),
+    )
 
 
 def _content(name: str, content: Any) -> str:
@@ -212,9 +240,9 @@ def _prompts(given: Any) -> list[Prompt]:
     raise InvalidRequestError("prompt", "must be a text, token ids, or a list of one of them")
 
 
-def _refuse_unknown(fields: Mapping[str, Any]) -> None:
+def _refuse_unknown(fields: Mapping[str, Any], chat: bool) -> None:
     for name, value in fields.items():
-        if value is None or name in _COMMON or name in _IGNORED or name in _READ_APART:
+        if value is None or name in _COMMON or name in _IGNORED or name in _READ_APART or (chat and name in _OF_CHAT):
             continue
         if name in _NEUTRAL:
             if value not in _NEUTRAL[name]:

@@ -31,6 +31,7 @@ from service.live_experiments.placement import Placement
 from service.quotas import Limiter
 from service.quotas.opening import default_limits
 from service.rpc.calls import Call, Method
+from service.rpc.parsing.chat import MAX_TOOLS, tool_format_of
 from service.rpc.request_log import RequestLog
 from service.rpc.requests import (
     MAX_GRAMMAR_CHARACTERS,
@@ -269,7 +270,7 @@ def remaining(call: Call) -> float | None:
 
 def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
     """The model's properties and the limits of requests."""
-    model = serving.model
+    model, (tool_format, no_tools_reason) = serving.model, tool_format_of(serving)
     return pb.GetModelInfoResponse(
         model=model.name,
         architecture=model.architecture,
@@ -301,8 +302,11 @@ def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
             logit_biases=MAX_LOGIT_BIASES,
             format_characters=MAX_GRAMMAR_CHARACTERS,
             samples=settings.max_running,
+            tools=MAX_TOOLS,
         ),
         memory_max_bytes=settings.memory_budget,
+        tool_format=tool_format,
+        no_tools_reason=no_tools_reason,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from model_runner.errors import InvalidInputError, InvalidValueError
 from model_runner.request import Format, GrammarKind, Request, SamplingParams, StopParams
 from service.auth import PermissionDeniedError
 from service.live_experiments.placement import Placement
+from service.rpc.parsing.chat import read_chat
 from service.rpc.text_work import TextWork
 from service.serving import ServedModel, Serving
 from service.tenants.config import LearningScope, TenantConfig
@@ -32,7 +34,6 @@ MAX_STOP_STRING_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIASES = 1024
 MAX_GRAMMAR_CHARACTERS = 64 * 1024
-MAX_ROLE_CHARACTERS = 64
 NO_DRAFTS = "none"
 
 _SHORT_TEXT = 8 * 1024
@@ -199,8 +200,8 @@ async def read_prompt(
         encode = model.tokenizer.encode
         return _not_empty(Prompt("text", await _read(text_work, tenant, len(request.text), encode, request.text)))
     if request.HasField("chat"):
-        messages, characters = _messages(request.chat, serving)
-        encode_chat = model.tokenizer.encode_chat
+        messages, tools, characters = read_chat(request.chat, serving)
+        encode_chat = partial(model.tokenizer.encode_chat, tools=tools) if tools else model.tokenizer.encode_chat
         return _not_empty(Prompt("chat.messages", await _read(text_work, tenant, characters, encode_chat, messages)))
     if isinstance(request, pb.GenerateRequest) and request.HasField("token_ids"):
         given = request.token_ids.ids
@@ -270,26 +271,6 @@ async def _read(
 ) -> Int32Array:
     """int32[n]: what `encode` makes of a text, or of messages; of a long one in a thread."""
     return encode(text) if characters <= _SHORT_TEXT else await text_work.run(tenant, encode, text)
-
-
-def _messages(chat: pb.Chat, serving: Serving) -> tuple[list[dict[str, str]], int]:
-    """The messages as chat templates take them, and how many characters they have, at least one a message."""
-    count = len(chat.messages)
-    if not count:
-        raise InvalidInputError("chat.messages", None, "must not be empty")
-    if count > serving.max_chat_messages:
-        problem = f"has {count} messages; at most {serving.max_chat_messages} are allowed"
-        raise InvalidInputError("chat.messages", None, problem)
-    for index, message in enumerate(chat.messages):
-        size = len(message.role)  # each look at a field makes a new text
-        if not 1 <= size <= MAX_ROLE_CHARACTERS:
-            problem = f"must have 1 to {MAX_ROLE_CHARACTERS} characters; it has {size}"
-            raise InvalidInputError(f"chat.messages[{index}].role", None, problem)
-    characters = sum(1 + len(message.content) for message in chat.messages)
-    require_characters("chat.messages", characters, serving.max_prompt_characters)
-    if not serving.model.tokenizer.has_chat_template:
-        raise InvalidInputError("chat", None, "the model has no chat template; send text")
-    return [{"role": message.role, "content": message.content} for message in chat.messages], characters
 
 
 def _refuse_override(options: pb.DraftOptions, principal: str, tenant: str) -> None:

@@ -35,7 +35,11 @@ BAD_PROMPTS: list[tuple[Any, type[Exception], str]] = [
     ([1, True], TypeError, "prompt[1]: must be an int, not bool"),
     ([1, -2], ValueError, "prompt[1]: -2 is not allowed; it must lie in [0, 2147483647]"),
     ([{"role": "user", "content": "x"}, 3], TypeError, "prompt[1]: must be a ChatMessage or a mapping, not int"),
-    ([{"role": "user"}], ValueError, "prompt[0]: needs the keys 'role' and 'content' and no others; it has 'role'"),
+    (
+        [{"role": "user"}],
+        ValueError,
+        "prompt[0]: needs the keys 'role' and 'content', may have tool_call_id, tool_calls, tool_name; it has 'role'",
+    ),
     ([{"role": "user", "content": 3}], TypeError, "prompt[0].content: must be a str, not int"),
 ]
 BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -85,15 +84,16 @@ def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     phrase_book.install(monkeypatch)
 
 
-def strategies_and_families() -> Iterator[Any]:
-    """All; those of which another test has the strategy and yet another the family, only among the slow tests."""
-    for family, runner in with_runners(FAMILIES, ["qwen3"]):
-        for name in NAMES:
-            every = family in ("bundled", "llama") or name == "hybrid"
-            yield pytest.param(family, runner, name, marks=() if every else pytest.mark.slow)
+PAIRS = [
+    pytest.param(family, runner, name, marks=() if often else pytest.mark.slow)
+    for family, runner in with_runners(FAMILIES, ["qwen3"])
+    for name in NAMES
+    for often in [family in ("bundled", "llama") or name == "hybrid"]
+]
+"""All; those of which other tests have the strategy and the family each, only among the slow tests."""
 
 
-@pytest.mark.parametrize(("family", "runner", "name"), strategies_and_families())
+@pytest.mark.parametrize(("family", "runner", "name"), PAIRS)
 @given(prompts=prompts)
 @few_examples
 def test_every_strategy_at_every_budget(family: str, runner: str, name: str, prompts: list[tuple[int, ...]]) -> None:

@@ -19,6 +19,7 @@ from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from model_runner.answer import Answer as FinishedAnswer
 from model_runner.answer import Difference
 from model_runner.errors import InvalidInputError
+from model_runner.loading.tool_format import NoToolFormatError, ToolFormat
 from model_runner.output import Finish, FinishReason, StepOutput
 from model_runner.request import GrammarKind
 from model_runner.sampling.generation_defaults import GenerationDefaults
@@ -40,17 +41,25 @@ from strategies.draft import Int32Array
 
 
 class ByteTokenizer:
-    """A token is a byte."""
+    """A token is a byte.
+
+    Attributes:
+        tool_format: set one for a model that takes tools.
+        tools: of the last conversation that was read.
+    """
 
     def __init__(self, has_chat_template: bool = True) -> None:
         self.has_chat_template = has_chat_template
+        self.tool_format: ToolFormat | NoToolFormatError = NoToolFormatError("its chat template has no tools")
+        self.tools: list[dict[str, Any]] | None = None
         self.encoded_on: list[str] = []
 
     def encode(self, text: str) -> Int32Array:
         self.encoded_on.append(threading.current_thread().name)
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> Int32Array:
+    def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> Int32Array:
+        self.tools = tools
         return self.encode("".join(f"<{message['role']}>{message['content']}" for message in messages))
 
     def decode(self, ids: SequenceOf[int] | Int32Array, include_special_tokens: bool = False) -> str:

@@ -57,6 +57,7 @@ from draftwood_client.results import (
     Usage,
 )
 from draftwood_client.retry import NO_RETRY, RetryPolicy
+from draftwood_client.tools import Tool, ToolCall, ToolCallReader, ToolFormat
 
 __all__ = [
     "NO_RETRY",
@@ -110,6 +111,10 @@ __all__ = [
     "TlsConfig",
     "TokenDetail",
     "Tokenization",
+    "Tool",
+    "ToolCall",
+    "ToolCallReader",
+    "ToolFormat",
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",

@@ -24,6 +24,7 @@ from draftwood_client.results import (
     Tokenization,
     Usage,
 )
+from draftwood_client.tools import ToolFormat
 
 _REASONS = {pb.FINISH_REASON_STOP: FinishReason.STOP, pb.FINISH_REASON_LENGTH: FinishReason.LENGTH}
 
@@ -126,6 +127,18 @@ def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
         runner_reason=message.runner_reason,
         weights=message.weights,
         generation_defaults=_generation_defaults(message.generation_defaults),
+        tool_format=_tool_format(message.tool_format) if message.HasField("tool_format") else None,
+        no_tools_reason=message.no_tools_reason,
+    )
+
+
+def _tool_format(message: pb.ToolFormat) -> ToolFormat:
+    return ToolFormat(
+        begin=message.begin,
+        end=message.end,
+        between=message.between if message.HasField("between") else None,
+        name_key=message.name_key,
+        arguments_key=message.arguments_key,
     )
 
 

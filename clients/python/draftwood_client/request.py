@@ -10,24 +10,34 @@ import difflib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from operator import index
 from typing import Any, TypeAlias, TypedDict
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_client.errors import ArgumentTypeError, ArgumentValueError
+from draftwood_client.tools import Tool, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message of a conversation. `role` is one of the model's chat template: "system", "user", "assistant"."""
+    """One message of a conversation.
+
+    Attributes:
+        role: one of the model's chat template: "system", "user", "assistant", or "tool" for the result of a call.
+        tool_calls: of an answer of the model.
+        tool_call_id, tool_name: of a result: the call that it belongs to, and the name of its tool.
+    """
 
     role: str
     content: str
+    tool_calls: Sequence[ToolCall] = ()
+    tool_call_id: str = ""
+    tool_name: str = ""
 
 
-Messages: TypeAlias = Sequence[ChatMessage | Mapping[str, str]]
-"""A conversation; a mapping has the keys "role" and "content"."""
+Messages: TypeAlias = Sequence[ChatMessage | Mapping[str, Any]]
+"""A conversation; a mapping has the keys "role" and "content", and those of `ChatMessage` that it needs."""
 
 Prompt: TypeAlias = str | Sequence[int] | Messages
 """Text or token ids, which are continued as they are, or a conversation, which is answered."""
@@ -43,6 +53,8 @@ class GenerateOptions(TypedDict, total=False):
     Sampling: `temperature` (0, the default, is greedy), `top_k`, `top_p`, `min_p`, `repetition_penalty`,
     `presence_penalty`, `frequency_penalty`, `logit_bias` (token id to a number that is added to its logit), `seed`
     (same seed, same answer), `n` samples (sample i is the answer to seed + i).
+
+    Tools: `tools`, what the model may call; see `ToolCallReader` for calls in its answer.
 
     Output format, one of: `json_schema` (JSON, or a mapping of it), `regex`, `lark`.
 
@@ -71,6 +83,7 @@ class GenerateOptions(TypedDict, total=False):
     seed: int | None
     logit_bias: Mapping[int, float] | None
     n: int | None
+    tools: Sequence[Tool] | None
     json_schema: str | Mapping[str, Any] | None
     regex: str | None
     lark: str | None
@@ -94,9 +107,13 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateReq
     request = pb.GenerateRequest()
     _set_prompt(request, prompt)
     for name, value in options.items():
-        if name not in _FIELDS:
+        if name not in _FIELDS and name != "tools":
             raise ArgumentTypeError(name, f"there is no such option{_nearest(name)}")
-        if value is not None:
+        if name == "tools" and value is not None:
+            if not request.HasField("chat"):
+                raise ArgumentValueError(name, "needs a prompt of chat messages")
+            request.chat.tools.extend(_tools(value))
+        elif value is not None:
             part, field, check = _FIELDS[name]
             message: Any = getattr(request, part) if part else request
             checked = check(name, value)
@@ -174,16 +191,40 @@ def _items(name: str, value: object, expected: str) -> list[Any]:
 
 
 def _message(name: str, message: object) -> pb.ChatMessage:
-    if isinstance(message, ChatMessage):
-        role, content = message.role, message.content
-    elif isinstance(message, Mapping):
-        if set(message) != {"role", "content"}:
+    if isinstance(message, Mapping):
+        if not {"role", "content"} <= set(message) <= _MESSAGE_KEYS:
             found = ", ".join(sorted(map(repr, message))) or "none"
-            raise ArgumentValueError(name, f"needs the keys 'role' and 'content' and no others; it has {found}")
-        role, content = message["role"], message["content"]
-    else:
+            others = ", ".join(sorted(_MESSAGE_KEYS - {"role", "content"}))
+            raise ArgumentValueError(name, f"needs the keys 'role' and 'content', may have {others}; it has {found}")
+        message = ChatMessage(**message)
+    if not isinstance(message, ChatMessage):
         raise ArgumentTypeError(name, f"must be a ChatMessage or a mapping, not {_kind(message)}")
-    return pb.ChatMessage(role=text(f"{name}.role", role), content=text(f"{name}.content", content))
+    encoded = pb.ChatMessage(
+        role=text(f"{name}.role", message.role),
+        content=text(f"{name}.content", message.content),
+        tool_call_id=text(f"{name}.tool_call_id", message.tool_call_id),
+        tool_name=text(f"{name}.tool_name", message.tool_name),
+    )
+    for i, call in enumerate(_items(f"{name}.tool_calls", message.tool_calls, "calls of tools")):
+        field = f"{name}.tool_calls[{i}]"
+        if not isinstance(call, ToolCall):
+            raise ArgumentTypeError(field, f"must be a ToolCall, not {_kind(call)}")
+        encoded.tool_calls.add(
+            id=text(f"{field}.id", call.id),
+            name=text(f"{field}.name", call.name),
+            arguments=text(f"{field}.arguments", call.arguments),
+        )
+    return encoded
+
+
+def _tools(value: object) -> list[pb.Tool]:
+    tools = []
+    for i, tool in enumerate(_items("tools", value, "a sequence of Tool")):
+        if not isinstance(tool, Tool):
+            raise ArgumentTypeError(f"tools[{i}]", f"must be a Tool, not {_kind(tool)}")
+        parts = {part.name: text(f"tools[{i}].{part.name}", getattr(tool, part.name)) for part in fields(Tool)}
+        tools.append(pb.Tool(**parts))
+    return tools
 
 
 def _strings(name: str, value: object) -> list[str]:
@@ -244,10 +285,11 @@ def _kind(value: object) -> str:
 
 
 def _nearest(name: str) -> str:
-    close = difflib.get_close_matches(name, _FIELDS, n=1)
+    close = difflib.get_close_matches(name, [*_FIELDS, "tools"], n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+_MESSAGE_KEYS = {field.name for field in fields(ChatMessage)}
 _FIELDS: dict[str, tuple[str, str, Callable[[str, object], object]]] = {
     # option: (part of the request, field in it, check)
     "model": ("", "model", text),

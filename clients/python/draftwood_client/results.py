@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from draftwood_client.tools import ToolFormat
+
 
 class FinishReason(StrEnum):
     STOP = "stop"
@@ -276,6 +278,8 @@ class ModelInfo:
         runner: what computes the steps, "cuda", "openvino" or "torch"; "" from servers that do not tell.
         runner_reason: why this runner was chosen.
         weights: what they are stored as, the dtype or "int8"; "" from servers that do not tell.
+        tool_format: how the model writes calls of tools; None if it is given none.
+        no_tools_reason: why it is given none.
     """
 
     model: str
@@ -298,3 +302,5 @@ class ModelInfo:
     runner_reason: str = ""
     weights: str = ""
     generation_defaults: GenerationDefaults = GenerationDefaults()
+    tool_format: ToolFormat | None = None
+    no_tools_reason: str = ""

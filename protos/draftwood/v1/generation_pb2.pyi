@@ -26,18 +26,60 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
-    __slots__ = ("role", "content")
+    __slots__ = ("role", "content", "tool_calls", "tool_call_id", "tool_name")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    TOOL_NAME_FIELD_NUMBER: _ClassVar[int]
     role: str
     content: str
-    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
+    tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
+    tool_call_id: str
+    tool_name: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., tool_name: _Optional[str] = ...) -> None: ...
 
 class Chat(_message.Message):
-    __slots__ = ("messages",)
+    __slots__ = ("messages", "tools")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
+    tools: _containers.RepeatedCompositeFieldContainer[Tool]
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ...) -> None: ...
+
+class Tool(_message.Message):
+    __slots__ = ("name", "description", "parameters")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    description: str
+    parameters: str
+    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters: _Optional[str] = ...) -> None: ...
+
+class ToolCall(_message.Message):
+    __slots__ = ("id", "name", "arguments")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    name: str
+    arguments: str
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
+
+class ToolFormat(_message.Message):
+    __slots__ = ("begin", "end", "between", "name_key", "arguments_key")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    BETWEEN_FIELD_NUMBER: _ClassVar[int]
+    NAME_KEY_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_KEY_FIELD_NUMBER: _ClassVar[int]
+    begin: str
+    end: str
+    between: str
+    name_key: str
+    arguments_key: str
+    def __init__(self, begin: _Optional[str] = ..., end: _Optional[str] = ..., between: _Optional[str] = ..., name_key: _Optional[str] = ..., arguments_key: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("text", "token_ids", "chat", "tenant", "request_id", "sampling", "stop", "drafting", "output", "format", "priority", "model", "session")
@@ -360,7 +402,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "architecture", "parameters", "dtype", "device", "vocab_size", "max_context_tokens", "max_running_requests", "max_waiting_requests", "max_draft_nodes", "has_chat_template", "strategies", "default_strategy", "eos_token_ids", "server_version", "exact", "runner", "runner_reason", "weights", "generation_defaults", "limits", "memory_max_bytes")
+    __slots__ = ("model", "architecture", "parameters", "dtype", "device", "vocab_size", "max_context_tokens", "max_running_requests", "max_waiting_requests", "max_draft_nodes", "has_chat_template", "strategies", "default_strategy", "eos_token_ids", "server_version", "exact", "runner", "runner_reason", "weights", "generation_defaults", "limits", "memory_max_bytes", "tool_format", "no_tools_reason")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -383,6 +425,8 @@ class GetModelInfoResponse(_message.Message):
     GENERATION_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOOL_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    NO_TOOLS_REASON_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     parameters: int
@@ -405,10 +449,12 @@ class GetModelInfoResponse(_message.Message):
     generation_defaults: GenerationDefaults
     limits: RequestLimits
     memory_max_bytes: int
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., max_draft_nodes: _Optional[int] = ..., has_chat_template: bool = ..., strategies: _Optional[_Iterable[str]] = ..., default_strategy: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., server_version: _Optional[str] = ..., exact: bool = ..., runner: _Optional[str] = ..., runner_reason: _Optional[str] = ..., weights: _Optional[str] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., limits: _Optional[_Union[RequestLimits, _Mapping]] = ..., memory_max_bytes: _Optional[int] = ...) -> None: ...
+    tool_format: ToolFormat
+    no_tools_reason: str
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., max_draft_nodes: _Optional[int] = ..., has_chat_template: bool = ..., strategies: _Optional[_Iterable[str]] = ..., default_strategy: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., server_version: _Optional[str] = ..., exact: bool = ..., runner: _Optional[str] = ..., runner_reason: _Optional[str] = ..., weights: _Optional[str] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., limits: _Optional[_Union[RequestLimits, _Mapping]] = ..., memory_max_bytes: _Optional[int] = ..., tool_format: _Optional[_Union[ToolFormat, _Mapping]] = ..., no_tools_reason: _Optional[str] = ...) -> None: ...
 
 class RequestLimits(_message.Message):
-    __slots__ = ("message_bytes", "prompt_characters", "chat_messages", "stop_strings", "stop_string_characters", "stop_token_ids", "logit_biases", "format_characters", "samples")
+    __slots__ = ("message_bytes", "prompt_characters", "chat_messages", "stop_strings", "stop_string_characters", "stop_token_ids", "logit_biases", "format_characters", "samples", "tools")
     MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_CHARACTERS_FIELD_NUMBER: _ClassVar[int]
     CHAT_MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -418,6 +464,7 @@ class RequestLimits(_message.Message):
     LOGIT_BIASES_FIELD_NUMBER: _ClassVar[int]
     FORMAT_CHARACTERS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
     message_bytes: int
     prompt_characters: int
     chat_messages: int
@@ -427,7 +474,8 @@ class RequestLimits(_message.Message):
     logit_biases: int
     format_characters: int
     samples: int
-    def __init__(self, message_bytes: _Optional[int] = ..., prompt_characters: _Optional[int] = ..., chat_messages: _Optional[int] = ..., stop_strings: _Optional[int] = ..., stop_string_characters: _Optional[int] = ..., stop_token_ids: _Optional[int] = ..., logit_biases: _Optional[int] = ..., format_characters: _Optional[int] = ..., samples: _Optional[int] = ...) -> None: ...
+    tools: int
+    def __init__(self, message_bytes: _Optional[int] = ..., prompt_characters: _Optional[int] = ..., chat_messages: _Optional[int] = ..., stop_strings: _Optional[int] = ..., stop_string_characters: _Optional[int] = ..., stop_token_ids: _Optional[int] = ..., logit_biases: _Optional[int] = ..., format_characters: _Optional[int] = ..., samples: _Optional[int] = ..., tools: _Optional[int] = ...) -> None: ...
 
 class GenerationDefaults(_message.Message):
     __slots__ = ("sampling", "stop", "constraints")

@@ -20,12 +20,16 @@ ORDER = {
 
 @pytest.fixture
 def model(gateway: str) -> Any:
+    return chat_model(gateway)
+
+
+def chat_model(gateway: str) -> Any:
     return ChatOpenAI(
         base_url=f"{gateway}/v1",
         api_key="unused",
         model="draftwood-demo",
         temperature=0,
-        max_tokens=40,
+        max_tokens=80,
         max_retries=0,
         stream_usage=True,
     )
@@ -63,7 +67,17 @@ def test_structured_output_stop_and_logprobs(model: Any) -> None:
     assert all(len(one["top_logprobs"]) == 2 for one in logprobs)
 
 
-def test_tools_are_refused_by_name(model: Any) -> None:
-    tool = {"type": "function", "function": {"name": "track", "parameters": {"type": "object", "properties": {}}}}
-    with pytest.raises(Exception, match="tools: is not served"):
-        model.bind_tools([tool]).invoke(QUESTION)
+def test_tools(gateway_with_tools: str) -> None:
+    """A call, its result, and an answer, whole and streamed."""
+    tool = {"type": "function", "function": {"name": "track", "description": "", "parameters": ORDER}}
+    model = chat_model(gateway_with_tools).bind_tools([tool], tool_choice="track", parallel_tool_calls=False)
+    answer = model.invoke(QUESTION)
+    [call] = answer.tool_calls
+    assert (call["name"], {*call["args"]}) == ("track", {"late", "days"})
+    chunks = list(model.stream(QUESTION))
+    streamed = chunks[0]
+    for chunk in chunks[1:]:
+        streamed += chunk
+    assert [(one["name"], one["args"]) for one in streamed.tool_calls] == [(call["name"], call["args"])]
+    result = {"role": "tool", "content": "in Bremen", "tool_call_id": call["id"]}
+    assert chat_model(gateway_with_tools).invoke([("user", QUESTION), answer, result]).content

@@ -157,7 +157,7 @@ async def test_drafting_can_be_switched_per_request_and_tokens_say_how_they_came
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"functions": [{"name": "f"}]}, "functions"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema", "json_schema": WRONG_SCHEMA}}, "response_format.json_schema"),
         ({"top_logprobs": 2}, "top_logprobs"),

@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from draftwood.v1 import generation_pb2 as pb
+from model_runner.loading.tool_format import ToolFormat
 from tests.service.fakes import ByteTokenizer, FakeModel, answer, serving
 
 GENERATE = "/draftwood.v1.GenerationService/Generate"
@@ -51,6 +52,19 @@ def stop(**options: Any) -> pb.GenerateRequest:
 
 def drafting(**options: Any) -> pb.GenerateRequest:
     return request(drafting=pb.DraftOptions(**options))
+
+
+HI = pb.ChatMessage(role="user", content="hi")
+
+
+def with_tool(name: str = "f", **parts: str) -> pb.GenerateRequest:
+    chat = pb.Chat(messages=[HI], tools=[pb.Tool(name=name, **parts)])
+    return pb.GenerateRequest(chat=chat, stop=pb.StopOptions(max_tokens=4))
+
+
+def with_call(**parts: str) -> pb.GenerateRequest:
+    message = pb.ChatMessage(role="assistant", tool_calls=[pb.ToolCall(**parts)])
+    return pb.GenerateRequest(chat=pb.Chat(messages=[message]))
 
 
 BAD: dict[str, tuple[pb.GenerateRequest, str, str]] = {
@@ -120,6 +134,12 @@ BAD: dict[str, tuple[pb.GenerateRequest, str, str]] = {
         "a kind that this server does not know",
     ),
     "not a grammar": (request(format=pb.OutputFormat(lark="start: (")), "format.lark", "not a valid grammar"),
+    "tools that the template leaves out": (with_tool(), "chat.tools", "takes no tools: its chat template has no tools"),
+    "a result that the template leaves out": (
+        pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="tool", content="x", tool_call_id="1")])),
+        "chat.messages[0].tool_call_id",
+        "takes no tools",
+    ),
     "priority": (request(priority=11), "priority", r"11 is not allowed.*\[-10, 10\]"),
     "long tenant": (request(tenant="ä" * 129), "tenant", "at most 256 bytes"),
     "control character in the tenant": (request(tenant="a\nb"), "tenant", "control characters"),
@@ -161,6 +181,46 @@ async def test_allowed(name: str) -> None:
         assert result.finished.usage.completion_tokens == result.events[0].started.max_tokens
         off = name in ("drafting off", "no strategy")
         assert result.events[0].started.strategy == ("none" if off else "hybrid")
+
+
+MARKED = ToolFormat("<call>", "</call>", None, "name", "arguments")
+MANY = pb.Chat(messages=[HI], tools=[pb.Tool(name="f")] * 129)
+WRONG_TOOLS: dict[str, tuple[pb.GenerateRequest, str, str]] = {
+    "no name": (with_tool(name=""), "chat.tools[0].name", "1 to 256 characters; it has 0"),
+    "no JSON": (with_tool(parameters="{"), "chat.tools[0].parameters", "is not JSON"),
+    "no object": (with_tool(parameters="[]"), "chat.tools[0].parameters", "must be a JSON object, not list"),
+    "deep": (with_tool(parameters="[" * 50_000), "chat.tools[0].parameters", "nested too deeply"),
+    "many": (pb.GenerateRequest(chat=MANY), "chat.tools", "129 tools; at most"),
+    "long": (with_tool(description="x" * 200_000), "chat.messages", "with tools; it has 200"),
+    "wrong arguments": (
+        with_call(name="f", arguments="7"),
+        "chat.messages[0].tool_calls[0].arguments",
+        "JSON object, not int",
+    ),
+    "call without name": (with_call(arguments="{}"), "chat.messages[0].tool_calls[0].name", "1 to 256"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TOOLS)
+async def test_wrong_tools(name: str) -> None:
+    bad, field, text = WRONG_TOOLS[name]
+    tokenizer = ByteTokenizer()
+    tokenizer.tool_format = MARKED
+    async with serving(model=FakeModel(tokenizer=tokenizer)) as served:
+        found = violation((await answer(served.stub.Generate(bad))).status)
+        assert found.field == field
+        assert text in found.description
+        good = with_tool(parameters='{"type": "object", "properties": {}}', description="d")
+        assert (await answer(served.stub.Generate(good))).finished.usage.completion_tokens > 0
+        assert tokenizer.tools == [
+            {
+                "type": "function",
+                "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
+            }
+        ]
+        info = await served.stub.GetModelInfo(pb.GetModelInfoRequest())
+        assert (info.tool_format.begin, info.tool_format.HasField("between")) == ("<call>", False)
+        assert (info.no_tools_reason, info.limits.tools) == ("", 128)
 
 
 async def test_chat_without_a_template() -> None:

@@ -1,0 +1,135 @@
+"""Chat messages and tools of a request, as chat templates take them. Sizes are checked before anything else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from draftwood.v1 import generation_pb2 as pb
+from model_runner.errors import InvalidInputError
+from model_runner.loading.tool_format import NoToolFormatError, ToolFormat
+from service.serving import Serving
+
+MAX_ROLE_CHARACTERS = 64
+MAX_TOOLS = 128
+"""Of a chat, and calls of a message."""
+_MAX_NAME_CHARACTERS = 256
+
+
+class Conversation(NamedTuple):
+    """Messages and tools as chat templates take them.
+
+    Attributes:
+        characters: of all texts, and at least one for each message, call and tool.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    characters: int
+
+
+def read_chat(chat: pb.Chat, serving: Serving) -> Conversation:
+    """Raises InvalidValueError: a message, a call or a tool is wrong, or the model's template has no place for it."""
+    count = len(chat.messages)
+    if not count:
+        raise InvalidInputError("chat.messages", None, "must not be empty")
+    _require_at_most("chat.messages", "messages", count, serving.max_chat_messages)
+    _require_at_most("chat.tools", "tools", len(chat.tools), MAX_TOOLS)
+    for index, message in enumerate(chat.messages):
+        _require_length(f"chat.messages[{index}].role", message.role, MAX_ROLE_CHARACTERS)
+        calls = len(message.tool_calls)
+        _require_at_most(f"chat.messages[{index}].tool_calls", "calls", calls, MAX_TOOLS)
+    characters = sum(_size_of_message(message) for message in chat.messages) + sum(map(_size_of_tool, chat.tools))
+    if characters > serving.max_prompt_characters:
+        problem = f"must have at most {serving.max_prompt_characters} characters with tools; it has {characters}"
+        raise InvalidInputError("chat.messages", None, problem)
+    tokenizer = serving.model.tokenizer
+    if not tokenizer.has_chat_template:
+        raise InvalidInputError("chat", None, "the model has no chat template; send text")
+    with_tools = next((name for name in _with_tools(chat)), None)
+    if with_tools is not None and isinstance(tokenizer.tool_format, NoToolFormatError):
+        raise InvalidInputError(with_tools, None, f"the model takes no tools: {tokenizer.tool_format}")
+    messages = [_message(f"chat.messages[{index}]", message) for index, message in enumerate(chat.messages)]
+    tools = [_tool(f"chat.tools[{index}]", tool) for index, tool in enumerate(chat.tools)]
+    return Conversation(messages, tools or None, characters)
+
+
+def tool_format_of(serving: Serving) -> tuple[pb.ToolFormat | None, str]:
+    """How the model writes calls, and why it is given no tools."""
+    found = serving.model.tokenizer.tool_format
+    if isinstance(found, ToolFormat):
+        written = pb.ToolFormat(
+            begin=found.begin, end=found.end, name_key=found.name_key, arguments_key=found.arguments_key
+        )
+        if found.between is not None:
+            written.between = found.between
+        return written, ""
+    return None, str(found)
+
+
+def _with_tools(chat: pb.Chat) -> Any:
+    """Names of the fields that need a template with tools."""
+    if chat.tools:
+        yield "chat.tools"
+    for index, message in enumerate(chat.messages):
+        for name in ("tool_calls", "tool_call_id", "tool_name"):
+            if getattr(message, name):
+                yield f"chat.messages[{index}].{name}"
+
+
+def _size_of_message(message: pb.ChatMessage) -> int:
+    size = 1 + len(message.content) + len(message.tool_call_id) + len(message.tool_name)
+    return size + sum(1 + len(call.id) + len(call.name) + len(call.arguments) for call in message.tool_calls)
+
+
+def _size_of_tool(tool: pb.Tool) -> int:
+    return 1 + len(tool.name) + len(tool.description) + len(tool.parameters)
+
+
+def _message(field: str, message: pb.ChatMessage) -> dict[str, Any]:
+    read: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        read["tool_calls"] = [
+            _call(f"{field}.tool_calls[{index}]", call) for index, call in enumerate(message.tool_calls)
+        ]
+    if message.tool_call_id:
+        read["tool_call_id"] = message.tool_call_id
+    if message.tool_name:
+        read["name"] = message.tool_name
+    return read
+
+
+def _call(field: str, call: pb.ToolCall) -> dict[str, Any]:
+    _require_length(f"{field}.name", call.name, _MAX_NAME_CHARACTERS)
+    function = {"name": call.name, "arguments": _object(f"{field}.arguments", call.arguments)}
+    return {"type": "function", "id": call.id, "function": function}
+
+
+def _tool(field: str, tool: pb.Tool) -> dict[str, Any]:
+    _require_length(f"{field}.name", tool.name, _MAX_NAME_CHARACTERS)
+    no_parameters = {"type": "object", "properties": {}}
+    parameters = _object(f"{field}.parameters", tool.parameters) if tool.parameters else no_parameters
+    function = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _object(field: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InvalidInputError(field, None, f"is not JSON: {error}") from None
+    except RecursionError:
+        raise InvalidInputError(field, None, "is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise InvalidInputError(field, None, f"must be a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _require_at_most(field: str, what: str, count: int, most: int) -> None:
+    if count > most:
+        raise InvalidInputError(field, None, f"has {count} {what}; at most {most} are allowed")
+
+
+def _require_length(field: str, text: str, most: int) -> None:
+    if not 1 <= len(text) <= most:
+        raise InvalidInputError(field, None, f"must have 1 to {most} characters; it has {len(text)}")

@@ -1,0 +1,88 @@
+"""Calls of tools in answers, however they are cut into deltas."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwood_client import ToolCall, ToolCallReader, ToolFormat
+
+MARKED = ToolFormat("<tool_call>\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n", "name", "arguments")
+BARE = ToolFormat("", "", None, "name", "parameters")
+LIST = ToolFormat("[", "]", ", ", "name", "arguments")
+FORMATS = {"marked": MARKED, "bare": BARE, "list": LIST}
+NAMES = ("track", "refund")
+
+CASES: list[tuple[str, str, list[Any]]] = [
+    ("marked", '<tool_call>\n{"name": "track", "arguments": {"a": "}{"}}\n</tool_call>', [("track", {"a": "}{"})]),
+    (
+        "marked",
+        'Sure.\n\n<tool_call>\n{"name": "track", "arguments": {}}\n</tool_call>\n<tool_call>\n'
+        '{"arguments": {"b": [1, null]}, "name": "refund"}\n</tool_call>\n',
+        ["Sure.", ("track", {}), ("refund", {"b": [1, None]})],
+    ),
+    ("marked", '<tool_call>{"name":"track","arguments":{}}', [("track", {})]),
+    ("marked", '<tool_call>{"name": "other", "arguments": {}}</tool_call> x', [...]),
+    ("marked", '<tool_call>{"name": "track", "arguments": "{}"}</tool_call>', [...]),
+    ("marked", '<tool_call>{"name": "track", "argu', [...]),
+    ("marked", '<tool_call>\n{"name": "track", "arguments": {}} and no end', [...]),
+    ("marked", "a < b, <tool_cal, white space\n\n", [...]),
+    ("marked", '<tool_call><tool_call>{"name":"track","arguments":{}}</tool_call>', ["<tool_call>", ("track", {})]),
+    ("bare", ' {"name": "track", "parameters": {"a": 1}}\n', [("track", {"a": 1})]),
+    ("bare", '{"name": "track", "parameters": {}} and more', [("track", {}), " and more"]),
+    ("bare", '{"name": "track"}', [...]),
+    ("bare", 'Like this: {"name": "track", "parameters": {}}', [...]),
+    ("list", '[{"name": "track", "arguments": {}, "id": "x"}, {"name": "refund", "arguments": {}}]',
+     [("track", {}), ("refund", {})]),
+    ("list", "[1, 2] are numbers", [...]),
+    ("list", "[", [...]),
+]  # fmt: skip
+
+
+def read(form: ToolFormat, text: str, cuts: list[int]) -> list[str | tuple[str, object]]:
+    reader, found = ToolCallReader(form, NAMES), list[str | ToolCall]()
+    for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        found += reader.push(text[begin:end])
+    merged: list[str | tuple[str, object]] = []
+    for one in [*found, *reader.close()]:
+        if isinstance(one, ToolCall):
+            assert one.id
+            merged.append((one.name, json.loads(one.arguments)))
+        elif merged and isinstance(last := merged[-1], str):
+            merged[-1] = last + one
+        else:
+            merged.append(one)
+    return merged
+
+
+@pytest.mark.parametrize(("form", "text", "expected"), CASES)
+def test_calls_and_text(form: str, text: str, expected: list[Any]) -> None:
+    assert read(FORMATS[form], text, []) == ([text] if expected == [...] else expected)
+
+
+pieces = ["<tool_call>", "</tool_call>", "[", "]", ", ", " ", "\n", "text", '{"name": "track", ', '"arguments": {}}']
+pieces += ['"parameters": {"x": "é\\n"}}', '{"name": "refund", "arguments": {"deep": {"y": [true]}}}', "{", "}", '"']
+texts = st.lists(st.sampled_from(pieces), max_size=8).map("".join) | st.sampled_from([text for _, text, _ in CASES])
+
+
+@given(form=st.sampled_from([*FORMATS]), text=texts, data=st.data())
+@settings(max_examples=300, derandomize=True)
+def test_how_a_text_is_cut_changes_nothing(form: str, text: str, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    whole = read(FORMATS[form], text, [])
+    assert read(FORMATS[form], text, cuts) == whole
+    assert read(FORMATS[form], text, [*range(1, len(text))] if text else []) == whole
+    if not any(isinstance(one, tuple) for one in whole):
+        assert "".join(str(one) for one in whole) == text
+
+
+def test_text_is_not_held_back_for_long() -> None:
+    reader = ToolCallReader(MARKED, NAMES)
+    assert reader.push("An answer without calls") == ["An answer without calls"]
+    assert reader.push(" and <b") == [" and <b"]
+    assert reader.push(" <tool") == []
+    assert reader.push("box>") == [" <toolbox>"]

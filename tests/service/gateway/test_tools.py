@@ -1,0 +1,234 @@
+"""Tools: the official package for Python against a model that was never trained on them, which a grammar makes call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import llguidance
+import openai
+import pytest
+from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletionMessage
+
+from draftwood_client import Delta, ToolFormat
+from service.gateway.answers import Answers
+from service.gateway.errors import InvalidRequestError
+from service.gateway.reading import read_chat, with_tools
+from service.gateway.tools import grammar, read_tools
+
+QUESTION: Any = [{"role": "user", "content": "Where is my parcel?"}]
+MODEL = "draftwood-demo"
+HERMES = ToolFormat("<tool_call>\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n", "name", "arguments")
+BARE = ToolFormat("", "", None, "name", "parameters")
+
+
+def tool(name: str, strict: bool | None = None, **properties: Any) -> Any:
+    schema = {
+        "type": "object", "properties": properties, "required": [*properties], "additionalProperties": False,
+    }  # fmt: skip
+    function = {"name": name, "description": f"to {name}", "parameters": schema}
+    return {"type": "function", "function": function if strict is None else {**function, "strict": strict}}
+
+
+TRACK = tool("track", order={"type": "integer", "minimum": 1, "maximum": 9999})
+REFUND = tool("refund", reason={"enum": ["late", "broken"]}, full={"$ref": "#/$defs/flag"})
+REFUND["function"]["parameters"]["$defs"] = {"flag": {"type": "boolean"}}
+OPTIONS: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "tools": [TRACK, REFUND], "max_tokens": 120}
+
+
+@pytest.fixture
+async def client(gateway_with_tools: str) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{gateway_with_tools}/v1", api_key="unused", max_retries=0) as made:
+        yield made
+
+
+def checked(message: Any) -> list[tuple[str, Any]]:
+    """The calls of a message, which keep to the schemas."""
+    calls = [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls]
+    for name, arguments in calls:
+        if name == "track":
+            assert [*arguments] == ["order"]
+            assert 1 <= arguments["order"] <= 9999
+        else:
+            assert name == "refund"
+            assert arguments["reason"] in ("late", "broken")
+            assert isinstance(arguments["full"], bool)
+    return calls
+
+
+async def test_a_required_call_whole_and_streamed(client: AsyncOpenAI) -> None:
+    options = {**OPTIONS, "tool_choice": "required", "parallel_tool_calls": False}
+    whole = (await client.chat.completions.create(**options)).choices[0]
+    assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
+    [call] = checked(whole.message)
+    chunks = [chunk async for chunk in await client.chat.completions.create(**options, stream=True)]
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert deltas[0].role == "assistant"
+    assert "".join(delta.content or "" for delta in deltas) == ""
+    [streamed] = [one for delta in deltas for one in delta.tool_calls or ()]
+    assert (streamed.index, streamed.type, bool(streamed.id)) == (0, "function", True)
+    assert (streamed.function.name, json.loads(streamed.function.arguments)) == call
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-2:] == [None, "tool_calls"]
+
+
+async def test_drafts_change_no_call(client: AsyncOpenAI) -> None:
+    answers = []
+    for own in ({"drafting": False}, {"strategy": "trie"}, {"strategy": "hybrid"}, {"strategy": "trie"}):
+        options: dict[str, Any] = {**OPTIONS, "tool_choice": "required", "seed": 4, "temperature": 1.0}
+        answer = await client.chat.completions.create(**options, extra_body={"draftwood": own})
+        answers.append([(one.function.name, one.function.arguments) for one in answer.choices[0].message.tool_calls])
+    assert answers[0]
+    assert all(one == answers[0] for one in answers)
+
+
+async def test_a_named_function_and_several_samples(client: AsyncOpenAI) -> None:
+    choice = {"type": "function", "function": {"name": "refund"}}
+    options = {**OPTIONS, "tool_choice": choice, "n": 3, "temperature": 1.2, "seed": 1, "parallel_tool_calls": False}
+    answer = await client.chat.completions.create(**options)
+    assert [one.index for one in answer.choices] == [0, 1, 2]
+    for one in answer.choices:
+        assert [name for name, _ in checked(one.message)] == ["refund"]
+    assert len({call.id for one in answer.choices for call in one.message.tool_calls}) == 3
+
+
+async def test_a_round_trip(client: AsyncOpenAI) -> None:
+    first = (await client.chat.completions.create(**OPTIONS, tool_choice="required")).choices[0].message
+    assert isinstance(first, ChatCompletionMessage)
+    assert first.tool_calls
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "in Bremen"} for call in first.tool_calls]
+    messages = [*QUESTION, first.model_dump(exclude_none=True), *results]
+    last = (await client.chat.completions.create(**{**OPTIONS, "messages": messages})).choices[0]
+    assert last.finish_reason in ("stop", "length")
+    assert last.message.content
+    assert last.message.tool_calls is None
+
+
+async def test_none_and_auto_leave_an_ordinary_answer_as_it_is(client: AsyncOpenAI) -> None:
+    plain = {key: value for key, value in OPTIONS.items() if key != "tools"}
+    expected = (await client.chat.completions.create(**plain)).choices[0].message.content
+    none = (await client.chat.completions.create(**OPTIONS, tool_choice="none")).choices[0].message
+    assert (none.content, none.tool_calls) == (expected, None)
+    auto = (await client.chat.completions.create(**OPTIONS, tool_choice="auto")).choices[0].message
+    assert auto.tool_calls is None
+    assert auto.content
+    strict = {**OPTIONS, "tools": [tool("track", strict=True)]}
+    assert (await client.chat.completions.create(**strict)).choices[0].message.content
+
+
+async def test_a_call_that_is_cut_is_text(client: AsyncOpenAI) -> None:
+    cut = (await client.chat.completions.create(**{**OPTIONS, "max_tokens": 12}, tool_choice="required")).choices[0]
+    assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)
+    assert (cut.message.content or "").startswith("<tool_call>")
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"tools": [{"type": "code"}]}, "tools[0]"),
+        ({"tools": [tool("f"), tool("f")]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "x": {}}}]}, "tools[0].function.x"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"tool_choice": "track"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"functions": [{"name": "f"}], "tools": []}, "functions"),
+        ({"tools": [tool("f", x={"type": 3})], "tool_choice": "required"}, "tools"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}]},
+            "messages[0].tool_calls[0].arguments",
+        ),
+    ],
+)  # fmt: skip
+async def test_what_is_wrong_is_refused_by_name(client: AsyncOpenAI, change: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.chat.completions.create(**{**OPTIONS, **change})
+    body: Any = refused.value.body
+    assert (body["param"], body["type"]) == (param, "invalid_request_error")
+
+
+async def test_a_model_whose_template_has_no_tools_refuses_them(gateway: str) -> None:
+    async with AsyncOpenAI(base_url=f"{gateway}/v1", api_key="unused", max_retries=0) as client:
+        with pytest.raises(openai.BadRequestError, match="takes none: its chat template has no tools"):
+            await client.chat.completions.create(**OPTIONS)
+        answer = await client.chat.completions.create(**OPTIONS, tool_choice="none")
+        assert answer.choices[0].message.content
+
+
+def matches(lark: str, text: str) -> bool:
+    """Whether a whole text is what a grammar allows."""
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), lark)
+    assert not matcher.get_error()
+    return matcher.try_consume_tokens([*text.encode()]) == len(text.encode()) and bool(matcher.is_accepting())
+
+
+ONE = '<tool_call>\n{"name": "track", "arguments": {"order": 7}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("change", "text", "allowed"),
+    [
+        ({"tool_choice": "required"}, ONE, True),
+        ({"tool_choice": "required"}, f"{ONE}\n{ONE}", True),
+        ({"tool_choice": "required"}, f"Sure. {ONE}", False),
+        ({"tool_choice": "required"}, ONE.replace("7", "0"), False),
+        ({"tool_choice": "required"}, ONE.replace("track", "other"), False),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, f"{ONE}\n{ONE}", False),
+        ({"tools": [tool("track", strict=True)]}, "Any text <b>", True),
+        ({"tools": [tool("track", strict=True, order={"type": "integer"})]}, f"Sure.\n{ONE}\n{ONE} Done.", True),
+        ({"tools": [tool("track", strict=True)]}, f"Sure.\n{ONE}", False),
+    ],
+)
+def test_the_grammar_of_calls(change: dict[str, Any], text: str, allowed: bool) -> None:
+    asked = read_tools({**OPTIONS, **change})
+    assert asked is not None
+    assert matches(grammar(asked, HERMES), text) is allowed
+
+
+def test_the_grammar_of_a_model_that_writes_bare_json() -> None:
+    asked = read_tools({**OPTIONS, "tool_choice": "required"})
+    assert asked is not None
+    assert matches(grammar(asked, BARE), '{"name": "track", "parameters": {"order": 12}}')
+    strict = read_chat({**OPTIONS, "tools": [tool("track", strict=True)]})
+    with pytest.raises(InvalidRequestError, match="strict cannot be kept for track"):
+        with_tools(strict, BARE)
+
+
+def delta(text: str) -> Delta:
+    return Delta(text=text, token_ids=(1,))
+
+
+async def test_a_stream_of_text_and_calls() -> None:
+    """What a model writes by itself."""
+
+    async def no_text(token: int) -> str:
+        return ""
+
+    asked = read_chat({**OPTIONS, "stream": True})
+    answers = Answers(asked, MODEL, no_text, HERMES)
+    written = f"Sure,\none moment.\n{ONE}\n{ONE}\n"
+    chunks = [
+        chunk for at in range(0, len(written), 3) for chunk in await answers.delta(0, delta(written[at : at + 3]))
+    ]
+    ended = answers.finished(0, ["stop"])
+    deltas = [chunk["choices"][0]["delta"] for chunk in [*chunks, *ended]]
+    assert "".join(one.get("content") or "" for one in deltas) == "Sure,\none moment."
+    calls = [call for one in deltas for call in one.get("tool_calls", ())]
+    assert [(call["index"], call["function"]["arguments"]) for call in calls] == [
+        (0, '{"order": 7}'),
+        (1, '{"order": 7}'),
+    ]
+    assert len({call["id"] for call in calls}) == 2
+    assert (deltas[-1], ended[-1]["choices"][0]["finish_reason"]) == ({}, "tool_calls")
+
+
+async def test_parallel_calls_that_are_not_wanted_end_the_answer() -> None:
+    asked = with_tools(read_chat({**OPTIONS, "parallel_tool_calls": False, "stop": "x"}), HERMES)
+    assert asked.options["stop"] == ["</tool_call>", "x"]
+    assert with_tools(read_chat(OPTIONS), HERMES).options.get("stop") is None
