@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwood_client import ToolCall, ToolCallReader, ToolFormat
+from draftwood_client import ArgumentError, ChatMessage, Messages, Tool, ToolCall, ToolCallReader, ToolFormat
+from draftwood_client.request import generate_request
 
 MARKED = ToolFormat("<tool_call>\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n", "name", "arguments")
 BARE = ToolFormat("", "", None, "name", "parameters")
@@ -86,3 +87,34 @@ def test_text_is_not_held_back_for_long() -> None:
     assert reader.push(" and <b") == [" and <b"]
     assert reader.push(" <tool") == []
     assert reader.push("box>") == [" <toolbox>"]
+
+
+def test_tools_calls_and_results_are_in_the_request() -> None:
+    messages: Messages = [
+        ChatMessage("user", "Where is it?"),
+        ChatMessage("assistant", "", [ToolCall("track", '{"order": 7}', "1")]),
+        {"role": "tool", "content": "in Bremen", "tool_call_id": "1", "tool_name": "track"},
+    ]
+    tools = [Tool("track", "Where an order is", '{"type": "object"}')]
+    chat = generate_request(messages, {"tools": tools}).chat
+    assert [(tool.name, tool.description, tool.parameters) for tool in chat.tools] == [
+        ("track", "Where an order is", '{"type": "object"}')
+    ]
+    assert [(call.id, call.name, call.arguments) for call in chat.messages[1].tool_calls] == [
+        ("1", "track", '{"order": 7}')
+    ]
+    assert (chat.messages[2].tool_call_id, chat.messages[2].tool_name) == ("1", "track")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tools", "error"),
+    [
+        ("text", [Tool("f")], "tools: needs a prompt of chat messages"),
+        ([ChatMessage("user", "x")], ["f"], r"tools\[0\]: must be a Tool, not str"),
+        ([ChatMessage("user", "x")], [Tool(3)], r"tools\[0\].name: must be a str, not int"),  # type: ignore[arg-type]
+        ([ChatMessage("user", "x", ["f"])], [], r"prompt\[0\].tool_calls\[0\]: must be a ToolCall"),  # type: ignore[list-item]
+    ],
+)
+def test_wrong_tools(prompt: Any, tools: Any, error: str) -> None:
+    with pytest.raises(ArgumentError, match=error):
+        generate_request(prompt, {"tools": tools})

@@ -24,7 +24,7 @@ export {
   UnavailableError,
   UnimplementedError,
 } from "./errors.js";
-export type { ChatMessage, GenerateOptions, Prompt } from "./request.js";
+export type { ChatMessage, GenerateOptions, Prompt, Tool, ToolCall } from "./request.js";
 export type * from "./results.js";
 export { NO_RETRY, type RetryPolicy } from "./retry.js";
 export type { GenerationStream } from "./stream.js";

@@ -8,17 +8,42 @@ import { create, type MessageInitShape } from "@bufbuild/protobuf";
 import { ArgumentError } from "./errors.js";
 import {
   type Chat,
+  ChatMessageSchema,
   ChatSchema,
   type GenerateRequest,
   GenerateRequestSchema,
   type TokenizeRequest,
   TokenizeRequestSchema,
+  type ToolCallSchema,
+  ToolSchema,
 } from "./gen/draftwood/v1/generation_pb.js";
 
-/** One message of a conversation. `role` is one of the model's chat template: "system", "user", "assistant". */
+/** A function that the model may call. */
+export interface Tool {
+  readonly name: string;
+  readonly description?: string | undefined;
+  /** A JSON schema of its arguments, an object: as JSON or as an object of it. */
+  readonly parameters?: string | object | undefined;
+}
+
+/** A call that the model has written. */
+export interface ToolCall {
+  readonly id?: string | undefined;
+  readonly name: string;
+  /** A JSON object, as JSON. */
+  readonly arguments: string;
+}
+
+/** One message of a conversation. */
 export interface ChatMessage {
+  /** One of the model's chat template: "system", "user", "assistant", or "tool" for the result of a call. */
   readonly role: string;
   readonly content: string;
+  /** Of an answer of the model. */
+  readonly toolCalls?: readonly ToolCall[] | undefined;
+  /** Of a result: the call that it belongs to, and the name of its tool. */
+  readonly toolCallId?: string | undefined;
+  readonly toolName?: string | undefined;
 }
 
 /** Text or token ids, which are continued as they are, or a conversation, which is answered. */
@@ -50,6 +75,8 @@ export interface GenerateOptions {
   readonly logitBias?: Readonly<Record<number, number>> | undefined;
   /** Number of samples; sample i is the answer to seed + i. */
   readonly n?: number | undefined;
+  /** What the model may call; it writes calls as text, in the form of `ModelInfo.toolFormat`. */
+  readonly tools?: readonly Tool[] | undefined;
   /** The format of the answer, one of three: a JSON schema, as JSON or as an object of it. */
   readonly jsonSchema?: string | object | undefined;
   /** A regular expression in Rust's syntax. */
@@ -91,7 +118,13 @@ export function generateRequest(prompt: Prompt, options: GenerateOptions): Gener
       parts[part][field] = check(name, value);
     }
   }
-  const { request: own, format, ...messages } = parts;
+  const { request: own, format, chat: offered, ...messages } = parts;
+  if (offered) {
+    if (request.prompt?.case !== "chat") {
+      throw new ArgumentError("tools", "needs a prompt of chat messages");
+    }
+    Object.assign(request.prompt.value, offered);
+  }
   const [oneFormat, ...others] = Object.entries(format ?? {});
   if (oneFormat && others[0]) {
     throw new ArgumentError(others[0][0], `cannot be combined with ${oneFormat[0]}: an answer has one format`);
@@ -155,16 +188,53 @@ function chat(name: string, value: unknown): Chat {
   return create(ChatSchema, { messages });
 }
 
-function message(name: string, value: unknown): ChatMessage {
+function message(name: string, value: unknown) {
   if (typeof value !== "object" || value === null) {
     throw new ArgumentError(name, `must be a chat message, not ${kind(value)}`);
   }
-  const { role, content, ...others } = value as Record<string, unknown>;
+  const { role, content, toolCalls, toolCallId, toolName, ...others } = value as Record<string, unknown>;
   const [other] = Object.keys(others);
   if (other !== undefined) {
-    throw new ArgumentError(name, `has the keys "role" and "content" and no others, such as ${quoted(other)}`);
+    const known = '"role", "content", "toolCalls", "toolCallId" and "toolName"';
+    throw new ArgumentError(name, `has the keys ${known} and no others, such as ${quoted(other)}`);
   }
-  return { role: text(`${name}.role`, role), content: text(`${name}.content`, content) };
+  const init: MessageInitShape<typeof ChatMessageSchema> = {
+    role: text(`${name}.role`, role),
+    content: text(`${name}.content`, content),
+    toolCalls: items(`${name}.toolCalls`, toolCalls ?? [], "an array of calls").map((one, index) =>
+      toolCall(`${name}.toolCalls[${index}]`, one),
+    ),
+    toolCallId: text(`${name}.toolCallId`, toolCallId ?? ""),
+    toolName: text(`${name}.toolName`, toolName ?? ""),
+  };
+  return create(ChatMessageSchema, init);
+}
+
+function toolCall(name: string, value: unknown): MessageInitShape<typeof ToolCallSchema> {
+  const { id, name: called, arguments: given } = object(name, value, "a call");
+  return {
+    id: text(`${name}.id`, id ?? ""),
+    name: text(`${name}.name`, called),
+    arguments: text(`${name}.arguments`, given),
+  };
+}
+
+const tools: Check = (name, value) =>
+  items(name, value, "an array of tools").map((one, index) => {
+    const field = `${name}[${index}]`;
+    const { name: called, description, parameters } = object(field, one, "a tool");
+    return create(ToolSchema, {
+      name: text(`${field}.name`, called),
+      description: text(`${field}.description`, description ?? ""),
+      parameters: schema(`${field}.parameters`, parameters ?? "") as string,
+    });
+  });
+
+function object(name: string, value: unknown, expected: string): Record<string, unknown> {
+  if (typeof value !== "object" || value === null || Array.isArray(value)) {
+    throw new ArgumentError(name, `must be ${expected}, not ${kind(value)}`);
+  }
+  return value as Record<string, unknown>;
 }
 
 type Check = (name: string, value: unknown) => unknown;
@@ -288,6 +358,7 @@ const FIELDS = new Map<keyof GenerateOptions, [part: string, field: string, chec
   ["seed", ["sampling", "seed", uint64]],
   ["logitBias", ["sampling", "logitBias", bias]],
   ["n", ["sampling", "n", int32]],
+  ["tools", ["chat", "tools", tools]],
   ["jsonSchema", ["format", "jsonSchema", schema]],
   ["regex", ["format", "regex", text]],
   ["lark", ["format", "lark", text]],

@@ -93,8 +93,12 @@ export function tokenization(message: pb.TokenizeResponse): Tokenization {
 }
 
 export function modelInfo(message: pb.GetModelInfoResponse): ModelInfo {
-  const { $typeName, $unknown, generationDefaults, limits, memoryMaxBytes, ...info } = message;
-  return { ...info, parameters: Number(info.parameters) };
+  const { $typeName, $unknown, generationDefaults, limits, memoryMaxBytes, toolFormat: form, ...info } = message;
+  const toolFormat = form && {
+    ...{ begin: form.begin, end: form.end, between: form.between },
+    ...{ nameKey: form.nameKey, argumentsKey: form.argumentsKey },
+  };
+  return { ...info, toolFormat, parameters: Number(info.parameters) };
 }
 
 function started(message: pb.Started): Started {

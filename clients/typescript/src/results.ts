@@ -194,4 +194,19 @@ export interface ModelInfo {
   /** What computes the steps, "openvino" or "torch", and why it was chosen. */
   readonly runner: string;
   readonly runnerReason: string;
+  /** How the model writes calls of tools; undefined if it is given none, and why. */
+  readonly toolFormat: ToolFormat | undefined;
+  readonly noToolsReason: string;
+}
+
+/** A call is `begin`, a JSON object with the name and the arguments, and `end`. */
+export interface ToolFormat {
+  /** Before the first call and after the last, without special tokens. */
+  readonly begin: string;
+  readonly end: string;
+  /** Between two calls; undefined for a model that writes one call at most. */
+  readonly between: string | undefined;
+  /** Keys of the object. */
+  readonly nameKey: string;
+  readonly argumentsKey: string;
 }

@@ -24,6 +24,8 @@ const OPTIONS: [options: Record<string, unknown>, message: string | RegExp][] = 
   [{ regex: "a", lark: "b" }, "lark: cannot be combined with regex: an answer has one format"],
   [{ jsonSchema: null }, "jsonSchema: must be a string, not null"],
   [{ ignoreEos: 1 }, "ignoreEos: must be a boolean, not number"],
+  [{ tools: [{ name: "f" }] }, "tools: needs a prompt of chat messages"],
+  [{ tools: [{ description: "f" }] }, "tools[0].name: must be a string, not undefined"],
   [{ timeoutMs: 0 }, "timeoutMs: 0 is not allowed; it must be above 0 milliseconds"],
   [{ timeoutMs: "1s" }, "timeoutMs: must be a number of milliseconds, not string"],
 ];
@@ -40,7 +42,8 @@ const PROMPTS: [prompt: unknown, message: string | RegExp][] = [
   [[1, "2"], "prompt[1]: must be an integer, not string"],
   [[{ role: "user", content: "a" }, 3], "prompt[1]: must be a chat message, not number"],
   [[{ role: "user" }], "prompt[0].content: must be a string, not undefined"],
-  [[{ role: "user", content: "a", name: "b" }], /^prompt\[0\]: has the keys "role" and "content" and no others/],
+  [[{ role: "user", content: "a", name: "b" }], /^prompt\[0\]: has the keys "role", .* and no others, such as "name"/],
+  [[{ role: "user", content: "a", toolCalls: [3] }], "prompt[0].toolCalls[0]: must be a call, not number"],
   [{ role: "user", content: "a" }, "prompt: must be text, token ids or chat messages, not object"],
 ];
 

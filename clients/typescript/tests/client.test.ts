@@ -61,6 +61,27 @@ test("a stream yields deltas, then has the whole answer", async () => {
   assert.equal(server.requests[0]?.prompt.case, "chat");
 });
 
+test("tools, calls and results are in the request", async () => {
+  const called = { id: "1", name: "track", arguments: '{"order":7}' };
+  await client.generate(
+    [
+      { role: "user", content: "hi" },
+      { role: "assistant", content: "", toolCalls: [called] },
+      { role: "tool", content: "in Bremen", toolCallId: "1", toolName: "track" },
+    ],
+    { tools: [{ name: "track", parameters: { type: "object" } }] },
+  );
+  const prompt = server.requests[0]?.prompt;
+  assert.ok(prompt?.case === "chat");
+  const { messages, tools } = prompt.value;
+  assert.deepEqual(
+    tools.map((one) => [one.name, one.description, one.parameters]),
+    [["track", "", '{"type":"object"}']],
+  );
+  assert.equal(messages[1]?.toolCalls[0]?.arguments, called.arguments);
+  assert.deepEqual([messages[2]?.role, messages[2]?.toolCallId, messages[2]?.toolName], ["tool", "1", "track"]);
+});
+
 test("leaving the loop cancels the request on the server", async () => {
   server.script = [hangs("a", "b")];
   const cancelled = server.cancelled();

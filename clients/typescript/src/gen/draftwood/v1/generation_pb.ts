@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file draftwood/v1/generation.proto.
  */
 export const file_draftwood_v1_generation: GenFile = /*@__PURE__*/
-  fileDesc("Ch1kcmFmdHdvb2QvdjEvZ2VuZXJhdGlvbi5wcm90bxIMZHJhZnR3b29kLnYxIhcKCFRva2VuSWRzEgsKA2lkcxgBIAMoBSIsCgtDaGF0TWVzc2FnZRIMCgRyb2xlGAEgASgJEg8KB2NvbnRlbnQYAiABKAkiMwoEQ2hhdBIrCghtZXNzYWdlcxgBIAMoCzIZLmRyYWZ0d29vZC52MS5DaGF0TWVzc2FnZSLFAwoPR2VuZXJhdGVSZXF1ZXN0Eg4KBHRleHQYASABKAlIABIrCgl0b2tlbl9pZHMYAiABKAsyFi5kcmFmdHdvb2QudjEuVG9rZW5JZHNIABIiCgRjaGF0GAMgASgLMhIuZHJhZnR3b29kLnYxLkNoYXRIABIOCgZ0ZW5hbnQYBCABKAkSEgoKcmVxdWVzdF9pZBgFIAEoCRIvCghzYW1wbGluZxgGIAEoCzIdLmRyYWZ0d29vZC52MS5TYW1wbGluZ09wdGlvbnMSJwoEc3RvcBgHIAEoCzIZLmRyYWZ0d29vZC52MS5TdG9wT3B0aW9ucxIsCghkcmFmdGluZxgIIAEoCzIaLmRyYWZ0d29vZC52MS5EcmFmdE9wdGlvbnMSKwoGb3V0cHV0GAkgASgLMhsuZHJhZnR3b29kLnYxLk91dHB1dE9wdGlvbnMSKgoGZm9ybWF0GAogASgLMhouZHJhZnR3b29kLnYxLk91dHB1dEZvcm1hdBIVCghwcmlvcml0eRgLIAEoBUgBiAEBEg0KBW1vZGVsGAwgASgJEg8KB3Nlc3Npb24YDSABKAlCCAoGcHJvbXB0QgsKCV9wcmlvcml0eSLdAwoPU2FtcGxpbmdPcHRpb25zEhgKC3RlbXBlcmF0dXJlGAEgASgCSACIAQESEgoFdG9wX2sYAiABKAVIAYgBARISCgV0b3BfcBgDIAEoAkgCiAEBEhIKBW1pbl9wGAQgASgCSAOIAQESHwoScmVwZXRpdGlvbl9wZW5hbHR5GAUgASgCSASIAQESHQoQcHJlc2VuY2VfcGVuYWx0eRgGIAEoAkgFiAEBEh4KEWZyZXF1ZW5jeV9wZW5hbHR5GAcgASgCSAaIAQESEQoEc2VlZBgIIAEoBEgHiAEBEkAKCmxvZ2l0X2JpYXMYCSADKAsyLC5kcmFmdHdvb2QudjEuU2FtcGxpbmdPcHRpb25zLkxvZ2l0Qmlhc0VudHJ5Eg4KAW4YCiABKAVICIgBARowCg5Mb2dpdEJpYXNFbnRyeRILCgNrZXkYASABKAUSDQoFdmFsdWUYAiABKAI6AjgBQg4KDF90ZW1wZXJhdHVyZUIICgZfdG9wX2tCCAoGX3RvcF9wQggKBl9taW5fcEIVChNfcmVwZXRpdGlvbl9wZW5hbHR5QhMKEV9wcmVzZW5jZV9wZW5hbHR5QhQKEl9mcmVxdWVuY3lfcGVuYWx0eUIHCgVfc2VlZEIECgJfbiKpAQoLU3RvcE9wdGlvbnMSFwoKbWF4X3Rva2VucxgBIAEoBUgAiAEBEhcKCm1pbl90b2tlbnMYAiABKAVIAYgBARIPCgdzdHJpbmdzGAMgAygJEhEKCXRva2VuX2lkcxgEIAMoBRIXCgppZ25vcmVfZW9zGAUgASgISAKIAQFCDQoLX21heF90b2tlbnNCDQoLX21pbl90b2tlbnNCDQoLX2lnbm9yZV9lb3MimAEKDERyYWZ0T3B0aW9ucxIUCgdlbmFibGVkGAEgASgISACIAQESFQoIc3RyYXRlZ3kYAiABKAlIAYgBARIWCgltYXhfbm9kZXMYAyABKAVIAogBARISCgVsZWFybhgEIAEoCEgDiAEBQgoKCF9lbmFibGVkQgsKCV9zdHJhdGVneUIMCgpfbWF4X25vZGVzQggKBl9sZWFybiJQCgxPdXRwdXRGb3JtYXQSFQoLanNvbl9zY2hlbWEYASABKAlIABIPCgVyZWdleBgCIAEoCUgAEg4KBGxhcmsYAyABKAlIAEIICgZmb3JtYXQi0wEKDU91dHB1dE9wdGlvbnMSGgoNdG9rZW5fZGV0YWlscxgBIAEoCEgAiAEBEiMKFmluY2x1ZGVfc3BlY2lhbF90b2tlbnMYAiABKAhIAYgBARIZCgx0b3BfbG9ncHJvYnMYAyABKAVIAogBARIYCgtkcmFmdF90cmVlcxgEIAEoCEgDiAEBQhAKDl90b2tlbl9kZXRhaWxzQhkKF19pbmNsdWRlX3NwZWNpYWxfdG9rZW5zQg8KDV90b3BfbG9ncHJvYnNCDgoMX2RyYWZ0X3RyZWVzIqgBChBHZW5lcmF0ZVJlc3BvbnNlEigKB3N0YXJ0ZWQYASABKAsyFS5kcmFmdHdvb2QudjEuU3RhcnRlZEgAEiQKBWRlbHRhGAIgASgLMhMuZHJhZnR3b29kLnYxLkRlbHRhSAASKgoIZmluaXNoZWQYAyABKAsyFi5kcmFmdHdvb2QudjEuRmluaXNoZWRIABIPCgdwYWRkaW5nGAQgAygMQgcKBWV2ZW50IrYBCgdTdGFydGVkEhIKCnJlcXVlc3RfaWQYASABKAkSDQoFbW9kZWwYAiABKAkSDgoGdGVuYW50GAMgASgJEhAKCHN0cmF0ZWd5GAQgASgJEhUKDXByb21wdF90b2tlbnMYBSABKAUSEgoKbWF4X3Rva2VucxgGIAEoBRIRCgRzZWVkGAcgASgESACIAQESEgoKZXhwZXJpbWVudBgIIAEoCRILCgNhcm0YCSABKAlCBwoFX3NlZWQikgEKBURlbHRhEgwKBHRleHQYASABKAkSEQoJdG9rZW5faWRzGAIgAygFEioKB2RldGFpbHMYAyADKAsyGS5kcmFmdHdvb2QudjEuVG9rZW5EZXRhaWwSDgoGc2FtcGxlGAQgASgFEiwKC2RyYWZ0X3RyZWVzGAUgAygLMhcuZHJhZnR3b29kLnYxLkRyYWZ0VHJlZSJRCglEcmFmdFRyZWUSEQoJdG9rZW5faWRzGAEgAygFEg4KBnRva2VucxgCIAMoCRIPCgdwYXJlbnRzGAMgAygFEhAKCGFjY2VwdGVkGAQgAygFIoABCgtUb2tlbkRldGFpbBIMCgR0ZXh0GAEgASgJEg8KB2RyYWZ0ZWQYAiABKAgSFAoHbG9ncHJvYhgDIAEoAkgAiAEBEjAKDHRvcF9sb2dwcm9icxgEIAMoCzIaLmRyYWZ0d29vZC52MS5Ub2tlbkxvZ3Byb2JCCgoIX2xvZ3Byb2IiMQoMVG9rZW5Mb2dwcm9iEhAKCHRva2VuX2lkGAEgASgFEg8KB2xvZ3Byb2IYAiABKAIioAIKCEZpbmlzaGVkEioKBnJlYXNvbhgBIAEoDjIaLmRyYWZ0d29vZC52MS5GaW5pc2hSZWFzb24SFQoLc3RvcF9zdHJpbmcYAiABKAlIABIXCg1zdG9wX3Rva2VuX2lkGAMgASgFSAASIgoFdXNhZ2UYBCABKAsyEy5kcmFmdHdvb2QudjEuVXNhZ2USJgoHdGltaW5ncxgFIAEoCzIVLmRyYWZ0d29vZC52MS5UaW1pbmdzEi8KCGRyYWZ0aW5nGAYgASgLMh0uZHJhZnR3b29kLnYxLkRyYWZ0U3RhdGlzdGljcxIrCgdzYW1wbGVzGAcgAygLMhouZHJhZnR3b29kLnYxLlNhbXBsZVJlc3VsdEIOCgxtYXRjaGVkX3N0b3AiowEKDFNhbXBsZVJlc3VsdBIqCgZyZWFzb24YASABKA4yGi5kcmFmdHdvb2QudjEuRmluaXNoUmVhc29uEhUKC3N0b3Bfc3RyaW5nGAIgASgJSAASFwoNc3RvcF90b2tlbl9pZBgDIAEoBUgAEhkKEWNvbXBsZXRpb25fdG9rZW5zGAQgASgFEgwKBHNlZWQYBSABKARCDgoMbWF0Y2hlZF9zdG9wIlcKBVVzYWdlEhUKDXByb21wdF90b2tlbnMYASABKAUSGQoRY29tcGxldGlvbl90b2tlbnMYAiABKAUSHAoUY2FjaGVkX3Byb21wdF90b2tlbnMYAyABKAUiigEKB1RpbWluZ3MSKAoFcXVldWUYASABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKgoHcHJlZmlsbBgCIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIpCgZkZWNvZGUYAyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24i0gMKD0RyYWZ0U3RhdGlzdGljcxIQCghzdHJhdGVneRgBIAEoCRIeChZtZWFuX2FjY2VwdGFuY2VfbGVuZ3RoGAIgASgBEg0KBXN0ZXBzGAMgASgDEhQKDGRyYWZ0X3Rva2VucxgEIAEoAxIXCg9hY2NlcHRlZF90b2tlbnMYBSABKAMSGQoRYWNjZXB0ZWRfYnlfZGVwdGgYBiADKAMSPgoJYnlfc291cmNlGAcgAygLMisuZHJhZnR3b29kLnYxLkRyYWZ0U3RhdGlzdGljcy5CeVNvdXJjZUVudHJ5Ei0KCmRyYWZ0X3RpbWUYCCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SLAoJc3RlcF90aW1lGAkgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhcKD2Rpc2FibGVkX3JlYXNvbhgKIAEoCRItCgptb2RlbF90aW1lGAsgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uGk8KDUJ5U291cmNlRW50cnkSCwoDa2V5GAEgASgJEi0KBXZhbHVlGAIgASgLMh4uZHJhZnR3b29kLnYxLlNvdXJjZVN0YXRpc3RpY3M6AjgBIkEKEFNvdXJjZVN0YXRpc3RpY3MSFAoMZHJhZnRfdG9rZW5zGAEgASgDEhcKD2FjY2VwdGVkX3Rva2VucxgCIAEoAyJdCg9Ub2tlbml6ZVJlcXVlc3QSDgoEdGV4dBgBIAEoCUgAEiIKBGNoYXQYAiABKAsyEi5kcmFmdHdvb2QudjEuQ2hhdEgAEg0KBW1vZGVsGAMgASgJQgcKBWlucHV0IjUKEFRva2VuaXplUmVzcG9uc2USEQoJdG9rZW5faWRzGAEgAygFEg4KBnRva2VucxgCIAMoCSJVChFEZXRva2VuaXplUmVxdWVzdBIRCgl0b2tlbl9pZHMYASADKAUSHgoWaW5jbHVkZV9zcGVjaWFsX3Rva2VucxgCIAEoCBINCgVtb2RlbBgDIAEoCSIiChJEZXRva2VuaXplUmVzcG9uc2USDAoEdGV4dBgBIAEoCSIVChNHZXRNb2RlbEluZm9SZXF1ZXN0IrgEChRHZXRNb2RlbEluZm9SZXNwb25zZRINCgVtb2RlbBgBIAEoCRIUCgxhcmNoaXRlY3R1cmUYAiABKAkSEgoKcGFyYW1ldGVycxgDIAEoAxINCgVkdHlwZRgEIAEoCRIOCgZkZXZpY2UYBSABKAkSEgoKdm9jYWJfc2l6ZRgGIAEoBRIaChJtYXhfY29udGV4dF90b2tlbnMYByABKAUSHAoUbWF4X3J1bm5pbmdfcmVxdWVzdHMYCCABKAUSHAoUbWF4X3dhaXRpbmdfcmVxdWVzdHMYCSABKAUSFwoPbWF4X2RyYWZ0X25vZGVzGAogASgFEhkKEWhhc19jaGF0X3RlbXBsYXRlGAsgASgIEhIKCnN0cmF0ZWdpZXMYDCADKAkSGAoQZGVmYXVsdF9zdHJhdGVneRgNIAEoCRIVCg1lb3NfdG9rZW5faWRzGA4gAygFEhYKDnNlcnZlcl92ZXJzaW9uGA8gASgJEg0KBWV4YWN0GBAgASgIEg4KBnJ1bm5lchgRIAEoCRIVCg1ydW5uZXJfcmVhc29uGBIgASgJEg8KB3dlaWdodHMYEyABKAkSPQoTZ2VuZXJhdGlvbl9kZWZhdWx0cxgUIAEoCzIgLmRyYWZ0d29vZC52MS5HZW5lcmF0aW9uRGVmYXVsdHMSKwoGbGltaXRzGBUgASgLMhsuZHJhZnR3b29kLnYxLlJlcXVlc3RMaW1pdHMSGAoQbWVtb3J5X21heF9ieXRlcxgWIAEoAyLoAQoNUmVxdWVzdExpbWl0cxIVCg1tZXNzYWdlX2J5dGVzGAEgASgDEhkKEXByb21wdF9jaGFyYWN0ZXJzGAIgASgDEhUKDWNoYXRfbWVzc2FnZXMYAyABKAUSFAoMc3RvcF9zdHJpbmdzGAQgASgFEh4KFnN0b3Bfc3RyaW5nX2NoYXJhY3RlcnMYBSABKAUSFgoOc3RvcF90b2tlbl9pZHMYBiABKAUSFAoMbG9naXRfYmlhc2VzGAcgASgFEhkKEWZvcm1hdF9jaGFyYWN0ZXJzGAggASgFEg8KB3NhbXBsZXMYCSABKAUiowEKEkdlbmVyYXRpb25EZWZhdWx0cxIvCghzYW1wbGluZxgBIAEoCzIdLmRyYWZ0d29vZC52MS5TYW1wbGluZ09wdGlvbnMSJwoEc3RvcBgCIAEoCzIZLmRyYWZ0d29vZC52MS5TdG9wT3B0aW9ucxIzCgtjb25zdHJhaW50cxgDIAEoCzIeLmRyYWZ0d29vZC52MS5Mb2dpdENvbnN0cmFpbnRzIp4BChBMb2dpdENvbnN0cmFpbnRzEhwKFG5vX3JlcGVhdF9uZ3JhbV9zaXplGAEgASgFEikKCWJhZF93b3JkcxgCIAMoCzIWLmRyYWZ0d29vZC52MS5Ub2tlbklkcxISCgpzdXBwcmVzc2VkGAMgAygFEhgKEHN1cHByZXNzZWRfZmlyc3QYBCADKAUSEwoLZm9yY2VkX2xhc3QYBSADKAUqXwoMRmluaXNoUmVhc29uEh0KGUZJTklTSF9SRUFTT05fVU5TUEVDSUZJRUQQABIWChJGSU5JU0hfUkVBU09OX1NUT1AQARIYChRGSU5JU0hfUkVBU09OX0xFTkdUSBACMtMCChFHZW5lcmF0aW9uU2VydmljZRJLCghHZW5lcmF0ZRIdLmRyYWZ0d29vZC52MS5HZW5lcmF0ZVJlcXVlc3QaHi5kcmFmdHdvb2QudjEuR2VuZXJhdGVSZXNwb25zZTABEkkKCFRva2VuaXplEh0uZHJhZnR3b29kLnYxLlRva2VuaXplUmVxdWVzdBoeLmRyYWZ0d29vZC52MS5Ub2tlbml6ZVJlc3BvbnNlEk8KCkRldG9rZW5pemUSHy5kcmFmdHdvb2QudjEuRGV0b2tlbml6ZVJlcXVlc3QaIC5kcmFmdHdvb2QudjEuRGV0b2tlbml6ZVJlc3BvbnNlElUKDEdldE1vZGVsSW5mbxIhLmRyYWZ0d29vZC52MS5HZXRNb2RlbEluZm9SZXF1ZXN0GiIuZHJhZnR3b29kLnYxLkdldE1vZGVsSW5mb1Jlc3BvbnNlYgZwcm90bzM", [file_google_protobuf_duration]);
+  fileDesc("Ch1kcmFmdHdvb2QvdjEvZ2VuZXJhdGlvbi5wcm90bxIMZHJhZnR3b29kLnYxIhcKCFRva2VuSWRzEgsKA2lkcxgBIAMoBSKBAQoLQ2hhdE1lc3NhZ2USDAoEcm9sZRgBIAEoCRIPCgdjb250ZW50GAIgASgJEioKCnRvb2xfY2FsbHMYAyADKAsyFi5kcmFmdHdvb2QudjEuVG9vbENhbGwSFAoMdG9vbF9jYWxsX2lkGAQgASgJEhEKCXRvb2xfbmFtZRgFIAEoCSJWCgRDaGF0EisKCG1lc3NhZ2VzGAEgAygLMhkuZHJhZnR3b29kLnYxLkNoYXRNZXNzYWdlEiEKBXRvb2xzGAIgAygLMhIuZHJhZnR3b29kLnYxLlRvb2wiPQoEVG9vbBIMCgRuYW1lGAEgASgJEhMKC2Rlc2NyaXB0aW9uGAIgASgJEhIKCnBhcmFtZXRlcnMYAyABKAkiNwoIVG9vbENhbGwSCgoCaWQYASABKAkSDAoEbmFtZRgCIAEoCRIRCglhcmd1bWVudHMYAyABKAkicwoKVG9vbEZvcm1hdBINCgViZWdpbhgBIAEoCRILCgNlbmQYAiABKAkSFAoHYmV0d2VlbhgDIAEoCUgAiAEBEhAKCG5hbWVfa2V5GAQgASgJEhUKDWFyZ3VtZW50c19rZXkYBSABKAlCCgoIX2JldHdlZW4ixQMKD0dlbmVyYXRlUmVxdWVzdBIOCgR0ZXh0GAEgASgJSAASKwoJdG9rZW5faWRzGAIgASgLMhYuZHJhZnR3b29kLnYxLlRva2VuSWRzSAASIgoEY2hhdBgDIAEoCzISLmRyYWZ0d29vZC52MS5DaGF0SAASDgoGdGVuYW50GAQgASgJEhIKCnJlcXVlc3RfaWQYBSABKAkSLwoIc2FtcGxpbmcYBiABKAsyHS5kcmFmdHdvb2QudjEuU2FtcGxpbmdPcHRpb25zEicKBHN0b3AYByABKAsyGS5kcmFmdHdvb2QudjEuU3RvcE9wdGlvbnMSLAoIZHJhZnRpbmcYCCABKAsyGi5kcmFmdHdvb2QudjEuRHJhZnRPcHRpb25zEisKBm91dHB1dBgJIAEoCzIbLmRyYWZ0d29vZC52MS5PdXRwdXRPcHRpb25zEioKBmZvcm1hdBgKIAEoCzIaLmRyYWZ0d29vZC52MS5PdXRwdXRGb3JtYXQSFQoIcHJpb3JpdHkYCyABKAVIAYgBARINCgVtb2RlbBgMIAEoCRIPCgdzZXNzaW9uGA0gASgJQggKBnByb21wdEILCglfcHJpb3JpdHki3QMKD1NhbXBsaW5nT3B0aW9ucxIYCgt0ZW1wZXJhdHVyZRgBIAEoAkgAiAEBEhIKBXRvcF9rGAIgASgFSAGIAQESEgoFdG9wX3AYAyABKAJIAogBARISCgVtaW5fcBgEIAEoAkgDiAEBEh8KEnJlcGV0aXRpb25fcGVuYWx0eRgFIAEoAkgEiAEBEh0KEHByZXNlbmNlX3BlbmFsdHkYBiABKAJIBYgBARIeChFmcmVxdWVuY3lfcGVuYWx0eRgHIAEoAkgGiAEBEhEKBHNlZWQYCCABKARIB4gBARJACgpsb2dpdF9iaWFzGAkgAygLMiwuZHJhZnR3b29kLnYxLlNhbXBsaW5nT3B0aW9ucy5Mb2dpdEJpYXNFbnRyeRIOCgFuGAogASgFSAiIAQEaMAoOTG9naXRCaWFzRW50cnkSCwoDa2V5GAEgASgFEg0KBXZhbHVlGAIgASgCOgI4AUIOCgxfdGVtcGVyYXR1cmVCCAoGX3RvcF9rQggKBl90b3BfcEIICgZfbWluX3BCFQoTX3JlcGV0aXRpb25fcGVuYWx0eUITChFfcHJlc2VuY2VfcGVuYWx0eUIUChJfZnJlcXVlbmN5X3BlbmFsdHlCBwoFX3NlZWRCBAoCX24iqQEKC1N0b3BPcHRpb25zEhcKCm1heF90b2tlbnMYASABKAVIAIgBARIXCgptaW5fdG9rZW5zGAIgASgFSAGIAQESDwoHc3RyaW5ncxgDIAMoCRIRCgl0b2tlbl9pZHMYBCADKAUSFwoKaWdub3JlX2VvcxgFIAEoCEgCiAEBQg0KC19tYXhfdG9rZW5zQg0KC19taW5fdG9rZW5zQg0KC19pZ25vcmVfZW9zIpgBCgxEcmFmdE9wdGlvbnMSFAoHZW5hYmxlZBgBIAEoCEgAiAEBEhUKCHN0cmF0ZWd5GAIgASgJSAGIAQESFgoJbWF4X25vZGVzGAMgASgFSAKIAQESEgoFbGVhcm4YBCABKAhIA4gBAUIKCghfZW5hYmxlZEILCglfc3RyYXRlZ3lCDAoKX21heF9ub2Rlc0IICgZfbGVhcm4iUAoMT3V0cHV0Rm9ybWF0EhUKC2pzb25fc2NoZW1hGAEgASgJSAASDwoFcmVnZXgYAiABKAlIABIOCgRsYXJrGAMgASgJSABCCAoGZm9ybWF0ItMBCg1PdXRwdXRPcHRpb25zEhoKDXRva2VuX2RldGFpbHMYASABKAhIAIgBARIjChZpbmNsdWRlX3NwZWNpYWxfdG9rZW5zGAIgASgISAGIAQESGQoMdG9wX2xvZ3Byb2JzGAMgASgFSAKIAQESGAoLZHJhZnRfdHJlZXMYBCABKAhIA4gBAUIQCg5fdG9rZW5fZGV0YWlsc0IZChdfaW5jbHVkZV9zcGVjaWFsX3Rva2Vuc0IPCg1fdG9wX2xvZ3Byb2JzQg4KDF9kcmFmdF90cmVlcyKoAQoQR2VuZXJhdGVSZXNwb25zZRIoCgdzdGFydGVkGAEgASgLMhUuZHJhZnR3b29kLnYxLlN0YXJ0ZWRIABIkCgVkZWx0YRgCIAEoCzITLmRyYWZ0d29vZC52MS5EZWx0YUgAEioKCGZpbmlzaGVkGAMgASgLMhYuZHJhZnR3b29kLnYxLkZpbmlzaGVkSAASDwoHcGFkZGluZxgEIAMoDEIHCgVldmVudCK2AQoHU3RhcnRlZBISCgpyZXF1ZXN0X2lkGAEgASgJEg0KBW1vZGVsGAIgASgJEg4KBnRlbmFudBgDIAEoCRIQCghzdHJhdGVneRgEIAEoCRIVCg1wcm9tcHRfdG9rZW5zGAUgASgFEhIKCm1heF90b2tlbnMYBiABKAUSEQoEc2VlZBgHIAEoBEgAiAEBEhIKCmV4cGVyaW1lbnQYCCABKAkSCwoDYXJtGAkgASgJQgcKBV9zZWVkIpIBCgVEZWx0YRIMCgR0ZXh0GAEgASgJEhEKCXRva2VuX2lkcxgCIAMoBRIqCgdkZXRhaWxzGAMgAygLMhkuZHJhZnR3b29kLnYxLlRva2VuRGV0YWlsEg4KBnNhbXBsZRgEIAEoBRIsCgtkcmFmdF90cmVlcxgFIAMoCzIXLmRyYWZ0d29vZC52MS5EcmFmdFRyZWUiUQoJRHJhZnRUcmVlEhEKCXRva2VuX2lkcxgBIAMoBRIOCgZ0b2tlbnMYAiADKAkSDwoHcGFyZW50cxgDIAMoBRIQCghhY2NlcHRlZBgEIAMoBSKAAQoLVG9rZW5EZXRhaWwSDAoEdGV4dBgBIAEoCRIPCgdkcmFmdGVkGAIgASgIEhQKB2xvZ3Byb2IYAyABKAJIAIgBARIwCgx0b3BfbG9ncHJvYnMYBCADKAsyGi5kcmFmdHdvb2QudjEuVG9rZW5Mb2dwcm9iQgoKCF9sb2dwcm9iIjEKDFRva2VuTG9ncHJvYhIQCgh0b2tlbl9pZBgBIAEoBRIPCgdsb2dwcm9iGAIgASgCIqACCghGaW5pc2hlZBIqCgZyZWFzb24YASABKA4yGi5kcmFmdHdvb2QudjEuRmluaXNoUmVhc29uEhUKC3N0b3Bfc3RyaW5nGAIgASgJSAASFwoNc3RvcF90b2tlbl9pZBgDIAEoBUgAEiIKBXVzYWdlGAQgASgLMhMuZHJhZnR3b29kLnYxLlVzYWdlEiYKB3RpbWluZ3MYBSABKAsyFS5kcmFmdHdvb2QudjEuVGltaW5ncxIvCghkcmFmdGluZxgGIAEoCzIdLmRyYWZ0d29vZC52MS5EcmFmdFN0YXRpc3RpY3MSKwoHc2FtcGxlcxgHIAMoCzIaLmRyYWZ0d29vZC52MS5TYW1wbGVSZXN1bHRCDgoMbWF0Y2hlZF9zdG9wIqMBCgxTYW1wbGVSZXN1bHQSKgoGcmVhc29uGAEgASgOMhouZHJhZnR3b29kLnYxLkZpbmlzaFJlYXNvbhIVCgtzdG9wX3N0cmluZxgCIAEoCUgAEhcKDXN0b3BfdG9rZW5faWQYAyABKAVIABIZChFjb21wbGV0aW9uX3Rva2VucxgEIAEoBRIMCgRzZWVkGAUgASgEQg4KDG1hdGNoZWRfc3RvcCJXCgVVc2FnZRIVCg1wcm9tcHRfdG9rZW5zGAEgASgFEhkKEWNvbXBsZXRpb25fdG9rZW5zGAIgASgFEhwKFGNhY2hlZF9wcm9tcHRfdG9rZW5zGAMgASgFIooBCgdUaW1pbmdzEigKBXF1ZXVlGAEgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEioKB3ByZWZpbGwYAiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKQoGZGVjb2RlGAMgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uItIDCg9EcmFmdFN0YXRpc3RpY3MSEAoIc3RyYXRlZ3kYASABKAkSHgoWbWVhbl9hY2NlcHRhbmNlX2xlbmd0aBgCIAEoARINCgVzdGVwcxgDIAEoAxIUCgxkcmFmdF90b2tlbnMYBCABKAMSFwoPYWNjZXB0ZWRfdG9rZW5zGAUgASgDEhkKEWFjY2VwdGVkX2J5X2RlcHRoGAYgAygDEj4KCWJ5X3NvdXJjZRgHIAMoCzIrLmRyYWZ0d29vZC52MS5EcmFmdFN0YXRpc3RpY3MuQnlTb3VyY2VFbnRyeRItCgpkcmFmdF90aW1lGAggASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEiwKCXN0ZXBfdGltZRgJIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIXCg9kaXNhYmxlZF9yZWFzb24YCiABKAkSLQoKbW9kZWxfdGltZRgLIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhpPCg1CeVNvdXJjZUVudHJ5EgsKA2tleRgBIAEoCRItCgV2YWx1ZRgCIAEoCzIeLmRyYWZ0d29vZC52MS5Tb3VyY2VTdGF0aXN0aWNzOgI4ASJBChBTb3VyY2VTdGF0aXN0aWNzEhQKDGRyYWZ0X3Rva2VucxgBIAEoAxIXCg9hY2NlcHRlZF90b2tlbnMYAiABKAMiXQoPVG9rZW5pemVSZXF1ZXN0Eg4KBHRleHQYASABKAlIABIiCgRjaGF0GAIgASgLMhIuZHJhZnR3b29kLnYxLkNoYXRIABINCgVtb2RlbBgDIAEoCUIHCgVpbnB1dCI1ChBUb2tlbml6ZVJlc3BvbnNlEhEKCXRva2VuX2lkcxgBIAMoBRIOCgZ0b2tlbnMYAiADKAkiVQoRRGV0b2tlbml6ZVJlcXVlc3QSEQoJdG9rZW5faWRzGAEgAygFEh4KFmluY2x1ZGVfc3BlY2lhbF90b2tlbnMYAiABKAgSDQoFbW9kZWwYAyABKAkiIgoSRGV0b2tlbml6ZVJlc3BvbnNlEgwKBHRleHQYASABKAkiFQoTR2V0TW9kZWxJbmZvUmVxdWVzdCKABQoUR2V0TW9kZWxJbmZvUmVzcG9uc2USDQoFbW9kZWwYASABKAkSFAoMYXJjaGl0ZWN0dXJlGAIgASgJEhIKCnBhcmFtZXRlcnMYAyABKAMSDQoFZHR5cGUYBCABKAkSDgoGZGV2aWNlGAUgASgJEhIKCnZvY2FiX3NpemUYBiABKAUSGgoSbWF4X2NvbnRleHRfdG9rZW5zGAcgASgFEhwKFG1heF9ydW5uaW5nX3JlcXVlc3RzGAggASgFEhwKFG1heF93YWl0aW5nX3JlcXVlc3RzGAkgASgFEhcKD21heF9kcmFmdF9ub2RlcxgKIAEoBRIZChFoYXNfY2hhdF90ZW1wbGF0ZRgLIAEoCBISCgpzdHJhdGVnaWVzGAwgAygJEhgKEGRlZmF1bHRfc3RyYXRlZ3kYDSABKAkSFQoNZW9zX3Rva2VuX2lkcxgOIAMoBRIWCg5zZXJ2ZXJfdmVyc2lvbhgPIAEoCRINCgVleGFjdBgQIAEoCBIOCgZydW5uZXIYESABKAkSFQoNcnVubmVyX3JlYXNvbhgSIAEoCRIPCgd3ZWlnaHRzGBMgASgJEj0KE2dlbmVyYXRpb25fZGVmYXVsdHMYFCABKAsyIC5kcmFmdHdvb2QudjEuR2VuZXJhdGlvbkRlZmF1bHRzEisKBmxpbWl0cxgVIAEoCzIbLmRyYWZ0d29vZC52MS5SZXF1ZXN0TGltaXRzEhgKEG1lbW9yeV9tYXhfYnl0ZXMYFiABKAMSLQoLdG9vbF9mb3JtYXQYFyABKAsyGC5kcmFmdHdvb2QudjEuVG9vbEZvcm1hdBIXCg9ub190b29sc19yZWFzb24YGCABKAki9wEKDVJlcXVlc3RMaW1pdHMSFQoNbWVzc2FnZV9ieXRlcxgBIAEoAxIZChFwcm9tcHRfY2hhcmFjdGVycxgCIAEoAxIVCg1jaGF0X21lc3NhZ2VzGAMgASgFEhQKDHN0b3Bfc3RyaW5ncxgEIAEoBRIeChZzdG9wX3N0cmluZ19jaGFyYWN0ZXJzGAUgASgFEhYKDnN0b3BfdG9rZW5faWRzGAYgASgFEhQKDGxvZ2l0X2JpYXNlcxgHIAEoBRIZChFmb3JtYXRfY2hhcmFjdGVycxgIIAEoBRIPCgdzYW1wbGVzGAkgASgFEg0KBXRvb2xzGAogASgFIqMBChJHZW5lcmF0aW9uRGVmYXVsdHMSLwoIc2FtcGxpbmcYASABKAsyHS5kcmFmdHdvb2QudjEuU2FtcGxpbmdPcHRpb25zEicKBHN0b3AYAiABKAsyGS5kcmFmdHdvb2QudjEuU3RvcE9wdGlvbnMSMwoLY29uc3RyYWludHMYAyABKAsyHi5kcmFmdHdvb2QudjEuTG9naXRDb25zdHJhaW50cyKeAQoQTG9naXRDb25zdHJhaW50cxIcChRub19yZXBlYXRfbmdyYW1fc2l6ZRgBIAEoBRIpCgliYWRfd29yZHMYAiADKAsyFi5kcmFmdHdvb2QudjEuVG9rZW5JZHMSEgoKc3VwcHJlc3NlZBgDIAMoBRIYChBzdXBwcmVzc2VkX2ZpcnN0GAQgAygFEhMKC2ZvcmNlZF9sYXN0GAUgAygFKl8KDEZpbmlzaFJlYXNvbhIdChlGSU5JU0hfUkVBU09OX1VOU1BFQ0lGSUVEEAASFgoSRklOSVNIX1JFQVNPTl9TVE9QEAESGAoURklOSVNIX1JFQVNPTl9MRU5HVEgQAjLTAgoRR2VuZXJhdGlvblNlcnZpY2USSwoIR2VuZXJhdGUSHS5kcmFmdHdvb2QudjEuR2VuZXJhdGVSZXF1ZXN0Gh4uZHJhZnR3b29kLnYxLkdlbmVyYXRlUmVzcG9uc2UwARJJCghUb2tlbml6ZRIdLmRyYWZ0d29vZC52MS5Ub2tlbml6ZVJlcXVlc3QaHi5kcmFmdHdvb2QudjEuVG9rZW5pemVSZXNwb25zZRJPCgpEZXRva2VuaXplEh8uZHJhZnR3b29kLnYxLkRldG9rZW5pemVSZXF1ZXN0GiAuZHJhZnR3b29kLnYxLkRldG9rZW5pemVSZXNwb25zZRJVCgxHZXRNb2RlbEluZm8SIS5kcmFmdHdvb2QudjEuR2V0TW9kZWxJbmZvUmVxdWVzdBoiLmRyYWZ0d29vZC52MS5HZXRNb2RlbEluZm9SZXNwb25zZWIGcHJvdG8z", [file_google_protobuf_duration]);
 
 /**
  * @generated from message draftwood.v1.TokenIds
@@ -36,7 +36,7 @@ export const TokenIdsSchema: GenMessage<TokenIds> = /*@__PURE__*/
  */
 export type ChatMessage = Message<"draftwood.v1.ChatMessage"> & {
   /**
-   * A role of the model's chat template: usually "system", "user" or "assistant".
+   * A role of the model's chat template: usually "system", "user" or "assistant", and "tool" for the result of a call.
    *
    * @generated from field: string role = 1;
    */
@@ -46,6 +46,25 @@ export type ChatMessage = Message<"draftwood.v1.ChatMessage"> & {
    * @generated from field: string content = 2;
    */
   content: string;
+
+  /**
+   * Of an answer of the model.
+   *
+   * @generated from field: repeated draftwood.v1.ToolCall tool_calls = 3;
+   */
+  toolCalls: ToolCall[];
+
+  /**
+   * Of a result: the call that it belongs to, and the name of its tool. Many templates show neither.
+   *
+   * @generated from field: string tool_call_id = 4;
+   */
+  toolCallId: string;
+
+  /**
+   * @generated from field: string tool_name = 5;
+   */
+  toolName: string;
 };
 
 /**
@@ -63,6 +82,13 @@ export type Chat = Message<"draftwood.v1.Chat"> & {
    * @generated from field: repeated draftwood.v1.ChatMessage messages = 1;
    */
   messages: ChatMessage[];
+
+  /**
+   * What the model may call. It writes calls as text, in the form that GetModelInfo.tool_format tells.
+   *
+   * @generated from field: repeated draftwood.v1.Tool tools = 2;
+   */
+  tools: Tool[];
 };
 
 /**
@@ -71,6 +97,111 @@ export type Chat = Message<"draftwood.v1.Chat"> & {
  */
 export const ChatSchema: GenMessage<Chat> = /*@__PURE__*/
   messageDesc(file_draftwood_v1_generation, 2);
+
+/**
+ * A function of the caller's that the model may call.
+ *
+ * @generated from message draftwood.v1.Tool
+ */
+export type Tool = Message<"draftwood.v1.Tool"> & {
+  /**
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * @generated from field: string description = 2;
+   */
+  description: string;
+
+  /**
+   * A JSON schema of its arguments, an object, as JSON. Empty: it has none.
+   *
+   * @generated from field: string parameters = 3;
+   */
+  parameters: string;
+};
+
+/**
+ * Describes the message draftwood.v1.Tool.
+ * Use `create(ToolSchema)` to create a new message.
+ */
+export const ToolSchema: GenMessage<Tool> = /*@__PURE__*/
+  messageDesc(file_draftwood_v1_generation, 3);
+
+/**
+ * @generated from message draftwood.v1.ToolCall
+ */
+export type ToolCall = Message<"draftwood.v1.ToolCall"> & {
+  /**
+   * @generated from field: string id = 1;
+   */
+  id: string;
+
+  /**
+   * @generated from field: string name = 2;
+   */
+  name: string;
+
+  /**
+   * A JSON object, as JSON.
+   *
+   * @generated from field: string arguments = 3;
+   */
+  arguments: string;
+};
+
+/**
+ * Describes the message draftwood.v1.ToolCall.
+ * Use `create(ToolCallSchema)` to create a new message.
+ */
+export const ToolCallSchema: GenMessage<ToolCall> = /*@__PURE__*/
+  messageDesc(file_draftwood_v1_generation, 4);
+
+/**
+ * A call is written as `begin`, a JSON object with the name and the arguments, and `end`.
+ *
+ * @generated from message draftwood.v1.ToolFormat
+ */
+export type ToolFormat = Message<"draftwood.v1.ToolFormat"> & {
+  /**
+   * Before the first call and after the last. Special tokens, which are not in the text of an answer, are left out.
+   *
+   * @generated from field: string begin = 1;
+   */
+  begin: string;
+
+  /**
+   * @generated from field: string end = 2;
+   */
+  end: string;
+
+  /**
+   * Between two calls. Unset: the model writes one call at most.
+   *
+   * @generated from field: optional string between = 3;
+   */
+  between?: string | undefined;
+
+  /**
+   * Keys of the object.
+   *
+   * @generated from field: string name_key = 4;
+   */
+  nameKey: string;
+
+  /**
+   * @generated from field: string arguments_key = 5;
+   */
+  argumentsKey: string;
+};
+
+/**
+ * Describes the message draftwood.v1.ToolFormat.
+ * Use `create(ToolFormatSchema)` to create a new message.
+ */
+export const ToolFormatSchema: GenMessage<ToolFormat> = /*@__PURE__*/
+  messageDesc(file_draftwood_v1_generation, 5);
 
 /**
  * @generated from message draftwood.v1.GenerateRequest
@@ -171,7 +302,7 @@ export type GenerateRequest = Message<"draftwood.v1.GenerateRequest"> & {
  * Use `create(GenerateRequestSchema)` to create a new message.
  */
 export const GenerateRequestSchema: GenMessage<GenerateRequest> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 3);
+  messageDesc(file_draftwood_v1_generation, 6);
 
 /**
  * An unset scalar means the server's default, which is not the same as zero.
@@ -243,7 +374,7 @@ export type SamplingOptions = Message<"draftwood.v1.SamplingOptions"> & {
  * Use `create(SamplingOptionsSchema)` to create a new message.
  */
 export const SamplingOptionsSchema: GenMessage<SamplingOptions> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 4);
+  messageDesc(file_draftwood_v1_generation, 7);
 
 /**
  * @generated from message draftwood.v1.StopOptions
@@ -290,7 +421,7 @@ export type StopOptions = Message<"draftwood.v1.StopOptions"> & {
  * Use `create(StopOptionsSchema)` to create a new message.
  */
 export const StopOptionsSchema: GenMessage<StopOptions> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 5);
+  messageDesc(file_draftwood_v1_generation, 8);
 
 /**
  * @generated from message draftwood.v1.DraftOptions
@@ -330,7 +461,7 @@ export type DraftOptions = Message<"draftwood.v1.DraftOptions"> & {
  * Use `create(DraftOptionsSchema)` to create a new message.
  */
 export const DraftOptionsSchema: GenMessage<DraftOptions> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 6);
+  messageDesc(file_draftwood_v1_generation, 9);
 
 /**
  * The format of the whole answer. Only tokens that it allows are chosen.
@@ -373,7 +504,7 @@ export type OutputFormat = Message<"draftwood.v1.OutputFormat"> & {
  * Use `create(OutputFormatSchema)` to create a new message.
  */
 export const OutputFormatSchema: GenMessage<OutputFormat> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 7);
+  messageDesc(file_draftwood_v1_generation, 10);
 
 /**
  * @generated from message draftwood.v1.OutputOptions
@@ -415,7 +546,7 @@ export type OutputOptions = Message<"draftwood.v1.OutputOptions"> & {
  * Use `create(OutputOptionsSchema)` to create a new message.
  */
 export const OutputOptionsSchema: GenMessage<OutputOptions> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 8);
+  messageDesc(file_draftwood_v1_generation, 11);
 
 /**
  * @generated from message draftwood.v1.GenerateResponse
@@ -458,7 +589,7 @@ export type GenerateResponse = Message<"draftwood.v1.GenerateResponse"> & {
  * Use `create(GenerateResponseSchema)` to create a new message.
  */
 export const GenerateResponseSchema: GenMessage<GenerateResponse> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 9);
+  messageDesc(file_draftwood_v1_generation, 12);
 
 /**
  * The request was admitted to the queue.
@@ -524,7 +655,7 @@ export type Started = Message<"draftwood.v1.Started"> & {
  * Use `create(StartedSchema)` to create a new message.
  */
 export const StartedSchema: GenMessage<Started> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 10);
+  messageDesc(file_draftwood_v1_generation, 13);
 
 /**
  * All tokens of one step, or of several steps if the client reads more slowly than the model writes. Without tokens if the
@@ -572,7 +703,7 @@ export type Delta = Message<"draftwood.v1.Delta"> & {
  * Use `create(DeltaSchema)` to create a new message.
  */
 export const DeltaSchema: GenMessage<Delta> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 11);
+  messageDesc(file_draftwood_v1_generation, 14);
 
 /**
  * The draft tokens that one step verified, as a tree below the last token before the step.
@@ -612,7 +743,7 @@ export type DraftTree = Message<"draftwood.v1.DraftTree"> & {
  * Use `create(DraftTreeSchema)` to create a new message.
  */
 export const DraftTreeSchema: GenMessage<DraftTree> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 12);
+  messageDesc(file_draftwood_v1_generation, 15);
 
 /**
  * @generated from message draftwood.v1.TokenDetail
@@ -652,7 +783,7 @@ export type TokenDetail = Message<"draftwood.v1.TokenDetail"> & {
  * Use `create(TokenDetailSchema)` to create a new message.
  */
 export const TokenDetailSchema: GenMessage<TokenDetail> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 13);
+  messageDesc(file_draftwood_v1_generation, 16);
 
 /**
  * @generated from message draftwood.v1.TokenLogprob
@@ -674,7 +805,7 @@ export type TokenLogprob = Message<"draftwood.v1.TokenLogprob"> & {
  * Use `create(TokenLogprobSchema)` to create a new message.
  */
 export const TokenLogprobSchema: GenMessage<TokenLogprob> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 14);
+  messageDesc(file_draftwood_v1_generation, 17);
 
 /**
  * The end of the answer; with several samples, the end of all of them.
@@ -737,7 +868,7 @@ export type Finished = Message<"draftwood.v1.Finished"> & {
  * Use `create(FinishedSchema)` to create a new message.
  */
 export const FinishedSchema: GenMessage<Finished> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 15);
+  messageDesc(file_draftwood_v1_generation, 18);
 
 /**
  * @generated from message draftwood.v1.SampleResult
@@ -781,7 +912,7 @@ export type SampleResult = Message<"draftwood.v1.SampleResult"> & {
  * Use `create(SampleResultSchema)` to create a new message.
  */
 export const SampleResultSchema: GenMessage<SampleResult> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 16);
+  messageDesc(file_draftwood_v1_generation, 19);
 
 /**
  * @generated from message draftwood.v1.Usage
@@ -810,7 +941,7 @@ export type Usage = Message<"draftwood.v1.Usage"> & {
  * Use `create(UsageSchema)` to create a new message.
  */
 export const UsageSchema: GenMessage<Usage> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 17);
+  messageDesc(file_draftwood_v1_generation, 20);
 
 /**
  * @generated from message draftwood.v1.Timings
@@ -843,7 +974,7 @@ export type Timings = Message<"draftwood.v1.Timings"> & {
  * Use `create(TimingsSchema)` to create a new message.
  */
 export const TimingsSchema: GenMessage<Timings> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 18);
+  messageDesc(file_draftwood_v1_generation, 21);
 
 /**
  * @generated from message draftwood.v1.DraftStatistics
@@ -928,7 +1059,7 @@ export type DraftStatistics = Message<"draftwood.v1.DraftStatistics"> & {
  * Use `create(DraftStatisticsSchema)` to create a new message.
  */
 export const DraftStatisticsSchema: GenMessage<DraftStatistics> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 19);
+  messageDesc(file_draftwood_v1_generation, 22);
 
 /**
  * @generated from message draftwood.v1.SourceStatistics
@@ -950,7 +1081,7 @@ export type SourceStatistics = Message<"draftwood.v1.SourceStatistics"> & {
  * Use `create(SourceStatisticsSchema)` to create a new message.
  */
 export const SourceStatisticsSchema: GenMessage<SourceStatistics> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 20);
+  messageDesc(file_draftwood_v1_generation, 23);
 
 /**
  * @generated from message draftwood.v1.TokenizeRequest
@@ -986,7 +1117,7 @@ export type TokenizeRequest = Message<"draftwood.v1.TokenizeRequest"> & {
  * Use `create(TokenizeRequestSchema)` to create a new message.
  */
 export const TokenizeRequestSchema: GenMessage<TokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 21);
+  messageDesc(file_draftwood_v1_generation, 24);
 
 /**
  * @generated from message draftwood.v1.TokenizeResponse
@@ -1010,7 +1141,7 @@ export type TokenizeResponse = Message<"draftwood.v1.TokenizeResponse"> & {
  * Use `create(TokenizeResponseSchema)` to create a new message.
  */
 export const TokenizeResponseSchema: GenMessage<TokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 22);
+  messageDesc(file_draftwood_v1_generation, 25);
 
 /**
  * @generated from message draftwood.v1.DetokenizeRequest
@@ -1039,7 +1170,7 @@ export type DetokenizeRequest = Message<"draftwood.v1.DetokenizeRequest"> & {
  * Use `create(DetokenizeRequestSchema)` to create a new message.
  */
 export const DetokenizeRequestSchema: GenMessage<DetokenizeRequest> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 23);
+  messageDesc(file_draftwood_v1_generation, 26);
 
 /**
  * @generated from message draftwood.v1.DetokenizeResponse
@@ -1056,7 +1187,7 @@ export type DetokenizeResponse = Message<"draftwood.v1.DetokenizeResponse"> & {
  * Use `create(DetokenizeResponseSchema)` to create a new message.
  */
 export const DetokenizeResponseSchema: GenMessage<DetokenizeResponse> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 24);
+  messageDesc(file_draftwood_v1_generation, 27);
 
 /**
  * @generated from message draftwood.v1.GetModelInfoRequest
@@ -1069,7 +1200,7 @@ export type GetModelInfoRequest = Message<"draftwood.v1.GetModelInfoRequest"> & 
  * Use `create(GetModelInfoRequestSchema)` to create a new message.
  */
 export const GetModelInfoRequestSchema: GenMessage<GetModelInfoRequest> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 25);
+  messageDesc(file_draftwood_v1_generation, 28);
 
 /**
  * @generated from message draftwood.v1.GetModelInfoResponse
@@ -1198,6 +1329,20 @@ export type GetModelInfoResponse = Message<"draftwood.v1.GetModelInfoResponse"> 
    * @generated from field: int64 memory_max_bytes = 22;
    */
   memoryMaxBytes: bigint;
+
+  /**
+   * How the model writes calls of tools, as its chat template shows them. Unset: tools are refused.
+   *
+   * @generated from field: draftwood.v1.ToolFormat tool_format = 23;
+   */
+  toolFormat?: ToolFormat | undefined;
+
+  /**
+   * Why tools are refused.
+   *
+   * @generated from field: string no_tools_reason = 24;
+   */
+  noToolsReason: string;
 };
 
 /**
@@ -1205,7 +1350,7 @@ export type GetModelInfoResponse = Message<"draftwood.v1.GetModelInfoResponse"> 
  * Use `create(GetModelInfoResponseSchema)` to create a new message.
  */
 export const GetModelInfoResponseSchema: GenMessage<GetModelInfoResponse> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 26);
+  messageDesc(file_draftwood_v1_generation, 29);
 
 /**
  * What exceeds a limit is refused with INVALID_ARGUMENT before any work is done for it.
@@ -1263,6 +1408,13 @@ export type RequestLimits = Message<"draftwood.v1.RequestLimits"> & {
    * @generated from field: int32 samples = 9;
    */
   samples: number;
+
+  /**
+   * Of a chat, and tool calls of one of its messages.
+   *
+   * @generated from field: int32 tools = 10;
+   */
+  tools: number;
 };
 
 /**
@@ -1270,7 +1422,7 @@ export type RequestLimits = Message<"draftwood.v1.RequestLimits"> & {
  * Use `create(RequestLimitsSchema)` to create a new message.
  */
 export const RequestLimitsSchema: GenMessage<RequestLimits> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 27);
+  messageDesc(file_draftwood_v1_generation, 30);
 
 /**
  * From the model's generation_config.json, as transformers' own generate reads it.
@@ -1303,7 +1455,7 @@ export type GenerationDefaults = Message<"draftwood.v1.GenerationDefaults"> & {
  * Use `create(GenerationDefaultsSchema)` to create a new message.
  */
 export const GenerationDefaultsSchema: GenMessage<GenerationDefaults> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 28);
+  messageDesc(file_draftwood_v1_generation, 31);
 
 /**
  * Tokens that the model's generation config forbids or forces.
@@ -1350,7 +1502,7 @@ export type LogitConstraints = Message<"draftwood.v1.LogitConstraints"> & {
  * Use `create(LogitConstraintsSchema)` to create a new message.
  */
 export const LogitConstraintsSchema: GenMessage<LogitConstraints> = /*@__PURE__*/
-  messageDesc(file_draftwood_v1_generation, 29);
+  messageDesc(file_draftwood_v1_generation, 32);
 
 /**
  * @generated from enum draftwood.v1.FinishReason
