@@ -29,6 +29,7 @@ CASES: list[tuple[str, str, list[Any]]] = [
     ("marked", '<tool_call>{"name":"track","arguments":{}}', [("track", {})]),
     ("marked", '<tool_call>{"name": "other", "arguments": {}}</tool_call> x', [...]),
     ("marked", '<tool_call>{"name": "track", "arguments": "{}"}</tool_call>', [...]),
+    ("marked", '<tool_call>{"name": ["track"], "arguments": {}}</tool_call>', [...]),
     ("marked", '<tool_call>{"name": "track", "argu', [...]),
     ("marked", '<tool_call>\n{"name": "track", "arguments": {}} and no end', [...]),
     ("marked", "a < b, <tool_cal, white space\n\n", [...]),

@@ -1,64 +1,16 @@
-"""Tools that a model may call, and the calls in its answers."""
+"""Separates calls of tools from the text of an answer."""
 
 from __future__ import annotations
 
 import json
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from draftwood_client.tools.types import ToolCall, ToolFormat
 
 _DECODER = json.JSONDecoder()
 _LONGEST_WORD = 9
 """Characters of JSON that may be the beginning of one word: "-Infinity"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A function that the model may call.
-
-    Attributes:
-        parameters: a JSON schema of its arguments, an object, as JSON; "" if it has none.
-    """
-
-    name: str
-    description: str = ""
-    parameters: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call that the model has written.
-
-    Attributes:
-        arguments: a JSON object, as JSON.
-        id: by which the result refers to it.
-    """
-
-    name: str
-    arguments: str
-    id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """How a model writes calls: `begin`, a JSON object with the name and the arguments, and `end`.
-
-    Attributes:
-        begin, end: before the first call and after the last, without special tokens.
-        between: between two calls; None for a model that writes one call at most.
-        name_key, arguments_key: keys of the object.
-    """
-
-    begin: str
-    end: str
-    between: str | None
-    name_key: str
-    arguments_key: str
-
-    @property
-    def is_marked(self) -> bool:
-        """Whether a call begins with a marker such as "<tool_call>", and not as any JSON or list does."""
-        return any(character.isalnum() for character in self.begin)
 
 
 class ToolCallReader:
@@ -169,7 +121,7 @@ class ToolCallReader:
         if not isinstance(written, dict):
             return None
         name, arguments = (written.get(key) for key in self._keys)
-        if name not in self._names or not isinstance(arguments, dict):
+        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
             return None
         return ToolCall(name, json.dumps(arguments, ensure_ascii=False), f"call_{uuid.uuid4().hex[:24]}")
 
