@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -34,6 +35,13 @@ CASES: list[tuple[str, str, list[Any]]] = [
     ("marked", '<tool_call>\n{"name": "track", "arguments": {}} and no end', [...]),
     ("marked", "a < b, <tool_cal, white space\n\n", [...]),
     ("marked", '<tool_call><tool_call>{"name":"track","arguments":{}}</tool_call>', ["<tool_call>", ("track", {})]),
+    *(
+        ("marked", f'<tool_call>{{"name": "track", "arguments": {{"a": {value}}}}}</tool_call>', [...])
+        for value in ("NaN", "1e999", "9" * 5000, r'"\ud83d"', "[" * 5000 + "]" * 5000)
+    ),
+    ("marked", '<tool_call>{"name": ["track"], "arguments": {}}</tool_call>', [...]),
+    ("marked", r'<tool_call>{"name": "track", "arguments": {"a": "\"}\\"}}</tool_call>', [("track", {"a": '"}\\'})]),
+    ("bare", '{x} is a set, {"name": "track", "parameters": {}} is none', [...]),
     ("bare", ' {"name": "track", "parameters": {"a": 1}}\n', [("track", {"a": 1})]),
     ("bare", '{"name": "track", "parameters": {}} and more', [("track", {}), " and more"]),
     ("bare", '{"name": "track"}', [...]),
@@ -67,7 +75,14 @@ def test_calls_and_text(form: str, text: str, expected: list[Any]) -> None:
 
 
 pieces = ["<tool_call>", "</tool_call>", "[", "]", ", ", " ", "\n", "text", '{"name": "track", ', '"arguments": {}}']
-pieces += ['"parameters": {"x": "é\\n"}}', '{"name": "refund", "arguments": {"deep": {"y": [true]}}}', "{", "}", '"']
+pieces += [
+    '"parameters": {"x": "é\\n\\"}"}}',
+    '{"name": "refund", "arguments": {"deep": {"y": [true]}}}',
+    "{",
+    "}",
+    '"',
+    "\\",
+]
 texts = st.lists(st.sampled_from(pieces), max_size=8).map("".join) | st.sampled_from([text for _, text, _ in CASES])
 
 
@@ -88,6 +103,15 @@ def test_text_is_not_held_back_for_long() -> None:
     assert reader.push(" and <b") == [" and <b"]
     assert reader.push(" <tool") == []
     assert reader.push("box>") == [" <toolbox>"]
+
+
+@pytest.mark.parametrize("arguments", ['{"text": "' + "word " * 20_000 + '"}', '{"list": [' + "{}, " * 25_000 + "{}]}"])
+def test_each_character_of_a_long_call_is_looked_at_once(arguments: str) -> None:
+    """Decoding what is held at each delta takes 10 to 30 seconds of the event loop here."""
+    text = f'<tool_call>{{"name": "track", "arguments": {arguments}}}</tool_call>'
+    began = time.process_time()
+    assert read(MARKED, text, [*range(4, len(text), 4)]) == [("track", json.loads(arguments))]
+    assert time.process_time() - began < 3
 
 
 def test_tools_calls_and_results_are_in_the_request() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Iterable
 
 from draftwood_client.tools.types import ToolCall, ToolFormat
 
 _DECODER = json.JSONDecoder()
-_LONGEST_WORD = 9
-"""Characters of JSON that may be the beginning of one word: "-Infinity"."""
+_OBJECT = re.compile(r'\{\s*(?:(["}])|\Z)|\Z')
+"""The beginning of a JSON object or, where the group is empty, of what may yet be one."""
+_MARKS = re.compile(r'\\.|["{}]', re.DOTALL)
 
 
 class ToolCallReader:
@@ -33,11 +35,14 @@ class ToolCallReader:
         self._between = "" if self._end and between.startswith(self._end) else between
         self._anywhere = form.is_marked
         self._held = ""
+        self._object: _OpenObject | None = None
         self._at_start, self._called = True, False
 
     def push(self, text: str) -> list[str | ToolCall]:
         """What is certain after some more text: pieces of text and calls, in their order."""
         self._held += text
+        if self._object is not None and self._object.end(self._held) is None:
+            return []
         return self._read(last=False)
 
     def close(self) -> list[str | ToolCall]:
@@ -96,45 +101,64 @@ class ToolCallReader:
         at, calls = blank + len(self._begin), list[str | ToolCall]()
         while True:
             at = _behind_blanks(held, at)
-            written, stop = _decoded(held, at)
-            call = self._call(written)
+            begun = None if last else _OBJECT.match(held, at)
+            if begun is not None:
+                self._object = _OpenObject(at) if begun[1] else None
+                if self._object is None or self._object.end(held) is None:
+                    return None, []
+            self._object = None
+            call, end = self._call(held, at)
             if call is None:
-                return (None, []) if stop is None and not last else no_call
-            assert stop is not None
+                return no_call
             calls.append(call)
             if not self._end and not self._between:
-                return stop, calls
-            at = _behind_blanks(held, stop)
+                return end, calls
+            at = _behind_blanks(held, end)
             rest = held[at:]
             if self._between and rest.startswith(self._between):
                 at += len(self._between)
             elif self._end and rest.startswith(self._end):
                 return at + len(self._end), calls
             elif last or (not self._end and rest and not self._between.startswith(rest)):
-                return (stop, calls) if not (rest and self._end) else no_call
+                return (end, calls) if not (rest and self._end) else no_call
             elif self._end.startswith(rest) or self._between.startswith(rest):
                 return None, []
             else:
                 return no_call
 
-    def _call(self, written: object) -> ToolCall | None:
-        if not isinstance(written, dict):
-            return None
-        name, arguments = (written.get(key) for key in self._keys)
-        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
-            return None
-        return ToolCall(name, json.dumps(arguments, ensure_ascii=False), f"call_{uuid.uuid4().hex[:24]}")
+    def _call(self, text: str, at: int) -> tuple[ToolCall | None, int]:
+        """The call at a place and where it ends; None if there is none, or not in JSON that every reader takes."""
+        try:
+            found, end = _DECODER.raw_decode(text, at)
+            name, arguments = (found.get(key) for key in self._keys) if isinstance(found, dict) else (None, None)
+            if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
+                return None, at
+            as_json = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+            as_json.encode()
+        except (ValueError, RecursionError):  # such as NaN, half of a surrogate pair, lists that are nested too deeply
+            return None, at
+        return ToolCall(name, as_json, f"call_{uuid.uuid4().hex[:24]}"), end
 
 
-def _decoded(text: str, at: int) -> tuple[object, int | None]:
-    """The JSON value at a place and where it ends; where it may go on behind the text, None and None."""
-    try:
-        return _DECODER.raw_decode(text, at)
-    except RecursionError:
-        return None, at
-    except json.JSONDecodeError as error:
-        unfinished = error.msg.startswith("Unterminated string") or error.pos >= len(text) - _LONGEST_WORD
-        return None, None if unfinished else at
+class _OpenObject:
+    """Finds where a JSON object ends in a text that grows; each character is looked at once."""
+
+    def __init__(self, at: int) -> None:
+        self._at, self._depth, self._in_string = at, 0, False
+
+    def end(self, text: str) -> int | None:
+        """Behind its last bracket; None where it goes on behind the text."""
+        at = self._at
+        for mark in _MARKS.finditer(text, at):
+            at = mark.end()
+            if mark[0] == '"':
+                self._in_string = not self._in_string
+            elif not self._in_string and mark[0] in "{}":
+                self._depth += 1 if mark[0] == "{" else -1
+                if not self._depth:
+                    return at
+        self._at = max(at, len(text) - text.endswith("\\"))  # what is escaped may be yet to come
+        return None
 
 
 def _behind_blanks(text: str, at: int) -> int:
