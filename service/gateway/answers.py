@@ -157,6 +157,7 @@ class _Content:
     def __init__(self, form: ToolFormat | None, tools: AskedTools | None) -> None:
         names = () if tools is None else (tool.name for tool in tools.tools)
         self._reader = None if form is None else ToolCallReader(form, names)
+        self._parallel = tools is None or tools.parallel
         self._calls = 0
 
     def pushed(self, text: str) -> dict[str, Any]:
@@ -177,7 +178,7 @@ class _Content:
         shown: dict[str, Any] = {}
         if text := "".join(one for one in found if isinstance(one, str)):
             shown["content"] = text
-        calls = [one for one in found if isinstance(one, ToolCall)]
+        calls = [one for one in found if isinstance(one, ToolCall)][: None if self._parallel else 1 - self._calls]
         if calls:
             shown["tool_calls"] = [
                 {

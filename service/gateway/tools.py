@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from draftwood_client import Tool, ToolCall, ToolFormat
 from service.gateway.errors import InvalidRequestError
+from service.rpc.parsing.json_objects import require_shallow
 
 _FUNCTION = {"name", "description", "parameters", "strict"}
-_DEFINITIONS = ("$defs", "definitions")
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As chat templates write JSON, so that a call is what the model is used to."""
 
@@ -43,7 +44,7 @@ def read_tools(fields: Mapping[str, Any]) -> AskedTools | None:
         raise InvalidRequestError("tools", "must be a list")
     tools = [_tool(f"tools[{at}]", one) for at, one in enumerate(given)]
     names = [tool.name for tool, _ in tools]
-    if repeated := next((name for name in names if names.count(name) > 1), None):
+    if repeated := next((name for name, count in Counter(names).items() if count > 1), None):
         raise InvalidRequestError("tools", f"has several functions named {repeated!r}")
     parallel = fields.get("parallel_tool_calls")
     if parallel is not None and not isinstance(parallel, bool):
@@ -68,6 +69,12 @@ def _tool(name: str, given: Any) -> tuple[Tool, bool]:
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise InvalidRequestError(f"{name}.function.parameters", "must be a JSON schema")
+    try:
+        require_shallow(parameters)
+    except ValueError as error:
+        raise InvalidRequestError(f"{name}.function.parameters", str(error)) from None
+    if not isinstance(function.get("strict") or False, bool):
+        raise InvalidRequestError(f"{name}.function.strict", "must be true or false")
     if not function.get("name"):
         raise InvalidRequestError(f"{name}.function.name", "must not be empty")
     schema = json.dumps(parameters, ensure_ascii=False) if parameters else ""
@@ -117,8 +124,8 @@ def options_for(asked: AskedTools, form: ToolFormat) -> dict[str, Any]:
         raise InvalidRequestError("tools", f"strict {problem}")
     if asked.strict:
         options["lark"] = grammar(asked, form)
-    if not asked.parallel and form.end.strip():
-        options["stop"] = [form.end.strip()]
+    if not asked.parallel and any(character.isalnum() for character in form.end):
+        options["stop"] = [form.end.strip()]  # a bracket alone would end any text, and lists among the arguments
     return options
 
 
@@ -152,15 +159,25 @@ def _text(text: str) -> str:
 
 def _schema(tool: Tool, form: ToolFormat) -> str:
     arguments = json.loads(tool.parameters) if tool.parameters else {"type": "object", "properties": {}}
-    schema: dict[str, Any] = {
+    arguments.setdefault("type", "object")
+    schema = {
         "x-guidance": _SPACING,
         "type": "object",
-        "properties": {form.name_key: {"const": tool.name}, form.arguments_key: arguments},
+        "properties": {form.name_key: {"const": tool.name}, form.arguments_key: _moved(arguments, form.arguments_key)},
         "required": [form.name_key, form.arguments_key],
         "additionalProperties": False,
     }
-    for key in _DEFINITIONS:  # references are from the root
-        if key in arguments:
-            schema[key] = arguments.pop(key)
-    arguments.setdefault("type", "object")
     return json.dumps(schema, ensure_ascii=False)
+
+
+def _moved(schema: Any, key: str) -> Any:
+    """A schema whose references are from the root of the one that has it as this property."""
+    if isinstance(schema, list):
+        return [_moved(one, key) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {name: _moved(one, key) for name, one in schema.items()}
+    target = schema.get("$ref")
+    if isinstance(target, str) and (target == "#" or target.startswith("#/")):
+        moved["$ref"] = f"#/properties/{key}{target[1:]}"
+    return moved

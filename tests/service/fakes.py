@@ -45,12 +45,13 @@ class ByteTokenizer:
 
     Attributes:
         tool_format: set one for a model that takes tools.
-        tools: of the last conversation that was read.
+        messages, tools: of the last conversation that was read.
     """
 
     def __init__(self, has_chat_template: bool = True) -> None:
         self.has_chat_template = has_chat_template
         self.tool_format: ToolFormat | NoToolFormatError = NoToolFormatError("its chat template has no tools")
+        self.messages: list[dict[str, Any]] = []
         self.tools: list[dict[str, Any]] | None = None
         self.encoded_on: list[str] = []
 
@@ -59,7 +60,7 @@ class ByteTokenizer:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
     def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> Int32Array:
-        self.tools = tools
+        self.messages, self.tools = messages, tools
         return self.encode("".join(f"<{message['role']}>{message['content']}" for message in messages))
 
     def decode(self, ids: SequenceOf[int] | Int32Array, include_special_tokens: bool = False) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from draftwood.v1 import generation_pb2 as pb
 from model_runner.errors import InvalidInputError
 from model_runner.loading.tool_format import NoToolFormatError, ToolFormat
+from service.rpc.parsing.json_objects import indentation, read_object
 from service.serving import Serving
 
 MAX_ROLE_CHARACTERS = 64
@@ -20,7 +21,7 @@ class Conversation(NamedTuple):
     """Messages and tools as chat templates take them.
 
     Attributes:
-        characters: of all texts, and at least one for each message, call and tool.
+        characters: of all texts with JSON indented, and at least one for each message, call and tool.
     """
 
     messages: list[dict[str, Any]]
@@ -40,17 +41,19 @@ def read_chat(chat: pb.Chat, serving: Serving) -> Conversation:
         calls = len(message.tool_calls)
         _require_at_most(f"chat.messages[{index}].tool_calls", "calls", calls, MAX_TOOLS)
     characters = sum(_size_of_message(message) for message in chat.messages) + sum(map(_size_of_tool, chat.tools))
-    if characters > serving.max_prompt_characters:
-        problem = f"must have at most {serving.max_prompt_characters} characters with tools; it has {characters}"
-        raise InvalidInputError("chat.messages", None, problem)
+    _require_characters(characters, serving)
     tokenizer = serving.model.tokenizer
     if not tokenizer.has_chat_template:
         raise InvalidInputError("chat", None, "the model has no chat template; send text")
     with_tools = next((name for name in _with_tools(chat)), None)
     if with_tools is not None and isinstance(tokenizer.tool_format, NoToolFormatError):
         raise InvalidInputError(with_tools, None, f"the model takes no tools: {tokenizer.tool_format}")
-    messages = [_message(f"chat.messages[{index}]", message) for index, message in enumerate(chat.messages)]
+    called = {call.id: call.name for message in chat.messages for call in message.tool_calls if call.id}
+    messages = [_message(f"chat.messages[{index}]", message, called) for index, message in enumerate(chat.messages)]
     tools = [_tool(f"chat.tools[{index}]", tool) for index, tool in enumerate(chat.tools)]
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    characters += sum(indentation(one) for one in (*tools, *calls))
+    _require_characters(characters, serving)
     return Conversation(messages, tools or None, characters)
 
 
@@ -75,6 +78,8 @@ def _with_tools(chat: pb.Chat) -> Any:
         for name in ("tool_calls", "tool_call_id", "tool_name"):
             if getattr(message, name):
                 yield f"chat.messages[{index}].{name}"
+        if message.role == "tool":
+            yield f"chat.messages[{index}].role"
 
 
 def _size_of_message(message: pb.ChatMessage) -> int:
@@ -86,7 +91,7 @@ def _size_of_tool(tool: pb.Tool) -> int:
     return 1 + len(tool.name) + len(tool.description) + len(tool.parameters)
 
 
-def _message(field: str, message: pb.ChatMessage) -> dict[str, Any]:
+def _message(field: str, message: pb.ChatMessage, called: Mapping[str, str]) -> dict[str, Any]:
     read: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         read["tool_calls"] = [
@@ -94,8 +99,8 @@ def _message(field: str, message: pb.ChatMessage) -> dict[str, Any]:
         ]
     if message.tool_call_id:
         read["tool_call_id"] = message.tool_call_id
-    if message.tool_name:
-        read["name"] = message.tool_name
+    if name := message.tool_name or called.get(message.tool_call_id):
+        read["name"] = name
     return read
 
 
@@ -115,19 +120,20 @@ def _tool(field: str, tool: pb.Tool) -> dict[str, Any]:
 
 def _object(field: str, text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        return read_object(text)
     except ValueError as error:
-        raise InvalidInputError(field, None, f"is not JSON: {error}") from None
-    except RecursionError:
-        raise InvalidInputError(field, None, "is nested too deeply") from None
-    if not isinstance(value, dict):
-        raise InvalidInputError(field, None, f"must be a JSON object, not {type(value).__name__}")
-    return value
+        raise InvalidInputError(field, None, str(error)) from None
 
 
 def _require_at_most(field: str, what: str, count: int, most: int) -> None:
     if count > most:
         raise InvalidInputError(field, None, f"has {count} {what}; at most {most} are allowed")
+
+
+def _require_characters(characters: int, serving: Serving) -> None:
+    if characters > (most := serving.max_prompt_characters):
+        problem = f"must have at most {most} characters with tools as indented JSON; it has {characters}"
+        raise InvalidInputError("chat.messages", None, problem)
 
 
 def _require_length(field: str, text: str, most: int) -> None:

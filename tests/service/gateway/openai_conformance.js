@@ -1,4 +1,5 @@
-// The official package for JavaScript against the gateway: node openai_conformance.js URL. Exits with 1 at the first fault.
+// The official package for JavaScript against the gateway: node openai_conformance.js URL [URL of one whose model has tools].
+// Exits with 1 at the first fault.
 "use strict";
 const assert = require("node:assert/strict");
 const OpenAI = require("openai");
@@ -47,4 +48,33 @@ async function main() {
   assert.equal(new Set(many.map((chunks) => chunks.map((one) => one.choices[0]?.delta.content ?? "").join(""))).size, 1);
 }
 
-main().catch((error) => { console.error(error); process.exitCode = 1; });
+async function tools(baseURL) {
+  const client = new OpenAI({ baseURL: `${baseURL}/v1`, apiKey: "unused", maxRetries: 0 });
+  const parameters = { type: "object", properties: { order: { type: "integer" } }, required: ["order"], additionalProperties: false };
+  const options = { model, messages, max_tokens: 120, parallel_tool_calls: false, tools: ["track", "refund"].map((name) => ({ type: "function", function: { name, parameters } })) };
+  const named = { ...options, tool_choice: { type: "function", function: { name: "refund" } } };
+
+  const whole = (await client.chat.completions.create(named)).choices[0];
+  assert.equal(whole.finish_reason, "tool_calls");
+  const [call] = whole.message.tool_calls;
+  assert.equal(call.function.name, "refund");
+  assert.ok(Number.isInteger(JSON.parse(call.function.arguments).order));
+
+  const streamed = await client.chat.completions.stream(named).finalChatCompletion();
+  assert.deepEqual(streamed.choices[0].message.tool_calls.map((one) => one.function.arguments), [call.function.arguments]);
+  assert.equal(streamed.choices[0].finish_reason, "tool_calls");
+
+  const results = [];
+  const track = { type: "function", function: { name: "track", parse: JSON.parse, parameters, function: ({ order }) => { results.push(order); return "in Bremen"; } } };
+  const runner = client.chat.completions.runTools({ ...options, tools: [track], tool_choice: { type: "function", function: { name: "track" } } });
+  await runner.done();
+  assert.equal(results.length, 1);
+  assert.ok(runner.messages.some((one) => one.role === "tool" && one.content === "in Bremen"));
+
+  const answered = await client.chat.completions.create({ ...options, messages: [...messages, whole.message, { role: "tool", tool_call_id: call.id, content: "done" }] });
+  assert.equal(answered.choices[0].message.tool_calls, undefined);
+  assert.ok(answered.choices[0].message.content);
+  await assert.rejects(client.chat.completions.create({ ...options, tool_choice: { type: "function", function: { name: "other" } } }), (error) => error.param === "tool_choice.function.name");
+}
+
+Promise.all([main(), process.argv[3] && tools(process.argv[3])]).catch((error) => { console.error(error); process.exitCode = 1; });

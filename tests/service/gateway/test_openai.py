@@ -263,11 +263,16 @@ def test_the_page_is_served(gateway: str) -> None:
     NODE is None or not (MODULES / "openai").is_dir(),
     reason="node or its packages are missing; `make build/node/.installed` installs them where npm is",
 )
-def test_the_official_package_for_javascript(gateway: str) -> None:
+def test_the_official_package_for_javascript(gateway: str, gateway_with_tools: str) -> None:
     assert NODE is not None
     environment = {"PATH": os.environ["PATH"], "NODE_PATH": str(MODULES)}
     script = Path(__file__).parent / "openai_conformance.js"
     done = subprocess.run(
-        [NODE, script, gateway], env=environment, capture_output=True, text=True, timeout=100, check=False
+        [NODE, script, gateway, gateway_with_tools],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

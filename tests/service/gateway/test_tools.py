@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from service.gateway.tools import grammar, read_tools
 QUESTION: Any = [{"role": "user", "content": "Where is my parcel?"}]
 MODEL = "draftwood-demo"
 HERMES = ToolFormat("<tool_call>\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n", "name", "arguments")
+LIST = ToolFormat("[", "]", ", ", "name", "arguments")
 BARE = ToolFormat("", "", None, "name", "parameters")
 
 
@@ -123,6 +125,10 @@ async def test_a_call_that_is_cut_is_text(client: AsyncOpenAI) -> None:
     assert (cut.message.content or "").startswith("<tool_call>")
 
 
+def nested(levels: int) -> Any:
+    return {"x": nested(levels - 1)} if levels else 1
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -130,6 +136,8 @@ async def test_a_call_that_is_cut_is_text(client: AsyncOpenAI) -> None:
         ({"tools": [tool("f"), tool("f")]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "x": {}}}]}, "tools[0].function.x"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "tools[0].function.strict"),
+        ({"tools": [tool("f", deep=nested(31))]}, "tools[0].function.parameters"),
         ({"tool_choice": "track"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -191,6 +199,31 @@ def test_the_grammar_of_calls(change: dict[str, Any], text: str, allowed: bool) 
     assert matches(grammar(asked, HERMES), text) is allowed
 
 
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"properties": {"a": {"type": "integer"}, "b": {"$ref": "#/properties/a"}}}, {"b": 1}, {"b": "x"}),
+        ({"properties": {"parts": {"items": {"$ref": "#"}}}, "required": ["parts"]}, {"parts": [{"parts": []}]}, {}),
+        ({"$ref": "#/$defs/x", "$defs": {"x": {"type": "object", "required": ["a"]}}}, {"a": 1}, {}),
+        ({"properties": {"a": {"const": "#"}, "b": {"type": "integer"}}}, {"a": "#", "b": 1}, {"a": "#/"}),
+    ],
+)
+def test_references_are_from_the_root_of_the_schema_of_a_tool(schema: Any, good: Any, bad: Any) -> None:
+    asked = read_tools(
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}], "tool_choice": "required"}
+    )
+    assert asked is not None
+    for arguments, allowed in ((good, True), (bad, False)):
+        assert matches(grammar(asked, BARE), json.dumps({"name": "f", "parameters": arguments})) is allowed
+
+
+def test_many_tools_are_read_at_once() -> None:
+    """Comparing each name with each other takes half a minute here."""
+    began = time.process_time()
+    assert read_tools({"tools": [{"type": "function", "function": {"name": f"f{at}"}} for at in range(50_000)]})
+    assert time.process_time() - began < 5
+
+
 def test_the_grammar_of_a_model_that_writes_bare_json() -> None:
     asked = read_tools({**OPTIONS, "tool_choice": "required"})
     assert asked is not None
@@ -232,3 +265,18 @@ async def test_parallel_calls_that_are_not_wanted_end_the_answer() -> None:
     asked = with_tools(read_chat({**OPTIONS, "parallel_tool_calls": False, "stop": "x"}), HERMES)
     assert asked.options["stop"] == ["</tool_call>", "x"]
     assert with_tools(read_chat(OPTIONS), HERMES).options.get("stop") is None
+
+
+async def test_of_a_list_of_calls_one_is_taken_if_parallel_ones_are_not_wanted() -> None:
+    """Its end, a bracket, cannot end the answer: arguments may have brackets."""
+
+    async def no_text(token: int) -> str:
+        return ""
+
+    asked = with_tools(read_chat({**OPTIONS, "parallel_tool_calls": False}), LIST)
+    assert "stop" not in asked.options
+    answers = Answers(asked, MODEL, no_text, LIST)
+    call = '{"name": "track", "arguments": {"orders": [1, 2]}}'
+    chunks = await answers.delta(0, delta(f"[{call}, {call}]")) + answers.finished(0, ["stop"])
+    calls = [one for chunk in chunks for one in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    assert [one["function"]["arguments"] for one in calls] == ['{"orders": [1, 2]}']

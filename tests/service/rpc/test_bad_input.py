@@ -140,6 +140,7 @@ BAD: dict[str, tuple[pb.GenerateRequest, str, str]] = {
         "chat.messages[0].tool_call_id",
         "takes no tools",
     ),
+    "a role that needs tools": (chat(("user", "hi"), ("tool", "x")), "chat.messages[1].role", "takes no tools"),
     "priority": (request(priority=11), "priority", r"11 is not allowed.*\[-10, 10\]"),
     "long tenant": (request(tenant="ä" * 129), "tenant", "at most 256 bytes"),
     "control character in the tenant": (request(tenant="a\nb"), "tenant", "control characters"),
@@ -185,13 +186,31 @@ async def test_allowed(name: str) -> None:
 
 MARKED = ToolFormat("<call>", "</call>", None, "name", "arguments")
 MANY = pb.Chat(messages=[HI], tools=[pb.Tool(name="f")] * 129)
+
+
+def nested(levels: int, innermost: str = "") -> str:
+    return '{"a":' * (levels - 1) + f"[{innermost}]" + "}" * (levels - 1)
+
+
 WRONG_TOOLS: dict[str, tuple[pb.GenerateRequest, str, str]] = {
     "no name": (with_tool(name=""), "chat.tools[0].name", "1 to 256 characters; it has 0"),
     "no JSON": (with_tool(parameters="{"), "chat.tools[0].parameters", "is not JSON"),
     "no object": (with_tool(parameters="[]"), "chat.tools[0].parameters", "must be a JSON object, not list"),
     "deep": (with_tool(parameters="[" * 50_000), "chat.tools[0].parameters", "nested too deeply"),
+    "33 levels": (with_tool(parameters=nested(33)), "chat.tools[0].parameters", "nested too deeply; at most 32 levels"),
+    "half a surrogate pair": (
+        with_tool(parameters=r'{"x": "\ud83d"}'),
+        "chat.tools[0].parameters",
+        r"unpaired surrogate '\ud83d'",
+    ),
+    "not a number": (with_call(name="f", arguments='{"x": NaN}'), "chat.messages[0].tool_calls[0].arguments", "Out of"),
+    "long when it is indented": (
+        with_tool(parameters=nested(32, "1," * 2000 + "1")),
+        "chat.messages",
+        "with tools as indented JSON; it has 28",
+    ),
     "many": (pb.GenerateRequest(chat=MANY), "chat.tools", "129 tools; at most"),
-    "long": (with_tool(description="x" * 200_000), "chat.messages", "with tools; it has 200"),
+    "long": (with_tool(description="x" * 200_000), "chat.messages", "with tools as indented JSON; it has 200"),
     "wrong arguments": (
         with_call(name="f", arguments="7"),
         "chat.messages[0].tool_calls[0].arguments",
@@ -221,6 +240,20 @@ async def test_wrong_tools(name: str) -> None:
         info = await served.stub.GetModelInfo(pb.GetModelInfoRequest())
         assert (info.tool_format.begin, info.tool_format.HasField("between")) == ("<call>", False)
         assert (info.no_tools_reason, info.limits.tools) == ("", 128)
+
+
+async def test_a_result_has_the_name_of_its_call() -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.tool_format = MARKED
+    calls = [pb.ToolCall(id=key, name=f"tool_{key}", arguments='{"x": 1}') for key in "ab"]
+    results = [pb.ChatMessage(role="tool", tool_call_id="b"), pb.ChatMessage(role="tool", tool_name="own")]
+    messages = [HI, pb.ChatMessage(role="assistant", tool_calls=calls), *results]
+    async with serving(model=FakeModel(tokenizer=tokenizer)) as served:
+        asked = pb.GenerateRequest(chat=pb.Chat(messages=messages), stop=pb.StopOptions(max_tokens=4))
+        assert (await answer(served.stub.Generate(asked))).finished.usage.completion_tokens > 0
+    shown = [call["function"] for call in tokenizer.messages[1]["tool_calls"]]
+    assert shown == [{"name": f"tool_{key}", "arguments": {"x": 1}} for key in "ab"]
+    assert [message.get("name") for message in tokenizer.messages] == [None, None, "tool_b", "own"]
 
 
 async def test_chat_without_a_template() -> None:

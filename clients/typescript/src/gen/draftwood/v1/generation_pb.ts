@@ -55,7 +55,8 @@ export type ChatMessage = Message<"draftwood.v1.ChatMessage"> & {
   toolCalls: ToolCall[];
 
   /**
-   * Of a result: the call that it belongs to, and the name of its tool. Many templates show neither.
+   * Of a result: the call that it belongs to, and the name of its tool, which is by default that of the call with this
+   * id in an earlier message. Many templates show neither.
    *
    * @generated from field: string tool_call_id = 4;
    */
