@@ -51,8 +51,8 @@ def read_chat(chat: pb.Chat, serving: Serving) -> Conversation:
     called = {call.id: call.name for message in chat.messages for call in message.tool_calls if call.id}
     messages = [_message(f"chat.messages[{index}]", message, called) for index, message in enumerate(chat.messages)]
     tools = [_tool(f"chat.tools[{index}]", tool) for index, tool in enumerate(chat.tools)]
-    calls = [call for message in messages for call in message.get("tool_calls", ())]
-    characters += sum(indentation(one) for one in (*tools, *calls))
+    of_calls = [one["tool_calls"] for one in messages if "tool_calls" in one]
+    characters += sum(map(indentation, [*tools, *of_calls]))
     _require_characters(characters, serving)
     return Conversation(messages, tools or None, characters)
 

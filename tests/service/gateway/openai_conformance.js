@@ -50,7 +50,7 @@ async function main() {
 
 async function tools(baseURL) {
   const client = new OpenAI({ baseURL: `${baseURL}/v1`, apiKey: "unused", maxRetries: 0 });
-  const parameters = { type: "object", properties: { order: { type: "integer" } }, required: ["order"], additionalProperties: false };
+  const parameters = { type: "object", properties: { order: { type: "integer", minimum: 1, maximum: 9999 } }, required: ["order"], additionalProperties: false };
   const options = { model, messages, max_tokens: 120, parallel_tool_calls: false, tools: ["track", "refund"].map((name) => ({ type: "function", function: { name, parameters } })) };
   const named = { ...options, tool_choice: { type: "function", function: { name: "refund" } } };
 

@@ -275,4 +275,5 @@ def test_the_official_package_for_javascript(gateway: str, gateway_with_tools: s
         timeout=100,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
