@@ -136,7 +136,7 @@ def grammar(asked: AskedTools, form: ToolFormat) -> str:
     tools = [tool for tool in asked.tools if not asked.forced or tool.name in asked.forced]
     end = _text(form.end)
     if asked.forced:
-        more = f"({_text(form.between)} call)*" if asked.parallel and form.between else ""
+        more = f"({_text(form.between)} call)*" if asked.parallel and form.between is not None else ""
         lines = [f"start: {_text(form.begin)} call {more} {end}"]
     else:
         begin = form.begin.lstrip()

@@ -16,7 +16,8 @@ from draftwood_client.request import generate_request
 MARKED = ToolFormat("<tool_call>\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n", "name", "arguments")
 BARE = ToolFormat("", "", None, "name", "parameters")
 LIST = ToolFormat("[", "]", ", ", "name", "arguments")
-FORMATS = {"marked": MARKED, "bare": BARE, "list": LIST}
+LINES = ToolFormat("", "", "\n", "name", "parameters")
+FORMATS = {"marked": MARKED, "bare": BARE, "list": LIST, "lines": LINES}
 NAMES = ("track", "refund")
 
 CASES: list[tuple[str, str, list[Any]]] = [
@@ -48,6 +49,12 @@ CASES: list[tuple[str, str, list[Any]]] = [
     ("bare", 'Like this: {"name": "track", "parameters": {}}', [...]),
     ("list", '[{"name": "track", "arguments": {}, "id": "x"}, {"name": "refund", "arguments": {}}]',
      [("track", {}), ("refund", {})]),
+    ("lines", '{"name": "track", "parameters": {}}\n{"name": "refund", "parameters": {"a": 1}}\n',
+     [("track", {}), ("refund", {"a": 1})]),
+    ("lines", '{"name": "track", "parameters": {}}{"x": 1} {"name": "refund", "parameters": {}}',
+     [("track", {}), '{"x": 1} {"name": "refund", "parameters": {}}']),
+    ("bare", '{"name": "track", "parameters": {}}\n{"name": "refund", "parameters": {}}',
+     [("track", {}), '\n{"name": "refund", "parameters": {}}']),
     ("list", "[1, 2] are numbers", [...]),
     ("list", "[", [...]),
 ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import llguidance
@@ -227,7 +228,10 @@ def test_many_tools_are_read_at_once() -> None:
 def test_the_grammar_of_a_model_that_writes_bare_json() -> None:
     asked = read_tools({**OPTIONS, "tool_choice": "required"})
     assert asked is not None
-    assert matches(grammar(asked, BARE), '{"name": "track", "parameters": {"order": 12}}')
+    call = '{"name": "track", "parameters": {"order": 12}}'
+    assert matches(grammar(asked, BARE), call)
+    assert not matches(grammar(asked, BARE), call + call)
+    assert matches(grammar(asked, replace(BARE, between="")), call + call)
     strict = read_chat({**OPTIONS, "tools": [tool("track", strict=True)]})
     with pytest.raises(InvalidRequestError, match="strict cannot be kept for track"):
         with_tools(strict, BARE)

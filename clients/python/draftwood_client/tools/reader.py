@@ -19,8 +19,8 @@ class ToolCallReader:
     """Separates the calls of an answer from its text, as the answer comes.
 
     Where a call begins with a marker such as "<tool_call>", calls may be anywhere; where it begins with a bracket, only
-    at the start of the answer, as any text can have brackets. White space around calls is part of them. What turns out
-    to be no call is text; nothing is lost.
+    at the start of the answer or behind another call, as any text can have brackets. White space around calls is part
+    of them. What turns out to be no call is text; nothing is lost.
 
     Args:
         form: how the model writes calls.
@@ -34,6 +34,7 @@ class ToolCallReader:
         between = (form.between or "").strip()
         self._between = "" if self._end and between.startswith(self._end) else between
         self._anywhere = form.is_marked
+        self._next_to_each_other = form.between is not None and not self._between and not self._end
         self._held = ""
         self._object: _OpenObject | None = None
         self._at_start, self._called = True, False
@@ -60,7 +61,7 @@ class ToolCallReader:
                 break
             if calls:
                 found += calls
-                self._held, self._at_start, self._called = self._held[size:], False, True
+                self._held, self._at_start, self._called = self._held[size:], self._next_to_each_other, True
             else:
                 found += self._take(size)
         return found
