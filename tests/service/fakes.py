@@ -110,6 +110,7 @@ class FakeEngine:
         difference: what audits find.
         hold_redecoding_at: an audit clears the gate before the step of this number, once.
         text: the text of each token; None takes a letter.
+        script: the whole answer, a token for each character; None for one as long as it may be.
     """
 
     def __init__(self, max_running: int = 4) -> None:
@@ -122,6 +123,7 @@ class FakeEngine:
         self.sequence_error: Exception | None = None
         self.add_error: Exception | None = None
         self.text: str | None = None
+        self.script: str | None = None
         self.steps = 0
         self.in_step = False
         self.most_running = 0
@@ -237,16 +239,19 @@ class FakeEngine:
             return StepOutput.failed(sequence, self.sequence_error)
         stats, written = sequence.stats, len(sequence.output)
         stats.first_token_at = stats.first_token_at or time.perf_counter()
-        count = min(self.tokens_per_step, sequence.request.stop.max_tokens - written)
+        most = sequence.request.stop.max_tokens
+        count = min(self.tokens_per_step, (most if self.script is None else min(most, len(self.script))) - written)
         tokens = [97 + (written + i) % 26 for i in range(count)]
+        if self.script is not None:
+            tokens = [ord(character) for character in self.script[written : written + count]]
         sequence.output += tokens
         stats.decode_steps += 1
         stats.proposed_tokens += 2 * (count - 1)
         stats.draft_tokens += 2 * (count - 1)
         stats.accepted_tokens += count - 1
         finish = None
-        if len(sequence.output) == sequence.request.stop.max_tokens:
-            finish = Finish(FinishReason.LENGTH)
+        if len(sequence.output) in (most, None if self.script is None else len(self.script)):
+            finish = Finish(FinishReason.LENGTH if len(sequence.output) == most else FinishReason.STOP)
             stats.finished_at = time.perf_counter()
             self._free(sequence)
         texts = [chr(token) if self.text is None else self.text for token in tokens]

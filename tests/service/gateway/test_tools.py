@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
+import httpx2
 import llguidance
 import openai
 import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessage
 
-from draftwood_client import Delta, ToolFormat
+from draftwood_client import AsyncClient, Delta, ToolFormat
+from model_runner.loading import tool_format
 from service.gateway.answers import Answers
+from service.gateway.app import Gateway
 from service.gateway.errors import InvalidRequestError
 from service.gateway.reading import read_chat, with_tools
 from service.gateway.tools import grammar, read_tools
+from tests.service.fakes import ByteTokenizer, FakeEngine, FakeModel, serving
 
 QUESTION: Any = [{"role": "user", "content": "Where is my parcel?"}]
 MODEL = "draftwood-demo"
@@ -235,6 +239,42 @@ def test_the_grammar_of_a_model_that_writes_bare_json() -> None:
     strict = read_chat({**OPTIONS, "tools": [tool("track", strict=True)]})
     with pytest.raises(InvalidRequestError, match="strict cannot be kept for track"):
         with_tools(strict, BARE)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_calls_that_a_model_writes_by_itself(cut: bool) -> None:
+    """Whole and streamed, for two samples, through the service."""
+    engine, tokenizer = FakeEngine(), ByteTokenizer()
+    engine.script, tokenizer.tool_format = (
+        f"Sure.\n{ONE}\n{ONE.replace('7', '8')}",
+        tool_format.ToolFormat(**asdict(HERMES)),
+    )
+    async with serving(engine, FakeModel(tokenizer=tokenizer)) as served:
+        gateway = Gateway(lambda _: AsyncClient(served.server.address), page=False, max_body_bytes=10_000)
+        transport = httpx2.ASGITransport(gateway.app([]))
+        async with AsyncOpenAI(
+            base_url="http://x/v1", api_key="unused", max_retries=0, http_client=httpx2.AsyncClient(transport=transport)
+        ) as client:
+            options = {
+                **OPTIONS,
+                "model": "",
+                "n": 2,
+                "temperature": 1.0,
+                "max_tokens": len(engine.script) - 4 if cut else 200,
+            }
+            whole = (await client.chat.completions.create(**options)).choices
+            chunks = [chunk async for chunk in await client.chat.completions.create(**options, stream=True)]
+        await served.settled()
+    orders = [7] if cut else [7, 8]
+    text = "Sure." + "\n" * cut + ONE.replace("7", "8")[:-4] * cut
+    for sample in whole:
+        assert [call["order"] for _, call in checked(sample.message)] == orders
+        assert (sample.message.content, sample.finish_reason) == (text, "length" if cut else "tool_calls")
+        deltas = [one.delta for chunk in chunks for one in chunk.choices if one.index == sample.index]
+        assert "".join(one.content or "" for one in deltas) == text
+        calls = [call for one in deltas for call in one.tool_calls or ()]
+        assert [(call.index, json.loads(call.function.arguments)["order"]) for call in calls] == [*enumerate(orders)]
+    assert {one.finish_reason for chunk in chunks for one in chunk.choices} == {None, whole[0].finish_reason}
 
 
 def delta(text: str) -> Delta:
