@@ -328,14 +328,15 @@ class Engine:
                 continue
             tokens, parents = batch.tokens[root:end], batch.parents[root:end] - np.int32(work.tokens - 1)
             try:
-                at_nodes = predictions.of_rows(rows, self._policy.feedback_top_k(sequence))
+                at_nodes = predictions.of_rows(rows)
                 path = self._writers[sequence].verify(tokens, parents, at_nodes)
             except Exception as error:
                 if not isinstance(error, DraftwoodError):
                     _log.exception("request %r failed in verification", sequence.request.request_id)
                 outputs.append(self._end(sequence, error, keep=False))
                 continue
-            feedback = Feedback(tokens, parents, at_nodes.tokens, at_nodes.top_tokens)
+            top_tokens = at_nodes.top(self._policy.feedback_top_k(sequence))
+            feedback = Feedback(tokens, parents, at_nodes.tokens, top_tokens)
             moved = kept is not None and bool(kept[row])
             verified.append(_Verified(sequence, sequence.committed + work.tokens, moved, path, feedback))
         return verified

@@ -88,7 +88,7 @@ class Redecoding:
     def _compare(self, predictions: Predictions) -> None:
         output, written = self.sequence.output, self._answer.output
         logits = predictions.logits[0]
-        token = self._chooser.pick(logits, int(predictions.tokens[0]))
+        token = self._chooser.pick(logits, [int(predictions.tokens[0])])
         if token != written[len(output)]:
             self._differ(len(output), self._chooser.margin(logits, written[len(output)]))
             return

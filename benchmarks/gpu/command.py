@@ -1,12 +1,13 @@
 """`draftwood bench gpu`: all that one run on a GPU can tell of the cuda runner, within minutes and without a download.
 
 It stops at the first thing that is wrong. The file of figures is written after each section, so that a run which ends
-early still brings back what it found.
+early still brings back what it found; the log and a timeline of kernels lie beside it.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,8 @@ def gpu(
     if chosen_dtype not in _SHORT.values():
         raise BenchmarkError(f"--dtype must be one of {', '.join(_SHORT)}, not {dtype!r}")
     report = Report(out, output.json_file)
+    if (log := report.beside(".log")) is not None:
+        logging.basicConfig(filename=log, filemode="w", level=logging.INFO, force=True)
     measure(report, "native" if smoke else LONG_SHAPES.get(shape, shape), chosen_dtype, bandwidth, smoke)
     output.write(report.rows("steps"), lambda axes: _draw(report.rows("steps"), axes), **report.sections)
 
@@ -77,6 +80,10 @@ class Report:
     def rows(self, name: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.sections[name]
         return found
+
+    def beside(self, suffix: str) -> Path | None:
+        """A file beside that of the figures, if there is one."""
+        return None if self._path is None else self._path.with_suffix(suffix)
 
     def section(self, name: str, run: Callable[[], list[dict[str, Any]]]) -> None:
         began = time.perf_counter()
@@ -114,6 +121,7 @@ def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smo
     small = ModelOptions(device=device.type, dtype="float32", runner="cuda")
     with chosen_model(small, report._out) as native:
         report.section("correctness", lambda: _correctness(native.path, native.load(), questions, plan))
+    report.section("flips", lambda: _flips(report, device.type, questions, plan))
     kind = getattr(torch, "float32" if device.type == "cpu" else dtype)
     report.section("attention", lambda: sections.attention_times(device, kind, plan, bytes_per_second))
     large = ModelOptions(shape=shape, device=device.type, dtype="float32" if smoke else dtype, runner="cuda")  # type: ignore[arg-type]
@@ -121,6 +129,8 @@ def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smo
         model = grown.load()
         size = model.parameters * kind.itemsize
         report.section("steps", lambda: sections.step_times(model, plan, size, bytes_per_second))
+        trace = report.beside(".trace.json")
+        report.section("kernels", lambda: sections.kernels(model, plan, trace))
         report.section("streams", lambda: sections.streams(model, questions, plan))
         plain = _transformers(grown.path, model.device, getattr(torch, model.dtype))
         report.section("transformers", lambda: sections.transformers_speed(plain, model, questions, plan))
@@ -128,6 +138,19 @@ def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smo
             grown.path, device=device.type, dtype=model.dtype, runner="cuda", exact=True, max_context=model.max_context
         )
         report.section("exact", lambda: sections.exact_price(report.rows("steps"), exact, plan, size, bytes_per_second))
+
+
+def _flips(report: Report, device: str, questions: list[str], plan: Plan) -> list[dict[str, Any]]:
+    """By dtype; not bfloat16 without a GPU, where Triton's interpreter multiplies its raw bits."""
+    from benchmarks.gpu.sections import flips
+    from benchmarks.shared.models import ModelOptions, chosen_model
+
+    rows = []
+    for dtype in ("float32", "float16") if device == "cpu" else ("float32", "float16", "bfloat16"):
+        options = ModelOptions(device=device, dtype=dtype, runner="cuda")
+        with chosen_model(options, report._out) as native:
+            rows += flips(native.load(), questions, plan)
+    return rows
 
 
 def copy_bandwidth(device: Any) -> float:

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from strategies import create
 from strategies.draft import DraftTree, Int32Array
 
 Rows = list[dict[str, Any]]
+_MOST_KERNELS = 25
+"""Listed; the timeline has all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,71 @@ def streams(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
                     }
                 )
     return rows
+
+
+def flips(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
+    """How often drafts change a greedy answer: where two tokens are closer than the rounding of the model's dtype."""
+    prompts = [encode(model.tokenizer, question) for question in questions[: plan.prompts]]
+    plain = [one.output for one in _run(_engine(model, 1, False), prompts, create("none"), plan.tokens)]
+    rows = []
+    for name in plan.strategies:
+        drafted = [one.output for one in _run(_engine(model, 1, False), prompts, create(name), plan.tokens)]
+        same = [_in_common(*pair) for pair in zip(plain, drafted, strict=True)]
+        changed = sum(count < len(answer) for count, answer in zip(same, plain, strict=True))
+        per_token = 1e3 * changed / max(1, sum(same))
+        rows.append({"dtype": model.dtype, "strategy": name, "answers": len(plain), "changed": changed})
+        rows[-1]["per_1000_tokens"] = per_token
+    return rows
+
+
+def _in_common(first: list[int], second: list[int]) -> int:
+    """Tokens before the first that differs."""
+    pairs = enumerate(zip(first, second, strict=True))
+    return next((at for at, pair in pairs if pair[0] != pair[1]), len(first))
+
+
+def kernels(model: LoadedModel, plan: Plan, trace: Path | None) -> Rows:
+    """What steps of one token and of the plan's largest trees but one spend their time on, by the profiler of torch.
+
+    Args:
+        trace: where the timeline goes, for chrome://tracing or Perfetto.
+    """
+    context = plan.contexts[min(1, len(plan.contexts) - 1)]
+    most = max(plan.nodes[:-1] or plan.nodes)
+    runner = model.factory.runner(context + most + 64)
+    pages, random = np.arange(runner.pages, dtype=np.int32), np.random.default_rng(0)
+    batches = []
+    for nodes in (0, most):
+        tree = random_tree(random, nodes, deep=0.6)
+        tree = DraftTree.of(tree.tokens % model.vocab_size, tree.parents)
+        batches.append(lay_out([BatchRow(pages, context, np.zeros(1, np.int32), tree, 0)]))
+    for batch in batches:
+        runner.step(batch, 0)  # captures its graph
+    on_gpu = model.device != "cpu"
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    activities += [torch.profiler.ProfilerActivity.CUDA] * on_gpu
+    with torch.profiler.profile(activities=activities) as profile:
+        for batch in batches:
+            for _ in range(plan.rounds):
+                runner.step(batch, 0)
+    if trace is not None:
+        profile.export_chrome_trace(str(trace))
+
+    def microseconds(event: Any) -> float:
+        return float(event.self_device_time_total if on_gpu else event.self_cpu_time_total)
+
+    events = sorted(profile.key_averages(), key=microseconds, reverse=True)
+    total = sum(map(microseconds, events)) or 1.0
+    return [
+        {
+            "kernel": event.key[:60],
+            "calls_per_step": event.count / (2 * plan.rounds),
+            "us_per_step": microseconds(event) / (2 * plan.rounds),
+            "share": microseconds(event) / total,
+        }
+        for event in events[:_MOST_KERNELS]
+        if microseconds(event)
+    ]
 
 
 def transformers_speed(module: Any, model: LoadedModel, questions: list[str], plan: Plan) -> Rows:

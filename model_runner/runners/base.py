@@ -119,7 +119,8 @@ class Predictions(NamedTuple):
     Attributes:
         logits: [R, vocab], an array of the runner; its rows go to `sampling.TokenChooser`.
         tokens: int32[R], the most probable token; of equally probable ones that with the lowest id.
-        top_tokens: int32[R, k], the k most probable tokens, best first; None for k = 0.
+        top_tokens: int32[R, k], the k most probable tokens, best first, and of equally probable ones that with the
+            lowest id; None for k = 0.
         chosen: int32[R], the token that is written after each, where the runner chooses; None where it never does.
     """
 
@@ -128,16 +129,20 @@ class Predictions(NamedTuple):
     top_tokens: Int32Array | None
     chosen: Int32Array | None = None
 
-    def of_rows(self, rows: slice, top_k: int) -> Predictions:
-        """Those of some rows, with the `top_k` most probable tokens, at most as many as there are here."""
+    def of_rows(self, rows: slice) -> Predictions:
+        """Those of some rows."""
         logits, tokens, top_tokens, chosen = self
         if rows.stop - rows.start < tokens.size:
             logits, tokens = logits[rows], tokens[rows]
             top_tokens = None if top_tokens is None else top_tokens[rows]
             chosen = None if chosen is None else chosen[rows]
-        if top_tokens is not None and top_k < top_tokens.shape[1]:
-            top_tokens = np.ascontiguousarray(top_tokens[:, :top_k]) if top_k else None
         return Predictions(logits, tokens, top_tokens, chosen)
+
+    def top(self, k: int) -> Int32Array | None:
+        """int32[R, k]: as `top_tokens`, at most as many as there are; None for k = 0."""
+        if self.top_tokens is None or k == 0 or k >= self.top_tokens.shape[1]:
+            return self.top_tokens if k else None
+        return np.ascontiguousarray(self.top_tokens[:, :k])
 
 
 class KVMoves(NamedTuple):
@@ -182,7 +187,7 @@ class Runner(Protocol):
         """One forward pass; writes the keys and values of all its tokens.
 
         Args:
-            top_k: how many most probable tokens to return for each row of logits.
+            top_k: how many most probable tokens to return for each row of logits, at least.
             choices: how tokens are chosen, for a runner that `chooses`. It walks the draft trees of these rows along
                 the tokens that it chooses, and moves keys and values of accepted nodes as `keep` does.
         """

@@ -28,15 +28,17 @@ def most_probable(logits: torch.Tensor | npt.NDArray[np.float32], k: int) -> tup
 
     Returns:
         int32[row], of equally probable tokens the one with the lowest id, as torch's `argmax`; and int32[row, k], the
-        best first, None for k = 0.
+        best first, likewise, None for k = 0.
     """
     if isinstance(logits, np.ndarray):
         bits = logits.view(np.int32)
     elif logits.device.type == "cpu" and logits.dtype in _BITS:
         bits = logits.view(_BITS[logits.dtype]).numpy()
     else:
-        top = logits.topk(k).indices.to(torch.int32).cpu().numpy() if k else None
-        return logits.argmax(-1).to(torch.int32).cpu().numpy(), top
+        # `topk` mixes ties
+        ordered = torch.sort(torch.as_tensor(logits), dim=-1, descending=True, stable=True).indices
+        found = ordered[:, : max(k, 1)].to(torch.int32).cpu().numpy()
+        return found[:, 0].copy(), found if k else None
     best = np.zeros((bits.shape[0], max(k, 1)), np.int32)
     _fill(bits, 8 * bits.itemsize - 1, best)
     return best[:, 0].copy(), best if k else None  # a copy, so that compiled functions see contiguous arrays only

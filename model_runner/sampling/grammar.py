@@ -80,6 +80,19 @@ class GrammarState:
         if self.slow and self.pending is None:
             self.pending = threads.submit(self._compute)
 
+    def allows(self, token: int) -> bool:
+        """Whether the mask allows `token`. Takes microseconds, where the mask takes up to milliseconds."""
+        if self.pending is None:
+            if forced := self._matcher.compute_ff_tokens():
+                return bool(token == forced[0])
+            if self._matcher.validate_tokens([token]):
+                return True
+            if not self._matcher.is_accepting():
+                return False
+            self.pending = Future()  # whether it is an end of sequence, only the mask tells
+            self.pending.set_result(self._compute())
+        return bool(self.pending.result()[token >> 3] >> (token & 7) & 1)
+
     def mask(self, scores: torch.Tensor) -> None:
         """Sets the scores, float32[vocab], of tokens that are not allowed next to -inf.
 
@@ -112,6 +125,7 @@ class GrammarState:
         Raises:
             InvalidValueError: what may come then takes too much work to find out.
         """
+        self.pending = None
         if not self._matcher.consume_token(token):
             raise too_complex(self._matcher)
 

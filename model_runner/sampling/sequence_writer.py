@@ -75,8 +75,9 @@ class SequenceWriter:
             return self._remembered(walk_predicted(tokens, parents, chosen))
         if chooser.follows_predictions:
             return walk_predicted(tokens, parents, predictions.tokens)
-        predicted = predictions.tokens.tolist()
-        return walk(tokens, parents, lambda node: chooser.choose(logits[node], predicted[node]))
+        top = predictions.tokens[:, None] if predictions.top_tokens is None else predictions.top_tokens
+        most_probable = top.tolist()
+        return walk(tokens, parents, lambda node: chooser.choose(logits[node], most_probable[node]))
 
     def _remembered(self, path: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         for token, node in path:

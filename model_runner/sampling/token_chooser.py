@@ -8,6 +8,7 @@ same text with and without drafts, and in any batch.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 import numpy as np
@@ -68,14 +69,15 @@ class TokenChooser:
         self._constrained = None
         if constraints and self.grammar is None:  # a format alone determines what may be written
             self._constrained = ConstrainedLogits(constraints, request.prompt, stop.max_tokens, eos_token_ids)
-        self._plain = (
+        self._in_order = (
             params.temperature == 0.0
             and self._seen is None
             and self._counts is None
             and not params.logit_bias
             and self._constrained is None
-            and self.grammar is None
         )
+        """The next token is the most probable one that may be written."""
+        self._plain = self._in_order and self.grammar is None
 
     @property
     def follows_predictions(self) -> bool:
@@ -128,21 +130,24 @@ class TokenChooser:
         """The next mask of the grammar may take long, so that no step shall wait for it."""
         return self.grammar is not None and self.grammar.slow
 
-    def choose(self, logits: Logits, prediction: int) -> int:
+    def choose(self, logits: Logits, most_probable: SequenceOf[int]) -> int:
         """The next token, which is remembered.
 
         Args:
             logits: [vocab], the model's own after everything chosen so far.
-            prediction: their argmax.
+            most_probable: the tokens of the largest of them, in order; one or more.
         """
-        token = self.pick(logits, prediction)
+        token = self.pick(logits, most_probable)
         self.remember(token)
         return token
 
-    def pick(self, logits: Logits, prediction: int) -> int:
+    def pick(self, logits: Logits, most_probable: SequenceOf[int]) -> int:
         """As `choose`, without remembering it."""
-        if self._plain and not (self._locked and prediction in self._ends):
-            return prediction
+        if self._in_order:
+            forbidden = self._ends if self._locked else ()
+            for token in most_probable:
+                if token not in forbidden and (self.grammar is None or self.grammar.allows(token)):
+                    return token
         return self._process(logits)
 
     @torch.inference_mode()

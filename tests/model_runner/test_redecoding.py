@@ -256,12 +256,12 @@ def test_margins(sampling: SamplingParams, expected: float | None) -> None:
     """Logits changed by the margin and a bit more choose the other token; by a bit less they do not."""
     logits = np.array([4.0, 3.0, 1.0, -2.0], np.float32)
     chooser = TokenChooser(make_sequence("r", as_prompt((1,)), StopParams(4), sampling), frozenset(), 4)
-    picked = chooser.pick(logits, 0)
+    picked = chooser.pick(logits, [])
     other = 1 if picked != 1 else 0
     margin = chooser.margin(logits, other) * 4.0
     if expected is not None:
         assert margin == pytest.approx(expected)
     toward = np.zeros(4, np.float32)
     toward[other] = 1.0
-    assert chooser.pick(logits + toward * np.float32(margin + 1e-3), other) == other
-    assert chooser.pick(logits + toward * np.float32(margin - 1e-3), picked) == picked
+    assert chooser.pick(logits + toward * np.float32(margin + 1e-3), []) == other
+    assert chooser.pick(logits + toward * np.float32(margin - 1e-3), []) == picked

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import re
+from concurrent.futures import Future
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from model_runner.engine import Engine, EngineConfig
 from model_runner.errors import InvalidValueError
 from model_runner.request import GrammarKind, SamplingParams, StopParams
 from model_runner.sampling.grammar import GrammarState
+from model_runner.sampling.token_chooser import TokenChooser
 from model_runner.sequence import Sequence
 from strategies import Strategy
 from tests.model_runner.families import as_prompt, reference, served
@@ -137,6 +140,43 @@ def test_samples_follow_the_grammar_and_do_not_depend_on_drafts(engine: Engine, 
             assert follows(kind, results[0][1])
         texts.add(results[0][1])
     assert len(texts) > 1
+
+
+@pytest.mark.parametrize("kind", GRAMMARS)
+def test_a_token_alone_is_allowed_as_the_mask_says(kind: GrammarKind) -> None:
+    """At every place of a random text, also where another thread has computed the mask."""
+    model, random = served("bundled"), np.random.default_rng(1)
+    state = model.grammars.compile(kind, GRAMMARS[kind])
+    for step in range(60):
+        scores = torch.zeros(model.vocab_size)
+        state.copy().mask(scores)
+        allowed = torch.isfinite(scores).numpy()
+        tokens = range(model.vocab_size)
+        if step % 3 == 2 and not state.forced():
+            state.pending = Future()
+            state.pending.set_result(np.packbits(allowed, bitorder="little").tobytes())
+        assert [state.allows(token) for token in tokens] == allowed.tolist()
+        token = int(random.choice(np.flatnonzero(allowed)))
+        if token in model.eos_token_ids:
+            break
+        state.accept(token)
+        assert state.pending is None
+
+
+def test_no_mask_where_a_most_probable_token_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = served("bundled")
+    sequence = make_sequence("r", as_prompt((1,)), StopParams(9))
+    sequence.grammar = model.grammars.compile(GrammarKind.REGEX, "(yes|no)")
+    chooser = TokenChooser(sequence, model.eos_token_ids, model.vocab_size)
+    logits = np.random.default_rng(0).standard_normal(model.vocab_size).astype(np.float32)
+    order = np.argsort(-logits, kind="stable").tolist()
+    with_mask = chooser.pick(logits, [])
+    masks = []
+    monkeypatch.setattr(GrammarState, "mask", lambda state, scores: masks.append(1))
+    assert chooser.pick(logits, order) == with_mask
+    assert masks == []
+    chooser.pick(logits, order[:1])
+    assert masks == [1]
 
 
 def test_tokens_that_the_grammar_forces_are_drafted(engine: Engine) -> None:

@@ -68,6 +68,7 @@ def gated(engine: Engine) -> tuple[Sequence, GatedMatcher]:
     assert isinstance(state, GrammarState)
     matcher = GatedMatcher(state._matcher)
     state._matcher = matcher  # type: ignore[assignment]
+    state._quick_to_come = grammar._QUICK_MASKS  # as after a slow mask
     sequence = make_sequence("slow", as_prompt(prompt()), StopParams(20), grammar=state, max_draft_nodes=8)
     engine.add(sequence)
     return sequence, matcher

@@ -224,7 +224,7 @@ def test_samples_follow_the_models_distribution() -> None:
     for seed in range(draws):
         one = sequence((5,), SamplingParams(temperature=0.8, seed=seed), StopParams(2), None)
         chooser = TokenChooser(one, frozenset(), vocab)
-        counts[chooser.choose(first, int(first.argmax())), chooser.choose(second, int(second.argmax()))] += 1
+        counts[chooser.choose(first, [int(first.argmax())]), chooser.choose(second, [int(second.argmax())])] += 1
     law = torch.outer(torch.softmax(first / 0.8, 0), torch.softmax(second / 0.8, 0)).double().numpy() * draws
     assert chi_squared_is_plausible(counts.ravel(), law.ravel())
 

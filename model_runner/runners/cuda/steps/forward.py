@@ -176,7 +176,7 @@ class Forward:
         most, chosen = found[:, 0].copy(), None if choices is None else found[:, TOP].copy()
         if top_k > TOP:
             return Predictions(logits, *most_probable(logits, top_k), chosen)
-        return Predictions(logits, most, found[:, :top_k].copy() if top_k else None, chosen)
+        return Predictions(logits, most, found[:, :TOP].copy(), chosen)
 
     def _division(self, rows: int) -> Division:
         return Division(rows // self._group, -(-self._machine.programs // self._kv_heads))

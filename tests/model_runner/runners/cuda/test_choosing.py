@@ -118,7 +118,7 @@ def test_as_on_the_host_at_every_node(params: SamplingParams, seed: int, coarse:
     logits = made_up_logits(random, 6, coarse and params.top_p == 1.0)
     chosen, _, _ = chosen_by_kernels([(written, tree)], logits, [None])
     for node, path in enumerate(paths(tree)):
-        expected = written.chooser(path).pick(logits[node], int(logits[node].argmax()))
+        expected = written.chooser(path).pick(logits[node], [int(logits[node].argmax())])
         assert chosen[node] == expected, (node, path)
 
 
