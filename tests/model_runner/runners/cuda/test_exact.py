@@ -134,6 +134,7 @@ def test_answers_in_float16_do_not_depend_on_drafts_and_batch() -> None:
     assert run(model, oracle, prompts=PROMPTS[:1])[0].output == plain[0].output
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_transformers() -> None:
     sequences = run(exact_model("llama", torch.float32), None)
     assert [one.output for one in sequences] == [written("llama", prompt) for prompt in PROMPTS]
