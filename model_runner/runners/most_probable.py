@@ -35,10 +35,11 @@ def most_probable(logits: torch.Tensor | npt.NDArray[np.float32], k: int) -> tup
     elif logits.device.type == "cpu" and logits.dtype in _BITS:
         bits = logits.view(_BITS[logits.dtype]).numpy()
     else:
-        # `topk` mixes ties
-        ordered = torch.sort(torch.as_tensor(logits), dim=-1, descending=True, stable=True).indices
-        found = ordered[:, : max(k, 1)].to(torch.int32).cpu().numpy()
-        return found[:, 0].copy(), found if k else None
+        best = logits.argmax(-1).to(torch.int32).cpu().numpy()
+        if k == 0:
+            return best, None
+        ordered = torch.sort(logits, dim=-1, descending=True, stable=True).indices  # `topk` mixes ties
+        return best, ordered[:, :k].to(torch.int32).cpu().numpy()
     best = np.zeros((bits.shape[0], max(k, 1)), np.int32)
     _fill(bits, 8 * bits.itemsize - 1, best)
     return best[:, 0].copy(), best if k else None  # a copy, so that compiled functions see contiguous arrays only

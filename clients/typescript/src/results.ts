@@ -191,7 +191,7 @@ export interface ModelInfo {
   readonly serverVersion: string;
   /** Logits are the same to the last bit with and without drafts, in any batch. */
   readonly exact: boolean;
-  /** What computes the steps, "openvino" or "torch", and why it was chosen. */
+  /** What computes the steps, "cuda", "openvino" or "torch", and why it was chosen. */
   readonly runner: string;
   readonly runnerReason: string;
   /** How the model writes calls of tools; undefined if it is given none, and why. */

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from draftwood.v1 import generation_pb2 as pb
@@ -45,7 +45,7 @@ def read_chat(chat: pb.Chat, serving: Serving) -> Conversation:
     tokenizer = serving.model.tokenizer
     if not tokenizer.has_chat_template:
         raise InvalidInputError("chat", None, "the model has no chat template; send text")
-    with_tools = next((name for name in _with_tools(chat)), None)
+    with_tools = next(_with_tools(chat), None)
     if with_tools is not None and isinstance(tokenizer.tool_format, NoToolFormatError):
         raise InvalidInputError(with_tools, None, f"the model takes no tools: {tokenizer.tool_format}")
     called = {call.id: call.name for message in chat.messages for call in message.tool_calls if call.id}
@@ -70,7 +70,7 @@ def tool_format_of(serving: Serving) -> tuple[pb.ToolFormat | None, str]:
     return None, str(found)
 
 
-def _with_tools(chat: pb.Chat) -> Any:
+def _with_tools(chat: pb.Chat) -> Iterator[str]:
     """Names of the fields that need a template with tools."""
     if chat.tools:
         yield "chat.tools"

@@ -23,7 +23,11 @@ LEVELS = 64
 
 
 def divide_exactly(batch: StepBatch, tile: int) -> Tiles:
-    """The attention of a step in parts, for tiles of so many tokens at most."""
+    """The attention of a step in parts, for tiles of so many tokens at most.
+
+    Raises:
+        ValueError: a draft tree has more than `LEVELS` levels.
+    """
     chains, begins = np.empty(batch.rows, np.int32), batch.begins
     set_chains(batch.parents, begins, chains)
     prefixes, levels = np.empty(batch.size, np.int32), np.zeros(batch.size, np.int32)
@@ -59,6 +63,8 @@ def _follow(
             else:
                 prefixes[token], levels[token] = prefixes[begin + parent], levels[begin + parent]
                 paths[token] = paths[begin + parent]
+            if levels[token] == LEVELS:
+                raise ValueError("a draft tree has more levels than exact mode has room for")
             paths[token, levels[token]] = contexts[row] + i
             levels[token] += 1
 

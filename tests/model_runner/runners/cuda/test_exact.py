@@ -17,6 +17,7 @@ from benchmarks.kernels.reference import attended, random_batch
 from model_runner.errors import InvalidValueError, UnsupportedRunnerError
 from model_runner.loading.model import BUNDLED_MODEL, adopt, load_model
 from model_runner.loading.tokenizer import Tokenizer
+from model_runner.request import SamplingParams
 from model_runner.runners.base import KVShape, StepBatch
 from model_runner.runners.batch import BatchRow, lay_out
 from model_runner.runners.cuda import probe
@@ -124,14 +125,33 @@ def test_bits_of_a_path_in_a_random_tree(dtype: torch.dtype) -> None:
         assert torch.equal(steps.logits(one)[0], drafted[row]), at
 
 
-def test_answers_in_float16_do_not_depend_on_drafts_and_batch() -> None:
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(),
+        pytest.param(SamplingParams(temperature=1.2, top_p=0.9, presence_penalty=0.3, seed=8), marks=pytest.mark.slow),
+    ],
+)
+def test_answers_in_float16_do_not_depend_on_drafts_and_batch(sampling: SamplingParams) -> None:
     model = exact_model("llama", torch.float16)
-    plain = run(model, None)
+    plain = run(model, None, sampling)
     oracle = OracleStrategy({prompt: one.output for prompt, one in zip(PROMPTS, plain, strict=True)}, VOCAB, seed=3)
-    drafted = run(model, oracle)
+    drafted = run(model, oracle, sampling)
     assert [one.output for one in drafted] == [one.output for one in plain]
     assert sum(one.stats.accepted_tokens for one in drafted) > 0
-    assert run(model, oracle, prompts=PROMPTS[:1])[0].output == plain[0].output
+    assert run(model, oracle, sampling, prompts=PROMPTS[:1])[0].output == plain[0].output
+
+
+def test_a_tree_that_is_too_deep_is_an_error() -> None:
+    deepest = exact_tiling.LEVELS
+    for levels in (deepest, deepest + 1):
+        tree = DraftTree.of([*range(levels + 1)], [-1, -1, *range(1, levels)])
+        batch = lay_out([BatchRow(np.arange(9, dtype=np.int32), 3, np.zeros(1, np.int32), tree, logits_from=0)])
+        if levels == deepest:
+            assert exact_tiling.divide_exactly(batch, 16).token_parts[-1, 4] > 0
+            continue
+        with pytest.raises(ValueError, match="more levels than exact mode has room for"):
+            exact_tiling.divide_exactly(batch, 16)
 
 
 @pytest.mark.slow

@@ -1292,7 +1292,7 @@ export type GetModelInfoResponse = Message<"draftwood.v1.GetModelInfoResponse"> 
   exact: boolean;
 
   /**
-   * What computes the steps: "openvino" or "torch".
+   * What computes the steps: "cuda", "openvino" or "torch".
    *
    * @generated from field: string runner = 17;
    */
