@@ -27,7 +27,7 @@ from benchmarks.shared.models import ModelOptions, chosen_model
 from benchmarks.shared.prompts import read_prompts
 from benchmarks.shared.report import BenchmarkError, OutputOptions, console, progress
 from benchmarks.shared.server_process import server_process
-from draftwood_client import AsyncClient, ChatMessage
+from draftwood_client import AsyncClient, ChatMessage, Client
 from draftwood_client.cli.options import command
 
 _TARGET = 0.95
@@ -65,15 +65,19 @@ def gateway(
     with chosen_model(model, out) as chosen:
         flags = ("--max-running", str(max(levels)), "--audit-share", "0")
         with server_process(*chosen.server_flags, *flags) as server, _running_gateway(server.target) as port:
+            with Client(server.target) as client:
+                name = client.model_info().model
             load = OtherLoad()
             for number, level in progress([(n, level) for n in range(pairs) for level in levels], "pairs", out):
                 chunk = [*islice(cycle(texts), number * level, (number + 1) * level)]
                 rates = {}
                 for through in (True, False) if number % 2 else (False, True):
                     tenant = f"round-{number}-{level}-{through}"
-                    asked = _through(port, chunk, max_tokens, tenant) if through else None
-                    asked = asked or _direct(server.target, chunk, max_tokens, tenant)
-                    rates[through] = uvloop.run(asked)
+                    rates[through] = uvloop.run(
+                        _through(port, name, chunk, max_tokens, tenant)
+                        if through
+                        else _direct(server.target, chunk, max_tokens, tenant)
+                    )
                 ratios[level].append(rates[True] / rates[False])
             busy = load.share()
     rows = [_row(level, ratios[level]) for level in levels]
@@ -103,11 +107,12 @@ async def _direct(target: str, texts: Sequence[str], max_tokens: int, tenant: st
         return tokens / (time.perf_counter() - began)
 
 
-async def _through(port: int, texts: Sequence[str], max_tokens: int, tenant: str) -> float:
+async def _through(port: int, model: str, texts: Sequence[str], max_tokens: int, tenant: str) -> float:
     async def ask(text: str) -> int:
         """Reads the stream as bytes: a client's own work is not measured."""
         body = json.dumps(
             {
+                "model": model,
                 "messages": [{"role": "user", "content": text}],
                 "max_tokens": max_tokens,
                 "ignore_eos": True,

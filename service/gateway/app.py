@@ -40,6 +40,7 @@ _PAGE_POLICY = "; ".join(
 )
 """The page has nothing from elsewhere."""
 TIMEOUT_HEADER = "x-draftwood-timeout"
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _MOST_TOKEN_TEXTS = 100_000
 """Texts of tokens that are remembered, for log-probabilities. Not tuned."""
 
@@ -267,7 +268,3 @@ def _refusal(error: Exception) -> Response:
     if status == 500:
         _log.exception("internal error", exc_info=error)
     return JSONResponse(body_of(error), status, headers=headers_of(error))
-
-
-def _json(chunk: dict[str, Any]) -> str:
-    return json.dumps(chunk, ensure_ascii=False, separators=(",", ":"))

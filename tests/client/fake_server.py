@@ -164,6 +164,7 @@ class FakeServer(GenerationServiceServicer):
         cancelled: set when a client disconnected from an unfinished `Generate`.
         arm: experiment and arm of the requests.
         unavailable_calls: so many unary calls are refused first.
+        tool_format: how the model writes calls; None for one that takes no tools.
         options: gRPC arguments of the server.
         address: "host:port" to listen on.
     """
@@ -184,6 +185,7 @@ class FakeServer(GenerationServiceServicer):
         self.arm = ("", "")
         self.unavailable_calls = 0
         self.has_chat_template = has_chat_template
+        self.tool_format: pb.ToolFormat | None = None
         self._server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0), *options])
         add_GenerationServiceServicer_to_server(self, self._server)
         self._health = health.HealthServicer()
@@ -243,6 +245,8 @@ class FakeServer(GenerationServiceServicer):
             default_strategy="trie",
             has_chat_template=self.has_chat_template,
             eos_token_ids=[2],
+            tool_format=self.tool_format,
+            no_tools_reason="" if self.tool_format else "the template shows no tools",
         )
 
     def _note(self, context: Any) -> None:

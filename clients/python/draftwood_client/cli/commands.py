@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from draftwood_client.cli.options import ConnectionOptions, GenerationFlags, command
+from draftwood_client.cli.options import ConnectionOptions, GenerationFlags, command, or_content
 from draftwood_client.cli.output import AnswerWriter, completion_as_json, print_json, print_stats, read_text
+from draftwood_client.cli.tools import Calls, CallWriter, read_tools
 from draftwood_client.client import Client
 from draftwood_client.errors import ArgumentValueError
 from draftwood_client.request import ChatMessage, GenerateOptions, Prompt
@@ -36,19 +37,32 @@ def generate(
         ),
     ] = None,
     system: System = None,
+    tools: Annotated[
+        str | None,
+        typer.Option(
+            "--tools",
+            help="Functions that the model may call: a JSON list as in OpenAI's API; @FILE reads it. Each call is"
+            " printed as a line of JSON.",
+        ),
+    ] = None,
     show_drafts: ShowDrafts = False,
     stats: Stats = False,
     as_json: AsJson = False,
 ) -> None:
     """Answer a question, or continue a text. The answer is streamed to stdout."""
     text = read_text(prompt, "PROMPT")
-    if system is not None and chat is False:
-        raise ArgumentValueError("--system", "cannot be used with --raw")
+    for flag, given in (("--system", system), ("--tools", tools)):
+        if given is not None and chat is False:
+            raise ArgumentValueError(flag, "cannot be used with --raw")
+    functions = None if tools is None else read_tools(or_content("--tools", tools))
+    if functions and show_drafts and not as_json:
+        raise ArgumentValueError("--show-drafts", "cannot be used with --tools")
     with connection.client() as client:
-        messages = _prompt(client, text, chat, system)
-        writer = AnswerWriter(show_drafts)
+        calls = None if functions is None else Calls(client, functions)
+        messages = _prompt(client, text, True if functions else chat, system)
+        writer = AnswerWriter(show_drafts) if calls is None else CallWriter(calls.reader())
         details = writer.needs_details or (as_json and show_drafts)
-        options: GenerateOptions = {**flags.options(), "token_details": details}
+        options: GenerateOptions = {**flags.options(), "token_details": details, "tools": functions}
         with client.stream(messages, **options) as stream:
             try:
                 for delta in stream:
@@ -58,9 +72,12 @@ def generate(
                 writer.end_line()
             completion = stream.completion()
     if as_json:
-        print_json(completion_as_json(completion))
+        values = completion_as_json(completion)
+        if calls is not None:
+            calls.separated(values)
+        print_json(values)
     elif completion.samples:
-        writer.write_samples(completion.samples)
+        writer.write_samples([one if calls is None else calls.shown(one) for one in completion.samples])
     if stats:
         print_stats(completion)
 

@@ -188,13 +188,14 @@ class GenerationFlags:
         """Raises `ArgumentError`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         for name in ("json_schema", "lark"):
-            values[name] = _or_content(f"--{name.replace('_', '-')}", values[name])
+            if values[name] is not None:
+                values[name] = or_content(f"--{name.replace('_', '-')}", values[name])
         return cast(GenerateOptions, {name: value for name, value in values.items() if value is not None})
 
 
-def _or_content(flag: str, given: str | None) -> str | None:
+def or_content(flag: str, given: str) -> str:
     """A value as it is given, or the content of the file of "@FILE". Raises `ArgumentValueError`."""
-    if given is None or not given.startswith("@"):
+    if not given.startswith("@"):
         return given
     try:
         return Path(given[1:]).read_text(encoding="utf-8")

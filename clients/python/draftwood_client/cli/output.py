@@ -43,14 +43,24 @@ class AnswerWriter:
         self.needs_details = show_drafts and has_colours(self._stream)
 
     def write(self, delta: Delta) -> None:
-        self._last = delta.text[-1:] or self._last  # first: Ctrl-C may interrupt the writing
         if self.needs_details and "".join(detail.text for detail in delta.details) == delta.text:
+            self._last = delta.text[-1:] or self._last  # first: Ctrl-C may interrupt the writing
             for detail in delta.details:
                 text = self._shown(detail.text)
                 self._stream.write(f"{_DRAFTED}{text}{_PLAIN}" if detail.drafted and text else text)
+            self._stream.flush()
         else:
-            self._stream.write(self._shown(delta.text))
+            self.write_text(delta.text)
+
+    def write_text(self, text: str) -> None:
+        self._last = text[-1:] or self._last
+        self._stream.write(self._shown(text))
         self._stream.flush()
+
+    def begin_line(self) -> None:
+        """Ends an unfinished line."""
+        if self._last not in ("", "\n"):
+            self.write_text("\n")
 
     def end_line(self) -> None:
         """Ends an unfinished line on a terminal; a pipe gets the answer only."""

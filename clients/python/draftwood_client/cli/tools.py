@@ -1,0 +1,107 @@
+"""Tools of `draftwood generate --tools`: read from JSON, and calls of them shown as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from draftwood_client.cli.output import AnswerWriter
+from draftwood_client.client import Client
+from draftwood_client.errors import ArgumentValueError
+from draftwood_client.results import Delta, Sample
+from draftwood_client.tools import Tool, ToolCall, ToolCallReader
+
+_KEYS = {"name", "description", "parameters"}
+
+
+def read_tools(as_json: str) -> list[Tool]:
+    """Tools of a JSON list, each as in OpenAI's API: the function, or an object of type "function" with it.
+
+    Raises:
+        ArgumentValueError: says which one is wrong.
+    """
+    try:
+        given = json.loads(as_json)
+    except (ValueError, RecursionError) as error:
+        raise ArgumentValueError("--tools", f"is not JSON: {error}") from None
+    if not isinstance(given, list) or not given:
+        raise ArgumentValueError("--tools", "must be a JSON list of functions")
+    return [_tool(f"--tools: entry {at}", one) for at, one in enumerate(given)]
+
+
+class Calls:
+    """Separates calls of tools from answers.
+
+    Raises:
+        ArgumentValueError: the model takes no tools.
+    """
+
+    def __init__(self, client: Client, tools: Sequence[Tool]) -> None:
+        info = client.model_info()
+        if info.tool_format is None:
+            raise ArgumentValueError("--tools", f"{info.model} takes none: {info.no_tools_reason}")
+        self._form, self._names = info.tool_format, [tool.name for tool in tools]
+
+    def reader(self) -> ToolCallReader:
+        """Of a new answer."""
+        return ToolCallReader(self._form, self._names)
+
+    def shown(self, sample: Sample) -> Sample:
+        """A sample with each call as a line."""
+        pieces = self._pieces(sample.text)
+        lines = [f"{_line(one)}\n" if isinstance(one, ToolCall) else one for one in pieces]
+        return replace(sample, text="".join(lines).removesuffix("\n"))
+
+    def separated(self, answer: dict[str, Any]) -> None:
+        """Takes the calls out of the text of an answer as JSON, and of its samples."""
+        for part in (answer, *answer.get("samples", ())):
+            pieces = self._pieces(part["text"])
+            part["text"] = "".join(one for one in pieces if isinstance(one, str))
+            part["tool_calls"] = [asdict(one) for one in pieces if isinstance(one, ToolCall)]
+
+    def _pieces(self, text: str) -> list[str | ToolCall]:
+        reader = self.reader()
+        return reader.push(text) + reader.close()
+
+
+class CallWriter(AnswerWriter):
+    """Writes an answer to stdout as it arrives, each call in it as a line."""
+
+    def __init__(self, reader: ToolCallReader) -> None:
+        super().__init__()
+        self._reader = reader
+
+    def write(self, delta: Delta) -> None:
+        self._write_pieces(self._reader.push(delta.text))
+
+    def end_line(self) -> None:
+        self._write_pieces(self._reader.close())
+        super().end_line()
+
+    def _write_pieces(self, pieces: Sequence[str | ToolCall]) -> None:
+        for piece in pieces:
+            if isinstance(piece, str):
+                self.write_text(piece)
+            else:
+                self.begin_line()
+                self.write_text(f"{_line(piece)}\n")
+
+
+def _line(call: ToolCall) -> str:
+    return json.dumps({"name": call.name, "arguments": json.loads(call.arguments)}, ensure_ascii=False)
+
+
+def _tool(name: str, given: Any) -> Tool:
+    function = given
+    if isinstance(given, Mapping) and given.get("type") == "function":
+        function = given.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ArgumentValueError(name, "must be an object with a name, a description and parameters")
+    if unknown := sorted(function.keys() - _KEYS):
+        raise ArgumentValueError(name, f"has the key {unknown[0]!r}; allowed are {', '.join(sorted(_KEYS))}")
+    description, parameters = function.get("description", ""), function.get("parameters")
+    if not isinstance(description, str):
+        raise ArgumentValueError(name, "must have a text as its description")
+    return Tool(function["name"], description, "" if parameters is None else json.dumps(parameters))

@@ -1,0 +1,86 @@
+"""`draftwood generate --tools`: functions from JSON, calls as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from draftwood.v1 import generation_pb2 as pb
+from draftwood_client.cli import build_app
+from tests.client.fake_server import FakeServer, answers
+
+WEATHER = {"name": "weather", "description": "Of a city", "parameters": {"type": "object"}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+LINE = '{"name": "weather", "arguments": {"city": "Köln"}}\n'
+
+
+@pytest.fixture
+def generate(server: FakeServer) -> Callable[..., Result]:
+    server.tool_format = pb.ToolFormat(
+        begin="<tool_call>\n", end="\n</tool_call>", between="\n", name_key="name", arguments_key="arguments"
+    )
+
+    def run(tools: str, *flags: str) -> Result:
+        arguments = ["generate", "Is it cold?", "--target", server.target, "--tools", tools, *flags]
+        return CliRunner().invoke(build_app(), arguments, catch_exceptions=False)
+
+    return run
+
+
+@pytest.mark.parametrize("tools", [[WEATHER], [{"type": "function", "function": WEATHER}], [{"name": "weather"}]])
+def test_tools_go_to_the_server(generate: Callable[..., Result], server: FakeServer, tools: list[object]) -> None:
+    assert generate(json.dumps(tools)).exit_code == 0
+    tool = server.requests[0].chat.tools[0]
+    assert tool.name == "weather"
+    assert (tool.description, tool.parameters) in [("Of a city", '{"type": "object"}'), ("", "")]
+
+
+def test_calls_are_lines_however_they_arrive(
+    generate: Callable[..., Result], server: FakeServer, tmp_path: Path
+) -> None:
+    (tmp_path / "tools.json").write_text(json.dumps([WEATHER]))
+    server.script = [answers("I will ", f"see.{CALL[:9]}", CALL[9:30], CALL[30:])]
+    assert generate(f"@{tmp_path / 'tools.json'}").stdout == f"I will see.\n{LINE}"
+    server.script = [answers(CALL, " Done", CALL[:20])]
+    assert generate(json.dumps([WEATHER])).stdout == f"{LINE} Done{CALL[:20]}"
+
+
+def test_calls_as_json(generate: Callable[..., Result], server: FakeServer) -> None:
+    server.script = [answers("See: ", CALL)]
+    value = json.loads(generate(json.dumps([WEATHER]), "--json").stdout)
+    assert value["text"] == "See:"
+    (call,) = value["tool_calls"]
+    assert (call["name"], json.loads(call["arguments"]), bool(call["id"])) == ("weather", {"city": "Köln"}, True)
+
+
+@pytest.mark.parametrize(
+    ("tools", "problem"),
+    [
+        ("[", "--tools: is not JSON: Expecting value"),
+        ("[" * 100_000, "--tools: is not JSON"),
+        ("{}", "--tools: must be a JSON list of functions"),
+        ("[]", "--tools: must be a JSON list of functions"),
+        ("[3]", "--tools: entry 0: must be an object with a name, a description and parameters"),
+        ('[{"name": "a"}, {"type": "function"}]', "--tools: entry 1: must be an object with a name"),
+        ('[{"name": "a", "strict": true}]', "--tools: entry 0: has the key 'strict'; allowed are description, name"),
+        ('[{"name": "a", "description": 3}]', "--tools: entry 0: must have a text as its description"),
+        ("@none.json", "--tools: 'none.json' cannot be read: No such file or directory"),
+    ],
+)
+def test_bad_tools(generate: Callable[..., Result], tools: str, problem: str) -> None:
+    result = generate(tools)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error: {problem}")
+
+
+def test_what_does_not_go_with_tools(generate: Callable[..., Result], server: FakeServer) -> None:
+    assert generate('[{"name": "a"}]', "--raw").stderr == "error: --tools: cannot be used with --raw\n"
+    refused = generate('[{"name": "a"}]', "--show-drafts")
+    assert refused.stderr == "error: --show-drafts: cannot be used with --tools\n"
+    server.tool_format = None
+    refused = generate('[{"name": "a"}]')
+    assert (refused.exit_code, refused.stderr) == (2, "error: --tools: fake takes none: the template shows no tools\n")
