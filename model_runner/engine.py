@@ -37,10 +37,11 @@ from model_runner.sampling.output_text import OutputText
 from model_runner.sampling.sequence_writer import AcceptedPath, SequenceWriter
 from model_runner.sampling.token_chooser import TokenChooser
 from model_runner.scheduling.kv_pool import KVPool, KVUse
-from model_runner.scheduling.scheduler import Plan, Scheduler
+from model_runner.scheduling.scheduler import Plan, Scheduler, Work
 from model_runner.sequence import Sequence, SequenceState
 from model_runner.statistics import EngineCounts
 from strategies import Feedback
+from strategies.draft import Int32Array
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -287,11 +288,12 @@ class Engine:
     def _choices(self, batch: StepBatch, drafts: SequenceOf[Draft]) -> Choices:
         """How a runner that chooses tokens does so for each draft."""
         rows: list[ScoreRules | int] = []
+        logprobs: list[int | None] = []
         for row, (work, _) in enumerate(drafts):
-            begin, end = int(batch.begins[row]) + work.tokens, int(batch.begins[row + 1])
             writer = self._writers[work.sequence]
-            rows.append(writer.rules(batch.tokens[begin:end]) if work.reaches_end else ON_HOST)
-        return Choices.of(rows)
+            rows.append(writer.rules(*_tree(batch, row, work)) if work.reaches_end else ON_HOST)
+            logprobs.append(writer.logprobs if work.reaches_end else None)
+        return Choices.of(rows, logprobs)
 
     def _forward(
         self, batch: StepBatch, drafts: SequenceOf[Draft], choices: Choices | None
@@ -319,14 +321,13 @@ class Engine:
         """
         verified, logit_row = [], 0
         for row, (work, _) in enumerate(drafts):
-            root, end = int(batch.begins[row]) + work.tokens - 1, int(batch.begins[row + 1])
-            rows = slice(logit_row, logit_row + end - root)
+            tokens, parents = _tree(batch, row, work)
+            rows = slice(logit_row, logit_row + tokens.size)
             logit_row = rows.stop
             sequence = work.sequence
             if not work.reaches_end:
                 sequence.committed += work.tokens
                 continue
-            tokens, parents = batch.tokens[root:end], batch.parents[root:end] - np.int32(work.tokens - 1)
             try:
                 at_nodes = predictions.of_rows(rows)
                 path = self._writers[sequence].verify(tokens, parents, at_nodes)
@@ -389,6 +390,12 @@ class Engine:
         sequence.stats.finished_at = time.perf_counter()
         self._writers.pop(sequence, None)
         self._policy.close(sequence)
+
+
+def _tree(batch: StepBatch, row: int, work: Work) -> tuple[Int32Array, Int32Array]:
+    """Tokens and parents of the draft tree of a batch row with its root, the last token before it, which is node 0."""
+    root, end = int(batch.begins[row]) + work.tokens - 1, int(batch.begins[row + 1])
+    return batch.tokens[root:end], batch.parents[root:end] - np.int32(work.tokens - 1)
 
 
 def _verified_tree(one: _Verified) -> VerifiedTree:

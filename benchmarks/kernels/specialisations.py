@@ -12,7 +12,7 @@ import torch
 
 from model_runner.runners.base import KVShape
 from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.runners.choices import Choices, ScoreRules
+from model_runner.runners.choices import NO_MASK, Choices, ScoreRules, TokenMasks
 from model_runner.runners.cuda.device.launching import LAUNCHER, Launch, Machine
 from model_runner.runners.cuda.exact_linear import exact_linear
 from model_runner.runners.cuda.fusing import fused_norm, fused_rotation, fused_silu
@@ -85,7 +85,8 @@ def _step(variant: Variant) -> None:
     tiles = divide_exactly(batch, division.tile) if variant.exact else divide(batch, division)
     kv = KVPages((shape,), variant.dtype, CPU, 4 * PAGE_SIZE)
     space = Workspace((shape,), batch.size, tiles.words.shape[1], tiles.parts.shape[0], variant.rows, 4, CPU, levels)
-    rules = ScoreRules(1.0, 5, 0.9, 0.1, 1, 1.1, 0.1, 0.1, 9, zeros, zeros, zeros.astype(np.float32), zeros)
+    masks = TokenMasks(np.full(batch.size, NO_MASK, np.int32), np.zeros((1, _VOCAB // 32), np.int32))
+    rules = ScoreRules(1.0, 5, 0.9, 0.1, 1, 1.1, 0.1, 0.1, 9, zeros, zeros, zeros.astype(np.float32), zeros, masks)
     choices = Choices.of([rules])
     space.arrays.fill(batch, tiles, batch.size, choices)
     layer: Any = torch.nn.Module()

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_runner.runners.choices import Choices
-from strategies.draft import Int32Array
+from strategies.draft import Float32Array, Int32Array
 
 
 class DraftLimits(NamedTuple):
@@ -113,6 +113,28 @@ class StepBatch:
         return int(self.contexts @ np.diff(self.begins)) // self.size
 
 
+class Logprobs(NamedTuple):
+    """Log-probabilities by the model's own logits; rows of sequences that report none have no meaning.
+
+    Attributes:
+        chosen: float32[R], of the token that is written.
+        top_tokens: int32[R, k], the most probable tokens, best first.
+        top: float32[R, k], theirs.
+    """
+
+    chosen: Float32Array
+    top_tokens: Int32Array
+    top: Float32Array
+
+    def of_rows(self, rows: slice) -> Logprobs:
+        """Those of some rows."""
+        return Logprobs(self.chosen[rows], self.top_tokens[rows], self.top[rows])
+
+    def at(self, row: int, count: int) -> tuple[float, list[int], list[float]]:
+        """Those of a row, with `count` of the most probable tokens."""
+        return float(self.chosen[row]), self.top_tokens[row, :count].tolist(), self.top[row, :count].tolist()
+
+
 class Predictions(NamedTuple):
     """What the model predicts after each token that needs logits.
 
@@ -121,22 +143,26 @@ class Predictions(NamedTuple):
         tokens: int32[R], the most probable token; of equally probable ones that with the lowest id.
         top_tokens: int32[R, k], the k most probable tokens, best first, and of equally probable ones that with the
             lowest id; None for k = 0.
-        chosen: int32[R], the token that is written after each, where the runner chooses; None where it never does.
+        chosen: int32[R], the token that is written after each, where the runner chooses, or `NOT_CHOSEN`; None where
+            it never does.
+        logprobs: where the runner chooses and a sequence reports them.
     """
 
     logits: Any
     tokens: Int32Array
     top_tokens: Int32Array | None
     chosen: Int32Array | None = None
+    logprobs: Logprobs | None = None
 
     def of_rows(self, rows: slice) -> Predictions:
         """Those of some rows."""
-        logits, tokens, top_tokens, chosen = self
+        logits, tokens, top_tokens, chosen, logprobs = self
         if rows.stop - rows.start < tokens.size:
             logits, tokens = logits[rows], tokens[rows]
             top_tokens = None if top_tokens is None else top_tokens[rows]
             chosen = None if chosen is None else chosen[rows]
-        return Predictions(logits, tokens, top_tokens, chosen)
+            logprobs = None if logprobs is None else logprobs.of_rows(rows)
+        return Predictions(logits, tokens, top_tokens, chosen, logprobs)
 
     def top(self, k: int) -> Int32Array | None:
         """int32[R, k]: as `top_tokens`, at most as many as there are; None for k = 0."""

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 
 from model_runner.request import GrammarKind
+from model_runner.runners.choices import UNKNOWN_MASK, TokenMasks
 from model_runner.sampling.grammar_compilation import Vocabulary, compiled, too_complex
+from strategies.draft import Int32Array
 
 _SLOW_SECONDS = 0.001
 """CPU time of a mask that is not computed within a step: ordinary formats take 0.01 to 0.4 ms. Not tuned."""
@@ -67,6 +69,7 @@ class GrammarState:
     def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._mask_bytes = -(-vocab_size // 32) * 4
         self._quick_to_come = 0
         self.pending: Future[bytes] | None = None
 
@@ -106,6 +109,33 @@ class GrammarState:
         bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
         scores[torch.from_numpy(bits[: self._vocab_size] == 0)] = -torch.inf
 
+    def masks(self, tokens: Int32Array, parents: Int32Array) -> TokenMasks:
+        """What may follow the nodes of a draft tree, as far as that takes no longer than a step may wait.
+
+        Nodes that are not allowed themselves have no mask: no output comes to them. The state stays at its place.
+
+        Args:
+            tokens, parents: int32[n], the tree with its root, which is node 0.
+        """
+        until = time.thread_time() + _SLOW_SECONDS
+        states: list[llguidance.LLMatcher | None] = [self._matcher.deep_copy()]
+        rows, found = np.full(tokens.size, UNKNOWN_MASK, np.int32), list[bytes]()
+        for node in range(tokens.size):
+            if time.thread_time() > until:
+                break
+            if node:
+                states.append(_after(states[parents[node]], int(tokens[node])))
+            if (state := states[node]) is None:
+                continue
+            mask = state.compute_bitmask()
+            if not state.is_error():
+                rows[node] = len(found)
+                found.append(mask[: self._mask_bytes])
+            if node == 0 and time.thread_time() > until:
+                self._quick_to_come = _QUICK_MASKS
+        bits = np.frombuffer(b"".join(found), np.int32)
+        return TokenMasks(rows, bits.reshape(-1, self._mask_bytes // 4))
+
     def _compute(self) -> bytes:
         started = time.thread_time()
         packed = self._matcher.compute_bitmask()
@@ -133,3 +163,11 @@ class GrammarState:
         """The tokens that must come next, as far as only one is allowed each time."""
         tokens: list[int] = self._matcher.compute_ff_tokens()
         return tokens
+
+
+def _after(state: llguidance.LLMatcher | None, token: int) -> llguidance.LLMatcher | None:
+    """A state one token further; None where the token is not allowed."""
+    if state is None or not state.validate_tokens([token]):
+        return None
+    after = state.deep_copy()
+    return after if after.consume_token(token) else None

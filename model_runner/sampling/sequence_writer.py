@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from model_runner.output import Finish, TokenLogprobs
 from model_runner.runners.base import Predictions
-from model_runner.runners.choices import ON_HOST, ScoreRules
+from model_runner.runners.choices import NOT_CHOSEN, ON_HOST, ScoreRules
 from model_runner.sampling.output_text import OutputText
 from model_runner.sampling.token_chooser import TokenChooser
 from model_runner.sampling.verify import ROOT_NODE, walk, walk_predicted
@@ -33,17 +33,21 @@ class AcceptedPath:
 
 
 class SequenceWriter:
-    """The state that choosing tokens and turning them into text needs, from the first token to the last."""
+    """The state that choosing tokens and turning them into text needs, from the first token to the last.
+
+    Attributes:
+        logprobs: alternatives that the request wants with the log-probability of each token; None for none.
+    """
 
     def __init__(self, sequence: Sequence, chooser: TokenChooser, text: OutputText) -> None:
-        self._wants_logprobs = sequence.request.sampling.logprobs is not None
+        self.logprobs = sequence.request.sampling.logprobs
         self._chooser = chooser
         self._text = text
         self._rules: ScoreRules | int = ON_HOST
 
-    def rules(self, draft: Int32Array) -> ScoreRules | int:
+    def rules(self, tokens: Int32Array, parents: Int32Array) -> ScoreRules | int:
         """As `TokenChooser.rules`; the runner chooses so for the predictions that come next."""
-        self._rules = self._chooser.rules(draft)
+        self._rules = self._chooser.rules(tokens, parents)
         return self._rules
 
     def verify(self, tokens: Int32Array, parents: Int32Array, predictions: Predictions) -> AcceptedPath:
@@ -55,8 +59,8 @@ class SequenceWriter:
         """
         path, at = AcceptedPath(), ROOT_NODE
         for token, node in self._walk(tokens, parents, predictions):
-            if self._wants_logprobs:
-                path.logprobs.append(self._chooser.logprobs(predictions.logits[at], token))
+            if self.logprobs is not None:
+                path.logprobs.append(self._logprobs(predictions, at, token))
             at = node
             text, path.finish = self._text.push(token)
             path.token_ids.append(token)
@@ -69,17 +73,35 @@ class SequenceWriter:
                 break
         return path
 
+    def _logprobs(self, predictions: Predictions, node: int, token: int) -> TokenLogprobs:
+        found = predictions.logprobs
+        if found is None or predictions.chosen is None or int(predictions.chosen[node]) != token:
+            return self._chooser.logprobs(predictions.logits[node], token)
+        return TokenLogprobs(*found.at(node, self.logprobs or 0))
+
     def _walk(self, tokens: Int32Array, parents: Int32Array, predictions: Predictions) -> Iterator[tuple[int, int]]:
         chooser, logits, chosen = self._chooser, predictions.logits, predictions.chosen
-        if chosen is not None and isinstance(self._rules, ScoreRules):
-            return self._remembered(walk_predicted(tokens, parents, chosen))
-        if chooser.follows_predictions:
-            return walk_predicted(tokens, parents, predictions.tokens)
+        if chosen is None or not isinstance(self._rules, ScoreRules):
+            if chooser.follows_predictions:
+                return walk_predicted(tokens, parents, predictions.tokens)
+            chosen = None
         top = predictions.tokens[:, None] if predictions.top_tokens is None else predictions.top_tokens
         most_probable = top.tolist()
-        return walk(tokens, parents, lambda node: chooser.choose(logits[node], most_probable[node]))
 
-    def _remembered(self, path: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        def choose(node: int) -> int:
+            return chooser.choose(logits[node], most_probable[node])
+
+        if chosen is not None:
+            return self._remembered(walk_predicted(tokens, parents, chosen), choose)
+        return walk(tokens, parents, choose)
+
+    def _remembered(self, path: Iterator[tuple[int, int]], choose: Callable[[int], int]) -> Iterator[tuple[int, int]]:
+        """The path that the runner chose; its end is chosen here where the runner could not."""
+        at = ROOT_NODE
         for token, node in path:
-            self._chooser.remember(token)
+            if token == NOT_CHOSEN:
+                token = choose(at)
+            else:
+                self._chooser.remember(token)
             yield token, node
+            at = node

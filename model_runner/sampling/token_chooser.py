@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -84,17 +85,17 @@ class TokenChooser:
         """The most probable token is the next one, now and for the rest of the output. Nothing needs to be chosen."""
         return self._plain and (self._position >= self._unlocked_at or not self._ends)
 
-    def rules(self, draft: Int32Array) -> ScoreRules | int:
+    def rules(self, nodes: Int32Array, parents: Int32Array) -> ScoreRules | int:
         """How a runner chooses the tokens of a step: `MOST_PROBABLE`, by rules, or `ON_HOST` if only this can.
 
         Args:
-            draft: int32[n], the tokens of the draft tree.
+            nodes, parents: int32[n], tokens and parents of the draft tree with its root, which is node 0.
         """
-        if self._constrained is not None or self.grammar is not None:
+        if self._constrained is not None or (self.grammar is not None and self._masks_on_host):
             return ON_HOST
         if self.follows_predictions:
             return MOST_PROBABLE
-        params = self._params
+        params, draft = self._params, nodes[1:]
         penalized = [part.numpy() for part in (self._seen, self._counts) if part is not None]
         ends = self._ends if self._locked else []
         tokens = np.array([*(token for token, _ in params.logit_bias), *ends], np.int32)
@@ -123,7 +124,14 @@ class TokenChooser:
             counts,
             biases,
             flags,
+            None if self.grammar is None else partial(self.grammar.masks, nodes, parents),
         )
+
+    @property
+    def _masks_on_host(self) -> bool:
+        """A mask may take long; or none is needed, as one of the most probable tokens is usually allowed."""
+        assert self.grammar is not None
+        return self._in_order or self.grammar.slow or self.grammar.pending is not None
 
     @property
     def slow(self) -> bool:

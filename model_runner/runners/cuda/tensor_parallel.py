@@ -90,6 +90,7 @@ class LeadingRunner:
 
     def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
         """As `Runner.step`. Raises DeviceLostError if a device has no memory for it: the others have computed it."""
+        choices = None if choices is None else choices.with_masks()
         self._ranks.send((self._number, "step", batch, top_k, choices))
         try:
             predictions: Predictions = self._runner.step(batch, top_k, choices)

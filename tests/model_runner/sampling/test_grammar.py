@@ -15,6 +15,8 @@ import strategies
 from model_runner.engine import Engine, EngineConfig
 from model_runner.errors import InvalidValueError
 from model_runner.request import GrammarKind, SamplingParams, StopParams
+from model_runner.runners.choices import UNKNOWN_MASK
+from model_runner.sampling import grammar
 from model_runner.sampling.grammar import GrammarState
 from model_runner.sampling.token_chooser import TokenChooser
 from model_runner.sequence import Sequence
@@ -232,3 +234,34 @@ def test_what_is_no_grammar_is_refused_by_name(kind: GrammarKind, text: str) -> 
         served("bundled").grammars.compile(kind, text)
     assert caught.value.field == f"format.{kind.value}"
     assert caught.value.value == text
+
+
+def masked(state: GrammarState, vocab: int) -> list[bool]:
+    scores = torch.zeros(vocab)
+    state.mask(scores)
+    return torch.isfinite(scores).tolist()
+
+
+@pytest.mark.parametrize("kind", [GrammarKind.JSON_SCHEMA, GrammarKind.REGEX])
+def test_masks_of_a_draft_tree(kind: GrammarKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may come in plain decoding; no mask after nodes that are not allowed, nor where time runs out."""
+    model = served("bundled")
+    vocab, written = model.vocab_size, expected(kind, 200)[:-1]
+    state, plain = (model.grammars.compile(kind, GRAMMARS[kind]) for _ in range(2))
+    masks_of_path = [masked(plain, vocab)]
+    for token in written:
+        plain.accept(token)
+        masks_of_path.append(masked(plain, vocab))
+    assert masks_of_path[-1] == [token in model.eos_token_ids for token in range(vocab)]
+    wrong = masks_of_path[0].index(False)
+    tokens = np.array([0, *written, wrong, written[0], written[0], written[1]], np.int32)
+    last = len(written)
+    parents = np.array([-1, *range(last), 0, last + 1, 0, last + 3], np.int32)
+    monkeypatch.setattr(grammar, "_SLOW_SECONDS", 100.0)
+    masks = state.masks(tokens, parents)
+    bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")[:, :vocab].astype(bool)
+    assert masks.rows.tolist() == [*range(last + 1), UNKNOWN_MASK, UNKNOWN_MASK, last + 1, last + 2]
+    assert bits.tolist() == [*masks_of_path, *masks_of_path[1:3]]
+    assert masked(state, vocab) == masks_of_path[0]
+    monkeypatch.setattr(grammar, "_SLOW_SECONDS", -1.0)
+    assert set(state.masks(tokens, parents).rows) == {UNKNOWN_MASK}

@@ -50,3 +50,13 @@ class DeviceBuffer:
         """Copies the arrays up to the one named, of which only the first `size` numbers, on the current stream."""
         end = self._begins[until] + size * self.host[until].itemsize
         self.memory[:end].copy_(self._pinned[:end], non_blocking=True)
+
+
+def sent(arrays: Mapping[str, npt.NDArray[Any]], device: torch.device) -> DeviceBuffer:
+    """Arrays of this step alone, by one copy on the current stream."""
+    buffer = DeviceBuffer({name: (array.dtype.type, array.shape) for name, array in arrays.items()}, device)
+    for name, array in arrays.items():
+        buffer.host[name][...] = array
+    last = [*arrays][-1]
+    buffer.send(until=last, size=arrays[last].size)
+    return buffer

@@ -18,6 +18,8 @@ def adjust_scores(
     logits,
     scores,
     row_sequences,
+    row_masks,
+    masks,
     row_nodes,
     parents,
     tokens,
@@ -31,15 +33,18 @@ def adjust_scores(
     entry_flags,
     vocab,
     logit_stride,
+    mask_words,
     BLOCK: tl.constexpr,
     ENTRIES: tl.constexpr,
 ):
-    """Scores after penalties and biases, at each node by its own prefix: one program for each row of logits.
+    """Scores after masks, penalties and biases, at each node by its own prefix: one program for each row of logits.
 
     Args:
         logits: [row, vocab].
         scores: float32[row, vocab], out.
         row_sequences: int32[row], -1 for rows that are chosen on the host.
+        row_masks: int32[row], negative for none.
+        masks: int32[mask, mask_words]: a bit for each token, set if it may follow.
         row_nodes: int32[row]: the token of the step that a row follows.
         parents: int32[token], the token of the step before each one in its tree; -1 for the root and what comes before.
         tokens, positions: int32[token].
@@ -55,10 +60,14 @@ def adjust_scores(
     if sequence < 0:
         return
     out = scores + row * vocab
+    mask = tl.load(row_masks + row).to(tl.int64)
     for start in range(0, vocab, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        values = tl.load(logits + row * logit_stride + at, mask=at < vocab, other=0.0)
-        tl.store(out + at, values.to(tl.float32), mask=at < vocab)
+        values = tl.load(logits + row * logit_stride + at, mask=at < vocab, other=0.0).to(tl.float32)
+        if mask >= 0:
+            words = tl.load(masks + mask * mask_words + at // 32, mask=at < vocab, other=0)
+            values = tl.where(((words >> (at % 32)) & 1) != 0, values, float("-inf"))
+        tl.store(out + at, values, mask=at < vocab)
     tl.debug_barrier()
     repetition = tl.load(penalties + sequence * 3)
     presence = tl.load(penalties + sequence * 3 + 1)
@@ -92,6 +101,7 @@ def choose_tokens(
     scores,
     chosen,
     row_sequences,
+    row_masks,
     row_nodes,
     positions,
     temperatures,
@@ -107,13 +117,17 @@ def choose_tokens(
 
     Args:
         scores: float32[row, vocab].
-        chosen: int32[row, ...] with the stride given, out; rows of sequence -1 stay as they are.
-        row_sequences, row_nodes, positions: as in `adjust_scores`.
+        chosen: int32[row, ...] with the stride given, out; rows of sequence -1 stay as they are, and those of an
+            unknown mask (-2) get no token (-1).
+        row_sequences, row_masks, row_nodes, positions: as in `adjust_scores`.
         temperatures, top_ps, min_ps: float32[sequence]; top_ks: int32[sequence]; seeds: int64[sequence].
     """
     row = tl.program_id(0).to(tl.int64)
     sequence = tl.load(row_sequences + row)
     if sequence < 0:
+        return
+    if tl.load(row_masks + row) == -2:
+        tl.store(chosen + row * chosen_stride, -1)
         return
     scores += row * vocab
     temperature = tl.load(temperatures + sequence)

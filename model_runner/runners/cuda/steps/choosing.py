@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy.typing as npt
+import numpy as np
 import torch
 
 from model_runner.runners.choices import BY_SCORES, Choices, RuleArrays
+from model_runner.runners.cuda.device.buffer import sent
 from model_runner.runners.cuda.device.launching import launch
 from model_runner.runners.cuda.kernels.choosing import adjust_scores, choose_tokens
 from model_runner.runners.cuda.kernels.kv import move_kv
@@ -48,6 +47,32 @@ def choose_and_keep(
     move(kv, moves, arrays.logit_begins, counts)
 
 
+def log_probabilities(
+    logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, choices: Choices
+) -> tuple[torch.Tensor, ...] | None:
+    """`Logprobs` on the host, which are there when the stream has come so far; None if no sequence reports any.
+
+    Args:
+        logits: [R, vocab].
+        chosen: int32[R], the tokens that are written.
+    """
+    reporting = (choices.logprobs >= 0).nonzero()[0]
+    if not reporting.size:
+        return None
+    begins, count = arrays.buffer.host["logit_begins"], int(choices.logprobs.max())
+    rows = torch.from_numpy(np.concatenate([np.arange(begins[row], begins[row + 1]) for row in reporting]))
+    wanted = rows.to(logits.device, non_blocking=True)
+    scores = torch.log_softmax(logits[wanted].float(), -1)
+    written = scores.gather(1, chosen[wanted].clamp(min=0).long()[:, None])[:, 0]
+    values, tokens = scores.topk(count, dim=-1)
+    found = []
+    for part in (written, tokens.int(), values):
+        on_host = torch.zeros((logits.shape[0], *part.shape[1:]), dtype=part.dtype, pin_memory=logits.is_cuda)
+        on_device = torch.zeros_like(on_host, device=logits.device).index_copy_(0, wanted, part)
+        found.append(on_host.copy_(on_device, non_blocking=True))
+    return tuple(found)
+
+
 def move(kv: KVPages, moves: torch.Tensor, begins: torch.Tensor, counts: torch.Tensor) -> None:
     """Moves entries in every layer.
 
@@ -70,36 +95,27 @@ def move(kv: KVPages, moves: torch.Tensor, begins: torch.Tensor, counts: torch.T
 
 
 def _choose(logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, choices: Choices) -> None:
-    rows, vocab = logits.shape[0], logits.shape[1]
-    begins = arrays.buffer.host["logit_begins"]
-    sequences = torch.full((rows,), -1, dtype=torch.int32)
-    by_scores = (choices.kinds == BY_SCORES).nonzero()[0].tolist()
-    for sequence, row in enumerate(by_scores):
-        sequences[begins[row] : begins[row + 1]] = sequence
-    first, last = int(begins[by_scores[0]]), int(begins[by_scores[-1] + 1])
-    sequences = sequences[first:last].to(logits.device, non_blocking=True)
-    rules = RuleArrays.of(choices.rules)
-
-    def sent(values: npt.NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(values).to(logits.device, non_blocking=True)
-
-    nodes = arrays.logit_rows[first:last]
-    scores = torch.empty((last - first, vocab), dtype=torch.float32, device=logits.device)
+    vocab, begins = logits.shape[1], arrays.buffer.host["logit_begins"]
+    by_scores = (choices.kinds == BY_SCORES).nonzero()[0]
+    firsts, lasts = begins[by_scores], begins[by_scores + 1]
+    rules = sent(RuleArrays.of(choices.rules, firsts, lasts)._asdict(), logits.device)
+    rows = slice(int(firsts[0]), int(lasts[-1]))
+    nodes, of_rows = arrays.logit_rows[rows], (rules["row_sequences"], rules["row_masks"])
+    scores = torch.empty((rows.stop - rows.start, vocab), dtype=torch.float32, device=logits.device)
     launch(
         adjust_scores,
-        (last - first,),
-        *(logits[first:last], scores, sequences, nodes, arrays.parents, arrays.tokens, arrays.positions),
-        *(sent(values) for values in (rules.unlocked_at, rules.penalties, rules.begins)),
-        *(sent(values) for values in (rules.tokens, rules.counts, rules.biases, rules.flags)),
-        *(vocab, logits.stride(0)),
+        (scores.shape[0],),
+        *(logits[rows], scores, *of_rows, rules["masks"], nodes, arrays.parents, arrays.tokens, arrays.positions),
+        *(rules[name] for name in ("unlocked_at", "penalties", "begins", "tokens", "counts", "biases", "flags")),
+        *(vocab, logits.stride(0), rules["masks"].shape[1]),
         BLOCK=_BLOCK,
         ENTRIES=_ENTRIES,
     )
     launch(
         choose_tokens,
-        (last - first,),
-        *(scores, chosen[first:last], sequences, nodes, arrays.positions),
-        *(sent(values) for values in (rules.temperatures, rules.top_ks, rules.top_ps, rules.min_ps, rules.seeds)),
+        (scores.shape[0],),
+        *(scores, chosen[rows], *of_rows, nodes, arrays.positions),
+        *(rules[name] for name in ("temperatures", "top_ks", "top_ps", "min_ps", "seeds")),
         *(vocab, chosen.stride(0)),
         BLOCK=_BLOCK,
     )

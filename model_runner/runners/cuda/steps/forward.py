@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from model_runner.runners.base import KVShape, Predictions, StepBatch
+from model_runner.runners.base import KVShape, Logprobs, Predictions, StepBatch
 from model_runner.runners.choices import Choices
 from model_runner.runners.cuda.device.launching import launch, machine
 from model_runner.runners.cuda.kernels.top_tokens import top_of_blocks, top_of_rows
 from model_runner.runners.cuda.kv_cache import KVPages
 from model_runner.runners.cuda.steps.attention import STEP, AttentionStep, Scratch, power_of_2
-from model_runner.runners.cuda.steps.choosing import choose_and_keep
+from model_runner.runners.cuda.steps.choosing import choose_and_keep, log_probabilities
 from model_runner.runners.cuda.steps.exact_tiling import LEVELS, divide_exactly
 from model_runner.runners.cuda.steps.step_arrays import StepArrays
 from model_runner.runners.cuda.steps.tiling import NO_TILES, Division, Tiles, divide
@@ -166,17 +166,22 @@ class Forward:
         """What a step that was launched predicts; chooses tokens, then waits for the device."""
         assert self.logits is not None
         wanted, workspace = ready.wanted, ready.workspace
-        logits = self.logits[:wanted]
+        logits, logprobs = self.logits[:wanted], None
         if wanted and choices is not None:
-            choose_and_keep(logits, workspace.top[:wanted, TOP], workspace.arrays, choices, self._kv)
+            chosen = workspace.top[:wanted, TOP]
+            choose_and_keep(logits, chosen, workspace.arrays, choices, self._kv)
+            logprobs = log_probabilities(logits, chosen, workspace.arrays, choices)
         workspace.host_top[:wanted].copy_(workspace.top[:wanted], non_blocking=True)
         if self.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         found = workspace.host_top[:wanted].numpy().copy()
-        most, chosen = found[:, 0].copy(), None if choices is None else found[:, TOP].copy()
-        if top_k > TOP:
-            return Predictions(logits, *most_probable(logits, top_k), chosen)
-        return Predictions(logits, most, found[:, :TOP].copy(), chosen)
+        return Predictions(
+            logits,
+            found[:, 0].copy(),
+            most_probable(logits, top_k)[1] if top_k > TOP else found[:, :TOP].copy(),
+            None if choices is None else found[:, TOP].copy(),
+            None if logprobs is None else Logprobs(*(part.numpy() for part in logprobs)),
+        )
 
     def _division(self, rows: int) -> Division:
         return Division(rows // self._group, -(-self._machine.programs // self._kv_heads))

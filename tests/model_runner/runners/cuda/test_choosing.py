@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -13,15 +14,17 @@ from hypothesis import strategies as st
 
 from benchmarks.kernels.reference import random_tree
 from model_runner.request import SamplingParams, StopParams
-from model_runner.runners.base import KVShape
+from model_runner.runners.base import KVShape, Logprobs
 from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.runners.choices import MOST_PROBABLE, ON_HOST, Choices
+from model_runner.runners.choices import MOST_PROBABLE, NOT_CHOSEN, ON_HOST, Choices
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
+from model_runner.runners.cuda.steps.choosing import choose_and_keep, log_probabilities
 from model_runner.runners.cuda.steps.step_arrays import StepArrays
 from model_runner.runners.cuda.steps.tiling import Division, divide
 from model_runner.sampling.token_chooser import TokenChooser
 from model_runner.sampling.verify import walk_predicted
-from strategies.draft import DraftTree, Int32Array
+from strategies.draft import EMPTY_TREE, DraftTree, Int32Array
+from tests.model_runner.random_grammar import RandomGrammar
 from tests.model_runner.sequences import make_sequence
 
 VOCAB = 300
@@ -45,14 +48,17 @@ sampling = st.builds(
 class Written:
     """A sequence with some output, and what the host does with it."""
 
-    def __init__(self, params: SamplingParams, seed: int, min_tokens: int = 0) -> None:
+    def __init__(
+        self, params: SamplingParams, seed: int, min_tokens: int = 0, grammar: RandomGrammar | None = None
+    ) -> None:
         random = np.random.default_rng(seed)
         self.prompt = random.integers(0, 30, 9).astype(np.int32)
         self.output: list[int] = random.integers(5, 30, 6).tolist()
-        self._params, self._stop = params, StopParams(100, min_tokens=min_tokens)
+        self._params, self._stop, self._grammar = params, StopParams(100, min_tokens=min_tokens), grammar
 
     def chooser(self, path: list[int]) -> TokenChooser:
-        sequence = make_sequence("a", self.prompt, self._stop, self._params)
+        grammar = None if self._grammar is None else self._grammar.copy()
+        sequence = make_sequence("a", self.prompt, self._stop, self._params, grammar=grammar)
         chooser = TokenChooser(sequence, EOS, VOCAB)
         for token in [*self.output, *path]:
             chooser.remember(token)
@@ -75,8 +81,6 @@ def chosen_by_kernels(
     batch: list[tuple[Written, DraftTree]], logits: torch.Tensor, kinds: list[int | None]
 ) -> tuple[Int32Array, KVPages, KVPages]:
     """The tokens after each node, and KV memory before and after; `kinds` replace the rules of a row."""
-    from model_runner.runners.cuda.steps.choosing import choose_and_keep
-
     rows, rules, table = [], [], 0
     for (written, tree), kind in zip(batch, kinds, strict=True):
         pages = -(-(written.context + 1 + len(tree)) // PAGE_SIZE)
@@ -85,7 +89,8 @@ def chosen_by_kernels(
             BatchRow(np.arange(table, table + pages, dtype=np.int32)[::-1].copy(), written.context, chain, tree, 0)
         )
         table += pages
-        rules.append(written.chooser([]).rules(tree.tokens) if kind is None else kind)
+        nodes, parents = np.append(chain, tree.tokens), np.append(np.int32(-1), tree.parents + np.int32(1))
+        rules.append(written.chooser([]).rules(nodes, parents) if kind is None else kind)
     step = lay_out(rows)
     shape = KVShape(2, 16, 16)
     before, after = (KVPages((shape, shape), torch.float32, CPU, table * PAGE_SIZE) for _ in range(2))
@@ -122,6 +127,40 @@ def test_as_on_the_host_at_every_node(params: SamplingParams, seed: int, coarse:
         assert chosen[node] == expected, (node, path)
 
 
+@pytest.mark.parametrize("known", [1_000, 3, 0])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.0, top_p=0.8, presence_penalty=0.8, seed=1),
+        SamplingParams(logit_bias=((7, 9.0), (290, -100.0)), seed=2),
+    ],
+)
+def test_what_a_grammar_allows(params: SamplingParams, known: int) -> None:
+    """Where a mask is not known, the host must choose. Beside a sequence without a grammar."""
+    random = np.random.default_rng(4)
+    grammar = RandomGrammar(VOCAB, 0.3, known)
+    written, free = Written(params, 4, grammar=grammar), Written(params, 5)
+    tree = random_tree(random, 6, 0.6)
+    logits = made_up_logits(random, 9, coarse=False)
+    batch = [(free, DraftTree.of([8], [-1])), (written, tree)]
+    chosen, _, _ = chosen_by_kernels(batch, logits, [None, None])
+    assert chosen[0] == free.chooser([]).pick(logits[0], [0])
+    for node, path in enumerate(paths(tree)):
+        expected = written.chooser(path).pick(logits[2 + node], [0])
+        assert chosen[2 + node] == (expected if node < known else NOT_CHOSEN), (node, path)
+
+
+def test_choices_with_masks_can_be_sent_to_other_processes() -> None:
+    written = Written(SamplingParams(temperature=1.0, seed=1), 1, grammar=RandomGrammar(VOCAB))
+    nodes, parents = np.array([1, 2], np.int32), np.array([-1, 0], np.int32)
+    choices = Choices.of([written.chooser([]).rules(nodes, parents), MOST_PROBABLE])
+    (rule,) = pickle.loads(pickle.dumps(choices.with_masks())).rules
+    (expected,) = choices.rules
+    assert callable(expected.masks)
+    assert (rule.masks.bits == expected.masks().bits).all()
+    assert rule.masks.rows.tolist() == [0, 1]
+
+
 def test_a_batch_of_all_kinds() -> None:
     """A sampled row between others: none changes another, and rows of the host stay as they are."""
     random = np.random.default_rng(1)
@@ -138,6 +177,31 @@ def test_a_batch_of_all_kinds() -> None:
         assert (together[rows] == alone).all()
         if kind is not None:
             assert (together[rows] == logits[rows].argmax(1).numpy()).all()
+
+
+def test_log_probabilities() -> None:
+    """For those sequences that report some, as on the host; a prompt that is read has no row."""
+    random = np.random.default_rng(6)
+    rows = [BatchRow(np.arange(2, dtype=np.int32), 3, np.zeros(4, np.int32), EMPTY_TREE, 4)]
+    rows += [
+        BatchRow(np.arange(2, dtype=np.int32), 3, np.zeros(1, np.int32), random_tree(random, n, 0.5), 0)
+        for n in (2, 1, 3)
+    ]
+    step = lay_out(rows)
+    tiles = divide(step, Division(8, 1))
+    arrays = StepArrays(step.size, tiles.words.shape[1], tiles.parts.shape[0], step.pages.size, CPU)
+    choices = Choices.of([ON_HOST, MOST_PROBABLE, MOST_PROBABLE, MOST_PROBABLE], [None, 2, None, 0])
+    arrays.fill(step, tiles, step.size, choices)
+    logits = made_up_logits(random, 9, coarse=False)
+    chosen = torch.from_numpy(random.integers(0, VOCAB, 9).astype(np.int32))
+    found = log_probabilities(logits, chosen, arrays, choices)
+    assert found is not None
+    for row, count in ((0, 2), (1, 2), (2, 2), (5, 0), (6, 0), (7, 0), (8, 0)):
+        written = Written(SamplingParams(logprobs=count), 1).chooser([]).logprobs(logits[row], int(chosen[row]))
+        logprob, tokens, values = Logprobs(*(part.numpy() for part in found)).at(row, count)
+        assert tokens == written.top_token_ids
+        assert [logprob, *values] == pytest.approx([written.logprob, *written.top_logprobs], rel=1e-5)
+    assert log_probabilities(logits, chosen, arrays, choices._replace(logprobs=np.full(4, -1, np.int32))) is None
 
 
 @pytest.mark.parametrize("kind", [MOST_PROBABLE, ON_HOST])

@@ -7,6 +7,7 @@ CUDA graph would: see `cuda.steps.recording`.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,14 @@ import strategies
 from model_runner.engine import Engine, EngineConfig
 from model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt
 from model_runner.loading.tokenizer import Tokenizer
+from model_runner.output import StepOutput
 from model_runner.request import SamplingParams, StopParams
 from model_runner.runners.cuda.runner import CudaRunner
+from model_runner.sampling.token_chooser import TokenChooser
 from model_runner.sequence import Sequence
 from tests.model_runner.families import VOCAB, tiny
 from tests.model_runner.oracle import OracleStrategy
+from tests.model_runner.random_grammar import RandomGrammar
 from tests.model_runner.runners.cuda.device import DEVICE
 from tests.model_runner.sequences import GREEDY, make_sequence
 
@@ -67,9 +71,12 @@ def run(
     strategy: Any,
     sampling: SamplingParams = GREEDY,
     prompts: tuple[tuple[int, ...], ...] = PROMPTS,
+    grammar: RandomGrammar | None = None,
+    outputs: list[StepOutput] | None = None,
     **config: Any,
 ) -> list[Sequence]:
-    """All prompts at once; asserts that nothing leaks and that steps were replayed as they were recorded."""
+    """All prompts at once, the last one under the grammar; asserts that nothing leaks and that steps were replayed as
+    they were recorded. `outputs` gets those of all steps."""
     engine = Engine(
         model, EngineConfig(max_draft_nodes=12, adaptive_budget=False, max_running=3, prefill_chunk=16, **config)
     )
@@ -78,12 +85,15 @@ def run(
         make_sequence(str(i), np.array(prompt, np.int32), stop, sampling, strategy=strategy, max_draft_nodes=12)
         for i, prompt in enumerate(prompts)
     ]
+    sequences[-1].grammar = grammar
     for sequence in sequences:
         engine.add(sequence)
     for _ in range(300):
         if not engine.has_work:
             break
-        engine.step()
+        found = engine.step()
+        if outputs is not None:
+            outputs += found
         engine.check()
     assert not engine.has_work
     if isinstance(engine._runner, CudaRunner):
@@ -144,6 +154,35 @@ def test_sampled(params: SamplingParams) -> None:
     sequences = run(served("llama"), oracle, params)
     assert [one.output for one in sequences] == plain
     assert sum(one.stats.accepted_tokens for one in sequences) > 0
+
+
+def test_grammars_and_log_probabilities_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the torch runner, with the host's choices; some masks are not found in time."""
+    params = SamplingParams(temperature=1.3, top_p=0.9, seed=11, logprobs=3)
+    theirs, ours = list[StepOutput](), list[StepOutput]()
+    plain = run(served("llama", "torch"), None, params, grammar=RandomGrammar(VOCAB), outputs=theirs)
+    answers = dict(zip(PROMPTS, (one.output for one in plain), strict=True))
+    on_host = Counter[str]()
+    for name in ("pick", "logprobs"):
+        original = getattr(TokenChooser, name)
+
+        def counted(*arguments: Any, name: str = name, original: Any = original) -> Any:
+            on_host[name] += 1
+            return original(*arguments)
+
+        monkeypatch.setattr(TokenChooser, name, counted)
+    oracle, some = OracleStrategy(answers, VOCAB, seed=7), RandomGrammar(VOCAB, known=4)
+    sequences = run(served("llama"), oracle, params, grammar=some, outputs=ours)
+    assert [one.output for one in sequences] == list(answers.values())
+    assert sequences[-1].stats.accepted_tokens > 0
+    assert 0 < on_host["pick"] == on_host["logprobs"] < len(sequences[-1].output)
+    for expected, found in zip(plain, sequences, strict=True):
+        of_theirs, of_ours = (
+            [logprob for one in steps if one.sequence is sequence for logprob in one.logprobs]
+            for steps, sequence in ((theirs, expected), (ours, found))
+        )
+        assert [one.top_token_ids for one in of_ours] == [one.top_token_ids for one in of_theirs]
+        assert [one.logprob for one in of_ours] == pytest.approx([one.logprob for one in of_theirs], abs=1e-4)
 
 
 def test_constraints_that_only_the_host_knows() -> None:
