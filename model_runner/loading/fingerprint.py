@@ -6,11 +6,13 @@ import hashlib
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from model_runner.loading.tokenizer import Tokenizer
 
 _ELEMENTS = 16
+_FLOAT8 = {torch.float8_e4m3fn, torch.float8_e5m2}
 _SMALLEST = 2.0**-14
 """Below it, float16 has fewer digits than bfloat16."""
 
@@ -39,11 +41,19 @@ def _samples(weights: list[torch.Tensor]) -> list[bytes]:
     """A few elements of each weight, evenly spaced, as the bytes of bfloat16."""
     picked = []
     for weight in weights:
-        # A sharded weight is put together, by all ranks alike.
-        flat = (weight.full_tensor() if isinstance(weight, DTensor) else weight).reshape(-1)
+        flat = _plain(weight).reshape(-1)
         at = torch.linspace(0, flat.numel() - 1, min(_ELEMENTS, flat.numel()), dtype=torch.float64).long()
         picked.append(flat[at.to(flat.device)].float())
     values = torch.cat([one.cpu() for one in picked])
     values[values.abs() < _SMALLEST] = 0.0
     rows = values.to(torch.bfloat16).view(torch.int16).split([one.numel() for one in picked])
     return [row.numpy().tobytes() for row in rows]
+
+
+def _plain(weight: torch.Tensor) -> torch.Tensor:
+    """A weight as a tensor whose elements can be picked."""
+    if isinstance(weight, DTensor):
+        return weight.full_tensor()  # by all ranks alike
+    if type(weight) in (torch.Tensor, nn.Parameter):
+        return weight.float() if weight.dtype in _FLOAT8 else weight
+    return weight.dequantize()  # such as torchao's

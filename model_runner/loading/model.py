@@ -129,7 +129,7 @@ def load_module(path_or_id: str, device: torch.device, dtype: str, **options: An
     chosen_dtype = _DTYPES.get(dtype, torch.float32 if device.type == "cpu" else "auto")
     try:
         module: Any = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=chosen_dtype, **options)
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, RuntimeError, ValueError) as error:  # ImportError: of what reads quantized weights
         raise cannot_be_loaded(path_or_id, error) from error
     return (module if options else module.to(device)).eval()
 
@@ -171,7 +171,7 @@ def adopt(
         grammars=tokenizer.grammars(int(config.vocab_size)),
         architecture=type(module).__name__,
         dtype=dtype,
-        weights=dtype if weights == "as-is" else weights,
+        weights=weights if weights != "as-is" else _quantization(config) or dtype,
         device=str(module.device),
         fingerprint=identity,
         parameters=parameters,
@@ -180,6 +180,13 @@ def adopt(
         eos_token_ids=eos_token_ids(module),
         defaults=read_defaults(type(module).__name__, module.generation_config, defaults),
     )
+
+
+def _quantization(config: Any) -> str:
+    """How the weights of a checkpoint are quantized; "" if they are not."""
+    found = getattr(config, "quantization_config", None)
+    method = found.get("quant_method", "") if isinstance(found, dict) else getattr(found, "quant_method", "")
+    return str(getattr(method, "value", method))
 
 
 def _device(device: str) -> torch.device:
