@@ -10,7 +10,7 @@ HELM := build/helm/.installed
 # Models that tests convert are kept in a folder of their own.
 TEST_ENV := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 XDG_CACHE_HOME=$(CURDIR)/build/cache
 
-.PHONY: test-gpu help setup demo docs reference serve bench test test-slow check format protos baseline dashboards golden test-monitoring stream-cost peers clean image-test install-test screenshots
+.PHONY: test-gpu help setup demo docs reference serve bench test test-slow check format protos baseline dashboards golden test-monitoring test-quantized stream-cost peers clean image-test install-test screenshots
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -117,6 +117,13 @@ install-test:  ## Install from git as a user does, into build/install, and ask t
 
 test-gpu:  ## The lossless suite on a CUDA device, with the Python that has torch for it (PYTHON=...)
 	TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 GPU_TEST_DEVICE=cuda $(PYTHON) -m pytest -q tests/model_runner/runners/cuda
+
+test-quantized: $(STAMP) build/torchao  ## A checkpoint quantized by torchao, with the kernels for GPUs interpreted
+	PYTHONPATH=build/torchao $(TEST_ENV) $(BIN)/python -m pytest -q tests/model_runner/runners/cuda/test_quantized.py
+
+# Apart from .venv, where transformers would import it with every model.
+build/torchao:
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ torchao==0.18.0
 
 screenshots: $(STAMP)  ## Pictures of the gateway's page, in build/screenshots (needs Chromium)
 	$(TEST_ENV) PAGE_SCREENSHOTS=build/screenshots $(BIN)/python -m pytest -q tests/service/gateway/test_page.py

@@ -46,6 +46,38 @@ def test_an_adapter_merged_into_one_matrix_makes_another_model(tokenizer: Tokeni
     assert fingerprint(module, tokenizer) == before
 
 
+class _Quantized(torch.Tensor):
+    """Stands for other numbers, and can nothing but say which, as torchao's tensors."""
+
+    weight: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, weight: torch.Tensor) -> _Quantized:
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, weight.shape, dtype=weight.dtype)
+        made.weight = weight
+        return made  # type: ignore[no-any-return]
+
+    def dequantize(self) -> torch.Tensor:
+        return self.weight
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
+        if function is torch.ops.aten.detach.default:
+            return cls(arguments[0].weight)
+        raise NotImplementedError(function)
+
+
+def test_quantized_weights_count_as_what_they_stand_for(tokenizer: Tokenizer) -> None:
+    module, plain = bundled(), bundled()
+    for part in module.model.layers.modules():
+        if isinstance(part, torch.nn.Linear):
+            part.weight = torch.nn.Parameter(_Quantized(part.weight.detach()), requires_grad=False)
+    assert isinstance(module.model.layers[0].mlp.up_proj.weight.detach(), _Quantized)
+    assert fingerprint(module, tokenizer) == fingerprint(plain, tokenizer)
+
+
 class _Vocabulary:
     def __init__(self, tokens: dict[str, int]) -> None:
         self._tokens = tokens
