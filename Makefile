@@ -10,7 +10,7 @@ HELM := build/helm/.installed
 # Models that tests convert are kept in a folder of their own.
 TEST_ENV := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 XDG_CACHE_HOME=$(CURDIR)/build/cache
 
-.PHONY: test-gpu help setup demo docs reference serve bench test test-slow check format protos baseline dashboards golden test-monitoring test-quantized stream-cost peers clean image-test install-test screenshots
+.PHONY: compiled test-gpu help setup demo docs reference serve bench test test-slow check format protos baseline dashboards golden test-monitoring test-quantized stream-cost peers clean image-test install-test screenshots
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,7 +40,9 @@ serve: $(STAMP)  ## Serve the bundled model on 127.0.0.1:50051
 bench: $(STAMP)  ## Compare transformers, drafting off and the strategies on a few questions
 	$(BIN)/draftwood bench speed --limit 8 --warm 60
 
-test: check $(NODE) $(TYPESCRIPT) $(HELM)  ## All checks, then all tests
+# Checks leave one of two cores free for what the first tests would wait for.
+test: $(STAMP)  ## All checks, then all tests
+	$(MAKE) --jobs 2 --output-sync check compiled $(NODE) $(TYPESCRIPT) $(HELM)
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # For tests/clients/test_node.py, which is skipped where npm is not there.
@@ -65,6 +67,9 @@ $(HELM):
 golden: $(STAMP)  ## Write the chart's schema and the golden files of its tests anew
 	$(BIN)/python -m tools.chart_schema
 	$(BIN)/python -m tests.helm.chart
+
+compiled: $(STAMP)  ## Compile the strategies; what is compiled stays on disk
+	$(TEST_ENV) $(BIN)/python -m tools.fill_compiled
 
 test-slow: $(STAMP)  ## Many random runs of what `make test` tries a few times; some minutes
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m slow

@@ -1,6 +1,7 @@
-"""Fills the folder NUMBA_CACHE_DIR with the compiled functions of the service, which is started, asked and stopped.
+"""Fills the folder NUMBA_CACHE_DIR, or the cache beside the source, with the compiled functions of the service, which is
+started, asked and stopped.
 
-Part of the image's build: `draftwood serve --compiled-functions` starts with what this leaves.
+Part of the image's build: `draftwood serve --compiled-functions` starts with what this leaves. Tests start with it too.
 """
 
 from __future__ import annotations

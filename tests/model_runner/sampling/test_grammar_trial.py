@@ -28,11 +28,10 @@ def multiple_of(number: int) -> str:
 
 def test_what_takes_too_long_is_refused_and_the_next_one_is_tried(trials: GrammarTrials) -> None:
     trials.check(GrammarKind.JSON_SCHEMA, multiple_of(7))
-    for _ in range(2):
-        with pytest.raises(InvalidInputError, match="CPU time") as caught:
-            trials.check(GrammarKind.JSON_SCHEMA, multiple_of(9_999_991))
-        assert caught.value.field == "format.json_schema"
-        trials.check(GrammarKind.REGEX, "[a-z]+")
+    with pytest.raises(InvalidInputError, match="CPU time") as caught:
+        trials.check(GrammarKind.JSON_SCHEMA, multiple_of(9_999_991))
+    assert caught.value.field == "format.json_schema"
+    trials.check(GrammarKind.REGEX, "[a-z]+")
     with pytest.raises(InvalidValueError, match="not a valid one"):
         trials.check(GrammarKind.REGEX, "(a")
 

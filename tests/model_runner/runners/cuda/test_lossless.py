@@ -143,7 +143,10 @@ def test_penalties_on_the_device() -> None:
     "params",
     [
         pytest.param(SamplingParams(temperature=1.0, seed=7), marks=pytest.mark.slow),
-        SamplingParams(temperature=1.5, top_p=0.7, presence_penalty=0.5, seed=2**63 + 1, logprobs=2),
+        pytest.param(
+            SamplingParams(temperature=1.5, top_p=0.7, presence_penalty=0.5, seed=2**63 + 1, logprobs=2),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_sampled(params: SamplingParams) -> None:
