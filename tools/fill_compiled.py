@@ -1,5 +1,5 @@
-"""Fills the folder NUMBA_CACHE_DIR, or the cache beside the source, with the compiled functions of the service, which is
-started, asked and stopped.
+"""Fills the folder NUMBA_CACHE_DIR, or the cache beside the source, with compiled functions: starts the service, asks it
+and stops it.
 
 Part of the image's build: `draftwood serve --compiled-functions` starts with what this leaves. Tests start with it too.
 """
