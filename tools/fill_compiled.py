@@ -1,5 +1,4 @@
-"""Fills the folder NUMBA_CACHE_DIR, or the cache beside the source, with compiled functions: starts the service, asks it
-and stops it.
+"""Fills the folder NUMBA_CACHE_DIR, or the cache beside the source, with the compiled functions of a service.
 
 Part of the image's build: `draftwood serve --compiled-functions` starts with what this leaves. Tests start with it too.
 """
