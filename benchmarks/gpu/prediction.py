@@ -15,8 +15,10 @@ ARITHMETIC_SHARE = 0.6
 KERNEL_SECONDS = 1.3e-6
 """From the end of one kernel to the beginning of the next in a CUDA graph, and the part of a small kernel that is not
 overlapped."""
-LAYER_KERNELS, OTHER_KERNELS = 17, 26
+LAYER_KERNELS, OTHER_KERNELS = 11, 26
 """Of a Llama layer and of the rest of a step, as the recorder of the cuda runner counts them."""
+SHARDED_KERNELS = 3
+"""More of a layer that several GPUs share: its products are not joined."""
 ALL_REDUCE_SECONDS = 12e-6
 """Of a few rows over NVLink; two in each layer of a divided model."""
 
@@ -94,8 +96,9 @@ def predict(device: Device, model: Model, streams: int, nodes: int, context: int
         _kv(model, streams, context) / (BANDWIDTH_SHARE * device.bandwidth),
         attention / (ARITHMETIC_SHARE * device.arithmetic),
     )
-    kernels = model.layers * LAYER_KERNELS + OTHER_KERNELS
-    reductions = 0 if model.gpus == 1 else 2 * model.layers
+    sharded = model.gpus > 1
+    kernels = model.layers * (LAYER_KERNELS + sharded * SHARDED_KERNELS) + OTHER_KERNELS
+    reductions = sharded * 2 * model.layers
     launches = kernels * KERNEL_SECONDS + reductions * ALL_REDUCE_SECONDS
     return Prediction(moved / device.bandwidth, work + launches)
 

@@ -22,32 +22,60 @@ def small_operations() -> dict[str, float]:
     from benchmarks.kernels.reference import CPU
     from model_runner.runners.base import KVShape
     from model_runner.runners.cuda.exact_linear import exact_linear
-    from model_runner.runners.cuda.fusing import fused_norm, fused_rotation, fused_silu
     from model_runner.runners.cuda.steps.forward import TOP, Workspace, find_top
 
     torch.manual_seed(0)
-    weight, rows = torch.randn(96), torch.randn(5, 96)
-    matrix = torch.randn(80, 96) / 10
-    exact = rows.double()
-    normed = weight.double() * exact / (exact.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
-    gate, up = torch.randn(2, 5, 300)
-    opened = gate.double() * torch.sigmoid(gate.double()) * up.double()
-    heads, angles = torch.randn(1, 3, 4, 32), torch.randn(2, 1, 4, 32)
-    turned = torch.cat([-heads[..., 16:], heads[..., :16]], -1).double()
-    rotated = heads.double() * angles[0].double() + turned * angles[1].double()
+    rows, matrix = torch.randn(5, 96), torch.randn(80, 96) / 10
     space = Workspace((KVShape(1, 16, 16),), 3, 1, 1, 16, 1, CPU)
     space.arrays.row_count.fill_(3)
     logits = torch.randn(3, 9000)
     find_top(logits, space)
     wrong = (space.top[:, :TOP].long() != logits.topk(TOP).indices).double().mean()
-    pairs = {
-        "linear": (exact_linear(matrix, None)(rows), exact @ matrix.double().T),
-        "rms_norm": (fused_norm(weight, 1e-6, shifted=False)(rows), normed),
-        "silu_product": (fused_silu(gate, up), opened),
-        "rotate": (fused_rotation(heads, *angles), rotated),
+    linear = float((exact_linear(matrix, None)(rows).double() - rows.double() @ matrix.double().T).abs().max())
+    fused = {
+        name: max(float((output.double() - right).abs().max()) for output, right in pairs)
+        for name, pairs in _fused_operations().items()
     }
-    errors = {name: float((output.double() - right).abs().max()) for name, (output, right) in pairs.items()}
-    return errors | {"top_of_blocks": float(wrong), "top_of_rows": float(wrong)}
+    return {"linear": linear, **fused, "top_of_blocks": float(wrong), "top_of_rows": float(wrong)}
+
+
+def _fused_operations() -> dict[str, list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Of parts of wider rows, as joined products leave them: what the kernels compute, and what is right."""
+    from model_runner.runners.cuda.fusing.mlps import fused_silu
+    from model_runner.runners.cuda.fusing.norms import FusedNorm
+    from model_runner.runners.cuda.fusing.rotation import fused_rotation
+
+    wide = torch.randn(1, 5, 320)
+    gate, up = wide.split(160, -1)
+    residual, angles = torch.randn(1, 5, 160), torch.randn(2, 1, 5, 32)
+    query, key = wide[..., :96].view(1, 5, 3, 32), wide[..., 96:160].view(1, 5, 2, 32)
+    turned = fused_rotation(query.transpose(1, 2), key.transpose(1, 2), *angles)
+    weight, of_heads = torch.randn(160), torch.randn(32)
+    norm = FusedNorm(weight, 1e-6, shifted=False)
+    total, normed = norm.of_sum(residual, up)
+    return {
+        "rms_norm": [
+            (norm(gate), _normed(gate, weight)),
+            (FusedNorm(of_heads, 1e-6, shifted=False)(query), _normed(query, of_heads)),
+            (total, up.double() + residual.double()),
+            (normed, _normed(up.double() + residual.double(), weight)),
+        ],
+        "silu_product": [(fused_silu(gate, up), gate.double() * torch.sigmoid(gate.double()) * up.double())],
+        "rotate": [(turned[0], _rotated(query, angles)), (turned[1], _rotated(key, angles))],
+    }
+
+
+def _normed(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The root mean square norm in float64."""
+    exact = rows.double()
+    return weight.double() * exact / (exact.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def _rotated(heads: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """[1, head, T, size] of heads [1, T, head, size], rotated by cosines and sines [2, 1, T, size], in float64."""
+    exact, half = heads.double().transpose(1, 2), heads.shape[-1] // 2
+    turned = torch.cat([-exact[..., half:], exact[..., :half]], -1)
+    return exact * angles[0].double() + turned * angles[1].double()
 
 
 def measure() -> dict[str, float]:

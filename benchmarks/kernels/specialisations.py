@@ -15,7 +15,9 @@ from model_runner.runners.batch import BatchRow, lay_out
 from model_runner.runners.choices import NO_MASK, Choices, ScoreRules, TokenMasks
 from model_runner.runners.cuda.device.launching import LAUNCHER, Launch, Machine
 from model_runner.runners.cuda.exact_linear import exact_linear
-from model_runner.runners.cuda.fusing import fused_norm, fused_rotation, fused_silu
+from model_runner.runners.cuda.fusing.mlps import fused_silu
+from model_runner.runners.cuda.fusing.norms import FusedNorm
+from model_runner.runners.cuda.fusing.rotation import fused_rotation
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
 from model_runner.runners.cuda.steps.attention import STEP, AttentionStep, paged_attention
 from model_runner.runners.cuda.steps.choosing import choose_and_keep
@@ -109,9 +111,18 @@ def _step(variant: Variant) -> None:
         STEP.reset(token)
     hidden = torch.zeros(1, batch.size, _HIDDEN, dtype=variant.dtype)
     exact_linear(torch.empty(_HIDDEN, _HIDDEN, dtype=variant.dtype), hidden[0, 0])(hidden)
-    fused_norm(hidden[0, 0], 1e-6, shifted=False)(hidden)
-    fused_silu(hidden, hidden)
-    fused_rotation(query, query[0, :1], query[0, :1])
+    _fused_operations(hidden, query)
     logits = torch.zeros(batch.size, _VOCAB, dtype=variant.dtype)
     find_top(logits, space)
     choose_and_keep(logits, space.top[:, -1], space.arrays, choices, kv)
+
+
+def _fused_operations(hidden: torch.Tensor, query: torch.Tensor) -> None:
+    """Of rows [1, T, width] and queries [1, head, T, size]: their norms, those of sums, gated products, rotation."""
+    for shifted in (False, True):
+        norm = FusedNorm(hidden[0, 0], 1e-6, shifted)
+        norm(hidden)
+        norm.of_sum(hidden, hidden)
+        FusedNorm(query[0, 0, 0], 1e-6, shifted)(query.transpose(1, 2))
+    fused_silu(*hidden.chunk(2, -1))
+    fused_rotation(query, query[:, :_KV_HEADS], query[0, :1], query[0, :1])

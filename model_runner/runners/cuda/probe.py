@@ -12,7 +12,7 @@ from model_runner.runners.attention_shapes import attention_shapes
 from model_runner.runners.base import StepBatch
 from model_runner.runners.batch import BatchRow, lay_out
 from model_runner.runners.cuda.exact_linear import make_exact
-from model_runner.runners.cuda.fusing import fuse
+from model_runner.runners.cuda.fusing.model import fuse
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE
 from model_runner.runners.cuda.runner import CudaLayout, CudaRunner
 from model_runner.runners.cuda.steps import exact_tiling
@@ -86,7 +86,7 @@ def _compare(module: Any, layout: CudaLayout, context: int) -> None:
         module.set_attn_implementation("eager")
         plain = module(input_ids=ids, use_cache=False).logits[0, context - 1 :]
         module.set_attn_implementation(ATTENTION_NAME)
-        fuse(module)
+        fuse(module, layout.exact)
         if layout.exact:
             make_exact(module)
         logits = _tree_logits(module, layout, tokens, vocab)

@@ -8,51 +8,81 @@ import triton.language as tl
 
 @triton.jit
 def rms_norm(
-    hidden, weight, output, epsilon, row_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, SHIFTED: tl.constexpr
-):
-    """Root mean square norm (Zhang and Sennrich, 2019) of each row: one program for each.
+    hidden, residual, total, weight, output, epsilon, row_stride, head_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    SHIFTED: tl.constexpr, ADDED: tl.constexpr,
+):  # fmt: skip
+    """Root mean square norm (Zhang and Sennrich, 2019) of the last dimension: one program for each row and head.
 
     Args:
-        hidden: [row, SIZE] with the row stride given; output: [row, SIZE].
+        hidden: [row, head, SIZE] with the strides given; output: [row, head, SIZE].
+        residual, total: [row, head, SIZE]; with ADDED, `total` is set to hidden + residual, and that is normed.
         weight: [SIZE]; with SHIFTED, 1 is added to it and the product is not rounded before (Gemma).
     """
     row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
     at = tl.arange(0, BLOCK)
-    values = tl.load(hidden + row * row_stride + at, mask=at < SIZE, other=0.0).to(tl.float32)
-    scale = tl.load(weight + at, mask=at < SIZE, other=0.0).to(tl.float32)
+    inside = at < SIZE
+    place = (row * tl.num_programs(1) + head) * SIZE + at
+    kind = output.dtype.element_ty
+    values = tl.load(hidden + row * row_stride + head * head_stride + at, mask=inside, other=0.0).to(tl.float32)
+    if ADDED:
+        added = (values + tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)).to(kind)
+        tl.store(total + place, added, mask=inside)
+        values = added.to(tl.float32)
+    scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     normed = values * tl.rsqrt(tl.sum(values * values, 0) / SIZE + epsilon)
-    normed = normed * (scale + 1.0) if SHIFTED else normed.to(output.dtype.element_ty).to(tl.float32) * scale
-    tl.store(output + row * SIZE + at, normed.to(output.dtype.element_ty), mask=at < SIZE)
+    normed = normed * (scale + 1.0) if SHIFTED else normed.to(kind).to(tl.float32) * scale
+    tl.store(output + place, normed.to(kind), mask=inside)
 
 
 @triton.jit
-def silu_product(gate, up, output, count, BLOCK: tl.constexpr):
-    """silu(gate) * up, for `count` numbers that lie side by side."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    opened = tl.load(gate + at, mask=at < count, other=0.0).to(tl.float32)
+def silu_product(gate, up, output, gate_stride, up_stride, width, BLOCK: tl.constexpr):
+    """silu(gate) * up: one program for each row and BLOCK of its columns.
+
+    Args:
+        gate, up: [row, width] with the row strides given; output: [row, width].
+    """
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    opened = tl.load(gate + row * gate_stride + at, mask=at < width, other=0.0).to(tl.float32)
     opened = (opened / (1.0 + tl.exp(-opened))).to(output.dtype.element_ty).to(tl.float32)
-    product = opened * tl.load(up + at, mask=at < count, other=0.0).to(tl.float32)
-    tl.store(output + at, product.to(output.dtype.element_ty), mask=at < count)
+    product = opened * tl.load(up + row * up_stride + at, mask=at < width, other=0.0).to(tl.float32)
+    tl.store(output + row * width + at, product.to(output.dtype.element_ty), mask=at < width)
 
 
 @triton.jit
 def rotate(
-    hidden, cosines, sines, output, token_stride, head_stride, HEADS: tl.constexpr, HEADS_BLOCK: tl.constexpr,
-    HALF: tl.constexpr, BLOCK: tl.constexpr,
+    query, key, cosines, sines, turned_query, turned_key, query_token_stride, query_head_stride, key_token_stride,
+    key_head_stride, HEADS: tl.constexpr, HEADS_BLOCK: tl.constexpr, KV_HEADS: tl.constexpr,
+    KV_HEADS_BLOCK: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rotary position embedding (Su et al., 2021) of halves: one program for each token.
+    """Rotary position embedding (Su et al., 2021) of halves: two programs for each token, for its query and its key.
 
     Args:
-        hidden: [token, HEADS, 2 * HALF] with the strides given, the last one 1.
+        query: [token, HEADS, 2 * HALF], key: [token, KV_HEADS, 2 * HALF], with the strides given, the last one 1.
         cosines, sines: [token, 2 * HALF].
-        output: [token, HEADS, 2 * HALF].
+        turned_query, turned_key: the shapes of query and key, out.
     """
     token = tl.program_id(0).to(tl.int64)
+    if tl.program_id(1) == 0:
+        _turn(query + token * query_token_stride, query_head_stride, cosines, sines, turned_query, token, HEADS,
+              HEADS_BLOCK, HALF, BLOCK)  # fmt: skip
+    else:
+        _turn(key + token * key_token_stride, key_head_stride, cosines, sines, turned_key, token, KV_HEADS,
+              KV_HEADS_BLOCK, HALF, BLOCK)  # fmt: skip
+
+
+@triton.jit
+def _turn(
+    hidden, head_stride, cosines, sines, output, token, HEADS: tl.constexpr, HEADS_BLOCK: tl.constexpr,
+    HALF: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rotates the heads of a token, [HEADS, 2 * HALF] at `hidden`."""
     heads = tl.arange(0, HEADS_BLOCK)[:, None]
     dims = tl.arange(0, BLOCK)[None, :]
     there = (heads < HEADS) & (dims < HALF)
     kind = output.dtype.element_ty
-    source = hidden + token * token_stride + heads * head_stride + dims
+    source = hidden + heads * head_stride + dims
     first = tl.load(source, mask=there, other=0.0).to(tl.float32)
     second = tl.load(source + HALF, mask=there, other=0.0).to(tl.float32)
     angles = token * 2 * HALF + dims

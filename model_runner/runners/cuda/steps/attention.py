@@ -7,7 +7,7 @@ do not hand on extra arguments of their forward.
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from model_runner.runners.cuda.device.launching import Machine, launch
 from model_runner.runners.cuda.kernels.attention import attention_parts, merge_parts
 from model_runner.runners.cuda.kernels.kv import write_kv
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
+from model_runner.runners.cuda.steps.pending import Pending
 from model_runner.runners.cuda.steps.step_arrays import StepArrays
 from model_runner.runners.cuda.steps.tiling import WORD, Tiles
 
@@ -62,6 +63,7 @@ class AttentionStep:
 
     Attributes:
         rows: of a tile: its tokens, and for each of them the heads of a group.
+        pending: results of fused operations, for the modules that are called next.
     """
 
     kv: KVPages
@@ -69,6 +71,7 @@ class AttentionStep:
     scratch: Scratch
     machine: Machine
     rows: int
+    pending: Pending = field(default_factory=Pending)
 
 
 STEP: ContextVar[AttentionStep] = ContextVar("draftwood_cuda_step")
@@ -102,7 +105,7 @@ def paged_attention(
     arrays, kv = step.arrays, step.kv.layers[layer]
     heads, tokens, key_dim = query.shape[1:]
     kv_heads, value_dim = value.shape[1], value.shape[3]
-    query, key, value = (_with_rows(tensor) for tensor in (query, key, value))
+    query, key, value = (with_rows(tensor) for tensor in (query, key, value))
     launch(
         write_kv,
         (tokens,),
@@ -165,7 +168,7 @@ def _warps(rows: int, head_size: int, dtype: torch.dtype) -> int:
     return 8 if rows > _FEW_ROWS and head_size > _LARGE_HEAD else 4
 
 
-def _with_rows(tensor: torch.Tensor) -> torch.Tensor:
+def with_rows(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor with the numbers of a head side by side."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 

@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
 import torch
 
-from model_runner.runners.cuda.fusing import fuse
+from benchmarks.gpu.prediction import LAYER_KERNELS
+from model_runner.runners.attention_shapes import attention_shapes
+from model_runner.runners.cuda.fusing.model import fuse
+from model_runner.runners.cuda.fusing.norms import FusedNorm
+from model_runner.runners.cuda.runner import CudaLayout, CudaRunner
+from model_runner.runners.cuda.steps.attention import ATTENTION_NAME, register
+from model_runner.runners.cuda.steps.recording import Recording
 from tests.model_runner.families import tiny
+from tests.model_runner.runners.cuda.device import DEVICE
+from tests.model_runner.runners.cuda.fake_step import fake_step, launched
+
+VIEWS = {
+    "_unsafe_view",
+    "detach",
+    "empty",
+    "empty_like",
+    "expand",
+    "new_empty",
+    "slice",
+    "split_with_sizes",
+    "t",
+    "transpose",
+    "unsqueeze",
+    "view",
+}
+"""Operations that launch nothing."""
 
 
 def inner(family: str, dtype: torch.dtype = torch.float32) -> Any:
@@ -33,7 +58,7 @@ def test_the_same_but_for_rounding(family: str, norms: int, mlps: int, dtype: to
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
     with torch.inference_mode():
         for (name, one), other in zip(plain.named_modules(), fused.modules(), strict=True):
-            if "forward" in vars(other):
+            if isinstance(vars(other).get("forward"), FusedNorm) or hasattr(one, "gate_proj"):
                 width = one.weight.numel() if hasattr(one, "weight") else one.gate_proj.in_features
                 x = torch.randn(2, 3, width, dtype=dtype)
                 expected = one(x)
@@ -60,30 +85,42 @@ def test_an_operation_that_looks_alike_stays() -> None:
 def test_rotation_within_a_step_only(dtype: torch.dtype) -> None:
     from transformers.models.llama import modeling_llama
 
-    from model_runner.runners.cuda.device.launching import LAUNCHER, Launch
-    from model_runner.runners.cuda.steps.attention import STEP
-
     fuse(inner("llama"))
-    query, key = torch.randn(2, 1, 5, 4, 16).to(dtype)
-    query = query.transpose(1, 2).contiguous().transpose(1, 2)
+    wide = torch.randn(1, 4, 9, 16).to(dtype)
+    query, key = wide[:, :, :5].transpose(1, 2), wide[:, :, 5:7].transpose(1, 2)
     cos, sin = torch.randn(2, 1, 4, 16).to(dtype)
-    launched: list[str] = []
-
-    def noted(one: Launch) -> None:
-        launched.append(one.kernel.__name__)
-        one.run()
-
-    LAUNCHER.set(noted)
-    expected = modeling_llama.apply_rotary_pos_emb(query, key, cos, sin)
-    assert launched == []
-    token = STEP.set(None)  # type: ignore[arg-type]
-    try:
-        assert modeling_llama.apply_rotary_pos_emb(query, key, cos, sin)[0].equal(expected[0])
-        STEP.set("a step")  # type: ignore[arg-type]
-        rotated = modeling_llama.apply_rotary_pos_emb(query, key, cos, sin)
-    finally:
-        STEP.reset(token)
-        LAUNCHER.set(Launch.run)
-    assert set(launched) == {"rotate"}
+    with launched() as kernels:
+        expected = modeling_llama.apply_rotary_pos_emb(query, key, cos, sin)
+        assert kernels == []
+        with fake_step():
+            modeling_llama.apply_rotary_pos_emb(query, key, cos, sin)  # tried
+            kernels.clear()
+            rotated = modeling_llama.apply_rotary_pos_emb(query, key, cos, sin)
+    assert kernels == ["rotate"]
     for one, right in zip(rotated, expected, strict=True):
         assert (one - right).abs().max() <= (1e-6 if dtype == torch.float32 else 0)
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"), [("llama", LAYER_KERNELS), ("qwen3", LAYER_KERNELS + 2), ("gemma2", 16)]
+)
+def test_kernels_of_a_layer(family: str, expected: int) -> None:
+    """Qwen 3 norms heads of queries and keys; the layers of Gemma 2 have other residuals and another activation."""
+    one, two = (kernels_of_a_step(family, layers) for layers in (1, 2))
+    assert len(two) - len(one) == expected, (one, two)
+
+
+@torch.no_grad()  # in inference mode torch hides what operations such as `linear` and `reshape` consist of
+def kernels_of_a_step(family: str, layers: int) -> list[str]:
+    """What a step of a model launches."""
+    module = tiny(family, num_hidden_layers=layers).to(DEVICE)
+    register()
+    shapes, group, dtype = attention_shapes(module, 64)
+    module.set_attn_implementation(ATTENTION_NAME)
+    fuse(module)
+    forward = CudaRunner(module, CudaLayout(shapes, group, dtype, DEVICE), 64, graphs=False)._forward
+    step = forward.prepare_padding(1, forward.row_choices[0])
+    forward.launch(step)  # the rotation is tried in the first step
+    notes = Recording(forward, step)._noted
+    names = [re.split(r"[(. ]", note.removeprefix("aten::"))[0] for note in notes]
+    return [name for name in names if name not in VIEWS]
