@@ -116,6 +116,10 @@ class Adapted(nn.Linear):
     """What an adapter of low rank or a quantized layer is."""
 
 
+class Packed(torch.Tensor):
+    """What a quantized weight is in a plain layer, such as torchao's."""
+
+
 def one_bias(attention: Attention) -> None:
     attention.k_proj.bias = None  # type: ignore[assignment]
 
@@ -132,7 +136,12 @@ def replaced(attention: Attention) -> None:
     attention.q_proj.forward = attention.q_proj.forward  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("change", [one_bias, one_dtype, hooked, replaced])
+def quantized(attention: Attention) -> None:
+    weight = attention.k_proj.weight.detach().as_subclass(Packed)
+    attention.k_proj.weight = nn.Parameter(weight, requires_grad=False)
+
+
+@pytest.mark.parametrize("change", [quantized, one_bias, one_dtype, hooked, replaced])
 def test_layers_that_are_not_alike_or_not_plain_stay(change: Callable[[Attention], None]) -> None:
     attention = Attention()
     change(attention)
