@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,51 +14,25 @@ from hypothesis import strategies as st
 from draftwood_client import ArgumentError, ChatMessage, Messages, Tool, ToolCall, ToolCallReader, ToolFormat
 from draftwood_client.request import generate_request
 
-MARKED = ToolFormat("<tool_call>\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n", "name", "arguments")
-BARE = ToolFormat("", "", None, "name", "parameters")
-LIST = ToolFormat("[", "]", ", ", "name", "arguments")
-LINES = ToolFormat("", "", "\n", "name", "parameters")
-FORMATS = {"marked": MARKED, "bare": BARE, "list": LIST, "lines": LINES}
-NAMES = ("track", "refund")
 
-CASES: list[tuple[str, str, list[Any]]] = [
-    ("marked", '<tool_call>\n{"name": "track", "arguments": {"a": "}{"}}\n</tool_call>', [("track", {"a": "}{"})]),
-    (
-        "marked",
-        'Sure.\n\n<tool_call>\n{"name": "track", "arguments": {}}\n</tool_call>\n<tool_call>\n'
-        '{"arguments": {"b": [1, null]}, "name": "refund"}\n</tool_call>\n',
-        ["Sure.", ("track", {}), ("refund", {"b": [1, None]})],
-    ),
-    ("marked", '<tool_call>{"name":"track","arguments":{}}', [("track", {})]),
-    ("marked", '<tool_call>{"name": "other", "arguments": {}}</tool_call> x', [...]),
-    ("marked", '<tool_call>{"name": "track", "arguments": "{}"}</tool_call>', [...]),
-    ("marked", '<tool_call>{"name": ["track"], "arguments": {}}</tool_call>', [...]),
-    ("marked", '<tool_call>{"name": "track", "argu', [...]),
-    ("marked", '<tool_call>\n{"name": "track", "arguments": {}} and no end', [...]),
-    ("marked", "a < b, <tool_cal, white space\n\n", [...]),
-    ("marked", '<tool_call><tool_call>{"name":"track","arguments":{}}</tool_call>', ["<tool_call>", ("track", {})]),
-    *(
-        ("marked", f'<tool_call>{{"name": "track", "arguments": {{"a": {value}}}}}</tool_call>', [...])
-        for value in ("NaN", "1e999", "9" * 5000, r'"\ud83d"', "[" * 5000 + "]" * 5000)
-    ),
-    ("marked", '<tool_call>{"name": ["track"], "arguments": {}}</tool_call>', [...]),
-    ("marked", r'<tool_call>{"name": "track", "arguments": {"a": "\"}\\"}}</tool_call>', [("track", {"a": '"}\\'})]),
-    ("bare", '{x} is a set, {"name": "track", "parameters": {}} is none', [...]),
-    ("bare", ' {"name": "track", "parameters": {"a": 1}}\n', [("track", {"a": 1})]),
-    ("bare", '{"name": "track", "parameters": {}} and more', [("track", {}), " and more"]),
-    ("bare", '{"name": "track"}', [...]),
-    ("bare", 'Like this: {"name": "track", "parameters": {}}', [...]),
-    ("list", '[{"name": "track", "arguments": {}, "id": "x"}, {"name": "refund", "arguments": {}}]',
-     [("track", {}), ("refund", {})]),
-    ("lines", '{"name": "track", "parameters": {}}\n{"name": "refund", "parameters": {"a": 1}}\n',
-     [("track", {}), ("refund", {"a": 1})]),
-    ("lines", '{"name": "track", "parameters": {}}{"x": 1} {"name": "refund", "parameters": {}}',
-     [("track", {}), '{"x": 1} {"name": "refund", "parameters": {}}']),
-    ("bare", '{"name": "track", "parameters": {}}\n{"name": "refund", "parameters": {}}',
-     [("track", {}), '\n{"name": "refund", "parameters": {}}']),
-    ("list", "[1, 2] are numbers", [...]),
-    ("list", "[", [...]),
-]  # fmt: skip
+def pieces_of(case: dict[str, Any]) -> list[Any]:
+    if case["expected"] is None:
+        return [case["text"]]
+    return [one if isinstance(one, str) else (one["name"], one["arguments"]) for one in case["expected"]]
+
+
+SHARED = json.loads((Path(__file__).parent / "tool_calls.json").read_text(encoding="utf-8"))
+"""Cases of the readers in all languages: the pieces of an answer, or null where all of it is text."""
+FORMATS = {
+    name: ToolFormat(form["begin"], form["end"], form["between"], form["nameKey"], form["argumentsKey"])
+    for name, form in SHARED["forms"].items()
+}
+MARKED, NAMES = FORMATS["marked"], SHARED["names"]
+LONG = "9" * 5000, "[" * 5000 + "]" * 5000
+CASES: list[tuple[str, str, list[Any]]] = [(one["form"], one["text"], pieces_of(one)) for one in SHARED["cases"]]
+for value in LONG:
+    text = f'<tool_call>{{"name": "track", "arguments": {{"a": {value}}}}}</tool_call>'
+    CASES.append(("marked", text, [text]))
 
 
 def read(form: ToolFormat, text: str, cuts: list[int]) -> list[str | tuple[str, object]]:
@@ -78,7 +53,7 @@ def read(form: ToolFormat, text: str, cuts: list[int]) -> list[str | tuple[str, 
 
 @pytest.mark.parametrize(("form", "text", "expected"), CASES)
 def test_calls_and_text(form: str, text: str, expected: list[Any]) -> None:
-    assert read(FORMATS[form], text, []) == ([text] if expected == [...] else expected)
+    assert read(FORMATS[form], text, []) == expected
 
 
 pieces = ["<tool_call>", "</tool_call>", "[", "]", ", ", " ", "\n", "text", '{"name": "track", ', '"arguments": {}}']

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.shared.server_process import running_server
+from tools import typescript_reference
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLIENT = REPOSITORY / "clients" / "typescript"
@@ -57,3 +58,10 @@ def test_generated_code_is_current(tmp_path: Path) -> None:
     script = REPOSITORY / "tools" / "generate_typescript.sh"
     run(str(script), str(tmp_path / "gen"), environment={"PYTHON": sys.executable})
     run("diff", "-r", str(tmp_path / "gen"), str(CLIENT / "src" / "gen"))
+
+
+def test_the_reference_is_current(tmp_path: Path) -> None:
+    run(str(CLIENT / "node_modules" / ".bin" / "tsc"), "--outDir", str(tmp_path), "--emitDeclarationOnly")
+    assert typescript_reference.page(tmp_path) == typescript_reference.PAGE.read_text(encoding="utf-8"), (
+        "run `npm run build` in clients/typescript and `python -m tools.typescript_reference`"
+    )

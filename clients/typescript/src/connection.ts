@@ -28,6 +28,7 @@ export interface TlsConfig {
   readonly serverName?: string;
 }
 
+/** Options of a client. */
 export interface ClientOptions {
   /** The default of requests; without one, that of the credential, or "default". */
   readonly tenant?: string;

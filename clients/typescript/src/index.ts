@@ -28,3 +28,4 @@ export type { ChatMessage, GenerateOptions, Prompt, Tool, ToolCall } from "./req
 export type * from "./results.js";
 export { NO_RETRY, type RetryPolicy } from "./retry.js";
 export type { GenerationStream } from "./stream.js";
+export { ToolCallReader } from "./tools.js";

@@ -111,6 +111,18 @@ function finished(tokens: number): pb.GenerateResponse {
   return create(pb.GenerateResponseSchema, { event: { case: "finished", value } });
 }
 
+const MODEL = {
+  model: "fake",
+  parameters: 6_000_000n,
+  toolFormat: {
+    begin: "<tool_call>\n",
+    end: "\n</tool_call>",
+    between: "\n",
+    nameKey: "name",
+    argumentsKey: "arguments",
+  },
+};
+
 export class FakeServer {
   /** Attempt n gets behaviour `script[n]`; attempts beyond the script get its last behaviour. */
   script: Behaviour[] = [answers("It is", " here.")];
@@ -138,7 +150,7 @@ export class FakeServer {
       detokenize: unary(fake, (request: pb.DetokenizeRequest) =>
         create(pb.DetokenizeResponseSchema, { text: Buffer.from(request.tokenIds).toString() }),
       ),
-      getModelInfo: unary(fake, () => create(pb.GetModelInfoResponseSchema, { model: "fake", parameters: 6_000_000n })),
+      getModelInfo: unary(fake, () => create(pb.GetModelInfoResponseSchema, MODEL)),
     });
     fake.port = await new Promise((resolve, reject) => {
       fake.#server.bindAsync("127.0.0.1:0", credentials, (error, port) => (error ? reject(error) : resolve(port)));

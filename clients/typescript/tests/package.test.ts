@@ -18,6 +18,7 @@ const EXAMPLES = READMES.flatMap((path) => [...readFileSync(path, "utf8").matchA
 );
 
 const ANSWER = answers("It is", " here.");
+const CALL = answers("Let me see. <tool_call>", '{"name": "track", "arguments": {"order": 7}}</tool_call>');
 const BAD = fails({
   code: status.INVALID_ARGUMENT,
   message: "sampling.temperature: -1",
@@ -35,6 +36,7 @@ const SHOWN: [behaviour: Behaviour, output: RegExp][][] = [
   ],
   [[ANSWER, /^It is here\.\n$/]],
   [[ANSWER, /^fake [0-9a-f]{32}\n$/]],
+  [[CALL, /^Let me see\.\ntrack \{"order": 7\}\n$/]],
   [[ANSWER, /^It is here\.$/]],
 ];
 
