@@ -80,19 +80,16 @@ class SequenceWriter:
         return TokenLogprobs(*found.at(node, self.logprobs or 0))
 
     def _walk(self, tokens: Int32Array, parents: Int32Array, predictions: Predictions) -> Iterator[tuple[int, int]]:
-        chooser, logits, chosen = self._chooser, predictions.logits, predictions.chosen
-        if chosen is None or not isinstance(self._rules, ScoreRules):
-            if chooser.follows_predictions:
-                return walk_predicted(tokens, parents, predictions.tokens)
-            chosen = None
-        top = predictions.tokens[:, None] if predictions.top_tokens is None else predictions.top_tokens
-        most_probable = top.tolist()
+        chooser, logits, chosen, top = self._chooser, predictions.logits, predictions.chosen, predictions.top_tokens
 
         def choose(node: int) -> int:
-            return chooser.choose(logits[node], most_probable[node])
+            most_probable = predictions.tokens[node : node + 1] if top is None else top[node]
+            return chooser.choose(logits[node], most_probable.tolist())
 
-        if chosen is not None:
+        if chosen is not None and isinstance(self._rules, ScoreRules):
             return self._remembered(walk_predicted(tokens, parents, chosen), choose)
+        if chooser.follows_predictions:
+            return walk_predicted(tokens, parents, predictions.tokens)
         return walk(tokens, parents, choose)
 
     def _remembered(self, path: Iterator[tuple[int, int]], choose: Callable[[int], int]) -> Iterator[tuple[int, int]]:

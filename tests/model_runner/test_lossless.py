@@ -88,7 +88,7 @@ PAIRS = [
     pytest.param(family, runner, name, marks=() if often else pytest.mark.slow)
     for family, runner in with_runners(FAMILIES, ["qwen3"])
     for name in NAMES
-    for often in [family in ("bundled", "llama") or name == "hybrid"]
+    for often in [family == "llama" or name == "hybrid"]
 ]
 """All; those of which other tests have the strategy and the family each, only among the slow tests."""
 

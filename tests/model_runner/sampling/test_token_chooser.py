@@ -138,12 +138,19 @@ def engine_for(family: str, runner: str = "torch") -> Engine:
     return Engine(served(family, runner), EngineConfig(max_draft_nodes=24, adaptive_budget=False))
 
 
+STRATEGIES = [
+    pytest.param(name, marks=() if name in ("hybrid", "oracle") else pytest.mark.slow)
+    for name in (*strategies.strategy_names(), "oracle")
+]
+"""Those that draft the most, the others only among the slow tests."""
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("name", [*strategies.strategy_names(), "oracle"])
+@pytest.mark.parametrize("name", STRATEGIES)
 @given(wanted=params, stop=stops, others=st.lists(params, min_size=7, max_size=7))
 @few_examples
 def test_the_output_is_the_same_alone_in_a_batch_and_with_any_draft(
@@ -172,7 +179,7 @@ def test_the_output_is_the_same_alone_in_a_batch_and_with_any_draft(
     engine.check()
 
 
-@pytest.mark.parametrize("name", [*strategies.strategy_names(), "oracle"])
+@pytest.mark.parametrize("name", STRATEGIES)
 @given(wanted=params, stop=stops)
 @few_examples
 def test_the_output_is_the_same_when_a_sequence_skips_steps_for_a_prompt(

@@ -85,7 +85,7 @@ def test_a_killed_engine_that_is_not_restarted_ends_its_service(tmp_path: Path) 
             client.generate([5], max_tokens=4, timeout=5)
 
 
-@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("busy", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_engine_does_not_outlive_its_service(tmp_path: Path, busy: bool) -> None:
     with service(tmp_path) as (process, address), Client(address, retry=NO_RETRY) as client:
         engine = engine_of(process)

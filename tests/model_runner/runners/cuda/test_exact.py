@@ -128,7 +128,7 @@ def test_bits_of_a_path_in_a_random_tree(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "sampling",
     [
-        SamplingParams(),
+        pytest.param(SamplingParams(), marks=pytest.mark.slow),
         pytest.param(SamplingParams(temperature=1.2, top_p=0.9, presence_penalty=0.3, seed=8), marks=pytest.mark.slow),
     ],
 )
