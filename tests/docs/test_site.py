@@ -98,7 +98,7 @@ def test_the_navigation_has_every_page_once() -> None:
 
 def test_the_generated_pages_are_those_of_the_protocol_and_the_settings() -> None:
     made = {**pages(), settings_reference.PAGE.name: settings_reference.text()}
-    assert {path.name for path in PAGES.iterdir()} == {*made, "python.md"}
+    assert {path.name for path in PAGES.iterdir()} == {*made, "python.md", "typescript.md"}
     stale = [name for name, text in made.items() if (PAGES / name).read_text(encoding="utf-8") != text]
     assert stale == [], "run `make reference`"
 
