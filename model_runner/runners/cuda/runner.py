@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, KVShape, Predictions, StepBatch
 from model_runner.runners.choices import Choices
+from model_runner.runners.cuda.device.buffer import sent
 from model_runner.runners.cuda.device.errors import device_errors
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
 from model_runner.runners.cuda.steps.choosing import move
@@ -75,11 +77,6 @@ class CudaRunner:
 
     @torch.inference_mode()
     def keep(self, moves: KVMoves) -> None:
-        slots = torch.from_numpy(np.stack([moves.sources, moves.targets], 1).astype(np.int64))
-        counts = torch.from_numpy(np.diff(moves.begins))
-        move(
-            self._kv,
-            slots.to(self._device, non_blocking=True),
-            torch.from_numpy(moves.begins).to(self._device, non_blocking=True),
-            counts.to(self._device, non_blocking=True),
-        )
+        slots: npt.NDArray[Any] = np.stack([moves.sources, moves.targets], 1).astype(np.int64)
+        arrays = sent({"slots": slots, "begins": moves.begins, "counts": np.diff(moves.begins)}, self._device)
+        move(self._kv, arrays["slots"], arrays["begins"], arrays["counts"])

@@ -60,8 +60,8 @@ def log_probabilities(
     if not reporting.size:
         return None
     begins, count = arrays.buffer.host["logit_begins"], int(choices.logprobs.max())
-    rows = torch.from_numpy(np.concatenate([np.arange(begins[row], begins[row + 1]) for row in reporting]))
-    wanted = rows.to(logits.device, non_blocking=True)
+    rows = np.concatenate([np.arange(begins[row], begins[row + 1], dtype=np.int64) for row in reporting])
+    wanted = sent({"rows": rows}, logits.device)["rows"]
     scores = torch.log_softmax(logits[wanted].float(), -1)
     written = scores.gather(1, chosen[wanted].clamp(min=0).long()[:, None])[:, 0]
     values, tokens = scores.topk(count, dim=-1)
