@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu.prediction import LAYER_KERNELS
+from benchmarks.gpu.prediction import LAYER_KERNELS, OTHER_KERNELS
 from model_runner.runners.attention_shapes import attention_shapes
 from model_runner.runners.cuda.fusing.model import fuse
 from model_runner.runners.cuda.fusing.norms import FusedNorm
@@ -27,6 +27,7 @@ VIEWS = {
     "empty_like",
     "expand",
     "new_empty",
+    "select",
     "slice",
     "split_with_sizes",
     "t",
@@ -108,6 +109,8 @@ def test_kernels_of_a_layer(family: str, expected: int) -> None:
     """Qwen 3 norms heads of queries and keys; the layers of Gemma 2 have other residuals and another activation."""
     one, two = (kernels_of_a_step(family, layers) for layers in (1, 2))
     assert len(two) - len(one) == expected, (one, two)
+    if family == "llama":
+        assert len(one) - expected == OTHER_KERNELS - 6, one
 
 
 @torch.no_grad()  # in inference mode torch hides what operations such as `linear` and `reshape` consist of
