@@ -47,7 +47,8 @@ def test_what_a_batch_is_filled_up_with_changes_nothing(size: int) -> None:
                 rows.append(factory.module(**inputs).logits[0, :n])
         return torch.cat(rows)
 
-    torch.testing.assert_close(logits([slice(0, size)]), logits([slice(i, i + 1) for i in range(size)]))
+    together, one_by_one = logits([slice(0, size)]), logits([slice(i, i + 1) for i in range(size)])
+    torch.testing.assert_close(together, one_by_one, rtol=1e-4, atol=1e-4)  # rounding differs by width and machine
 
 
 def test_kernels_are_bounded_unless_the_user_bounds_them(monkeypatch: pytest.MonkeyPatch) -> None:
