@@ -105,7 +105,8 @@ async def test_places_of_a_killed_replica_come_free(server: Valkey) -> None:
         killed._refreshing.cancel()
         with suppress(asyncio.CancelledError):
             await killed._refreshing
-        began, held = time.monotonic(), []
+        began = time.monotonic()
+        held: list[Reservation] = []
         while len(held) < 2:  # a renewal may still have been on its way
             assert time.monotonic() - began < 3 * LEASE_SECONDS
             await asyncio.sleep(0.1)
