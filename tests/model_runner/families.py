@@ -26,6 +26,8 @@ from model_runner.runners.torch.runner import TorchRunnerFactory
 from strategies.draft import Int32Array
 
 VOCAB = 256
+HAS_AMX: bool = torch.cpu._is_amx_tile_supported()
+"""Whether products in bfloat16 take other kernels for other numbers of rows here."""
 WINDOW = 12
 """Sliding window of the families that have one: shorter than most prompts of the tests."""
 

@@ -1,26 +1,40 @@
 """Linear layers on CPUs whose weights are laid out once for oneDNN, instead of by every call.
 
 A plain `nn.Linear` reorders its weight in each call with more than one row, which costs more than the arithmetic of a
-draft tree. The packed kernel also computes a row the same way however many rows share the call; some shapes only
-from two rows on, so a row that is alone in the call goes there twice.
+draft tree. The packed kernel also computes a row the same way however many rows share the call, within bounds that a
+trial finds: some shapes only from two rows on, so a row that is alone in the call goes there twice; with AMX only up to
+32 rows, so more go there in several calls.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import nn
 
 _log = logging.getLogger(__name__)
 
-_TRIAL_ROWS = 256
 _TYPICAL_ROWS = 32
 """Rows that oneDNN chooses the layout for; others are computed with the same layout."""
+_FEW, _MOST = 16, 512
+"""Rows of the products that others are compared with, and rows of one product at most."""
+_TRIED = (*range(1, 34), 40, 48, 63, 64, 65, 96, 127, 128, 129, 192, 255, 256, 257, 384, 511, _MOST)
+_TRIAL_OUTPUTS = 1024
+"""Different rows of the trial's weight; it repeats them."""
 
-_varies: dict[tuple[int, int, torch.dtype], bool] = {}
-"""Whether a row that is alone gets other bits, by in_features, out_features and dtype."""
+
+class RowBounds(NamedTuple):
+    """Products of up to `most` rows give a row the same bits, except that one which is alone goes there twice if it
+    must be paired."""
+
+    pairs_single: bool
+    most: int
+
+
+_bounds: dict[tuple[int, int, torch.dtype], RowBounds] = {}
+"""By in_features, out_features and dtype."""
 
 
 class PackedLinear(nn.Module):
@@ -32,9 +46,9 @@ class PackedLinear(nn.Module):
         self.bias = linear.bias
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _TYPICAL_ROWS)
         kind = self.in_features, self.out_features, linear.weight.dtype
-        if kind not in _varies:
-            _varies[kind] = self._single_rows_vary()
-        self._pairs_single_rows = _varies[kind]
+        if kind not in _bounds:
+            _bounds[kind] = _tried_bounds(*kind)
+        self._rows = _bounds[kind]
 
     @property
     def weight(self) -> torch.Tensor:
@@ -44,24 +58,52 @@ class PackedLinear(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """[..., in] to [..., out]. A row's bits do not depend on the others."""
-        if self._pairs_single_rows and inputs.numel() == self.in_features:
-            pair = self._product(inputs.reshape(1, -1).expand(2, -1))
-            return pair[:1].view(*inputs.shape[:-1], self.out_features)
-        return self._product(inputs)
+        rows = inputs.reshape(-1, self.in_features)
+        if rows.shape[0] <= self._rows.most:
+            outputs = self._product(rows)
+        else:
+            outputs = torch.cat([self._product(part) for part in rows.split(self._rows.most)])
+        return outputs.view(*inputs.shape[:-1], self.out_features)
 
-    def _product(self, inputs: torch.Tensor) -> torch.Tensor:
-        product = torch.ops.mkldnn._linear_pointwise.default
-        outputs: torch.Tensor = product(inputs, self._packed, self.bias, "none", [], "")
-        return outputs
-
-    def _single_rows_vary(self) -> bool:
-        """Rounding to bfloat16 hides most differences: tries many rows."""
-        rows = torch.randn(_TRIAL_ROWS, self.in_features, dtype=self.weight.dtype)
-        together = self._product(rows)
-        return not all(torch.equal(self._product(rows[i : i + 1])[0], together[i]) for i in range(_TRIAL_ROWS))
+    def _product(self, rows: torch.Tensor) -> torch.Tensor:
+        if rows.shape[0] == 1 and self._rows.pairs_single:
+            return _product(rows.expand(2, -1), self._packed, self.bias)[:1]
+        return _product(rows, self._packed, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+def _product(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    outputs: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, packed, bias, "none", [], "")
+    return outputs
+
+
+def _tried_bounds(ins: int, outs: int, dtype: torch.dtype) -> RowBounds:
+    """What this machine's kernels keep to for weights [outs, ins], tried with many numbers of rows.
+
+    In exact arithmetic all results are 0: each term is there with both signs, in random places. What is computed is
+    what rounding leaves of them, and another order of summation changes nearly all of it. With ordinary numbers
+    rounding to bfloat16 hides all but one difference in thousands.
+    """
+    random = torch.Generator().manual_seed(0)
+    places = torch.randperm(ins, generator=random)[: ins // 2 * 2]
+
+    def paired(rows: int, sign: int) -> torch.Tensor:
+        half = torch.randn(rows, ins // 2, generator=random).to(dtype)
+        numbers = torch.zeros(rows, ins, dtype=dtype)
+        numbers[:, places] = torch.cat([half, sign * half], 1)
+        return numbers
+
+    weight = paired(_TRIAL_OUTPUTS, -1).repeat(-(-outs // _TRIAL_OUTPUTS), 1)[:outs]
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
+    rows = paired(_MOST, 1)
+    expected = torch.cat([_product(part, packed) for part in rows.split(_FEW)])
+    differing = [n for n in _TRIED if not torch.equal(_product(rows[-n:], packed), expected[-n:])]
+    most = min((n for n in differing if n > 1), default=_MOST + 1) - 1
+    if most < _FEW:
+        return RowBounds(False, 1)
+    return RowBounds(1 in differing, 1 << most.bit_length() - 1)
 
 
 def pack_linears(module: nn.Module) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 import torch
 from torch import nn
 
 from model_runner.runners.torch import attention, packed_linear
-from model_runner.runners.torch.packed_linear import PackedLinear, pack_linears
+from model_runner.runners.torch.packed_linear import PackedLinear, RowBounds, _tried_bounds, pack_linears
 from model_runner.runners.torch.probe import probe
 from tests.model_runner.families import tiny
 
@@ -42,10 +44,11 @@ def test_the_product_is_rounded_once(dtype: torch.dtype, bias: bool) -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("ins", "outs"), [(256, 704), (704, 256), (768, 768), (48, 96)])
 @pytest.mark.parametrize("dtype", _DTYPES)
-def test_a_rows_bits_do_not_depend_on_the_others(dtype: torch.dtype, threads: int) -> None:
-    layer = PackedLinear(_linear(dtype, ins=256, outs=704))
-    rows = torch.randn(200, 256).to(dtype)
+def test_a_rows_bits_do_not_depend_on_the_others(dtype: torch.dtype, ins: int, outs: int, threads: int) -> None:
+    layer = PackedLinear(_linear(dtype, ins=ins, outs=outs))
+    rows = torch.randn(200, ins).to(dtype)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -55,6 +58,32 @@ def test_a_rows_bits_do_not_depend_on_the_others(dtype: torch.dtype, threads: in
             assert torch.equal(layer(rows[None, -count:])[0], expected[-count:]), count
     finally:
         torch.set_num_threads(before)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("other_order", "bounds"),
+    [
+        ((), RowBounds(False, 512)),
+        ((1,), RowBounds(True, 512)),
+        (range(33, 513), RowBounds(False, 32)),
+        ((1, *range(129, 200)), RowBounds(True, 128)),
+        (range(1, 12), RowBounds(False, 1)),
+    ],
+    ids=["none", "alone", "beyond 32", "alone, and beyond 128", "few"],
+)
+def test_products_that_sum_in_another_order_are_found(
+    monkeypatch: pytest.MonkeyPatch, other_order: Collection[int], bounds: RowBounds
+) -> None:
+    def product(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        terms = torch.arange(64) if rows.shape[0] not in other_order else torch.arange(63, -1, -1)
+        weight, total = packed.to_dense(), torch.zeros(rows.shape[0], 40)
+        for term in terms:  # one by one: the order is this one, whatever the machine
+            total += rows[:, term, None].float() * weight[:, term]
+        return total
+
+    monkeypatch.setattr(packed_linear, "_product", product)
+    assert _tried_bounds(64, 40, torch.float32) == bounds
 
 
 def test_a_model_is_packed_whole() -> None:

