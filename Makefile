@@ -123,12 +123,13 @@ install-test:  ## Install from git as a user does, into build/install, and ask t
 test-gpu:  ## The lossless suite on a CUDA device, with the Python that has torch for it (PYTHON=...)
 	TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 GPU_TEST_DEVICE=cuda $(PYTHON) -m pytest -q tests/model_runner/runners/cuda
 
-test-quantized: $(STAMP) build/torchao  ## A checkpoint quantized by torchao, with the kernels for GPUs interpreted
-	PYTHONPATH=build/torchao $(TEST_ENV) $(BIN)/python -m pytest -q tests/model_runner/runners/cuda/test_quantized.py
+test-quantized: $(STAMP) build/quantized  ## Checkpoints with quantized weights, with the kernels for GPUs interpreted
+	PYTHONPATH=build/quantized $(TEST_ENV) $(BIN)/python -m pytest -q tests/model_runner/runners/cuda/test_quantized.py
 
 # Apart from .venv, where transformers would import it with every model.
-build/torchao:
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ torchao==0.18.0
+build/quantized:
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ \
+		torchao==0.18.0 compressed-tensors==0.20.0 loguru==0.7.3 bitsandbytes==0.50.2
 
 screenshots: $(STAMP)  ## Pictures of the gateway's page, in build/screenshots (needs Chromium)
 	$(TEST_ENV) PAGE_SCREENSHOTS=build/screenshots $(BIN)/python -m pytest -q tests/service/gateway/test_page.py

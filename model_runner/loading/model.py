@@ -122,12 +122,15 @@ def load_module(path_or_id: str, device: torch.device, dtype: str, **options: An
         ModelNotFoundError: there is no such model.
     """
     # Imports the modelling code of transformers, which a model in the cache does without.
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     chosen_dtype = _DTYPES.get(dtype, torch.float32 if device.type == "cpu" else "auto")
     try:
+        if not options and _quantization(AutoConfig.from_pretrained(path_or_id)):
+            # Some are laid out for the device that they are loaded on, and cannot be moved.
+            options = {"device_map": {"": device}}
         module: Any = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=chosen_dtype, **options)
     except (ImportError, OSError, RuntimeError, ValueError) as error:  # ImportError: of what reads quantized weights
         raise cannot_be_loaded(path_or_id, error) from error

@@ -109,7 +109,8 @@ def _tried_bounds(ins: int, outs: int, dtype: torch.dtype) -> RowBounds:
 def pack_linears(module: nn.Module) -> int:
     """Replaces a CPU model's linear layers, where oneDNN multiplies in their dtype; returns how many it replaced.
 
-    Subclasses of `nn.Linear` are left alone: they may compute something else.
+    Subclasses of `nn.Linear`, and layers with hooks or a forward of their own, are left alone: they may compute
+    something else.
     """
     found = {name: child for name, child in module.named_modules(remove_duplicate=False) if _is_linear(child)}
     dtypes = {linear.weight.dtype for linear in found.values()}
@@ -127,7 +128,9 @@ def linear_shapes(module: nn.Module) -> int:
 
 
 def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    return type(module) is nn.Linear and module.weight.device.type == "cpu"
+    plain = type(module) is nn.Linear and {type(parameter) for parameter in module.parameters()} == {nn.Parameter}
+    own = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
+    return plain and not own and module.weight.device.type == "cpu"
 
 
 def _multiplies_in(dtype: torch.dtype) -> bool:

@@ -94,14 +94,18 @@ def test_a_model_is_packed_whole() -> None:
     assert sum(isinstance(child, PackedLinear) for child in module.modules()) == 3 * 7 + 1
 
 
-def test_a_layer_derived_from_linear_is_left_alone() -> None:
+def test_a_layer_that_may_compute_something_else_is_left_alone() -> None:
     class Doubled(nn.Linear):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             return 2 * super().forward(inputs)
 
-    module = nn.ModuleDict({"plain": nn.Linear(4, 4), "derived": Doubled(4, 4)})
+    hooked, replaced = nn.Linear(4, 4), nn.Linear(4, 4)
+    hooked.register_forward_hook(lambda module, inputs, output: 2 * output)
+    replaced.forward = torch.abs  # type: ignore[method-assign]
+    module = nn.ModuleDict({"plain": nn.Linear(4, 4), "derived": Doubled(4, 4), "hooked": hooked, "replaced": replaced})
     assert pack_linears(module) == 1
     assert type(module["derived"]) is Doubled
+    assert (module["hooked"], module["replaced"]) == (hooked, replaced)
 
 
 def test_a_cpu_without_products_in_the_models_dtype_is_told_and_serves(

@@ -13,8 +13,12 @@ from model_runner.runners.cuda.kernels.fused import silu_product
 _BLOCK = 1024
 
 
-def fuse_mlp(mlp: Any) -> bool:
-    """Replaces the forward of an MLP whose layers are gate_proj, up_proj and down_proj, if its activation is SiLU."""
+def fuse_mlp(mlp: Any, dtype: torch.dtype) -> bool:
+    """Replaces the forward of an MLP whose layers are gate_proj, up_proj and down_proj, if its activation is SiLU.
+
+    Args:
+        dtype: of its inputs; quantized weights have another.
+    """
     gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
 
     def forward(x: torch.Tensor) -> torch.Tensor:
@@ -24,9 +28,8 @@ def fuse_mlp(mlp: Any) -> bool:
     width = getattr(gate, "in_features", None)
     if width is None:
         return False
-    dtype = next(mlp.parameters()).dtype
     sample = torch.randn(1, 3, width, dtype=dtype, device=next(mlp.parameters()).device)
-    if not dtype.is_floating_point or not agree(forward, mlp.forward, sample):
+    if not agree(forward, mlp.forward, sample):
         return False
     mlp.forward = forward
     return True

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import torch
-from torch import nn
 
 from model_runner.runners.cuda.fusing.mlps import fuse_mlp
 from model_runner.runners.cuda.fusing.norms import fuse_norm
@@ -24,13 +24,14 @@ _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
 @torch.inference_mode()
-def fuse(module: nn.Module, exact: bool = False) -> dict[str, int]:
+def fuse(module: Any, exact: bool = False) -> dict[str, int]:
     """Replaces what can be in a model, and in the file of its class; returns how much of what.
 
     Norms, MLPs and layers of the model change for good, and weights become parts of larger tensors. The rotation of a
     file is shared by its models: it is the old one wherever no step is computed.
 
     Args:
+        module: a model of transformers.
         exact: no products are joined, as linear layers are replaced.
     """
     counts = dict.fromkeys(("norms", "MLPs", "joined products", "residuals", "rotations"), 0)
@@ -40,7 +41,7 @@ def fuse(module: nn.Module, exact: bool = False) -> dict[str, int]:
         if type(part).__name__.endswith("RMSNorm"):
             counts["norms"] += fuse_norm(part)
         elif {*dict(part.named_children())} >= _MLP:
-            counts["MLPs"] += fuse_mlp(part)
+            counts["MLPs"] += fuse_mlp(part, module.dtype)
     for part in module.modules():
         counts["joined products"] += 0 if exact else join_products(part)
         counts["residuals"] += fuse_residuals(part)
