@@ -6,10 +6,12 @@ A module of its own, so that both hold while `draftwood_client` and what it need
 from __future__ import annotations
 
 import _thread
+import atexit
 import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from io import TextIOWrapper
 from typing import NoReturn
 
@@ -26,6 +28,17 @@ def main() -> NoReturn:
     sys.unraisablehook = _interrupt_again
     _watch_silence()
     status: int | str | None = 0
+
+    def leave_if_interrupted() -> None:
+        """`python -m` ends itself by SIGINT, without a status, where Ctrl-C met a text that `exec` ran, as of a
+        dataclass, even if it was handled. Registered first, this is the last of what runs at the exit."""
+        if status == INTERRUPTED:
+            with suppress(OSError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            _leave()
+
+    atexit.register(leave_if_interrupted)
     try:
         from draftwood_client.cli import main as run
 

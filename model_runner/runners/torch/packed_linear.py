@@ -18,9 +18,9 @@ _log = logging.getLogger(__name__)
 
 _TYPICAL_ROWS = 32
 """Rows that oneDNN chooses the layout for; others are computed with the same layout."""
-_FEW, _MOST = 16, 512
+_FEW, _MOST = 16, 256
 """Rows of the products that others are compared with, and rows of one product at most."""
-_TRIED = (*range(1, 34), 40, 48, 63, 64, 65, 96, 127, 128, 129, 192, 255, 256, 257, 384, 511, _MOST)
+_TRIED = (*range(1, 34), 40, 48, 63, 64, 65, 96, 127, 128, 129, 192, 255, _MOST)
 _TRIAL_OUTPUTS = 1024
 """Different rows of the trial's weight; it repeats them."""
 

@@ -249,11 +249,12 @@ async def test_full_queue_refuses_at_once_with_a_retry_delay() -> None:
 
 async def test_slow_reader_gets_larger_deltas_and_delays_no_other() -> None:
     async with serving(model=FakeModel(max_context=40_000)) as served:
-        served.engine.step_seconds = 0.0
         served.engine.text = "x" * 2_000
+        served.engine.step_seconds = 0.001  # it does not end before a busy machine notices that nobody reads
         slow = served.stub.Generate(ask(max_tokens=8_000))
         await slow.read()
         await until(lambda: served.engine.paused == 1)
+        served.engine.step_seconds = 0.0
         assert (await answer(served.stub.Generate(ask(max_tokens=8)))).finished
         sizes = [len(event.delta.token_ids) for event in (await answer(slow)).events]
         assert sum(sizes) == 8_000
