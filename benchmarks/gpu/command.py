@@ -21,12 +21,16 @@ from draftwood_client.cli.options import command
 
 if TYPE_CHECKING:
     from benchmarks.gpu.sections import Plan
+    from benchmarks.shared.models import ChosenModel
     from strategies.draft import Int32Array
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 LONG_SHAPES = {"13b": "5120x40x80x13824", "70b-layer": "8192x1x128x28672"}
 """Beside those of `bench step`: with heads of 64, as the bundled model has."""
+SECTIONS = ("correctness", "attention", "steps", "kernels", "streams", "transformers", "flips", "exact")
+"""In their order: what a run that is cut short must bring back comes first."""
+_OF_GROWN = {"steps", "kernels", "streams", "transformers", "exact"}
 
 
 @command
@@ -40,12 +44,16 @@ def gpu(
         float | None, typer.Option(min=1.0, help="GB/s of the GPU's memory; measured by a copy if left out.")
     ] = None,
     predict: Annotated[bool, typer.Option("--predict", help="Print what a model of the step's time predicts.")] = False,
+    section: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help=f"Only this; may be given several times. {', '.join(SECTIONS)}."),
+    ] = None,
     smoke: Annotated[
         bool, typer.Option("--smoke", help="The least of everything, with the bundled model; also without a GPU.")
     ] = False,
 ) -> None:
-    """Correctness against transformers, then step times against the bandwidth floor, the attention kernel against
-    causal attention, and tokens per second by strategy and number of streams.
+    """Correctness against transformers, then the attention kernel against causal attention, step times against the
+    bandwidth floor, and tokens per second by strategy and number of streams; last, which targets are met.
     """
     from benchmarks.gpu.prediction import markdown
     from benchmarks.gpu.prediction import rows as predicted
@@ -60,44 +68,53 @@ def gpu(
 
     if not torch.cuda.is_available() and not smoke:
         raise BenchmarkError("there is no CUDA device; --predict and --smoke need none")
+    for name in section or ():
+        if name not in SECTIONS:
+            raise BenchmarkError(f"--section must be one of {', '.join(SECTIONS)}, not {name!r}")
     chosen_dtype = _SHORT.get(dtype, dtype)
     if chosen_dtype not in _SHORT.values():
         raise BenchmarkError(f"--dtype must be one of {', '.join(_SHORT)}, not {dtype!r}")
-    report = Report(out, output.json_file)
+    report = Report(out, output.json_file, tuple(section or SECTIONS))
     if (log := report.beside(".log")) is not None:
         logging.basicConfig(filename=log, filemode="w", level=logging.INFO, force=True)
     measure(report, "native" if smoke else LONG_SHAPES.get(shape, shape), chosen_dtype, bandwidth, smoke)
-    output.write(report.rows("steps"), lambda axes: _draw(report.rows("steps"), axes), **report.sections)
+    rows = report.sections.get("steps", [])
+    output.write(rows, lambda axes: _draw(rows, axes), **report.sections)
 
 
 class Report:
-    """The sections so far, printed and written to a file as they end."""
+    """The sections so far, printed and written to a file as they end.
 
-    def __init__(self, out: Any, path: Path | None) -> None:
-        self._out, self._path = out, path
+    Args:
+        wanted: the sections that are run.
+    """
+
+    def __init__(self, out: Any, path: Path | None, wanted: tuple[str, ...]) -> None:
+        self.out, self.wanted, self._path = out, wanted, path
         self.sections: dict[str, Any] = {}
-
-    def rows(self, name: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.sections[name]
-        return found
 
     def beside(self, suffix: str) -> Path | None:
         """A file beside that of the figures, if there is one."""
         return None if self._path is None else self._path.with_suffix(suffix)
 
     def section(self, name: str, run: Callable[[], list[dict[str, Any]]]) -> None:
+        if name not in self.wanted:
+            return
         began = time.perf_counter()
-        with self._out.status(name):
+        with self.out.status(name):
             rows = run()
+        self.show(name, rows, f"{name} ({time.perf_counter() - began:.0f} s)")
+
+    def show(self, name: str, rows: list[dict[str, Any]], title: str) -> None:
         self.sections[name] = rows
         if self._path is not None:
             self._path.write_text(json.dumps(self.sections, indent=1) + "\n", encoding="utf-8")
-        table = Table(title=f"{name} ({time.perf_counter() - began:.0f} s)", title_justify="left")
+        table = Table(title=title, title_justify="left")
         for heading in rows[0] if rows else ():
             table.add_column(heading, justify="right")
         for row in rows:
             table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
-        self._out.print(table)
+        self.out.print(table)
 
 
 def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smoke: bool) -> None:
@@ -105,9 +122,9 @@ def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smo
     import torch
 
     from benchmarks.gpu import sections
+    from benchmarks.gpu.targets import targets
     from benchmarks.shared.models import ModelOptions, chosen_model
     from benchmarks.shared.prompts import read_questions
-    from model_runner.loading.model import load_model
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     plan = sections.SMOKE if smoke else sections.Plan()
@@ -119,25 +136,44 @@ def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smo
         "torch": torch.__version__,
     }
     small = ModelOptions(device=device.type, dtype="float32", runner="cuda")
-    with chosen_model(small, report._out) as native:
+    with chosen_model(small, report.out) as native:
         report.section("correctness", lambda: _correctness(native.path, native.load(), questions, plan))
-    report.section("flips", lambda: _flips(report, device.type, questions, plan))
     kind = getattr(torch, "float32" if device.type == "cpu" else dtype)
     report.section("attention", lambda: sections.attention_times(device, kind, plan, bytes_per_second))
-    large = ModelOptions(shape=shape, device=device.type, dtype="float32" if smoke else dtype, runner="cuda")  # type: ignore[arg-type]
-    with chosen_model(large, report._out) as grown:
-        model = grown.load()
-        size = model.parameters * kind.itemsize
-        report.section("steps", lambda: sections.step_times(model, plan, size, bytes_per_second))
-        trace = report.beside(".trace.json")
-        report.section("kernels", lambda: sections.kernels(model, plan, trace))
-        report.section("streams", lambda: sections.streams(model, questions, plan))
-        plain = _transformers(grown.path, model.device, getattr(torch, model.dtype))
-        report.section("transformers", lambda: sections.transformers_speed(plain, model, questions, plan))
-        exact = load_model(
-            grown.path, device=device.type, dtype=model.dtype, runner="cuda", exact=True, max_context=model.max_context
-        )
-        report.section("exact", lambda: sections.exact_price(report.rows("steps"), exact, plan, size, bytes_per_second))
+    if _OF_GROWN & {*report.wanted}:
+        large = ModelOptions(shape=shape, device=device.type, dtype="float32" if smoke else dtype, runner="cuda")  # type: ignore[arg-type]
+        with chosen_model(large, report.out, positions=2 * max(plan.contexts)) as grown:
+            _grown(report, grown, questions, plan, bytes_per_second)
+    report.section("flips", lambda: _flips(report, device.type, questions, plan))
+    if not smoke:
+        report.show("targets", targets(report.sections), "targets")
+
+
+def _grown(report: Report, grown: ChosenModel, questions: list[str], plan: Plan, bandwidth: float) -> None:
+    """The sections about the large model; no two copies of its weights are on the device but where two are compared."""
+    import torch
+
+    from benchmarks.gpu import sections
+    from model_runner.loading.model import load_model
+
+    model = grown.load()
+    size = model.parameters * getattr(torch, model.dtype).itemsize
+    report.section("steps", lambda: sections.step_times(model, plan, size, bandwidth))
+    trace = report.beside(".trace.json")
+    report.section("kernels", lambda: sections.kernels(model, plan, trace))
+    report.section("streams", lambda: sections.streams(model, questions, plan))
+    device, dtype = model.device, model.dtype
+
+    def of_transformers() -> list[dict[str, Any]]:
+        plain = _transformers(grown.path, device, getattr(torch, dtype))
+        return sections.transformers_speed(plain, model, questions, plan)
+
+    def exact() -> list[dict[str, Any]]:
+        chosen = load_model(grown.path, device=device, dtype=dtype, runner="cuda", exact=True)
+        return sections.exact_price(report.sections.get("steps", []), chosen, plan, size, bandwidth)
+
+    report.section("transformers", of_transformers)
+    report.section("exact", exact)
 
 
 def _flips(report: Report, device: str, questions: list[str], plan: Plan) -> list[dict[str, Any]]:
@@ -148,7 +184,7 @@ def _flips(report: Report, device: str, questions: list[str], plan: Plan) -> lis
     rows = []
     for dtype in ("float32", "float16") if device == "cpu" else ("float32", "float16", "bfloat16"):
         options = ModelOptions(device=device, dtype=dtype, runner="cuda")
-        with chosen_model(options, report._out) as native:
+        with chosen_model(options, report.out) as native:
             rows += flips(native.load(), questions, plan)
     return rows
 

@@ -25,6 +25,8 @@ from strategies import create
 from strategies.draft import DraftTree, Int32Array
 
 Rows = list[dict[str, Any]]
+_ANSWER_CONTEXT = 256
+"""Tokens of a question and its answer, at most."""
 _MOST_KERNELS = 25
 """Listed; the timeline has all."""
 
@@ -81,9 +83,12 @@ def correctness(
 
 
 def step_times(model: LoadedModel, plan: Plan, weight_bytes: int, bandwidth: float) -> Rows:
-    """The time of a step by the size of its draft tree and its context, beside the floor of the bytes that it reads."""
-    contexts = [context for context in plan.contexts if context + max(plan.nodes) + 1 < model.max_context]
-    runner = model.factory.runner(max(contexts, default=1) + max(plan.nodes) + 64)
+    """The time of a step by the size of its draft tree and its context, beside the floor of the bytes that it reads; of
+    the plan's contexts those that memory and the model hold."""
+    more = max(plan.nodes) + 64
+    affordable = min(model.factory.default_kv_tokens(more, 2**20), model.max_context)
+    contexts = [context for context in plan.contexts if context + more <= affordable]
+    runner = model.factory.runner(max(contexts) + more)
     random, rows = np.random.default_rng(0), []
     for context in contexts:
         for nodes in plan.nodes:
@@ -100,12 +105,13 @@ def step_times(model: LoadedModel, plan: Plan, weight_bytes: int, bandwidth: flo
 
 
 def exact_price(steps: Rows, exact: LoadedModel, plan: Plan, weight_bytes: int, bandwidth: float) -> Rows:
-    """Step times in exact mode beside those of `step_times`, over the first contexts."""
+    """Step times in exact mode over the first contexts, beside those of `step_times` where these were measured."""
     few = replace(plan, contexts=plan.contexts[:2], nodes=plan.nodes[::2])
     rows = step_times(exact, few, weight_bytes, bandwidth)
     usual = {(row["context"], row["tokens"]): row["ms"] for row in steps}
     for row in rows:
-        row["over_usual"] = row["ms"] / usual[row["context"], row["tokens"]]
+        if (ms := usual.get((row["context"], row["tokens"]))) is not None:
+            row["over_usual"] = row["ms"] / ms
     return rows
 
 
@@ -141,6 +147,7 @@ def streams(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
         batch = (prompts * (-(-count // len(prompts))))[:count]
         baseline = 0.0
         for name in ("none", *plan.strategies):
+            engine = None  # gives its memory back before the next one takes its own
             engine, strategy = _engine(model, count, plan.adaptive), create(name)
             for memory in ("cold", "warm") if name != "none" else ("",):
                 before = engine.counts
@@ -268,7 +275,15 @@ def transformers_speed(module: Any, model: LoadedModel, questions: list[str], pl
 
 
 def _engine(model: LoadedModel, count: int, adaptive: bool) -> Engine:
-    return Engine(model, EngineConfig(max_running=count, max_draft_nodes=64, adaptive_budget=adaptive))
+    """For `count` questions and their answers, however long the contexts of the model are."""
+    model = replace(model, max_context=min(model.max_context, _ANSWER_CONTEXT))
+    config = EngineConfig(
+        max_running=count,
+        max_draft_nodes=64,
+        adaptive_budget=adaptive,
+        kv_cache_tokens=(count + 1) * (_ANSWER_CONTEXT + 64),
+    )
+    return Engine(model, config)
 
 
 def _run(engine: Engine, prompts: list[Int32Array], strategy: Any, tokens: int) -> list[Sequence]:

@@ -107,8 +107,11 @@ class ChosenModel:
 
 
 @contextmanager
-def chosen_model(options: ModelOptions, console: Console) -> Iterator[ChosenModel]:
+def chosen_model(options: ModelOptions, console: Console, positions: int | None = None) -> Iterator[ChosenModel]:
     """The model of the options; a grown model is deleted when the context ends.
+
+    Args:
+        positions: that a grown model accepts; None for those of the bundled one.
 
     Raises:
         InvalidValueError: the bundled model cannot grow to the shape.
@@ -125,7 +128,7 @@ def chosen_model(options: ModelOptions, console: Console) -> Iterator[ChosenMode
         raise InvalidInputError("shape", options.shape, "only the bundled model can be grown; leave --model out")
     with TemporaryDirectory(prefix="draftwood-") as folder:
         with console.status(f"Growing the bundled model to {shape}"):
-            _write_grown(shape, options.dtype, Path(folder))
+            _write_grown(shape, options.dtype, Path(folder), positions)
         yield ChosenModel(f"shape {options.shape}", folder, options)
 
 
@@ -148,7 +151,7 @@ def synchronize(model: LoadedModel) -> None:
         torch.cuda.synchronize(model.device)
 
 
-def _write_grown(shape: Shape, dtype: Dtype, folder: Path) -> None:
+def _write_grown(shape: Shape, dtype: Dtype, folder: Path, positions: int | None) -> None:
     """Writes the grown model and its tokenizer; "auto" is the dtype of the bundled checkpoint."""
     import torch
     from transformers import AutoTokenizer, LlamaForCausalLM
@@ -161,5 +164,5 @@ def _write_grown(shape: Shape, dtype: Dtype, folder: Path) -> None:
     small = LlamaForCausalLM.from_pretrained(BUNDLED_MODEL, dtype="auto")
     target = small.dtype if dtype == "auto" else getattr(torch, dtype)
     where = "cuda" if torch.cuda.is_available() else "cpu"
-    widen(small.float(), shape, target, where).save_pretrained(folder)
+    widen(small.float(), shape, target, where, positions).save_pretrained(folder)
     AutoTokenizer.from_pretrained(BUNDLED_MODEL).save_pretrained(folder)

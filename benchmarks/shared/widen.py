@@ -66,15 +66,25 @@ def parse_shape(text: str) -> Shape | None:
 
 
 @torch.no_grad()
-def widen(small: LlamaForCausalLM, shape: Shape, dtype: torch.dtype, device: torch.device | str = "cpu") -> Any:
+def widen(
+    small: LlamaForCausalLM,
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    context: int | None = None,
+) -> Any:
     """A model of the larger shape with the logits of the small one, up to rounding.
 
     The small model must have no biases. Head size and the number of query heads per key head stay as they are.
+
+    Args:
+        context: positions that it accepts; None for those of the small model. Beyond these it writes nonsense.
 
     Raises:
         InvalidValueError: a size is smaller than that of the small model, or `heads` is no multiple of its group size.
     """
     config = _config(small.config, shape)
+    config.max_position_embeddings = context or config.max_position_embeddings
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(0)
         large: Any = LlamaForCausalLM._from_config(config, dtype=dtype)

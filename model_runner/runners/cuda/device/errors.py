@@ -9,7 +9,9 @@ import torch
 
 from model_runner.errors import DeviceLostError, DeviceMemoryError
 
-_CUDA_ERROR = "CUDA error"
+_DEVICE_ERRORS = ("CUDA error", "Triton Error [CUDA]")
+"""Of the runtime and the libraries that torch calls, and of Triton's launches."""
+_OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED")
 
 
 @contextmanager
@@ -26,14 +28,17 @@ def device_errors(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        raise DeviceMemoryError(f"the device has no memory for {what}: {_first_line(error)}") from error
-    except RuntimeError as error:
-        if _CUDA_ERROR not in str(error):
-            raise
-        raise DeviceLostError(f"the device failed in {what}: {_first_line(error)}") from error
+    except RuntimeError as error:  # torch.OutOfMemoryError is one
+        message = str(error)
+        from_device = any(kind in message for kind in _DEVICE_ERRORS)
+        no_memory = from_device and any(kind in message for kind in _OUT_OF_MEMORY)
+        if no_memory or isinstance(error, torch.OutOfMemoryError):
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            raise DeviceMemoryError(f"the device has no memory for {what}: {_first_line(error)}") from error
+        if from_device:
+            raise DeviceLostError(f"the device failed in {what}: {_first_line(error)}") from error
+        raise
 
 
 def _first_line(error: Exception) -> str:

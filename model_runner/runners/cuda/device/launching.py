@@ -33,9 +33,9 @@ def require_triton(device: torch.device) -> None:
         advice = "interprets kernels only with" if interpreted else "compiles kernels only without"
         raise UnsupportedRunnerError(f"CUDA: on {device} this process {advice} {_INTERPRET}=1 in its environment")
     if interpreted:
-        from model_runner.runners.cuda.device.interpreting import patch_once_a_launch
+        from model_runner.runners.cuda.device.interpreting import patch_interpreter
 
-        patch_once_a_launch()
+        patch_interpreter()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:

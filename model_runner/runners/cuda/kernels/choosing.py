@@ -13,10 +13,11 @@ import triton.language as tl
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "mask_words"])
 def adjust_scores(
     logits,
     scores,
+    first,
     row_sequences,
     row_masks,
     masks,
@@ -37,15 +38,16 @@ def adjust_scores(
     BLOCK: tl.constexpr,
     ENTRIES: tl.constexpr,
 ):
-    """Scores after masks, penalties and biases, at each node by its own prefix: one program for each row of logits.
+    """Scores after masks, penalties and biases, at each node by its own prefix: one program for each row of scores.
 
     Args:
-        logits: [row, vocab].
+        logits: [first + row, vocab].
         scores: float32[row, vocab], out.
+        first: the row of logits that the first row of scores is of.
         row_sequences: int32[row], -1 for rows that are chosen on the host.
         row_masks: int32[row], negative for none.
         masks: int32[mask, mask_words]: a bit for each token, set if it may follow.
-        row_nodes: int32[row]: the token of the step that a row follows.
+        row_nodes: int32[first + row]: the token of the step that a row follows.
         parents: int32[token], the token of the step before each one in its tree; -1 for the root and what comes before.
         tokens, positions: int32[token].
         unlocked_at: int32[sequence], the first position where the output may end.
@@ -63,7 +65,7 @@ def adjust_scores(
     mask = tl.load(row_masks + row).to(tl.int64)
     for start in range(0, vocab, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        values = tl.load(logits + row * logit_stride + at, mask=at < vocab, other=0.0).to(tl.float32)
+        values = tl.load(logits + (first + row) * logit_stride + at, mask=at < vocab, other=0.0).to(tl.float32)
         if mask >= 0:
             words = tl.load(masks + mask * mask_words + at // 32, mask=at < vocab, other=0)
             values = tl.where(((words >> (at % 32)) & 1) != 0, values, float("-inf"))
@@ -72,7 +74,7 @@ def adjust_scores(
     repetition = tl.load(penalties + sequence * 3)
     presence = tl.load(penalties + sequence * 3 + 1)
     frequency = tl.load(penalties + sequence * 3 + 2)
-    node = tl.load(row_nodes + row)
+    node = tl.load(row_nodes + first + row)
     locked = tl.load(positions + node) + 1 < tl.load(unlocked_at + sequence)
     end = tl.load(entry_begins + sequence + 1)
     for start in range(tl.load(entry_begins + sequence), end, ENTRIES):
@@ -96,10 +98,11 @@ def adjust_scores(
         tl.store(out + token, value, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def choose_tokens(
     scores,
     chosen,
+    first,
     row_sequences,
     row_masks,
     row_nodes,
@@ -117,22 +120,23 @@ def choose_tokens(
 
     Args:
         scores: float32[row, vocab].
-        chosen: int32[row, ...] with the stride given, out; rows of sequence -1 stay as they are, and those of an
-            unknown mask (-2) get no token (-1).
-        row_sequences, row_masks, row_nodes, positions: as in `adjust_scores`.
+        chosen: int32[first + row, ...] with the stride given, out; rows of sequence -1 stay as they are, and those of
+            an unknown mask (-2) get no token (-1).
+        first, row_sequences, row_masks, row_nodes, positions: as in `adjust_scores`.
         temperatures, top_ps, min_ps: float32[sequence]; top_ks: int32[sequence]; seeds: int64[sequence].
     """
     row = tl.program_id(0).to(tl.int64)
     sequence = tl.load(row_sequences + row)
     if sequence < 0:
         return
+    chosen += (first + row) * chosen_stride
     if tl.load(row_masks + row) == -2:
-        tl.store(chosen + row * chosen_stride, -1)
+        tl.store(chosen, -1)
         return
     scores += row * vocab
     temperature = tl.load(temperatures + sequence)
     if temperature == 0.0:
-        tl.store(chosen + row * chosen_stride, _argmax(scores, vocab, BLOCK))
+        tl.store(chosen, _argmax(scores, vocab, BLOCK))
         return
     highest = _highest(scores, vocab, BLOCK) / temperature
     top_k = tl.load(top_ks + sequence)
@@ -143,11 +147,11 @@ def choose_tokens(
     if top_p < 1.0:
         wanted = _mass(scores, vocab, temperature, highest, floor, BLOCK) * top_p
         floor = _search(scores, vocab, temperature, highest, floor, wanted, True, BLOCK)
-    position = tl.load(positions + tl.load(row_nodes + row)) + 1
+    position = tl.load(positions + tl.load(row_nodes + first + row)) + 1
     least = tl.load(min_ps + sequence)
     token = _sample(scores, vocab, temperature, highest, floor, least,
                     tl.load(seeds + sequence), position, BLOCK)  # fmt: skip
-    tl.store(chosen + row * chosen_stride, token)
+    tl.store(chosen, token)
 
 
 @triton.jit

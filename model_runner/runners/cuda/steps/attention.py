@@ -26,6 +26,9 @@ ATTENTION_NAME = "draftwood_cuda"
 _NO_WINDOW = 2**30
 """Positions: more than any context."""
 _FEW_ROWS, _LARGE_HEAD = 16, 128
+_LARGE_HEAD_KEYS = {torch.float32: 16}
+"""Entries that a program reads at a time where heads are larger than `_LARGE_HEAD`; 32 in other dtypes, elsewhere `WORD`.
+So many that they fit the shared memory of GPUs with compute capability 8.6, 8.9 and 12.0, see `draftwood bench kernels`."""
 
 
 def blocks_of(size: int) -> int:
@@ -139,7 +142,7 @@ def paged_attention(
         WORDS=arrays.word_capacity,
         LEVELS=arrays.levels,
         ROWS=step.rows,
-        KEYS=WORD,
+        KEYS=_keys(max(key_dim, value_dim), query.dtype),
         CAPPED=softcap is not None,
         WINDOWED=sliding_window is not None,
         num_warps=_warps(step.rows, max(key_dim, value_dim), query.dtype),
@@ -166,6 +169,11 @@ def _warps(rows: int, head_size: int, dtype: torch.dtype) -> int:
     if dtype == torch.float32:
         return 8 if head_size >= _LARGE_HEAD else 4
     return 8 if rows > _FEW_ROWS and head_size > _LARGE_HEAD else 4
+
+
+def _keys(head_size: int, dtype: torch.dtype) -> int:
+    """Entries that a part of attention reads at a time; divides `WORD`."""
+    return _LARGE_HEAD_KEYS.get(dtype, WORD // 2) if head_size > _LARGE_HEAD else WORD
 
 
 def with_rows(tensor: torch.Tensor) -> torch.Tensor:

@@ -99,13 +99,13 @@ def _choose(logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, choi
     by_scores = (choices.kinds == BY_SCORES).nonzero()[0]
     firsts, lasts = begins[by_scores], begins[by_scores + 1]
     rules = sent(RuleArrays.of(choices.rules, firsts, lasts)._asdict(), logits.device)
-    rows = slice(int(firsts[0]), int(lasts[-1]))
-    nodes, of_rows = arrays.logit_rows[rows], (rules["row_sequences"], rules["row_masks"])
-    scores = torch.empty((rows.stop - rows.start, vocab), dtype=torch.float32, device=logits.device)
+    first, of_rows = int(firsts[0]), (rules["row_sequences"], rules["row_masks"])
+    scores = torch.empty((int(lasts[-1]) - first, vocab), dtype=torch.float32, device=logits.device)
     launch(
         adjust_scores,
         (scores.shape[0],),
-        *(logits[rows], scores, *of_rows, rules["masks"], nodes, arrays.parents, arrays.tokens, arrays.positions),
+        *(logits, scores, first, *of_rows, rules["masks"]),
+        *(arrays.logit_rows, arrays.parents, arrays.tokens, arrays.positions),
         *(rules[name] for name in ("unlocked_at", "penalties", "begins", "tokens", "counts", "biases", "flags")),
         *(vocab, logits.stride(0), rules["masks"].shape[1]),
         BLOCK=_BLOCK,
@@ -114,7 +114,7 @@ def _choose(logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, choi
     launch(
         choose_tokens,
         (scores.shape[0],),
-        *(scores, chosen[rows], *of_rows, nodes, arrays.positions),
+        *(scores, chosen, first, *of_rows, arrays.logit_rows, arrays.positions),
         *(rules[name] for name in ("temperatures", "top_ks", "top_ps", "min_ps", "seeds")),
         *(vocab, chosen.stride(0)),
         BLOCK=_BLOCK,

@@ -21,8 +21,11 @@ from model_runner.runners.most_probable import most_probable
 
 TOP = 8
 """Most probable tokens that each step gives: what token recycling keeps of each row."""
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512)
-"""Tokens that steps are filled up to, where their arrays are at fixed addresses."""
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 576, 640, 768, 1024)
+"""Tokens that steps are filled up to, where their arrays are at fixed addresses: a prompt's chunk of 512 tokens with as
+many that decode beside it."""
+_LOGIT_ROWS = 512
+"""Rows of logits of such steps, at most; most tokens beyond are of prompts, which need none."""
 _WORDS = 4
 """Ancestor words of a token in such steps: trees of 256 nodes."""
 _FEW_ROWS, _MANY_ROWS = 16, 64
@@ -125,13 +128,14 @@ class Forward:
         many = batch.size * self._group > _FEW_ROWS * batch.rows
         for rows in reversed(self.row_choices if many else self.row_choices[:1]):
             tiles = divide_exactly(batch, rows // self._group) if self._exact else divide(batch, self._division(rows))
-            if self._fixed.fits(batch, tiles, rows):
+            if wanted <= _LOGIT_ROWS and self._fixed.fits(batch, tiles, rows):
                 tokens = padded_size(batch.size)
                 self._fixed.arrays.fill(batch, tiles, tokens, choices)
-                return Ready(self._fixed, tokens, tokens, wanted, rows, fixed=True)
+                return Ready(self._fixed, tokens, min(tokens, _LOGIT_ROWS), wanted, rows, fixed=True)
         if self._large is None or not self._large.fits(batch, tiles, rows):
-            tokens, parts, words = padded_size(batch.size), tiles.parts.shape[0] * 5 // 4, tiles.words.shape[1]
-            levels = LEVELS if self._exact else 0
+            tokens, parts = padded_size(batch.size), tiles.parts.shape[0] * 5 // 4
+            # At least as many words as in the others, so that the kernel is the same.
+            words, levels = max(tiles.words.shape[1], self._fixed.arrays.word_capacity), LEVELS if self._exact else 0
             self._large = Workspace(self._shapes, tokens, words, parts, rows, 2 * batch.pages.size, self.device, levels)
         self._large.arrays.fill(batch, tiles, batch.size, choices)
         return Ready(self._large, batch.size, wanted, wanted, rows, fixed=False)
@@ -141,7 +145,7 @@ class Forward:
         none, zero = np.zeros(0, np.int32), np.zeros(1, np.int32)
         batch = StepBatch(none, none, none, zero, none, none, zero, none)
         self._fixed.arrays.fill(batch, NO_TILES, tokens)
-        return Ready(self._fixed, tokens, tokens, 0, rows, fixed=True)
+        return Ready(self._fixed, tokens, min(tokens, _LOGIT_ROWS), 0, rows, fixed=True)
 
     def launch(self, ready: Ready) -> torch.Tensor:
         """Launches the model and finds the most probable tokens; returns the logits [R, vocab]."""

@@ -33,6 +33,9 @@ class _Key(NamedTuple):
 class Graphs:
     """The captured steps of a runner. On a GPU all are captured at once, the largest first, in one pool of memory.
 
+    The pool lends its memory to one stream only, and what a step returns could not be lent again: so all are captured
+    on one stream, and leave their logits in one tensor.
+
     Attributes:
         reason: why no step is replayed; empty if they are.
     """
@@ -41,8 +44,11 @@ class Graphs:
         self._forward = forward
         self._graphs: dict[_Key, _Replayable] = {}
         self._pool: Any = None
+        self._stream: Any = None
+        self._logits: torch.Tensor | None = None
         self.reason = ""
         if forward.device.type == "cuda":
+            self._stream = torch.cuda.Stream(forward.device)
             for size in sorted(SIZES, reverse=True):
                 for rows in forward.row_choices:
                     self._capture_empty(size, rows)
@@ -79,16 +85,19 @@ class Graphs:
             _log.warning("steps run without CUDA graphs, which takes longer: %s", self.reason)
 
     def _on_gpu(self, ready: Ready) -> _Replayable:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._forward.launch(ready)  # compiles kernels, and lets libraries choose theirs
-        torch.cuda.current_stream().wait_stream(stream)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            logits = self._forward.launch(ready)  # compiles kernels, and lets libraries choose theirs
+            if self._logits is None:
+                self._logits = torch.empty_like(logits)
+            del logits
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
-            logits = self._forward.launch(ready)
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            kept = self._logits[: ready.logit_rows]
+            kept.copy_(self._forward.launch(ready))
         self._pool = self._pool or graph.pool()
-        return _CudaGraph(graph, logits)
+        return _CudaGraph(graph, kept)
 
 
 class _CudaGraph(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -62,8 +63,16 @@ def test_out_of_memory_in_mid_stream_changes_no_token() -> None:
     assert sum(one.stats.preemptions for one in sequences) == 2
 
 
-def test_a_sequence_that_fits_in_no_step_ends() -> None:
-    engine = engine_with(torch.OutOfMemoryError("CUDA out of memory"))
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+    ],
+)
+def test_a_sequence_that_fits_in_no_step_ends(error: Exception) -> None:
+    engine = engine_with(error)
     sequences_of(engine, 1)
     [output] = engine.step()
     assert output.finish is not None
@@ -72,12 +81,12 @@ def test_a_sequence_that_fits_in_no_step_ends() -> None:
     engine.check()
 
 
-def test_an_error_that_stays_leaves_the_engine() -> None:
-    engine = engine_with(RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might"))
+@pytest.mark.parametrize("source", ["CUDA error", "Triton Error [CUDA]"])
+def test_an_error_that_stays_leaves_the_engine(source: str) -> None:
+    what = f"{source}: an illegal memory access was encountered"
+    engine = engine_with(RuntimeError(f"{what}\nCUDA kernel errors might"))
     sequences_of(engine, 2)
-    with pytest.raises(
-        DeviceLostError, match=r"failed in a step: CUDA error: an illegal memory access was encountered$"
-    ):
+    with pytest.raises(DeviceLostError, match=f"failed in a step: {re.escape(what)}$"):
         engine.step()
 
 
