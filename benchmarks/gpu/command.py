@@ -177,12 +177,12 @@ def _grown(report: Report, grown: ChosenModel, questions: list[str], plan: Plan,
 
 
 def _flips(report: Report, device: str, questions: list[str], plan: Plan) -> list[dict[str, Any]]:
-    """By dtype; not bfloat16 without a GPU, where Triton's interpreter multiplies its raw bits."""
+    """By dtype."""
     from benchmarks.gpu.sections import flips
     from benchmarks.shared.models import ModelOptions, chosen_model
 
     rows = []
-    for dtype in ("float32", "float16") if device == "cpu" else ("float32", "float16", "bfloat16"):
+    for dtype in ("float32", "float16", "bfloat16"):
         options = ModelOptions(device=device, dtype=dtype, runner="cuda")
         with chosen_model(options, report.out) as native:
             rows += flips(native.load(), questions, plan)

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 SEEDS = 6
-DTYPES = (torch.float32, torch.float16)
-"""The interpreter multiplies the raw bits of bfloat16."""
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def small_operations() -> dict[str, float]:
@@ -103,6 +102,7 @@ def measure() -> dict[str, float]:
         "attention_parts": attention["float32"],
         "merge_parts": attention["float32"],
         "float16": attention["float16"],
+        "bfloat16": attention["bfloat16"],
         **small_operations(),
     }
 

@@ -22,8 +22,8 @@ from draftwood_client.cli.options import command
 if TYPE_CHECKING:
     from benchmarks.kernels.specialisations import Variant
 
-ARCHITECTURES = (80, 90, 100)
-SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+ARCHITECTURES = (80, 89, 90, 100, 120)
+SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 """Shared memory that a program may have, by compute capability, as the CUDA C++ Programming Guide lists it."""
 MOST_SPILLS = 64
 """Bytes a thread, of which a few in the outermost loop cost nothing that can be measured. Not tuned."""
@@ -31,6 +31,7 @@ TOLERANCE = {
     **dict.fromkeys(("attention_parts", "merge_parts", "rms_norm", "silu_product", "rotate"), 1e-5),
     **dict.fromkeys(("top_of_blocks", "top_of_rows"), 0.0),
     "float16": 5e-3,
+    "bfloat16": 4e-2,
 }
 """Largest error that is rounding."""
 
@@ -46,8 +47,8 @@ def kernels(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Compilers that run side by side.")] = os.cpu_count() or 1,
 ) -> None:
-    """Compiles every kernel of the cuda runner to machine code for GPUs (compute capability 8.0, 9.0 and 10.0, all head
-    sizes), and compares interpreted kernels with float64. Fails if a kernel spills registers, needs more shared memory
+    """Compiles every kernel of the cuda runner to machine code for GPUs (compute capability 8.0, 8.9, 9.0, 10.0 and 12.0,
+    all head sizes), and compares interpreted kernels with float64. Fails if a kernel spills registers, needs more shared memory
     than a GPU has, or errs by more than rounding.
     """
     from benchmarks.kernels.specialisations import HEAD_SIZES, variants
@@ -67,8 +68,9 @@ def kernels(
     for row in rows:
         row["max_error"] = errors.get(row["kernel"])
     out.print(_table(rows))
-    out.print(f"Largest error in float16: {errors['float16']:.1e}.")
-    output.write(rows, lambda axes: _draw(rows, axes), float16_error=errors["float16"])
+    halves = {f"{name}_error": errors[name] for name in ("float16", "bfloat16")}
+    out.print(f"Largest error in float16: {errors['float16']:.1e}, in bfloat16: {errors['bfloat16']:.1e}.")
+    output.write(rows, lambda axes: _draw(rows, axes), **halves)
     if problems := defects(rows, errors):
         raise BenchmarkError("; ".join(problems))
 

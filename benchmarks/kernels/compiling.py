@@ -50,16 +50,17 @@ def signature(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tupl
             types[name] = "constexpr"
             continue
         value = launch.arguments[place]
+        specialised = not launch.kernel.params[place].do_not_specialize
         if isinstance(value, torch.Tensor):
             types[name] = "*" + _TYPES[value.dtype]
         elif isinstance(value, float):
             types[name] = "fp32"
-        elif value == 1:
+        elif value == 1 and specialised:
             types[name], constants[name] = "constexpr", 1
         else:
             types[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
         number = value.data_ptr() if isinstance(value, torch.Tensor) else value
-        if isinstance(number, int) and number % _DIVISIBLE == 0 and types[name] != "constexpr":
+        if specialised and isinstance(number, int) and number % _DIVISIBLE == 0 and types[name] != "constexpr":
             divisible[(place,)] = [["tt.divisibility", _DIVISIBLE]]
     return types, constants, divisible
 

@@ -63,7 +63,7 @@ def variants(head_sizes: tuple[int, ...]) -> list[Variant]:
     if 64 in head_sizes:
         found += [Variant(64, window=True, sinks=True)]
     if 256 in head_sizes:
-        found += [Variant(256, window=True, softcap=True)]
+        found += [Variant(256, window=True, softcap=True), Variant(256, torch.float32, rows=16)]
     return found
 
 

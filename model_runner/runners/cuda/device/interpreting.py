@@ -1,12 +1,13 @@
 """Makes Triton's interpreter faster and its matrix products right, for tests on CPUs.
 
 It replaces the functions of Triton's language at each call of a device function, `tl.sum` among them, which takes 8 ms;
-once for each launch is enough. Its products of bfloat16 multiply raw bits, and those of other types have a row's bits
-depend on the other rows with some versions of BLAS.
+once for each launch is enough. It multiplies raw bits of bfloat16 and rounds to it towards zero; in products of other
+types a row's bits depend on the other rows with some versions of BLAS.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -48,11 +49,35 @@ def _dot(builder: Any, left: Any, right: Any, total: Any, *options: Any) -> Any:
 
 def _values(handle: Any) -> npt.NDArray[Any]:
     """float32 or float64[...]; the interpreter holds the bits of bfloat16 as integers."""
-    if handle.dtype.scalar == tl.bfloat16:
-        bits: npt.NDArray[Any] = handle.data.astype(np.uint32) << np.uint32(16)
-        return bits.view(np.float32)
     data: npt.NDArray[Any] = handle.data
+    if handle.dtype.scalar == tl.bfloat16:
+        return _widened(data).view(np.float32)
     return data.astype(np.float32) if data.dtype == np.float16 else data
+
+
+def _widened(bits: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
+    """The bits of float32 numbers from those of bfloat16."""
+    return bits.astype(np.uint32) << np.uint32(16)
+
+
+def _rounded(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """The bits of bfloat16 numbers from float32, rounded to the nearest, ties to even."""
+    bits = np.ascontiguousarray(numbers).view(np.uint32)
+    up = bits + (0x7FFF + ((bits >> np.uint32(16)) & np.uint32(1)))
+    return (np.where(np.isnan(numbers), bits | np.uint32(0x400000), up) >> np.uint32(16)).astype(np.uint16)
+
+
+def _conversion(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The interpreter's conversion of numbers, to and from bfloat16 by ours."""
+
+    def converted(data: npt.NDArray[Any], source: Any, target: Any, rounding: Any) -> Any:
+        if (source, target) == (tl.float32, tl.bfloat16):
+            return _rounded(data)
+        if (source, target) == (tl.bfloat16, tl.float32):
+            return _widened(data.view(np.uint16))
+        return original(data, source, target, rounding)
+
+    return converted
 
 
 def patch_interpreter() -> None:
@@ -75,3 +100,4 @@ def patch_interpreter() -> None:
     patch.once = True  # type: ignore[attr-defined]
     interpreter._patch_lang = patch
     interpreter.InterpreterBuilder.create_dot = _dot
+    interpreter._convert_float = _conversion(interpreter._convert_float)

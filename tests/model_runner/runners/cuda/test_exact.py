@@ -102,7 +102,7 @@ def exact_model(family: str, dtype: torch.dtype) -> Any:
     return model
 
 
-@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float16])
+@pytest.mark.parametrize("dtype", [*(pytest.param(one, marks=pytest.mark.slow) for one in (torch.float32, torch.float16)), torch.bfloat16])
 def test_bits_of_a_path_in_a_random_tree(dtype: torch.dtype) -> None:
     """A deep tree over the end of a run, beside another sequence, against one token after the other."""
     factory = exact_model("llama", dtype).factory
@@ -132,8 +132,8 @@ def test_bits_of_a_path_in_a_random_tree(dtype: torch.dtype) -> None:
         pytest.param(SamplingParams(temperature=1.2, top_p=0.9, presence_penalty=0.3, seed=8), marks=pytest.mark.slow),
     ],
 )
-def test_answers_in_float16_do_not_depend_on_drafts_and_batch(sampling: SamplingParams) -> None:
-    model = exact_model("llama", torch.float16)
+def test_answers_in_bfloat16_do_not_depend_on_drafts_and_batch(sampling: SamplingParams) -> None:
+    model = exact_model("llama", torch.bfloat16)
     plain = run(model, None, sampling)
     oracle = OracleStrategy({prompt: one.output for prompt, one in zip(PROMPTS, plain, strict=True)}, VOCAB, seed=3)
     drafted = run(model, oracle, sampling)

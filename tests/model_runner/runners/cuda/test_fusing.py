@@ -45,7 +45,7 @@ def inner(family: str, dtype: torch.dtype = torch.float32) -> Any:
     return module
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("family", "norms", "mlps"), [("llama", 3, 1), ("qwen3", 5, 1), ("gemma2", 5, 0), ("gpt-neox", 0, 0), ("phi", 0, 0)]
 )
@@ -56,7 +56,7 @@ def test_the_same_but_for_rounding(family: str, norms: int, mlps: int, dtype: to
     counts = fuse(fused)
     assert counts["norms"] == norms
     assert counts["MLPs"] == mlps
-    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
     with torch.inference_mode():
         for (name, one), other in zip(plain.named_modules(), fused.modules(), strict=True):
             if isinstance(vars(other).get("forward"), FusedNorm) or hasattr(one, "gate_proj"):
@@ -82,7 +82,7 @@ def test_an_operation_that_looks_alike_stays() -> None:
     assert "forward" not in vars(model[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rotation_within_a_step_only(dtype: torch.dtype) -> None:
     from transformers.models.llama import modeling_llama
 

@@ -90,7 +90,7 @@ class Model(nn.Module):
         return normed
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", [{}, {"scale": 0.5}])
 @torch.inference_mode()
 def test_in_a_step_sums_are_made_within_norms(dtype: torch.dtype, options: dict[str, float]) -> None:
@@ -102,7 +102,7 @@ def test_in_a_step_sums_are_made_within_norms(dtype: torch.dtype, options: dict[
         output = model(x, **options)
         assert pending._input is None
     assert kernels == ["rms_norm"] * 5
-    assert (output - expected).abs().max() <= (1e-5 if dtype == torch.float32 else 1e-2)
+    assert (output - expected).abs().max() <= (1e-5 if dtype == torch.float32 else 3e-2)
     with fake_step():  # not the result of a layer: nothing waits for it
         x = x * 2
         first: Any = model.layers[0]
