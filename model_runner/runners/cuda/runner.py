@@ -13,6 +13,7 @@ from model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, KVShape, 
 from model_runner.runners.choices import Choices
 from model_runner.runners.cuda.device.buffer import sent
 from model_runner.runners.cuda.device.errors import device_errors
+from model_runner.runners.cuda.first_steps import compile_choosing
 from model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
 from model_runner.runners.cuda.steps.choosing import move
 from model_runner.runners.cuda.steps.exact_tiling import LEVELS
@@ -58,6 +59,8 @@ class CudaRunner:
         with torch.inference_mode():
             self._graphs = Graphs(self._forward) if graphs else None
         self._device, self._limits = layout.device, DraftLimits(levels=LEVELS) if layout.exact else NO_LIMITS
+        if graphs and layout.device.type == "cuda":
+            compile_choosing(self)
 
     @property
     def capture_problem(self) -> str:

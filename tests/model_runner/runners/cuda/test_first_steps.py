@@ -1,0 +1,51 @@
+"""What is compiled before the first request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from model_runner.request import SamplingParams
+from model_runner.runners.cuda.device.launching import LAUNCHER, Launch
+from model_runner.runners.cuda.first_steps import compile_choosing
+from model_runner.runners.cuda.kv_cache import PAGE_SIZE
+from tests.model_runner.families import VOCAB
+from tests.model_runner.oracle import OracleStrategy
+from tests.model_runner.random_grammar import RandomGrammar
+from tests.model_runner.runners.cuda.test_lossless import PROMPTS, run, served
+
+BESIDE_THE_MODEL = {"adjust_scores", "choose_tokens", "accept_paths", "move_kv"}
+
+
+def kernels_of(action: Any) -> set[tuple[str, tuple[tuple[str, Any], ...]]]:
+    """Kernels beside the model that are launched, each with its constants."""
+    found = set()
+
+    def noted(one: Launch) -> None:
+        if one.kernel.__name__ in BESIDE_THE_MODEL:
+            found.add((one.kernel.__name__, tuple(sorted(one.constants.items()))))
+        one.run()
+
+    token = LAUNCHER.set(noted)
+    try:
+        action()
+    finally:
+        LAUNCHER.reset(token)
+    return found
+
+
+def test_no_request_needs_another_kernel() -> None:
+    model = served("llama")
+    compiled = kernels_of(lambda: compile_choosing(model.factory.runner(2 * PAGE_SIZE)))
+    answers = {prompt: [*range(1, 10)] for prompt in PROMPTS}
+    sampled = SamplingParams(temperature=1.3, top_p=0.9, repetition_penalty=1.2, seed=11, logprobs=3)
+    for params, grammar in ((SamplingParams(temperature=0.0), None), (sampled, RandomGrammar(VOCAB))):
+        oracle = OracleStrategy(answers, VOCAB, seed=7)
+        needed = kernels_of(lambda: run(model, oracle, params, PROMPTS[:1], grammar))  # noqa: B023
+        assert needed <= compiled
+        assert {name for name, _ in needed} >= {"accept_paths", "move_kv"}
+    assert {name for name, _ in compiled} == BESIDE_THE_MODEL
+    assert {dict(constants)["NODES"] for name, constants in compiled if name == "accept_paths"} == {16, 32}
+
+
+def test_a_small_memory_holds_the_first_steps() -> None:
+    compile_choosing(served("llama").factory.runner(PAGE_SIZE))
