@@ -21,7 +21,8 @@ def small_operations() -> dict[str, float]:
     from benchmarks.kernels.reference import CPU
     from model_runner.runners.base import KVShape
     from model_runner.runners.cuda.exact_linear import exact_linear
-    from model_runner.runners.cuda.steps.forward import TOP, Workspace, find_top
+    from model_runner.runners.cuda.steps.forward import Workspace, find_top
+    from model_runner.runners.cuda.steps.results import TOP
 
     torch.manual_seed(0)
     rows, matrix = torch.randn(5, 96), torch.randn(80, 96) / 10

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -186,6 +186,16 @@ class KVMoves(NamedTuple):
     begins: Int32Array
 
 
+class StepInFlight(Protocol):
+    """A step that was handed to the device."""
+
+    def wait(self) -> tuple[Predictions, float]:
+        """What it predicts, once it is computed, and the seconds that the device took. To be called once.
+
+        The logits are there only until another step begins.
+        """
+
+
 class Runner(Protocol):
     """Computes steps of one model. All calls come from one thread."""
 
@@ -220,6 +230,14 @@ class Runner(Protocol):
 
     def keep(self, moves: KVMoves) -> None:
         """Moves keys and values of accepted draft tokens behind the committed ones."""
+
+
+@runtime_checkable
+class OverlappingRunner(Runner, Protocol):
+    """A runner whose device computes while the host does something else."""
+
+    def begin(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> StepInFlight:
+        """As `step`, without waiting for it. One step may follow another that is in flight, no third one."""
 
 
 class RunnerFactory(Protocol):

@@ -19,6 +19,7 @@ from model_runner.runners.cuda.steps.choosing import move
 from model_runner.runners.cuda.steps.exact_tiling import LEVELS
 from model_runner.runners.cuda.steps.forward import Forward
 from model_runner.runners.cuda.steps.graphs import Graphs
+from model_runner.runners.cuda.steps.results import Clock, CudaStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class CudaLayout:
 
 
 class CudaRunner:
-    """Implements `runners.base.Runner`.
+    """Implements `runners.base.OverlappingRunner`.
 
     Args:
         module: a transformers model whose attention is `attention.paged_attention`, see `probe`.
@@ -70,13 +71,20 @@ class CudaRunner:
     def draft_limits(self, position: int) -> DraftLimits:
         return self._limits
 
-    @torch.inference_mode()
     def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
-        with device_errors(f"a step of {batch.size} tokens"):
+        return self.begin(batch, top_k, choices).wait()[0]
+
+    @torch.inference_mode()
+    def begin(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> CudaStep:
+        what = f"a step of {batch.size} tokens"
+        with device_errors(what):
+            clock = Clock(self._device)
             ready = self._forward.prepare(batch, choices)
             if self._graphs is None or not self._graphs.run(ready):
                 self._forward.logits = self._forward.launch(ready)
-            return self._forward.predictions(ready, top_k, choices)
+            results = self._forward.choose(ready, top_k, choices)
+            clock.stop()
+        return CudaStep(results, clock, what)
 
     @torch.inference_mode()
     def keep(self, moves: KVMoves) -> None:

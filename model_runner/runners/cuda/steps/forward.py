@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from model_runner.runners.base import KVShape, Logprobs, Predictions, StepBatch
+from model_runner.runners.base import KVShape, StepBatch
 from model_runner.runners.choices import Choices
 from model_runner.runners.cuda.device.launching import launch, machine
 from model_runner.runners.cuda.kernels.top_tokens import top_of_blocks, top_of_rows
@@ -15,12 +15,11 @@ from model_runner.runners.cuda.kv_cache import KVPages
 from model_runner.runners.cuda.steps.attention import STEP, AttentionStep, Scratch, power_of_2
 from model_runner.runners.cuda.steps.choosing import choose_and_keep, log_probabilities
 from model_runner.runners.cuda.steps.exact_tiling import LEVELS, divide_exactly
+from model_runner.runners.cuda.steps.results import TOP, Results
 from model_runner.runners.cuda.steps.step_arrays import StepArrays
 from model_runner.runners.cuda.steps.tiling import NO_TILES, Division, Tiles, divide
 from model_runner.runners.most_probable import most_probable
 
-TOP = 8
-"""Most probable tokens that each step gives: what token recycling keeps of each row."""
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 576, 640, 768, 1024)
 """Tokens that steps are filled up to, where their arrays are at fixed addresses: a prompt's chunk of 512 tokens with as
 many that decode beside it."""
@@ -42,7 +41,6 @@ class Workspace:
 
     Attributes:
         top: int32[tokens, TOP + 1], the most probable tokens after each row of logits, and the chosen one.
-        host_top: the same on the host.
     """
 
     def __init__(
@@ -59,7 +57,13 @@ class Workspace:
         self.arrays = StepArrays(tokens, words, parts, pages, device, levels)
         self.scratch = Scratch(shapes, parts * rows, device)
         self.top = torch.zeros((tokens, TOP + 1), dtype=torch.int32, device=device)
-        self.host_top = torch.zeros((tokens, TOP + 1), dtype=torch.int32, pin_memory=device.type == "cuda")
+        pinned = device.type == "cuda"
+        self._host_tops = [torch.zeros((tokens, TOP + 1), dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+
+    def next_host_top(self) -> torch.Tensor:
+        """int32[tokens, TOP + 1], where `top` is copied to on the host; another one for the next step."""
+        self._host_tops.reverse()
+        return self._host_tops[0]
 
     def fits(self, batch: StepBatch, tiles: Tiles, rows: int) -> bool:
         """Whether a step can be filled in."""
@@ -166,8 +170,8 @@ class Forward:
             find_top(logits, workspace)
         return logits
 
-    def predictions(self, ready: Ready, top_k: int, choices: Choices | None) -> Predictions:
-        """What a step that was launched predicts; chooses tokens, then waits for the device."""
+    def choose(self, ready: Ready, top_k: int, choices: Choices | None) -> Results:
+        """Chooses the tokens after a step that was launched, and sends what it predicts to the host."""
         assert self.logits is not None
         wanted, workspace = ready.wanted, ready.workspace
         logits, logprobs = self.logits[:wanted], None
@@ -175,17 +179,10 @@ class Forward:
             chosen = workspace.top[:wanted, TOP]
             choose_and_keep(logits, chosen, workspace.arrays, choices, self._kv)
             logprobs = log_probabilities(logits, chosen, workspace.arrays, choices)
-        workspace.host_top[:wanted].copy_(workspace.top[:wanted], non_blocking=True)
-        if self.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
-        found = workspace.host_top[:wanted].numpy().copy()
-        return Predictions(
-            logits,
-            found[:, 0].copy(),
-            most_probable(logits, top_k)[1] if top_k > TOP else found[:, :TOP].copy(),
-            None if choices is None else found[:, TOP].copy(),
-            None if logprobs is None else Logprobs(*(part.numpy() for part in logprobs)),
-        )
+        host_top = workspace.next_host_top()[:wanted]
+        host_top.copy_(workspace.top[:wanted], non_blocking=True)
+        more = most_probable(logits, top_k)[1] if top_k > TOP else None  # waits
+        return Results(logits, host_top, more, choices is not None, logprobs)
 
     def _division(self, rows: int) -> Division:
         return Division(rows // self._group, -(-self._machine.programs // self._kv_heads))

@@ -64,6 +64,7 @@ class StepArrays:
                 "pages": (np.int32, (pages,)),
             },
             device,
+            pieces=2,  # a step is filled in while the one before is in flight
         )
 
     def __getattr__(self, name: str) -> torch.Tensor:
@@ -84,6 +85,7 @@ class StepArrays:
         Args:
             padded: tokens and rows of logits that the kernels will compute.
         """
+        self.buffer.turn()
         host, n, rows, wanted = self.buffer.host, batch.size, batch.rows, batch.logit_rows.size
         for name, values in (
             ("tokens", batch.tokens),

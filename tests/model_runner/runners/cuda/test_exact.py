@@ -102,7 +102,9 @@ def exact_model(family: str, dtype: torch.dtype) -> Any:
     return model
 
 
-@pytest.mark.parametrize("dtype", [*(pytest.param(one, marks=pytest.mark.slow) for one in (torch.float32, torch.float16)), torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [*(pytest.param(one, marks=pytest.mark.slow) for one in (torch.float32, torch.float16)), torch.bfloat16]
+)
 def test_bits_of_a_path_in_a_random_tree(dtype: torch.dtype) -> None:
     """A deep tree over the end of a run, beside another sequence, against one token after the other."""
     factory = exact_model("llama", dtype).factory
