@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import FIRST_COMPLETED, wait
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from model_runner.answer import Answer
 from model_runner.drafting.draft_policy import Draft, DraftPolicy, Outcome
+from model_runner.drafting.overlap import Overlap
 from model_runner.drafting.step_measuring import measure_step_times
 from model_runner.drafting.watchdog import Watchdog
 from model_runner.engine_config import EngineConfig
@@ -26,10 +27,11 @@ from model_runner.errors import (
     InvalidValueError,
     ModelError,
 )
+from model_runner.flight import Computed, Flight
 from model_runner.loading.model import LoadedModel
 from model_runner.output import StepOutput, VerifiedTree
 from model_runner.redecoding import Redecoding
-from model_runner.runners.base import KVMoves, Predictions, StepBatch
+from model_runner.runners.base import KVMoves, OverlappingRunner, Predictions, StepBatch, StepInFlight
 from model_runner.runners.batch import BatchRow, lay_out
 from model_runner.runners.choices import ON_HOST, Choices, ScoreRules
 from model_runner.sampling.background import background_threads
@@ -100,6 +102,9 @@ class Engine:
         if config.adaptive_budget:
             step_times = measure_step_times(self._runner, model.max_context, 1 + config.max_draft_nodes)
         self._policy = DraftPolicy(model.vocab_size, self._runner.draft_limits, step_times, watchdog)
+        overlaps = isinstance(self._runner, OverlappingRunner)
+        self._overlap = Overlap(step_times if overlaps else None)
+        self._flight: Flight | None = None
         self._writers: dict[Sequence, SequenceWriter] = {}
         self._masking = background_threads(1, "mask")
         self._redecodings = 0
@@ -189,6 +194,7 @@ class Engine:
     def close(self) -> None:
         """Ends all sequences; the engine takes no more."""
         self._closed = True
+        self._flight = None
         if self._redecoding is not None:
             self._redecoding.close()
         for sequence in self._scheduler.live:
@@ -205,6 +211,9 @@ class Engine:
     def step(self) -> list[StepOutput]:
         """Schedules, drafts, runs the model once, verifies, commits. Returns what was written, sequence by sequence.
 
+        Where it pays, the step that begins has half of the sequences and stays in flight while that of the other half
+        ends (`Overlap`). What a sequence wrote in a step that ends after it was preempted or cancelled is dropped.
+
         An error in the model ends the sequences of this step with it; one in the part of a single sequence, or its
         deadline, ends that one. If the device's memory does not suffice, half of the sequences wait from then on.
 
@@ -215,35 +224,69 @@ class Engine:
         if self._redecoding is not None:
             self._redecoding.pause()
         outputs = self._expire(started)
-        plan = self._schedule(started)
+        flying, self._flight = self._flight, None
+        most = self._overlap.most(self.running)
+        plan = self._schedule(started, () if flying is None else flying.sequences, most)
+        begun = self._begin(plan, started, outputs)
+        if flying is not None:
+            self._end_step(flying, outputs)
+        if begun is not None and most is not None and begun.can_fly:
+            self._flight = begun
+        elif begun is not None:
+            self._end_step(begun, outputs)
+        elif flying is None:
+            self._await_mask()
+            return outputs
+        self._step_seconds += time.perf_counter() - started
+        return outputs
+
+    def _begin(self, plan: Plan, started: float, outputs: list[StepOutput]) -> Flight | None:
+        """Begins the step of a plan; None if there is nothing to do, or the step failed, which `outputs` tells then."""
         stand_back = plan.prompts_wait and not self._runner.rides_along
         drafts = self._policy.propose(plan.work, stand_back)
         if not drafts:
-            self._await_mask()
-            return outputs
+            return None
         batch = self._lay_out(drafts)
         try:
             choices = self._choices(batch, drafts) if self._runner.chooses else None
-            predictions, seconds = self._forward(batch, drafts, choices)
-            kept = None if choices is None else choices.kinds != ON_HOST
-            verified = self._verify(batch, drafts, predictions, kept, outputs)
+            begun = self._hand_over(batch, drafts, choices)
+        except DeviceLostError:
+            raise
+        except Exception as error:
+            outputs += self._failed(drafts, error)
+            return None
+        kept = None if choices is None else choices.kinds != ON_HOST
+        runs = [draft.work.sequence.runs for draft in drafts]
+        return Flight(batch, drafts, runs, kept, begun, started, time.perf_counter() - started)
+
+    def _end_step(self, flight: Flight, outputs: list[StepOutput]) -> None:
+        """Waits for a step, and adds what its sequences write to `outputs`."""
+        try:
+            predictions, seconds = flight.begun.wait()
+            began = time.perf_counter()
+            self._policy.observe_step(flight.batch, seconds)
+            verified = self._verify(flight, predictions, outputs)
             self._keep(verified)
         except DeviceLostError:
             raise
         except Exception as error:
-            if isinstance(error, DeviceMemoryError) and self._scheduler.run_fewer():
-                _log.warning("%s; from now on %d sequences run at once", error, self._scheduler.max_running)
-                return outputs
-            return outputs + self._fail(drafts, error)
-        outputs += [self._commit(one, seconds, len(drafts)) for one in verified]
-        step_seconds = time.perf_counter() - started
+            outputs += self._failed([draft for row, draft in enumerate(flight.drafts) if flight.is_valid(row)], error)
+            return
+        outputs += [self._commit(one, seconds, len(flight.drafts)) for one in verified]
+        ended = time.perf_counter()
+        self._overlap.observe(flight.batch, flight.host_seconds + ended - began)
         self._steps += 1
-        self._step_seconds += step_seconds
         self._model_seconds += seconds
-        for draft in drafts:
+        for draft in flight.drafts:
             draft.work.sequence.stats.model_seconds += seconds
-            draft.work.sequence.stats.step_seconds += step_seconds
-        return outputs
+            draft.work.sequence.stats.step_seconds += ended - flight.started
+
+    def _failed(self, drafts: SequenceOf[Draft], error: Exception) -> list[StepOutput]:
+        """What becomes of the sequences of a step that failed: fewer run from now on, or they end."""
+        if isinstance(error, DeviceMemoryError) and self._scheduler.run_fewer():
+            _log.warning("%s; from now on %d sequences run at once", error, self._scheduler.max_running)
+            return []
+        return self._fail(drafts, error)
 
     def _await_mask(self) -> None:
         """Waits a moment for a mask if the running sequences wait for nothing else."""
@@ -260,9 +303,9 @@ class Engine:
 
         return [self._end(sequence, late(sequence)) for sequence in self._scheduler.overdue(now)]
 
-    def _schedule(self, now: float) -> Plan:
+    def _schedule(self, now: float, in_flight: Collection[Sequence], most: int | None) -> Plan:
         """The plan of the step; its sequences get what they need to draft and to write."""
-        plan = self._scheduler.schedule()
+        plan = self._scheduler.schedule(in_flight, most)
         for work in plan.work:
             if work.sequence not in self._writers:
                 self._start(work.sequence, now)
@@ -295,36 +338,25 @@ class Engine:
             logprobs.append(writer.logprobs if work.reaches_end else None)
         return Choices.of(rows, logprobs)
 
-    def _forward(
-        self, batch: StepBatch, drafts: SequenceOf[Draft], choices: Choices | None
-    ) -> tuple[Predictions, float]:
-        """What the model predicts at every row of logits, and the seconds that it took."""
+    def _hand_over(self, batch: StepBatch, drafts: SequenceOf[Draft], choices: Choices | None) -> StepInFlight:
+        """Begins the forward pass."""
         top_k = self._policy.top_k(drafts)
+        if isinstance(self._runner, OverlappingRunner):
+            return self._runner.begin(batch, top_k, choices)
         started = time.perf_counter()
         predictions = self._runner.step(batch, top_k, choices)
-        seconds = time.perf_counter() - started
-        self._policy.observe_step(batch, seconds)
-        return predictions, seconds
+        return Computed(predictions, time.perf_counter() - started)
 
-    def _verify(
-        self,
-        batch: StepBatch,
-        drafts: SequenceOf[Draft],
-        predictions: Predictions,
-        kept: npt.NDArray[np.bool_] | None,
-        outputs: list[StepOutput],
-    ) -> list[_Verified]:
-        """What each sequence writes. A sequence that fails is ended, and its last output added to `outputs`.
-
-        Args:
-            kept: bool[S], the batch rows whose accepted keys and values the runner has moved; None for no row.
-        """
-        verified, logit_row = [], 0
-        for row, (work, _) in enumerate(drafts):
-            tokens, parents = _tree(batch, row, work)
+    def _verify(self, flight: Flight, predictions: Predictions, outputs: list[StepOutput]) -> list[_Verified]:
+        """What each sequence writes. A sequence that fails is ended, and its last output added to `outputs`."""
+        verified, logit_row, kept = [], 0, flight.kept
+        for row, (work, _) in enumerate(flight.drafts):
+            tokens, parents = _tree(flight.batch, row, work)
             rows = slice(logit_row, logit_row + tokens.size)
             logit_row = rows.stop
             sequence = work.sequence
+            if not flight.is_valid(row):
+                continue
             if not work.reaches_end:
                 sequence.committed += work.tokens
                 continue

@@ -48,6 +48,7 @@ class Sequence:
         grammar: the compiled `request.format`, at its beginning; None for any output.
         output: the tokens written so far.
         committed: how many tokens of prompt + output have their keys and values in the KV cache.
+        runs: how often it got a slot. A step that began in an earlier run has no keys and values for this one.
         stats: metrics.
     """
 
@@ -57,6 +58,7 @@ class Sequence:
     state: SequenceState = SequenceState.WAITING
     output: list[int] = field(default_factory=list)
     committed: int = 0
+    runs: int = 0
     stats: SequenceStats = field(default_factory=SequenceStats)
 
     def __post_init__(self) -> None:

@@ -47,9 +47,9 @@ def kernels(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Compilers that run side by side.")] = os.cpu_count() or 1,
 ) -> None:
-    """Compiles every kernel of the cuda runner to machine code for GPUs (compute capability 8.0, 8.9, 9.0, 10.0 and 12.0,
-    all head sizes), and compares interpreted kernels with float64. Fails if a kernel spills registers, needs more shared memory
-    than a GPU has, or errs by more than rounding.
+    """Compiles every kernel of the cuda runner to machine code for GPUs (compute capability 8.0, 8.9, 9.0, 10.0 and
+    12.0, all head sizes), and compares interpreted kernels with float64. Fails if a kernel spills registers, needs more
+    shared memory than a GPU has, or errs by more than rounding.
     """
     from benchmarks.kernels.specialisations import HEAD_SIZES, variants
 

@@ -105,6 +105,7 @@ class DraftPolicy:
         self._payoff = lru_cache(_REMEMBERED_PAYOFFS)(lambda *drafts: Payoff())
         self._states: dict[Sequence, _State] = {}
         self._latest: StepBatch | None = None
+        self._context = 0
 
     @property
     def sequences(self) -> frozenset[Sequence]:
@@ -114,7 +115,7 @@ class DraftPolicy:
     @property
     def plain_step_seconds(self) -> float:
         """What a step of one token takes; 0 if unknown."""
-        return 0.0 if self._step_times is None else float(self._step_times.between(1, 1, sequences=1)[0])
+        return 0.0 if self._step_times is None else self._step_times.at(1, sequences=1)
 
     def start(self, sequence: Sequence) -> None:
         """Prepares to draft for a sequence."""
@@ -164,9 +165,9 @@ class DraftPolicy:
 
     def observe_step(self, batch: StepBatch, seconds: float) -> None:
         """The model took so many seconds for a batch."""
-        self._latest = batch
+        self._latest, self._context = batch, batch.mean_context
         if self._step_times is not None:
-            self._step_times.observe(batch.size, batch.rows, seconds, batch.mean_context)
+            self._step_times.observe(batch.size, batch.rows, seconds, self._context)
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """A step in which a sequence wrote tokens."""
@@ -184,8 +185,9 @@ class DraftPolicy:
         batch = self._latest
         if self._step_times is None or batch is None or nodes == 0:
             return 0.0
-        seconds = self._step_times.between(batch.size - nodes, batch.size, batch.rows, batch.mean_context)
-        return float(seconds[-1] - seconds[0])
+        sizes = batch.size, batch.size - nodes
+        whole, without = (self._step_times.at(size, batch.rows, self._context) for size in sizes)
+        return whole - without
 
     def _draft(self, sequence: Sequence, drafter: GuardedDrafter) -> DraftTree:
         """What to verify after a sequence that is committed but for its last token.

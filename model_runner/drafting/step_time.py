@@ -27,7 +27,7 @@ _WIDEST = 8192
 _SMOOTHING, _SMOOTHING_EVERYWHERE = 0.05, 0.025
 """Share of a surprise that corrects the curve near its size and everywhere. Found with `bench load` beside a busy
 process; half or twice as much made no measurable difference."""
-_TABLE = 256
+_TABLE = 1024
 """Tokens of a step up to which its cost is looked up, and not computed: most are narrower."""
 _LEAST_SHARE = 0.1
 """Share of a surprise that is attributed to further sequences at least; else a cost once measured as 0 would stay 0."""
@@ -158,12 +158,18 @@ class StepTimes:
             return costs
         return np.asarray(costs + self._extra(np.arange(fewest, most + 1), sequences, context))
 
+    def at(self, tokens: int, sequences: int, context: int = MEASURED_CONTEXT) -> float:
+        """Seconds for one number of tokens, see `between`."""
+        per_sequence, per_token = self._per_context
+        of_context = max(context - MEASURED_CONTEXT, 0) * (sequences * per_sequence + tokens * per_token)
+        return self._curve.at(tokens) + (sequences - 1) * self._per_sequence + of_context
+
     def observe(self, tokens: int, sequences: int, seconds: float, context: int = MEASURED_CONTEXT) -> None:
         """Corrects the model by a step."""
         extra = (sequences - 1) * self._per_sequence
         per_sequence, per_token = self._per_context
         of_context = max(context - MEASURED_CONTEXT, 0) * (sequences * per_sequence + tokens * per_token)
-        expected = self._curve.at(tokens) + extra + of_context
+        expected = self.at(tokens, sequences, context)
         # A step far from what was expected met the load of another process, not another curve.
         surprise = min(max(seconds / expected, 0.5), 2.0) - 1.0
         share = of_context / expected

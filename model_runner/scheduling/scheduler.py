@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -123,8 +123,13 @@ class Scheduler:
         self._next_deadline = min((limit for limit, _ in limits if limit > now), default=math.inf)
         return [sequence for limit, sequence in limits if limit <= now]
 
-    def schedule(self) -> Plan:
-        """The plan of the next step: finds memory for running sequences, admits waiting ones, splits the chunk."""
+    def schedule(self, in_flight: Collection[Sequence] = (), most: int | None = None) -> Plan:
+        """The plan of the next step: finds memory for running sequences, admits waiting ones, splits the chunk.
+
+        Args:
+            in_flight: sequences of a step that is not finished; they take no part, but may be preempted.
+            most: decoding sequences that take part at most; None for any number.
+        """
         for sequence in self.running:
             self._pool.record(sequence)
         if short := {*filter(self._pool.is_short, self.running)}:
@@ -132,7 +137,7 @@ class Scheduler:
                 if sequence in short and sequence.state is SequenceState.RUNNING:
                     self._find_memory(sequence)
         self._admit()
-        return self._work()
+        return self._work(in_flight, most)
 
     def finish(self, sequence: Sequence, keep: bool = True) -> None:
         """Removes a sequence in whatever state; does nothing for a finished one.
@@ -257,6 +262,7 @@ class Scheduler:
                 self._queue.charge(tenant, sequence.length - sequence.committed)
                 sequence.stats.cached_prompt_tokens = sequence.committed
             sequence.state = SequenceState.RUNNING
+            sequence.runs += 1
             self.running.append(sequence)
 
     def _next(self) -> tuple[Sequence, list[Sequence]] | None:
@@ -304,9 +310,16 @@ class Scheduler:
         page = self._pool.page_size
         return max(shared, default=0) >= page and max(shared) >= self._pool.cached(sequence) + page
 
-    def _work(self) -> Plan:
+    def _work(self, in_flight: Collection[Sequence], most: int | None) -> Plan:
         """One token for each decoding sequence, and for each tenant in prefill a share of the chunk, spent by rank."""
-        left = {sequence: sequence.length - sequence.committed for sequence in self._taking_part()}
+        left = {
+            sequence: sequence.length - sequence.committed
+            for sequence in self._taking_part()
+            if sequence not in in_flight
+        }
+        if most is not None:
+            for sequence in [sequence for sequence, tokens in left.items() if tokens == 1][most:]:
+                del left[sequence]
         pending = dict(left)
         prefill: dict[str, list[Sequence]] = {}
         for sequence, tokens in pending.items():

@@ -27,8 +27,8 @@ _NO_WINDOW = 2**30
 """Positions: more than any context."""
 _FEW_ROWS, _LARGE_HEAD = 16, 128
 _LARGE_HEAD_KEYS = {torch.float32: 16}
-"""Entries that a program reads at a time where heads are larger than `_LARGE_HEAD`; 32 in other dtypes, elsewhere `WORD`.
-So many that they fit the shared memory of GPUs with compute capability 8.6, 8.9 and 12.0, see `draftwood bench kernels`."""
+"""Entries that a program reads at a time where heads are larger than `_LARGE_HEAD`; 32 in other dtypes, elsewhere
+`WORD`. They fit the 99 KiB of compute capability 8.6, 8.9 and 12.0, see `draftwood bench kernels`."""
 
 
 def blocks_of(size: int) -> int:

@@ -1,0 +1,68 @@
+"""When two halves in turn pay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from model_runner.drafting.overlap import Overlap
+from model_runner.drafting.step_time import StepTimeCurve, StepTimes
+from model_runner.runners.base import StepBatch
+from model_runner.runners.batch import BatchRow, lay_out
+from strategies.draft import EMPTY_TREE
+
+READING, PER_TOKEN = 4e-3, 30e-6
+"""Seconds to read the weights, and to compute a token: from 133 tokens on, a step takes as long as its arithmetic."""
+
+
+def step_of(rows: int, tokens: int) -> StepBatch:
+    chain = np.zeros(tokens, np.int32)
+    return lay_out([BatchRow(np.zeros(4, np.int32), 0, chain, EMPTY_TREE, tokens - 1) for _ in range(rows)])
+
+
+@pytest.fixture
+def overlap() -> Overlap:
+    sizes = [1, 8, 32, 64, 128, 133, 256, 512, 1024, 4096]
+    return Overlap(StepTimes(StepTimeCurve({n: max(READING, PER_TOKEN * n) for n in sizes})))
+
+
+def test_a_step_that_reads_weights_is_not_divided(overlap: Overlap) -> None:
+    for _ in range(10):
+        overlap.observe(step_of(64, 1), host_seconds=1e-3)
+    assert overlap.most(64) is None
+
+
+def test_a_step_that_computes_is_divided(overlap: Overlap) -> None:
+    for _ in range(10):
+        overlap.observe(step_of(64, 6), host_seconds=5e-3)
+    assert overlap.most(64) == 32
+    assert overlap.most(63) == 32
+    assert overlap.most(1) is None
+
+
+def test_weights_are_read_twice_if_the_host_takes_longer_than_that(overlap: Overlap) -> None:
+    overlap.observe(step_of(64, 1), host_seconds=10e-3)
+    assert overlap.most(64) == 32
+
+
+def test_little_host_time_is_not_worth_it(overlap: Overlap) -> None:
+    overlap.observe(step_of(64, 6), host_seconds=0.1e-3)
+    assert overlap.most(64) is None
+
+
+def test_halves_tell_the_same_as_whole_steps(overlap: Overlap) -> None:
+    overlap.observe(step_of(32, 6), host_seconds=2.5e-3)
+    assert overlap.most(64) == 32
+
+
+def test_the_mean_follows(overlap: Overlap) -> None:
+    overlap.observe(step_of(64, 6), host_seconds=5e-3)
+    for _ in range(100):
+        overlap.observe(step_of(64, 6), host_seconds=0.1e-3)
+    assert overlap.most(64) is None
+
+
+def test_nothing_is_divided_without_step_times() -> None:
+    overlap = Overlap(None)
+    overlap.observe(step_of(64, 6), host_seconds=1.0)
+    assert overlap.most(64) is None

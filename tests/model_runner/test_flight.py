@@ -1,0 +1,201 @@
+"""Steps of two halves in turn, one in flight while the host works on the other: no token changes, nothing leaks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import strategies
+from model_runner.engine import Engine, EngineConfig
+from model_runner.errors import DeviceLostError, DeviceMemoryError, ModelError
+from model_runner.output import StepOutput
+from model_runner.request import StopParams
+from model_runner.sequence import Sequence
+from tests.model_runner.families import VOCAB, as_prompt, greedy, served
+from tests.model_runner.oracle import OracleStrategy
+from tests.model_runner.overlapping import OverlappingRunner
+from tests.model_runner.random_grammar import RandomGrammar
+from tests.model_runner.sequences import make_sequence
+
+NEW_TOKENS = 40
+PROMPTS = tuple(tuple(int(t) for t in np.random.default_rng(i).integers(0, 9, 4 + 7 * i)) for i in range(6))
+
+
+def engine_of(seed: int | None = None, **config: Any) -> tuple[Engine, OverlappingRunner]:
+    """Steps have half of the sequences; with a seed, now and then all of them."""
+    torch.set_num_threads(1)
+    engine = Engine(
+        served("llama"),
+        EngineConfig(max_draft_nodes=8, adaptive_budget=False, max_running=4, prefill_chunk=16, **config),
+    )
+    runner, random = OverlappingRunner(engine._runner), np.random.default_rng(seed)
+    patched: Any = engine
+    patched._runner = runner
+
+    def most(running: int) -> int | None:
+        return None if seed is not None and random.random() < 0.2 else -(-running // 2)
+
+    patched._overlap.most = most
+    return engine, runner
+
+
+def add_all(engine: Engine, strategy: Any, prompts: tuple[tuple[int, ...], ...] = PROMPTS) -> list[Sequence]:
+    stop = StopParams(NEW_TOKENS)
+    sequences = [
+        make_sequence(str(i), as_prompt(prompt), stop, strategy=strategy, max_draft_nodes=8)
+        for i, prompt in enumerate(prompts)
+    ]
+    for sequence in sequences:
+        engine.add(sequence)
+    return sequences
+
+
+def run(engine: Engine) -> list[StepOutput]:
+    outputs = list[StepOutput]()
+    for _ in range(2000):
+        if not engine.has_work:
+            return outputs
+        outputs += engine.step()
+        engine.check()
+    raise AssertionError("no end")
+
+
+def check_outputs(sequences: list[Sequence]) -> None:
+    """Asserts that they are what transformers writes."""
+    for sequence in sequences:
+        assert sequence.output == greedy("llama", tuple(sequence.request.prompt.tolist()), NEW_TOKENS)
+
+
+def oracle(seed: int) -> OracleStrategy:
+    return OracleStrategy({prompt: greedy("llama", prompt, NEW_TOKENS) for prompt in PROMPTS}, VOCAB, seed)
+
+
+@pytest.mark.parametrize("name", ["none", "trie", "recycling", "jacobi", "hybrid"])
+def test_strategies(name: str) -> None:
+    engine, runner = engine_of()
+    sequences = add_all(engine, strategies.create(name))
+    run(engine)
+    check_outputs(sequences)
+    assert [one.stats.drafting_disabled_reason for one in sequences] == [""] * len(PROMPTS)
+    assert all(step.waited for step in runner.begun)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_little_memory_pauses_and_whole_steps_between(seed: int) -> None:
+    """What a sequence computed before it was preempted or paused is dropped."""
+    engine, _ = engine_of(seed, kv_cache_tokens=264)
+    sequences, random = add_all(engine, oracle(seed)), np.random.default_rng(seed)
+    for _ in range(60):
+        (engine.pause if random.random() < 0.4 else engine.resume)(sequences[random.integers(len(sequences))])
+        engine.step()
+        engine.check()
+    for sequence in sequences:
+        engine.resume(sequence)
+    run(engine)
+    check_outputs(sequences)
+    assert sum(one.stats.accepted_tokens for one in sequences) > NEW_TOKENS
+    assert sum(one.stats.pauses for one in sequences) > 3
+
+
+def test_cancelled_in_flight() -> None:
+    engine, _ = engine_of()
+    sequences = add_all(engine, oracle(1))
+    while engine._flight is None or len(engine._flight.drafts) < 2:
+        engine.step()
+    lost, *_ = engine._flight.sequences
+    before = list(lost.output)
+    engine.cancel(lost)
+    engine.check()
+    assert all(output.sequence is not lost for output in run(engine))
+    assert lost.output == before
+    others = [one for one in sequences if one is not lost]
+    assert [one.output for one in others] == [
+        greedy("llama", PROMPTS[int(one.request.request_id)], 40) for one in others
+    ]
+
+
+def test_another_run_of_a_sequence_in_flight() -> None:
+    """It has its slot again before the step of its first run ends."""
+    engine, _ = engine_of()
+    sequences = add_all(engine, oracle(1), PROMPTS[:3])
+    while engine._flight is None or not any(sequence.output for sequence in engine._flight.sequences):
+        engine.step()
+    lost = next(sequence for sequence in engine._flight.sequences if sequence.output)
+    engine.pause(lost)
+    engine.resume(lost)
+    engine.step()
+    assert lost.runs == 2
+    assert lost.committed == 0, "nothing was computed in the pages of its second run"
+    run(engine)
+    check_outputs(sequences)
+
+
+def test_all_cancelled_in_flight() -> None:
+    engine, _ = engine_of()
+    for sequence in add_all(engine, oracle(1)):
+        while engine._flight is None and engine.has_work:
+            engine.step()
+        engine.cancel(sequence)
+    assert not engine.has_work
+    [sequence] = add_all(engine, oracle(2), PROMPTS[:1])
+    run(engine)
+    assert sequence.output == greedy("llama", PROMPTS[0], NEW_TOKENS)
+
+
+def test_a_sequence_that_the_host_chooses_for_stays_in_no_flight() -> None:
+    """The fake runner overwrites the logits of a step when another one begins."""
+    engine, _ = engine_of()
+    free = add_all(engine, oracle(3))
+    bound = make_sequence("bound", as_prompt(PROMPTS[0]), StopParams(NEW_TOKENS), grammar=RandomGrammar(VOCAB))
+    engine.add(bound)
+    run(engine)
+    check_outputs(free)
+    alone, _ = engine_of()
+    again = make_sequence("alone", as_prompt(PROMPTS[0]), StopParams(NEW_TOKENS), grammar=RandomGrammar(VOCAB))
+    alone.add(again)
+    run(alone)
+    assert bound.output == again.output
+
+
+def test_too_little_device_memory_changes_no_token() -> None:
+    engine, runner = engine_of()
+    runner.begin_errors = [None] * 8 + [DeviceMemoryError("the device has no memory")]
+    sequences = add_all(engine, oracle(4))
+    run(engine)
+    check_outputs(sequences)
+    assert sum(one.stats.preemptions for one in sequences) == 2
+
+
+def test_an_error_ends_the_half_that_it_is_in() -> None:
+    engine, runner = engine_of()
+    runner.wait_errors = [None] * 9 + [RuntimeError("broken")]
+    sequences = add_all(engine, oracle(5))
+    failed = [output for output in run(engine) if output.finish is not None and output.finish.error is not None]
+    assert 1 <= len(failed) <= 2
+    assert all(isinstance(output.finish.error, ModelError) for output in failed if output.finish is not None)
+    ended = {output.sequence for output in failed}
+    others = [one for one in sequences if one not in ended]
+    assert [one.output for one in others] == [
+        greedy("llama", PROMPTS[int(one.request.request_id)], 40) for one in others
+    ]
+
+
+def test_a_lost_device_ends_the_engine() -> None:
+    engine, runner = engine_of()
+    runner.wait_errors = [None] * 5 + [DeviceLostError("lost")]
+    add_all(engine, oracle(6))
+    with pytest.raises(DeviceLostError, match="lost"):
+        run(engine)
+
+
+def test_closed_in_flight() -> None:
+    engine, _ = engine_of()
+    add_all(engine, oracle(7))
+    while engine._flight is None:
+        engine.step()
+    engine.close()
+    engine.check()
+    assert not engine.has_work
