@@ -73,13 +73,17 @@ def run(
     prompts: tuple[tuple[int, ...], ...] = PROMPTS,
     grammar: RandomGrammar | None = None,
     outputs: list[StepOutput] | None = None,
+    halves: bool = False,
     **config: Any,
 ) -> list[Sequence]:
     """All prompts at once, the last one under the grammar; asserts that nothing leaks and that steps were replayed as
-    they were recorded. `outputs` gets those of all steps."""
+    they were recorded. `outputs` gets those of all steps. With `halves`, steps have half of the sequences."""
     engine = Engine(
         model, EngineConfig(max_draft_nodes=12, adaptive_budget=False, max_running=3, prefill_chunk=16, **config)
     )
+    if halves:
+        patched: Any = engine
+        patched._overlap.most = lambda running: -(-running // 2)
     stop = StopParams(NEW_TOKENS, min_tokens=3)
     sequences = [
         make_sequence(str(i), np.array(prompt, np.int32), stop, sampling, strategy=strategy, max_draft_nodes=12)
@@ -130,10 +134,11 @@ def test_strategies(name: str) -> None:
 
 
 def test_penalties_on_the_device() -> None:
+    """In steps of two halves in turn, each of which is in flight while the host works on the other."""
     expected = [written("llama", prompt, repetition_penalty=1.4) for prompt in PROMPTS]
     answers = dict(zip(PROMPTS, expected, strict=True))
     params = SamplingParams(repetition_penalty=1.4)
-    sequences = run(served("llama"), OracleStrategy(answers, VOCAB, seed=1), params)
+    sequences = run(served("llama"), OracleStrategy(answers, VOCAB, seed=1), params, halves=True)
     assert [one.output for one in sequences] == expected
     assert expected != [written("llama", prompt) for prompt in PROMPTS]
     assert sum(one.stats.accepted_tokens for one in sequences) > 0
@@ -154,9 +159,10 @@ def test_sampled(params: SamplingParams) -> None:
     plain = [one.output for one in run(served("llama", "torch"), None, params)]
     assert [one.output for one in run(served("llama"), None, params)] == plain
     oracle = OracleStrategy(dict(zip(PROMPTS, plain, strict=True)), VOCAB, seed=4)
-    sequences = run(served("llama"), oracle, params)
-    assert [one.output for one in sequences] == plain
-    assert sum(one.stats.accepted_tokens for one in sequences) > 0
+    for halves in (False, True):
+        sequences = run(served("llama"), oracle, params, halves=halves)
+        assert [one.output for one in sequences] == plain
+        assert sum(one.stats.accepted_tokens for one in sequences) > 0
 
 
 def test_grammars_and_log_probabilities_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
