@@ -13,14 +13,23 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
 from model_runner.errors import DeviceLostError, DeviceMemoryError
-from model_runner.runners.base import DraftLimits, KVMoves, Predictions, RunnerFactory, StepBatch
+from model_runner.runners.base import (
+    DraftLimits,
+    KVMoves,
+    OverlappingRunner,
+    Predictions,
+    RunnerFactory,
+    StepBatch,
+    StepInFlight,
+)
 from model_runner.runners.choices import Choices
 
 _log = logging.getLogger(__name__)
@@ -74,10 +83,30 @@ class Ranks:
             os._exit(_LOST)
 
 
-class LeadingRunner:
-    """Implements `runners.base.Runner`: what it is asked for, all ranks do."""
+@contextmanager
+def _all_or_none() -> Iterator[None]:
+    """Raises DeviceLostError if memory does not suffice here: the other ranks have computed the step."""
+    try:
+        yield
+    except DeviceMemoryError as error:
+        raise DeviceLostError(f"ranks have different results of a step: {error}") from error
 
-    def __init__(self, runner: Any, ranks: Ranks, number: int) -> None:
+
+class LeadingStep:
+    """Implements `runners.base.StepInFlight`."""
+
+    def __init__(self, begun: StepInFlight) -> None:
+        self._begun = begun
+
+    def wait(self) -> tuple[Predictions, float]:
+        with _all_or_none():
+            return self._begun.wait()
+
+
+class LeadingRunner:
+    """Implements `runners.base.OverlappingRunner`: what it is asked for, all ranks do."""
+
+    def __init__(self, runner: OverlappingRunner, ranks: Ranks, number: int) -> None:
         self._runner, self._ranks, self._number = runner, ranks, number
         self.pages: int = runner.pages
         self.page_size: int = runner.page_size
@@ -85,18 +114,17 @@ class LeadingRunner:
         self.rides_along: bool = runner.rides_along
 
     def draft_limits(self, position: int) -> DraftLimits:
-        limits: DraftLimits = self._runner.draft_limits(position)
-        return limits
+        return self._runner.draft_limits(position)
 
     def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
-        """As `Runner.step`. Raises DeviceLostError if a device has no memory for it: the others have computed it."""
+        return self.begin(batch, top_k, choices).wait()[0]
+
+    def begin(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> LeadingStep:
+        """As `OverlappingRunner.begin`. Raises DeviceLostError if a device has no memory for it, and so does `wait`."""
         choices = None if choices is None else choices.with_masks()
-        self._ranks.send((self._number, "step", batch, top_k, choices))
-        try:
-            predictions: Predictions = self._runner.step(batch, top_k, choices)
-        except DeviceMemoryError as error:
-            raise DeviceLostError(f"ranks have different results of a step: {error}") from error
-        return predictions
+        self._ranks.send((self._number, "begin", batch, top_k, choices))
+        with _all_or_none():
+            return LeadingStep(self._runner.begin(batch, top_k, choices))
 
     def keep(self, moves: KVMoves) -> None:
         self._ranks.send((self._number, "keep", moves))
@@ -123,12 +151,15 @@ class LeadingFactory:
     def runner(self, kv_tokens: int, threads: int | None = None) -> LeadingRunner:
         number = next(self._numbers)
         self._ranks.send((number, "runner", kv_tokens))
-        return LeadingRunner(self._factory.runner(kv_tokens), self._ranks, number)
+        runner = self._factory.runner(kv_tokens)
+        assert isinstance(runner, OverlappingRunner)
+        return LeadingRunner(runner, self._ranks, number)
 
 
 def follow_orders(factory: RunnerFactory, orders: Connection) -> None:
     """Does what rank 0 does, until its end of the pipe is closed."""
     runners: dict[int, Any] = {}
+    in_flight: StepInFlight | None = None
     while True:
         try:
             number, name, *arguments = orders.recv()
@@ -136,6 +167,11 @@ def follow_orders(factory: RunnerFactory, orders: Connection) -> None:
             return
         if name == "runner":
             runners[number] = factory.runner(*arguments)
+        elif name == "begin":
+            begun = runners[number].begin(*arguments)
+            if in_flight is not None:
+                in_flight.wait()
+            in_flight = begun
         else:
             getattr(runners[number], name)(*arguments)
 
