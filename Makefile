@@ -120,8 +120,9 @@ install-test:  ## Install from git as a user does, into build/install, and ask t
 		"git+file://$(CURDIR)#subdirectory=clients/python" "git+file://$(CURDIR)"
 	cd build/install && bin/python -I $(CURDIR)/tools/install_test.py
 
+# Draftwood need not be installed there.
 test-gpu:  ## The lossless suite on a CUDA device, with the Python that has torch for it (PYTHON=...)
-	TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 GPU_TEST_DEVICE=cuda $(PYTHON) -m pytest -q tests/model_runner/runners/cuda
+	PYTHONPATH=clients/python:protos:$$PYTHONPATH TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 GPU_TEST_DEVICE=cuda $(PYTHON) -m pytest -q tests/model_runner/runners/cuda
 
 test-quantized: $(STAMP) build/quantized  ## Checkpoints with quantized weights, with the kernels for GPUs interpreted
 	PYTHONPATH=build/quantized $(TEST_ENV) $(BIN)/python -m pytest -q tests/model_runner/runners/cuda/test_quantized.py

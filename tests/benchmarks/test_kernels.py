@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.gpu.prediction import DEVICES, MODELS, best_nodes, markdown, predict
+from benchmarks.gpu.targets import targets
 from benchmarks.kernels.command import TOLERANCE, defects
+from model_runner.runners.cuda.device.launching import require_triton
 
 pytest.importorskip("triton", reason="Triton is not installed")
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +57,7 @@ def test_kernels_compile_without_spilling_and_are_right(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("arch", ["80", "90", "100"])
+@pytest.mark.parametrize("arch", ["80", "89", "90", "100", "120"])
 def test_every_specialisation_compiles(arch: str) -> None:
     code = "import sys; from benchmarks.commands import bench; sys.exit(bench(sys.argv[1:]))"
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -101,6 +104,39 @@ def test_the_program_for_a_gpu_runs_without_one(tmp_path: Path) -> None:
     found = json.loads(path.read_text())
     assert all(row["error"] < 1e-5 for row in found["attention"]), "float32"
     assert {row["strategy"] for row in found["streams"]} == {"none", "hybrid"}
+
+
+def test_causal_attention_of_the_same_size_sees_the_whole_context() -> None:
+    require_triton(torch.device("cpu"))
+    from benchmarks.gpu.attention import AttentionCase
+
+    case = AttentionCase(100, 6, torch.device("cpu"), torch.float32)
+    keys, values = (part.repeat_interleave(4, 1) for part in case._side_by_side)
+    seen = torch.ones(7, 107, dtype=torch.bool).tril(100)
+    expected = torch.nn.functional.scaled_dot_product_attention(case._query, keys, values, attn_mask=seen)
+    torch.testing.assert_close(case.run_causal(), expected)
+    assert case.error() < 1e-5
+
+
+def test_targets_are_met_missed_or_not_measured() -> None:
+    steps = [
+        {"context": 2048, "tokens": 1, "ms": 3.9, "floor_ms": 3.0},
+        {"context": 2048, "tokens": 64, "ms": 4.0, "floor_ms": 3.0},
+    ]
+    names = ("streams", "strategy", "memory", "over_off", "host_us_per_step")
+    rows = [
+        dict(zip(names, values, strict=True)) | {"tokens_per_s": 250.0 * values[3]}
+        for values in ((1, "none", "", 1.0, 180.0), (1, "trie", "cold", 2.0, 240.0), (1, "trie", "warm", 6.0, 230.0))
+    ]
+    found = targets({"steps": steps, "streams": rows})
+    by_name = {row["target"].partition(",")[0]: (row["reached"], row["met"]) for row in found}
+    assert by_name["one token over the floor"] == (pytest.approx(1.3), False)
+    assert by_name["64 tokens over one"][1] is True
+    assert by_name["host at one stream"] == (240.0, True)
+    assert by_name["warm over drafting off"] == (6.0, True)
+    assert by_name["drafting off over transformers"] == (None, None)
+    assert by_name["throughput with drafts over without"] == (None, None)
+    assert by_name["share of a step that the host takes"] == (None, None)
 
 
 def test_the_predictions_of_the_documentation() -> None:
