@@ -81,7 +81,7 @@ def compiled(variant: Variant, capability: int) -> list[dict[str, Any]]:
     from benchmarks.kernels.specialisations import Variant, launches_of
 
     rows = []
-    for launch in launches_of(variant):
+    for launch in launches_of(variant, capability):
         name = launch.kernel.__name__
         if name not in _OF_EVERY_VARIANT and variant != Variant(variant.head_size):
             continue

@@ -67,18 +67,18 @@ def variants(head_sizes: tuple[int, ...]) -> list[Variant]:
     return found
 
 
-def launches_of(variant: Variant) -> list[Launch]:
-    """What a step with a draft and a sampled sequence launches."""
+def launches_of(variant: Variant, capability: int) -> list[Launch]:
+    """What a step with a draft and a sampled sequence launches on a GPU of this compute capability."""
     noted: list[Launch] = []
     token = LAUNCHER.set(noted.append)
     try:
-        _step(variant)
+        _step(variant, capability)
     finally:
         LAUNCHER.reset(token)
     return noted
 
 
-def _step(variant: Variant) -> None:
+def _step(variant: Variant, capability: int) -> None:
     shape = KVShape(_KV_HEADS, variant.head_size, variant.head_size)
     tree = DraftTree.of([*range(20)], [-1, *range(19)])
     zeros = np.zeros(1, np.int32)
@@ -95,7 +95,7 @@ def _step(variant: Variant) -> None:
     layer.layer_idx = 0
     query = torch.zeros(1, _KV_HEADS * _GROUP, batch.size, variant.head_size, dtype=variant.dtype)
     key = query[:, :_KV_HEADS]
-    token = STEP.set(AttentionStep(kv, space.arrays, space.scratch, Machine(2), variant.rows))
+    token = STEP.set(AttentionStep(kv, space.arrays, space.scratch, Machine(2, capability), variant.rows))
     try:
         paged_attention(
             layer,

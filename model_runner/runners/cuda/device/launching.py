@@ -60,17 +60,20 @@ LAUNCHER: ContextVar[Callable[[Launch], None]] = ContextVar("draftwood_launcher"
 
 
 class Machine(NamedTuple):
-    """What the kernels' grids depend on.
+    """What launches depend on.
 
     Attributes:
         programs: programs of attention that run side by side.
+        capability: compute capability, 90 for 9.0.
     """
 
     programs: int
+    capability: int = 90
 
 
 def machine(device: torch.device) -> Machine:
     """Of a GPU: two programs for each multiprocessor, which is what shared memory allows for heads of 128 numbers."""
     if device.type == "cuda":
-        return Machine(2 * torch.cuda.get_device_properties(device).multi_processor_count)
+        found = torch.cuda.get_device_properties(device)
+        return Machine(2 * found.multi_processor_count, 10 * found.major + found.minor)
     return Machine(2)

@@ -25,7 +25,7 @@ from model_runner.runners.cuda.steps.tiling import WORD, Tiles
 ATTENTION_NAME = "draftwood_cuda"
 _NO_WINDOW = 2**30
 """Positions: more than any context."""
-_FEW_ROWS, _LARGE_HEAD = 16, 128
+_FEW_ROWS, _LARGE_HEAD, _CONSUMER_BLACKWELL = 16, 128, 120
 _LARGE_HEAD_KEYS = {torch.float32: 16}
 """Entries that a program reads at a time where heads are larger than `_LARGE_HEAD`; 32 in other dtypes, elsewhere
 `WORD`. They fit the 99 KiB of compute capability 8.6, 8.9 and 12.0, see `draftwood bench kernels`."""
@@ -145,7 +145,7 @@ def paged_attention(
         KEYS=_keys(max(key_dim, value_dim), query.dtype),
         CAPPED=softcap is not None,
         WINDOWED=sliding_window is not None,
-        num_warps=_warps(step.rows, max(key_dim, value_dim), query.dtype),
+        num_warps=_warps(step.rows, max(key_dim, value_dim), query.dtype, step.machine.capability),
     )
     output = query.new_empty((tokens, heads, value_dim))
     launch(
@@ -164,11 +164,12 @@ def paged_attention(
     return output[None], None
 
 
-def _warps(rows: int, head_size: int, dtype: torch.dtype) -> int:
+def _warps(rows: int, head_size: int, dtype: torch.dtype, capability: int) -> int:
     """Of a part of attention: so many that its sums fit their registers, see `draftwood bench kernels`."""
     if dtype == torch.float32:
         return 8 if head_size >= _LARGE_HEAD else 4
-    return 8 if rows > _FEW_ROWS and head_size > _LARGE_HEAD else 4
+    most = _LARGE_HEAD // 2 if capability >= _CONSUMER_BLACKWELL else _LARGE_HEAD
+    return 8 if rows > _FEW_ROWS and head_size > most else 4
 
 
 def _keys(head_size: int, dtype: torch.dtype) -> int:
