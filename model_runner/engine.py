@@ -102,8 +102,8 @@ class Engine:
         if config.adaptive_budget:
             step_times = measure_step_times(self._runner, model.max_context, 1 + config.max_draft_nodes)
         self._policy = DraftPolicy(model.vocab_size, self._runner.draft_limits, step_times, watchdog)
-        overlaps = isinstance(self._runner, OverlappingRunner)
-        self._overlap = Overlap(step_times if overlaps else None)
+        self._overlapping = self._runner if isinstance(self._runner, OverlappingRunner) else None
+        self._overlap = Overlap(None if self._overlapping is None else step_times)
         self._flight: Flight | None = None
         self._writers: dict[Sequence, SequenceWriter] = {}
         self._masking = background_threads(1, "mask")
@@ -341,8 +341,8 @@ class Engine:
     def _hand_over(self, batch: StepBatch, drafts: SequenceOf[Draft], choices: Choices | None) -> StepInFlight:
         """Begins the forward pass."""
         top_k = self._policy.top_k(drafts)
-        if isinstance(self._runner, OverlappingRunner):
-            return self._runner.begin(batch, top_k, choices)
+        if self._overlapping is not None:
+            return self._overlapping.begin(batch, top_k, choices)
         started = time.perf_counter()
         predictions = self._runner.step(batch, top_k, choices)
         return Computed(predictions, time.perf_counter() - started)

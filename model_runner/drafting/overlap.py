@@ -33,6 +33,8 @@ class Overlap:
 
     def observe(self, batch: StepBatch, host_seconds: float) -> None:
         """A step, and the time that the host worked before and after it."""
+        if self._step_times is None:
+            return
         per_row = host_seconds / batch.rows
         self._host_seconds += (_SMOOTHING if self._latest else 1.0) * (per_row - self._host_seconds)
         self._latest = batch

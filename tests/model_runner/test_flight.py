@@ -33,7 +33,7 @@ def engine_of(seed: int | None = None, **config: Any) -> tuple[Engine, Overlappi
     )
     runner, random = OverlappingRunner(engine._runner), np.random.default_rng(seed)
     patched: Any = engine
-    patched._runner = runner
+    patched._runner = patched._overlapping = runner
 
     def most(running: int) -> int | None:
         return None if seed is not None and random.random() < 0.2 else -(-running // 2)
