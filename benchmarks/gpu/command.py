@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-LONG_SHAPES = {"13b": "5120x40x80x13824", "70b-layer": "8192x1x128x28672"}
-"""Beside those of `bench step`: with heads of 64, as the bundled model has."""
+LONG_SHAPES = {"13b": "5120x40x80x13824", "70b-layer": "8192x6x128x28672"}
+"""Beside those of `bench step`: with heads of 64, as the bundled model has. "70b-layer" has six layers of a model of
+70B, as the bundled one cannot lose any."""
 SECTIONS = ("correctness", "attention", "steps", "kernels", "streams", "transformers", "flips", "exact")
 """In their order: what a run that is cut short must bring back comes first."""
 _OF_GROWN = {"steps", "kernels", "streams", "transformers", "exact"}

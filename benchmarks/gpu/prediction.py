@@ -15,9 +15,9 @@ ARITHMETIC_SHARE = 0.6
 KERNEL_SECONDS = 1.3e-6
 """From the end of one kernel to the beginning of the next in a CUDA graph, and the part of a small kernel that is not
 overlapped."""
-LAYER_KERNELS, OTHER_KERNELS = 11, 22
+LAYER_KERNELS, OTHER_KERNELS = 11, 23
 """Of a Llama layer and of the rest of a step. The recorder of the cuda runner counts 16 of it in float32; bfloat16
-adds 2 casts, accepting a path 2 kernels, and input and output a copy each."""
+adds 2 casts, accepting a path 2 kernels, and input, logits and output a copy each."""
 SHARDED_KERNELS = 3
 """More of a layer that several GPUs share: its products are not joined."""
 ALL_REDUCE_SECONDS = 12e-6

@@ -12,10 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
-from benchmarks.gpu.prediction import DEVICES, MODELS, best_nodes, markdown, predict
+from benchmarks.gpu.command import LONG_SHAPES
+from benchmarks.gpu.prediction import DEVICES, LAYER_KERNELS, MODELS, best_nodes, markdown, predict
 from benchmarks.gpu.targets import targets
 from benchmarks.kernels.command import TOLERANCE, defects
+from benchmarks.shared.widen import SHAPES, _config, parse_shape
+from model_runner.loading.checkpoint import BUNDLED_MODEL
 from model_runner.runners.cuda.device.launching import require_triton
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -118,6 +122,14 @@ def test_causal_attention_of_the_same_size_sees_the_whole_context() -> None:
     assert case.error() < 1e-5
 
 
+@pytest.mark.parametrize("shape", [*SHAPES, *LONG_SHAPES])
+def test_the_bundled_model_grows_to_every_shape(shape: str) -> None:
+    wanted = parse_shape(LONG_SHAPES.get(shape, shape))
+    assert wanted is not None
+    config = _config(AutoConfig.from_pretrained(BUNDLED_MODEL), wanted)
+    assert (config.hidden_size, config.num_hidden_layers) == (wanted.hidden, wanted.layers)
+
+
 def test_targets_are_met_missed_or_not_measured() -> None:
     steps = [
         {"context": 2048, "tokens": 1, "ms": 3.9, "floor_ms": 3.0},
@@ -152,6 +164,4 @@ def test_predictions_obey_the_floor_and_grow_with_the_tree() -> None:
 
 
 def test_the_page_names_the_kernels_that_a_layer_launches() -> None:
-    from benchmarks.gpu.prediction import LAYER_KERNELS
-
     assert re.search(rf"\b{LAYER_KERNELS} kernels a Llama layer", (ROOT / "docs" / "gpu.md").read_text())
