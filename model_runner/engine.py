@@ -54,6 +54,11 @@ _MASK_SECONDS = 0.001
 """How long a step without work waits for a mask: what arrives meanwhile waits as long. Not tuned."""
 
 
+_WIDE = 512
+"""Tokens of a step that is measured at the start on a GPU, whose arithmetic takes longer than reading the weights from
+some hundred tokens on: only measured times tell where (`Overlap`). Not tuned."""
+
+
 class _Verified(NamedTuple):
     """What a sequence writes in the step.
 
@@ -98,11 +103,12 @@ class Engine:
         self._scheduler = Scheduler(
             self._pool, config.max_running, config.prefill_chunk, shared_chunk, config.tenant_weights
         )
+        self._overlapping = self._runner if isinstance(self._runner, OverlappingRunner) else None
         step_times = None
         if config.adaptive_budget:
-            step_times = measure_step_times(self._runner, model.max_context, 1 + config.max_draft_nodes)
+            largest = max(1 + config.max_draft_nodes, 0 if self._overlapping is None else _WIDE)
+            step_times = measure_step_times(self._runner, model.max_context, largest)
         self._policy = DraftPolicy(model.vocab_size, self._runner.draft_limits, step_times, watchdog)
-        self._overlapping = self._runner if isinstance(self._runner, OverlappingRunner) else None
         self._overlap = Overlap(None if self._overlapping is None else step_times)
         self._flight: Flight | None = None
         self._writers: dict[Sequence, SequenceWriter] = {}
@@ -110,12 +116,12 @@ class Engine:
         self._redecodings = 0
         self._redecoding: Redecoding | None = None
         self._closed = False
-        self._steps, self._step_seconds, self._model_seconds = 0, 0.0, 0.0
+        self._steps, self._step_seconds, self._model_seconds, self._halves = 0, 0.0, 0.0, 0
 
     @property
     def counts(self) -> EngineCounts:
         """Of all steps so far."""
-        return EngineCounts(self._steps, self._step_seconds, self._model_seconds)
+        return EngineCounts(self._steps, self._step_seconds, self._model_seconds, self._halves)
 
     @property
     def kv_use(self) -> KVUse:
@@ -232,6 +238,7 @@ class Engine:
             self._end_step(flying, outputs)
         if begun is not None and most is not None and begun.can_fly:
             self._flight = begun
+            self._halves += 1
         elif begun is not None:
             self._end_step(begun, outputs)
         elif flying is None:

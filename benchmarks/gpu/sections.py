@@ -140,8 +140,8 @@ def attention_times(device: torch.device, dtype: torch.dtype, plan: Plan, bandwi
 
 
 def streams(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
-    """Tokens a second, acceptance length, and the share of a step that the host takes: by strategy, cold and warm, and
-    by the number of sequences that decode at once."""
+    """Tokens a second, acceptance length, the share of a step that the device waits for the host, and the share of
+    steps in halves: by strategy, cold and warm, and by the number of sequences that decode at once."""
     prompts, rows = [encode(model.tokenizer, question) for question in questions], []
     for count in plan.streams:
         batch = (prompts * (-(-count // len(prompts))))[:count]
@@ -170,6 +170,7 @@ def streams(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
                         / sum(one.stats.decode_steps for one in sequences),
                         "host_us_per_step": 1e6 * host / (counts.steps - before.steps),
                         "host_share": host / step,
+                        "halves": (counts.halves - before.halves) / (counts.steps - before.steps),
                     }
                 )
     return rows

@@ -31,6 +31,7 @@ def engine_of(seed: int | None = None, **config: Any) -> tuple[Engine, Overlappi
         served("llama"),
         EngineConfig(max_draft_nodes=8, adaptive_budget=False, max_running=4, prefill_chunk=16, **config),
     )
+    assert engine._overlapping is None, "torch computes a step while it is called"
     runner, random = OverlappingRunner(engine._runner), np.random.default_rng(seed)
     patched: Any = engine
     patched._runner = patched._overlapping = runner
@@ -81,6 +82,7 @@ def test_strategies(name: str) -> None:
     check_outputs(sequences)
     assert [one.stats.drafting_disabled_reason for one in sequences] == [""] * len(PROMPTS)
     assert all(step.waited for step in runner.begun)
+    assert 0 < engine.counts.halves == engine.counts.steps
 
 
 @pytest.mark.parametrize("seed", range(4))
