@@ -112,7 +112,7 @@ class Report:
             self._path.write_text(json.dumps(self.sections, indent=1) + "\n", encoding="utf-8")
         table = Table(title=title, title_justify="left")
         for heading in rows[0] if rows else ():
-            table.add_column(heading, justify="right")
+            table.add_column(heading.replace("_", " "), justify="right", overflow="fold")
         for row in rows:
             table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
         self.out.print(table)
