@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from model_runner.answer import Answer
+from model_runner.begun_step import BegunStep, Computed
 from model_runner.drafting.draft_policy import Draft, DraftPolicy, Outcome
 from model_runner.drafting.overlap import Overlap
 from model_runner.drafting.step_measuring import measure_step_times
@@ -27,7 +28,6 @@ from model_runner.errors import (
     InvalidValueError,
     ModelError,
 )
-from model_runner.flight import Computed, Flight
 from model_runner.loading.model import LoadedModel
 from model_runner.output import StepOutput, VerifiedTree
 from model_runner.redecoding import Redecoding
@@ -110,7 +110,7 @@ class Engine:
             step_times = measure_step_times(self._runner, model.max_context, largest)
         self._policy = DraftPolicy(model.vocab_size, self._runner.draft_limits, step_times, watchdog)
         self._overlap = Overlap(None if self._overlapping is None else step_times)
-        self._flight: Flight | None = None
+        self._in_flight: BegunStep | None = None
         self._writers: dict[Sequence, SequenceWriter] = {}
         self._masking = background_threads(1, "mask")
         self._redecodings = 0
@@ -200,7 +200,7 @@ class Engine:
     def close(self) -> None:
         """Ends all sequences; the engine takes no more."""
         self._closed = True
-        self._flight = None
+        self._in_flight = None
         if self._redecoding is not None:
             self._redecoding.close()
         for sequence in self._scheduler.live:
@@ -230,24 +230,24 @@ class Engine:
         if self._redecoding is not None:
             self._redecoding.pause()
         outputs = self._expire(started)
-        flying, self._flight = self._flight, None
+        earlier, self._in_flight = self._in_flight, None
         most = self._overlap.most(self.running)
-        plan = self._schedule(started, () if flying is None else flying.sequences, most)
+        plan = self._schedule(started, () if earlier is None else earlier.sequences, most)
         begun = self._begin(plan, started, outputs)
-        if flying is not None:
-            self._end_step(flying, outputs)
-        if begun is not None and most is not None and begun.can_fly:
-            self._flight = begun
+        if earlier is not None:
+            self._end_step(earlier, outputs)
+        if begun is not None and most is not None and begun.can_overlap:
+            self._in_flight = begun
             self._halves += 1
         elif begun is not None:
             self._end_step(begun, outputs)
-        elif flying is None:
+        elif earlier is None:
             self._await_mask()
             return outputs
         self._step_seconds += time.perf_counter() - started
         return outputs
 
-    def _begin(self, plan: Plan, started: float, outputs: list[StepOutput]) -> Flight | None:
+    def _begin(self, plan: Plan, started: float, outputs: list[StepOutput]) -> BegunStep | None:
         """Begins the step of a plan; None if there is nothing to do, or the step failed, which `outputs` tells then."""
         stand_back = plan.prompts_wait and not self._runner.rides_along
         drafts = self._policy.propose(plan.work, stand_back)
@@ -264,29 +264,29 @@ class Engine:
             return None
         kept = None if choices is None else choices.kinds != ON_HOST
         runs = [draft.work.sequence.runs for draft in drafts]
-        return Flight(batch, drafts, runs, kept, begun, started, time.perf_counter() - started)
+        return BegunStep(batch, drafts, runs, kept, begun, started, time.perf_counter() - started)
 
-    def _end_step(self, flight: Flight, outputs: list[StepOutput]) -> None:
+    def _end_step(self, step: BegunStep, outputs: list[StepOutput]) -> None:
         """Waits for a step, and adds what its sequences write to `outputs`."""
         try:
-            predictions, seconds = flight.begun.wait()
+            predictions, seconds = step.on_device.wait()
             began = time.perf_counter()
-            self._policy.observe_step(flight.batch, seconds)
-            verified = self._verify(flight, predictions, outputs)
+            self._policy.observe_step(step.batch, seconds)
+            verified = self._verify(step, predictions, outputs)
             self._keep(verified)
         except DeviceLostError:
             raise
         except Exception as error:
-            outputs += self._failed([draft for row, draft in enumerate(flight.drafts) if flight.is_valid(row)], error)
+            outputs += self._failed([draft for row, draft in enumerate(step.drafts) if step.is_valid(row)], error)
             return
-        outputs += [self._commit(one, seconds, len(flight.drafts)) for one in verified]
+        outputs += [self._commit(one, seconds, len(step.drafts)) for one in verified]
         ended = time.perf_counter()
-        self._overlap.observe(flight.batch, flight.host_seconds + ended - began)
+        self._overlap.observe(step.batch, step.host_seconds + ended - began)
         self._steps += 1
         self._model_seconds += seconds
-        for draft in flight.drafts:
+        for draft in step.drafts:
             draft.work.sequence.stats.model_seconds += seconds
-            draft.work.sequence.stats.step_seconds += ended - flight.started
+            draft.work.sequence.stats.step_seconds += ended - step.started
 
     def _failed(self, drafts: SequenceOf[Draft], error: Exception) -> list[StepOutput]:
         """What becomes of the sequences of a step that failed: fewer run from now on, or they end."""
@@ -354,15 +354,15 @@ class Engine:
         predictions = self._runner.step(batch, top_k, choices)
         return Computed(predictions, time.perf_counter() - started)
 
-    def _verify(self, flight: Flight, predictions: Predictions, outputs: list[StepOutput]) -> list[_Verified]:
+    def _verify(self, step: BegunStep, predictions: Predictions, outputs: list[StepOutput]) -> list[_Verified]:
         """What each sequence writes. A sequence that fails is ended, and its last output added to `outputs`."""
-        verified, logit_row, kept = [], 0, flight.kept
-        for row, (work, _) in enumerate(flight.drafts):
-            tokens, parents = _tree(flight.batch, row, work)
+        verified, logit_row, kept = [], 0, step.kept
+        for row, (work, _) in enumerate(step.drafts):
+            tokens, parents = _tree(step.batch, row, work)
             rows = slice(logit_row, logit_row + tokens.size)
             logit_row = rows.stop
             sequence = work.sequence
-            if not flight.is_valid(row):
+            if not step.is_valid(row):
                 continue
             if not work.reaches_end:
                 sequence.committed += work.tokens

@@ -13,7 +13,7 @@ from model_runner.runners.base import Predictions, StepBatch, StepInFlight
 from model_runner.sequence import Sequence, SequenceState
 
 
-class Flight(NamedTuple):
+class BegunStep(NamedTuple):
     """What the device computes, and for whom.
 
     Attributes:
@@ -28,7 +28,7 @@ class Flight(NamedTuple):
     drafts: SequenceOf[Draft]
     runs: SequenceOf[int]
     kept: npt.NDArray[np.bool_] | None
-    begun: StepInFlight
+    on_device: StepInFlight
     started: float
     host_seconds: float
 
@@ -37,7 +37,7 @@ class Flight(NamedTuple):
         return {draft.work.sequence for draft in self.drafts}
 
     @property
-    def can_fly(self) -> bool:
+    def can_overlap(self) -> bool:
         """Whether another step may begin before this one ends: nothing that is left to the host needs its logits."""
         if self.kept is None:
             return False

@@ -105,9 +105,9 @@ def test_little_memory_pauses_and_whole_steps_between(seed: int) -> None:
 def test_cancelled_in_flight() -> None:
     engine, _ = engine_of()
     sequences = add_all(engine, oracle(1))
-    while engine._flight is None or len(engine._flight.drafts) < 2:
+    while engine._in_flight is None or len(engine._in_flight.drafts) < 2:
         engine.step()
-    lost, *_ = engine._flight.sequences
+    lost, *_ = engine._in_flight.sequences
     before = list(lost.output)
     engine.cancel(lost)
     engine.check()
@@ -123,9 +123,9 @@ def test_another_run_of_a_sequence_in_flight() -> None:
     """It has its slot again before the step of its first run ends."""
     engine, _ = engine_of()
     sequences = add_all(engine, oracle(1), PROMPTS[:3])
-    while engine._flight is None or not any(sequence.output for sequence in engine._flight.sequences):
+    while engine._in_flight is None or not any(sequence.output for sequence in engine._in_flight.sequences):
         engine.step()
-    lost = next(sequence for sequence in engine._flight.sequences if sequence.output)
+    lost = next(sequence for sequence in engine._in_flight.sequences if sequence.output)
     engine.pause(lost)
     engine.resume(lost)
     engine.step()
@@ -138,7 +138,7 @@ def test_another_run_of_a_sequence_in_flight() -> None:
 def test_all_cancelled_in_flight() -> None:
     engine, _ = engine_of()
     for sequence in add_all(engine, oracle(1)):
-        while engine._flight is None and engine.has_work:
+        while engine._in_flight is None and engine.has_work:
             engine.step()
         engine.cancel(sequence)
     assert not engine.has_work
@@ -147,7 +147,7 @@ def test_all_cancelled_in_flight() -> None:
     assert sequence.output == greedy("llama", PROMPTS[0], NEW_TOKENS)
 
 
-def test_a_sequence_that_the_host_chooses_for_stays_in_no_flight() -> None:
+def test_a_sequence_that_the_host_chooses_for_is_not_left_in_flight() -> None:
     """The fake runner overwrites the logits of a step when another one begins."""
     engine, _ = engine_of()
     free = add_all(engine, oracle(3))
@@ -196,7 +196,7 @@ def test_a_lost_device_ends_the_engine() -> None:
 def test_closed_in_flight() -> None:
     engine, _ = engine_of()
     add_all(engine, oracle(7))
-    while engine._flight is None:
+    while engine._in_flight is None:
         engine.step()
     engine.close()
     engine.check()
