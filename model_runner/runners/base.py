@@ -135,11 +135,28 @@ class Logprobs(NamedTuple):
         return float(self.chosen[row]), self.top_tokens[row, :count].tolist(), self.top[row, :count].tolist()
 
 
+class LogitRows:
+    """Some of a step's rows of logits. A slice of a tensor on a GPU takes microseconds, and most are never looked at.
+
+    Args:
+        logits: [R, vocab], an array of the runner.
+        begin: the row that counts as the first.
+    """
+
+    __slots__ = ("_begin", "_logits")
+
+    def __init__(self, logits: Any, begin: int) -> None:
+        self._logits, self._begin = logits, begin
+
+    def __getitem__(self, row: int) -> Any:
+        return self._logits[self._begin + row]
+
+
 class Predictions(NamedTuple):
     """What the model predicts after each token that needs logits.
 
     Attributes:
-        logits: [R, vocab], an array of the runner; its rows go to `sampling.TokenChooser`.
+        logits: [R, vocab], an array of the runner, or `LogitRows`; its rows go to `sampling.TokenChooser`.
         tokens: int32[R], the most probable token; of equally probable ones that with the lowest id.
         top_tokens: int32[R, k], the k most probable tokens, best first, and of equally probable ones that with the
             lowest id; None for k = 0.
@@ -158,7 +175,7 @@ class Predictions(NamedTuple):
         """Those of some rows."""
         logits, tokens, top_tokens, chosen, logprobs = self
         if rows.stop - rows.start < tokens.size:
-            logits, tokens = logits[rows], tokens[rows]
+            logits, tokens = LogitRows(logits, rows.start), tokens[rows]
             top_tokens = None if top_tokens is None else top_tokens[rows]
             chosen = None if chosen is None else chosen[rows]
             logprobs = None if logprobs is None else logprobs.of_rows(rows)
