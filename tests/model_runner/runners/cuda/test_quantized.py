@@ -134,6 +134,9 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.mark.parametrize("runner", ["cuda", "auto"])
 def test_a_quantized_checkpoint(checkpoint: tuple[Path, str], runner: str) -> None:
     folder, method = checkpoint
+    interpreted = (method, runner, DEVICE.type) == ("bitsandbytes", "cuda", "cpu")
+    if interpreted and importlib.import_module("bitsandbytes.functional").has_avx512bf16():
+        pytest.skip("bitsandbytes rounds to bfloat16 on this CPU, by the number of rows")
     model = load_model(str(folder), runner=runner, device=str(DEVICE), generation_defaults="greedy")
     assert (model.weights, model.dtype) == (method, "float32")
     assert runner == "auto" or model.factory.name == "cuda"
