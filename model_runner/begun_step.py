@@ -45,6 +45,11 @@ class BegunStep(NamedTuple):
         masked = any(draft.work.sequence.grammar is not None for draft in self.drafts)
         return not masked and bool(self.kept[writes].all())
 
+    @property
+    def only_decodes(self) -> bool:
+        """No sequence reads more than its latest token, beside its draft."""
+        return all(draft.work.tokens == 1 for draft in self.drafts)
+
     def is_valid(self, row: int) -> bool:
         """Whether the sequence of a batch row still has the slot that it had when the step began."""
         sequence = self.drafts[row].work.sequence

@@ -281,7 +281,8 @@ class Engine:
             return
         outputs += [self._commit(one, seconds, len(step.drafts)) for one in verified]
         ended = time.perf_counter()
-        self._overlap.observe(step.batch, step.host_seconds + ended - began)
+        if step.only_decodes:
+            self._overlap.observe(step.batch, step.host_seconds + ended - began)
         self._steps += 1
         self._model_seconds += seconds
         for draft in step.drafts:

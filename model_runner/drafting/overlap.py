@@ -4,8 +4,8 @@ other. No torch.
 A step waits for what the host does before and after it: scheduling, drafting, verification, learning. Two steps of half
 the sequences hide that, and read the weights twice. This costs little where a step takes as long as its arithmetic,
 with many sequences or many draft tokens, and nearly twice as much where it takes as long as reading the weights: so
-the step-time model decides. Engines that schedule the next step of all sequences beforehand (vLLM, SGLang) need no
-second half, but cannot draft from what the step before has written.
+the step-time model decides. Asynchronous scheduling (vLLM) and the overlap scheduler (SGLang) begin the next step of
+all sequences beforehand and need no second half (micro-batch), but cannot draft from what the step before has written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Overlap:
         self._latest: StepBatch | None = None
 
     def observe(self, batch: StepBatch, host_seconds: float) -> None:
-        """A step, and the time that the host worked before and after it."""
+        """A step in which no prompt was read, and the seconds that the host worked before and after it."""
         if self._step_times is None:
             return
         per_row = host_seconds / batch.rows

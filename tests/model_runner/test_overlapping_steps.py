@@ -102,6 +102,18 @@ def test_little_memory_pauses_and_whole_steps_between(seed: int) -> None:
     assert sum(one.stats.pauses for one in sequences) > 3
 
 
+def test_steps_that_read_prompts_tell_nothing_of_decoding() -> None:
+    engine, _ = engine_of()
+    observed: list[int] = []
+    patched: Any = engine
+    patched._overlap.observe = lambda batch, seconds: observed.append(batch.size)
+    strategy = strategies.create("none")
+    add_all(engine, strategy, PROMPTS[3:5])
+    run(engine)
+    assert set(observed) == {1}
+    assert engine.counts.steps > len(observed)
+
+
 def test_cancelled_in_flight() -> None:
     engine, _ = engine_of()
     sequences = add_all(engine, oracle(1))

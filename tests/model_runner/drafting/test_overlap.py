@@ -26,33 +26,21 @@ def overlap() -> Overlap:
     return Overlap(StepTimes(StepTimeCurve({n: max(READING, PER_TOKEN * n) for n in sizes})))
 
 
-def test_a_step_that_reads_weights_is_not_divided(overlap: Overlap) -> None:
-    for _ in range(10):
-        overlap.observe(step_of(64, 1), host_seconds=1e-3)
-    assert overlap.most(64) is None
-
-
-def test_a_step_that_computes_is_divided(overlap: Overlap) -> None:
-    for _ in range(10):
-        overlap.observe(step_of(64, 6), host_seconds=5e-3)
-    assert overlap.most(64) == 32
-    assert overlap.most(63) == 32
+@pytest.mark.parametrize(
+    ("rows", "tokens", "host_seconds", "most"),
+    [
+        pytest.param(64, 1, 1e-3, None, id="weights would be read twice"),
+        pytest.param(64, 1, 10e-3, 32, id="the host takes longer than that"),
+        pytest.param(64, 6, 5e-3, 32, id="arithmetic takes longest"),
+        pytest.param(32, 6, 2.5e-3, 32, id="halves tell the same as whole steps"),
+        pytest.param(64, 6, 0.1e-3, None, id="the host takes next to nothing"),
+    ],
+)
+def test_two_halves_of_64(overlap: Overlap, rows: int, tokens: int, host_seconds: float, most: int | None) -> None:
+    overlap.observe(step_of(rows, tokens), host_seconds)
+    assert overlap.most(64) == most
+    assert overlap.most(63) == most
     assert overlap.most(1) is None
-
-
-def test_weights_are_read_twice_if_the_host_takes_longer_than_that(overlap: Overlap) -> None:
-    overlap.observe(step_of(64, 1), host_seconds=10e-3)
-    assert overlap.most(64) == 32
-
-
-def test_little_host_time_is_not_worth_it(overlap: Overlap) -> None:
-    overlap.observe(step_of(64, 6), host_seconds=0.1e-3)
-    assert overlap.most(64) is None
-
-
-def test_halves_tell_the_same_as_whole_steps(overlap: Overlap) -> None:
-    overlap.observe(step_of(32, 6), host_seconds=2.5e-3)
-    assert overlap.most(64) == 32
 
 
 def test_the_mean_follows(overlap: Overlap) -> None:

@@ -48,4 +48,6 @@ def test_no_request_needs_another_kernel() -> None:
 
 
 def test_a_small_memory_holds_the_first_steps() -> None:
-    compile_choosing(served("llama").factory.runner(PAGE_SIZE))
+    compiled = kernels_of(lambda: compile_choosing(served("llama").factory.runner(PAGE_SIZE)))
+    assert {name for name, _ in compiled} == BESIDE_THE_MODEL
+    assert {dict(constants)["NODES"] for name, constants in compiled if name == "accept_paths"} == {16}
