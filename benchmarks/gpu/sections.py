@@ -88,6 +88,8 @@ def step_times(model: LoadedModel, plan: Plan, weight_bytes: int, bandwidth: flo
     more = max(plan.nodes) + 64
     affordable = min(model.factory.default_kv_tokens(more, 2**20), model.max_context)
     contexts = [context for context in plan.contexts if context + more <= affordable]
+    if not contexts:
+        raise BenchmarkError(f"a context of {min(plan.contexts)} tokens does not fit; at most {affordable - more} do")
     runner = model.factory.runner(max(contexts) + more)
     random, rows = np.random.default_rng(0), []
     for context in contexts:
