@@ -62,7 +62,7 @@ def gpu(
     out = console()
     output.check()
     if predict:
-        out.print(markdown(), highlight=False)
+        out.print(markdown(), highlight=False, soft_wrap=True)
         output.write(predicted(), lambda axes: _draw_predictions(predicted(), axes))
         return
     import torch

@@ -124,9 +124,9 @@ def _accuracy() -> dict[str, float]:
 def _table(rows: list[dict[str, Any]]) -> Table:
     table = Table(title="Kernels of the cuda runner", title_justify="left")
     for heading in ("kernel", "variant", "arch"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for heading in ("cubin bytes", "shared bytes", "registers", "spills", "max error"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     for row in rows:
         error = "" if row["max_error"] is None else f"{row['max_error']:.1e}"
         figures = (str(row[name]) for name in ("cubin_bytes", "shared_bytes", "registers", "spills"))
