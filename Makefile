@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+DISTRIBUTIONS := strategies memory model_runner clients/python service benchmarks
 NODE := build/node/.installed
 TYPESCRIPT := clients/typescript/node_modules/.installed
 HELM := build/helm/.installed
@@ -17,10 +18,11 @@ help:  ## List the targets
 
 setup: $(STAMP)  ## Create .venv with client, server and development tools
 
-$(STAMP): pyproject.toml clients/python/pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		--editable clients/python --editable '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check pip==26.2
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --group dev \
+		$(addprefix --editable ./,$(DISTRIBUTIONS))
 	touch $@
 
 demo: $(STAMP)  ## Run the main job: questions through the service, drafting off, cold and warm; an experiment
@@ -29,7 +31,7 @@ demo: $(STAMP)  ## Run the main job: questions through the service, drafting off
 peers: .venv-peers/openvino-genai/.installed .venv-peers/vllm/.installed  ## Install the engines of `draftwood bench --peer`
 
 # Without dependency resolution: both would bring a torchvision that does not fit the CPU build of torch.
-.venv-peers/%/.installed: benchmarks/peers/requirements-%.txt
+.venv-peers/%/.installed: benchmarks/draftwood_benchmarks/peers/requirements-%.txt
 	test -x .venv-peers/$*/bin/python || $(PYTHON) -m venv .venv-peers/$*
 	.venv-peers/$*/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $<
 	touch $@
@@ -122,7 +124,7 @@ install-test:  ## Install from git as a user does, into build/install, and ask t
 
 # Draftwood need not be installed there.
 test-gpu:  ## The lossless suite on a CUDA device, with the Python that has torch for it (PYTHON=...)
-	PYTHONPATH=clients/python:protos:$$PYTHONPATH TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 GPU_TEST_DEVICE=cuda $(PYTHON) -m pytest -q tests/model_runner/runners/cuda
+	PYTHONPATH=clients/python:protos:strategies:memory:model_runner:service:benchmarks:$$PYTHONPATH TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 GPU_TEST_DEVICE=cuda $(PYTHON) -m pytest -q tests/model_runner/runners/cuda
 
 test-quantized: $(STAMP) build/quantized  ## Checkpoints with quantized weights, with the kernels for GPUs interpreted
 	PYTHONPATH=build/quantized $(TEST_ENV) $(BIN)/python -m pytest -q tests/model_runner/runners/cuda/test_quantized.py

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-import strategies
-from strategies import Strategy, registry
+import draftwood_strategies
+from draftwood_strategies import Strategy, registry
 
 PROJECT = Path(__file__).parents[1] / "examples" / "phrase_book"
 NAME = "phrase_book"
@@ -35,8 +35,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
 def create(name: str, phrases: Iterable[Sequence[int]]) -> Strategy:
     """A new strategy; the plugin with a book of these phrases."""
     if name != NAME:
-        return strategies.create(name)
+        return draftwood_strategies.create(name)
     with TemporaryDirectory() as folder:
         book = Path(folder) / "book.txt"
         book.write_text("".join(" ".join(map(str, phrase)) + "\n" for phrase in phrases), encoding="utf-8")
-        return strategies.create(NAME, book=str(book))
+        return draftwood_strategies.create(NAME, book=str(book))

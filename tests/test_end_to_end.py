@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.demo import demo
-from benchmarks.shared.prompts import read_questions
-from benchmarks.shared.server_process import ServerError, running_server
+from draftwood_benchmarks.demo import demo
+from draftwood_benchmarks.shared.prompts import read_questions
+from draftwood_benchmarks.shared.server_process import ServerError, running_server
 from draftwood_client import (
     AsyncClient,
     ChatMessage,
@@ -29,12 +29,12 @@ from draftwood_client import (
     InvalidRequestError,
     UnavailableError,
 )
-from model_runner.drafting import draft_account
-from model_runner.engine import Engine, EngineConfig
-from service.rpc.server import RunningServer
-from service.settings import Settings
-from strategies import DraftTree, Feedback, registry, strategy_names
-from strategies.draft import Int32Array
+from draftwood_model_runner.drafting import draft_account
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_service.rpc.server import RunningServer
+from draftwood_service.settings import Settings
+from draftwood_strategies import DraftTree, Feedback, registry, strategy_names
+from draftwood_strategies.draft import Int32Array
 from tests.model_runner.families import greedy, served, torch_factory
 from tests.service.fakes import started_server, until
 

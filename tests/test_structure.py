@@ -15,10 +15,11 @@ from pathlib import Path, PurePosixPath
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = {
-    "strategies": "strategies",
-    "model_runner": "model_runner",
-    "service": "service",
-    "benchmarks": "benchmarks",
+    "draftwood_strategies": "strategies/draftwood_strategies",
+    "draftwood_memory": "memory/draftwood_memory",
+    "draftwood_model_runner": "model_runner/draftwood_model_runner",
+    "draftwood_service": "service/draftwood_service",
+    "draftwood_benchmarks": "benchmarks/draftwood_benchmarks",
     "tools": "tools",
     "draftwood_client": "clients/python/draftwood_client",
     "draftwood_phrase_book": "examples/phrase_book/draftwood_phrase_book",

@@ -15,7 +15,7 @@ import yaml
 from google.protobuf.descriptor import FieldDescriptor
 
 from draftwood.admin.v1 import experiments_pb2, tenants_pb2
-from service.settings import Settings
+from draftwood_service.settings import Settings
 
 CHART = Path(__file__).parents[1] / "helm" / "draftwood"
 SCHEMA = CHART / "values.schema.json"

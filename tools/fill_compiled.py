@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import tempfile
 
-from benchmarks.shared.server_process import running_server
+from draftwood_benchmarks.shared.server_process import running_server
 from draftwood_client import ChatMessage, Client
-from strategies import strategy_names
+from draftwood_strategies import strategy_names
 
 _PROMPT = [ChatMessage("user", "Where is my order? I ordered two lamps, and two lamps have not arrived.")]
 

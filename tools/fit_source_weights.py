@@ -1,4 +1,4 @@
-"""Fits the weights that a hybrid starts from, the prior in `strategies/mixing/weights.py`.
+"""Fits the weights that a hybrid starts from, the prior in `strategies/draftwood_strategies/mixing/weights.py`.
 
     python tools/fit_source_weights.py gsm8k.jsonl --limit 60
 
@@ -16,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from benchmarks.shared.prompts import encode, read_prompts, read_questions
-from model_runner.engine import Engine, EngineConfig
-from model_runner.loading.model import BUNDLED_MODEL, load_model
-from model_runner.request import Request, StopParams
-from model_runner.sequence import Sequence
-from strategies import HybridStrategy
-from strategies.mixing.weights import CHANCE_BINS, LEVELS, SOURCES, Weights
-from strategies.native import Int32Array
-from strategies.successors import ORDERS, STEADY_BINS, WIDTH
+from draftwood_benchmarks.shared.prompts import encode, read_prompts, read_questions
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
+from draftwood_model_runner.request import Request, StopParams
+from draftwood_model_runner.sequence import Sequence
+from draftwood_strategies import HybridStrategy
+from draftwood_strategies.mixing.weights import CHANCE_BINS, LEVELS, SOURCES, Weights
+from draftwood_strategies.native import Int32Array
+from draftwood_strategies.successors import ORDERS, STEADY_BINS, WIDTH
 
 BUDGETS = (16, 32, 64)
 STEP = 0.05
@@ -119,7 +119,7 @@ def fit(
     session: Annotated[int, typer.Option(min=1, help="Answers until the memories are emptied.")] = 20,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 200,
 ) -> None:
-    """Print the constants of the prior in strategies/mixing/weights.py."""
+    """Print the constants of the prior in strategies/draftwood_strategies/mixing/weights.py."""
     model = load_model(BUNDLED_MODEL, device="cpu", dtype="float32")
     most = max(BUDGETS)
     engine = Engine(model, EngineConfig(max_draft_nodes=most, adaptive_budget=False, prefix_cache=False))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from service.config import ENV_PREFIX, flag
-from service.settings import Settings, default_shown
+from draftwood_service.config import ENV_PREFIX, flag
+from draftwood_service.settings import Settings, default_shown
 from tools.protocol_reference import PAGES, table
 
 PAGE = PAGES / "settings.md"
 _HEAD = f"""# Settings
 
-Generated from `service/settings.py`. Each setting of `draftwood serve` is a flag, an environment variable
-(`{ENV_PREFIX}` and the name in capitals, with `_` for `-`) and a key of the YAML file that `--config` names (with `_`
-for `-`). A value is taken from the first of: flag, variable, file, default. Durations are in seconds, sizes in bytes or
-with a suffix K, M or G.
+Generated from `service/draftwood_service/settings.py`. Each setting of `draftwood serve` is a flag, an environment
+variable (`{ENV_PREFIX}` and the name in capitals, with `_` for `-`) and a key of the YAML file that `--config` names
+(with `_` for `-`). A value is taken from the first of: flag, variable, file, default. Durations are in seconds, sizes
+in bytes or with a suffix K, M or G.
 
 """
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import transformers
 
-from model_runner.loading.supported_models import FILE
+from draftwood_model_runner.loading.supported_models import FILE
 from tools.model_sweep.families import FAMILIES, small_model
 from tools.model_sweep.trial import NEW_TOKENS, PROMPTS, RUNNERS, try_runner
 

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from model_runner.errors import InvalidInputError, InvalidValueError
+from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from tools.demo_model.corpus import Exchange, encoded, read_exchanges, split, trained_tokenizer
 from tools.demo_model.training import (
     CHECKPOINT,
@@ -41,7 +41,7 @@ CHECKPOINT_EVERY = 200
 """Steps between checkpoints, about five minutes of training on one core; not tuned."""
 
 app = typer.Typer(
-    help="Train and evaluate models like the one in model_runner/loading/demo.",
+    help="Train and evaluate models like the one in model_runner/draftwood_model_runner/loading/demo.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers import process
+from draftwood_benchmarks.peers import process
 from tests.benchmarks.peers.fake import UsePeer
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.commands import COMMANDS, bench
+from draftwood_benchmarks.commands import COMMANDS, bench
 
 
 def test_the_list_of_subcommands_imports_none_of_them() -> None:
     program = (
-        "import sys\nfrom benchmarks.commands import bench\nstatus = bench(['--help'])\n"
+        "import sys\nfrom draftwood_benchmarks.commands import bench\nstatus = bench(['--help'])\n"
         "heavy = {'torch', 'numba', 'transformers', 'matplotlib'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else status)"
     )

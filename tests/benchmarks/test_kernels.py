@@ -14,13 +14,13 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from benchmarks.gpu.command import LONG_SHAPES
-from benchmarks.gpu.prediction import DEVICES, LAYER_KERNELS, MODELS, best_nodes, markdown, predict
-from benchmarks.gpu.targets import targets
-from benchmarks.kernels.command import TOLERANCE, defects
-from benchmarks.shared.widen import SHAPES, _config, parse_shape
-from model_runner.loading.checkpoint import BUNDLED_MODEL
-from model_runner.runners.cuda.device.launching import require_triton
+from draftwood_benchmarks.gpu.command import LONG_SHAPES
+from draftwood_benchmarks.gpu.prediction import DEVICES, LAYER_KERNELS, MODELS, best_nodes, markdown, predict
+from draftwood_benchmarks.gpu.targets import targets
+from draftwood_benchmarks.kernels.command import TOLERANCE, defects
+from draftwood_benchmarks.shared.widen import SHAPES, _config, parse_shape
+from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
+from draftwood_model_runner.runners.cuda.device.launching import require_triton
 
 pytest.importorskip("triton", reason="Triton is not installed")
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ def run(*arguments: str, interpret: bool = False) -> subprocess.CompletedProcess
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     if interpret:
         environment["TRITON_INTERPRET"] = "1"
-    code = "import sys; from benchmarks.commands import bench; sys.exit(bench(sys.argv[1:]))"
+    code = "import sys; from draftwood_benchmarks.commands import bench; sys.exit(bench(sys.argv[1:]))"
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=290, cwd=ROOT
     )
@@ -93,7 +93,7 @@ def test_without_a_gpu_there_is_nothing_to_measure() -> None:
 @pytest.mark.timeout(900)
 def test_the_program_for_a_gpu_runs_without_one(tmp_path: Path) -> None:
     path = tmp_path / "gpu.json"
-    code = "import sys; from benchmarks.commands import bench; sys.exit(bench(sys.argv[1:]))"
+    code = "import sys; from draftwood_benchmarks.commands import bench; sys.exit(bench(sys.argv[1:]))"
     arguments = ["gpu", "--smoke", "--json", str(path), "--plot", str(tmp_path / "gpu.svg")]
     subprocess.run(
         [sys.executable, "-c", code, *arguments], env=os.environ | {"TRITON_INTERPRET": "1"}, check=True, cwd=ROOT
@@ -105,7 +105,7 @@ def test_the_program_for_a_gpu_runs_without_one(tmp_path: Path) -> None:
 
 def test_causal_attention_of_the_same_size_sees_the_whole_context() -> None:
     require_triton(torch.device("cpu"))
-    from benchmarks.gpu.attention import AttentionCase
+    from draftwood_benchmarks.gpu.attention import AttentionCase
 
     case = AttentionCase(100, 6, torch.device("cpu"), torch.float32)
     keys, values = (part.repeat_interleave(4, 1) for part in case._side_by_side)

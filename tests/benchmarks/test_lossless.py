@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import lossless
-from benchmarks.commands import bench
-from benchmarks.lossless import Difference, Row
-from benchmarks.shared.report import BenchmarkError
-from model_runner.sampling.token_chooser import TokenChooser
+from draftwood_benchmarks import lossless
+from draftwood_benchmarks.commands import bench
+from draftwood_benchmarks.lossless import Difference, Row
+from draftwood_benchmarks.shared.report import BenchmarkError
+from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from tests.model_runner.families import greedy, reference
 
 PROMPT = (3, 1, 4, 1, 5)

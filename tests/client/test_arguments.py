@@ -183,7 +183,7 @@ def test_grpc_makes_the_attempts_of_a_policy(server: FakeServer, attempts: int) 
 def test_the_base_install_is_light() -> None:
     code = (
         "import sys, draftwood_client, draftwood_client.cli;"
-        "heavy = {'numpy', 'torch', 'transformers', 'numba', 'redis', 'service', 'strategies', 'model_runner'};"
+        "heavy = {'numpy', 'torch', 'transformers', 'numba', 'redis', 'draftwood_service', 'draftwood_strategies'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

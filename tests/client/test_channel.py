@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from benchmarks.rollout.names import NAME, NameServer
-from benchmarks.rollout.replicas import free_port
+from draftwood_benchmarks.rollout.names import NAME, NameServer
+from draftwood_benchmarks.rollout.replicas import free_port
 from draftwood_client import NO_RETRY, AsyncClient, Client, UnavailableError
 from draftwood_client.connection import Connection
-from service.rpc.bound import options
-from service.settings import Settings
+from draftwood_service.rpc.bound import options
+from draftwood_service.settings import Settings
 from tests.client.fake_server import FakeServer, hangs
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import typer
 
-from benchmarks.commands import COMMANDS as BENCHMARKS
+from draftwood_benchmarks.commands import COMMANDS as BENCHMARKS
 from draftwood_client.cli import build_app
 from tests.client.terminal import Terminal
 

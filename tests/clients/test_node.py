@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from model_runner.errors import InvalidValueError
-from model_runner.request import GrammarKind
-from model_runner.sequence import Grammar
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.request import GrammarKind
+from draftwood_model_runner.sequence import Grammar
 from tests.service.fakes import FakeGrammars, FakeModel, Served, serving
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import typer
 
-from benchmarks.commands import build_app as bench_app
-from benchmarks.demo import app as demo_app
-from benchmarks.experiments.commands import _app as replay_app
-from benchmarks.shared.server_process import ServerError, running_server
+from draftwood_benchmarks.commands import build_app as bench_app
+from draftwood_benchmarks.demo import app as demo_app
+from draftwood_benchmarks.experiments.commands import _app as replay_app
+from draftwood_benchmarks.shared.server_process import ServerError, running_server
 from draftwood_client.cli import build_app
-from service.auth.commands import app as key_app
-from service.settings import Settings
+from draftwood_service.auth.commands import app as key_app
+from draftwood_service.settings import Settings
 from tests.docs.not_run import NOT_RUN, PARSED, reason
 from tests.docs.pages import Block, blocks, inline_commands, pages
 from tests.docs.session import Session

@@ -12,10 +12,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from service.config import read_settings
-from service.settings import Settings
-from service.tenants.file import read_file
-from service.tenants.reading import ServerLimits
+from draftwood_service.config import read_settings
+from draftwood_service.settings import Settings
+from draftwood_service.tenants.file import read_file
+from draftwood_service.tenants.reading import ServerLimits
 from tests.helm.chart import GOLDEN, HELM_3, VALUES, Document, golden, notes, read, render, render_3
 
 CUSTOM = {"ServiceMonitor", "PrometheusRule", "ScaledObject", "GRPCRoute"}

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from service.settings import Settings
+from draftwood_service.settings import Settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT = (REPOSITORY / "Dockerfile").read_text()
@@ -60,7 +60,7 @@ def test_the_builder_gets_nothing_else() -> None:
     needed = tuple(copied())
     for file in filter(sent, files):
         assert file in needed or file.startswith(tuple(f"{name}/" for name in needed)), file
-    assert sent("service/rpc/server.py")
+    assert sent("service/draftwood_service/rpc/server.py")
     assert not any(map(sent, ("tests/conftest.py", ".git/config", "tools/sweep_models.py", "service/x/__pycache__/a")))
 
 

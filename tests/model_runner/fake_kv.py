@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from model_runner.scheduling.kv_pool import KVPool
-from model_runner.scheduling.scheduler import Work
+from draftwood_model_runner.scheduling.kv_pool import KVPool
+from draftwood_model_runner.scheduling.scheduler import Work
 
 JUNK = -1
 

@@ -20,10 +20,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt, load_model
-from model_runner.loading.tokenizer import Tokenizer
-from model_runner.runners.torch.runner import TorchRunnerFactory
-from strategies.draft import Int32Array
+from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt, load_model
+from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.runners.torch.runner import TorchRunnerFactory
+from draftwood_strategies.draft import Int32Array
 
 VOCAB = 256
 HAS_AMX: bool = torch.cpu._is_amx_tile_supported()

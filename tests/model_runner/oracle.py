@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from strategies import EMPTY_TREE, DraftTree, Feedback
-from strategies.draft import Int32Array
+from draftwood_strategies import EMPTY_TREE, DraftTree, Feedback
+from draftwood_strategies.draft import Int32Array
 
 
 class OracleStrategy:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from model_runner.runners.base import DraftLimits, KVMoves, Predictions, Runner, StepBatch
-from model_runner.runners.choices import MOST_PROBABLE, NOT_CHOSEN, Choices
-from model_runner.sampling.verify import walk_predicted
+from draftwood_model_runner.runners.base import DraftLimits, KVMoves, Predictions, Runner, StepBatch
+from draftwood_model_runner.runners.choices import MOST_PROBABLE, NOT_CHOSEN, Choices
+from draftwood_model_runner.sampling.verify import walk_predicted
 
 
 @dataclass(eq=False)

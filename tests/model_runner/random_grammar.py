@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from model_runner.runners.choices import UNKNOWN_MASK, TokenMasks
-from strategies.draft import Int32Array
+from draftwood_model_runner.runners.choices import UNKNOWN_MASK, TokenMasks
+from draftwood_strategies.draft import Int32Array
 
 
 class RandomGrammar:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from model_runner.request import Request, SamplingParams, StopParams
-from model_runner.sequence import Grammar, Sequence
-from strategies import Strategy
-from strategies.draft import Int32Array
+from draftwood_model_runner.request import Request, SamplingParams, StopParams
+from draftwood_model_runner.sequence import Grammar, Sequence
+from draftwood_strategies import Strategy
+from draftwood_strategies.draft import Int32Array
 
 GREEDY = SamplingParams()
 

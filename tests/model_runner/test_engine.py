@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-import strategies
-from model_runner.drafting.draft_account import Payoff
-from model_runner.drafting.guarded_drafter import GuardedDrafter
-from model_runner.drafting.watchdog import Watchdog
-from model_runner.engine import Engine, EngineConfig
-from model_runner.errors import EngineStoppedError, InvalidValueError, ModelError
-from model_runner.loading.model import LoadedModel
-from model_runner.output import FinishReason, StepOutput
-from model_runner.request import StopParams
-from model_runner.sequence import Sequence, SequenceState
-from strategies import DraftTree, Feedback
-from strategies.draft import Int32Array
+import draftwood_strategies
+from draftwood_model_runner.drafting.draft_account import Payoff
+from draftwood_model_runner.drafting.guarded_drafter import GuardedDrafter
+from draftwood_model_runner.drafting.watchdog import Watchdog
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.errors import EngineStoppedError, InvalidValueError, ModelError
+from draftwood_model_runner.loading.model import LoadedModel
+from draftwood_model_runner.output import FinishReason, StepOutput
+from draftwood_model_runner.request import StopParams
+from draftwood_model_runner.sequence import Sequence, SequenceState
+from draftwood_strategies import DraftTree, Feedback
+from draftwood_strategies.draft import Int32Array
 from tests.model_runner.families import as_prompt, greedy, served, torch_factory
 from tests.model_runner.sequences import make_sequence
 
@@ -101,7 +101,7 @@ class Faulty:
 )
 def test_a_strategys_error_stays_its_own(engine: Engine, call: str) -> None:
     faulty = Faulty(call)
-    bad, good = sequence(strategy=faulty), sequence((9, 9, 9), strategy=strategies.create("trie"))
+    bad, good = sequence(strategy=faulty), sequence((9, 9, 9), strategy=draftwood_strategies.create("trie"))
     engine.add(bad)
     engine.add(good)
     outputs = run(engine)
@@ -186,7 +186,7 @@ def test_what_does_not_fit_is_refused(engine: Engine, options: dict[str, object]
 
 
 def test_the_whole_context_can_be_used(engine: Engine) -> None:
-    s = sequence((1, 2), stop=StopParams(254), strategy=strategies.create("trie"), max_draft_nodes=16)
+    s = sequence((1, 2), stop=StopParams(254), strategy=draftwood_strategies.create("trie"), max_draft_nodes=16)
     engine.add(s)
     run(engine)
     assert s.output == greedy("llama", (1, 2), 254)
@@ -200,7 +200,7 @@ def test_stop_tokens_and_strings_end_inside_an_accepted_run(model: LoadedModel) 
     text = model.tokenizer.decode(expected)
     cut = text.index(" ", 40)
     stop_string = text[cut + 1 : cut + 9]
-    strategy = strategies.create("trie")
+    strategy = draftwood_strategies.create("trie")
 
     def answer(stop: StopParams) -> tuple[Sequence, str, StepOutput]:
         s = make_sequence("r", prompt, stop, strategy=strategy, max_draft_nodes=32)
@@ -225,7 +225,7 @@ def test_stop_tokens_and_strings_end_inside_an_accepted_run(model: LoadedModel) 
 
 
 def test_statistics_add_up(engine: Engine) -> None:
-    strategy = strategies.create("trie")
+    strategy = draftwood_strategies.create("trie")
     for _ in range(2):
         s = sequence(strategy=strategy)
         engine.add(s)
@@ -388,7 +388,7 @@ def test_a_tenant_s_payoff_never_reaches_another_nor_another_strategy(
 
 
 def test_outputs_have_the_verified_drafts_if_they_are_asked_for(engine: Engine) -> None:
-    strategy = strategies.create("trie")
+    strategy = draftwood_strategies.create("trie")
     for _ in range(2):
         asking = sequence(strategy=strategy, stop=StopParams(40), draft_trees=True)
         engine.add(asking)

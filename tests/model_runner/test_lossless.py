@@ -10,14 +10,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import strategies
-from model_runner.drafting import draft_policy
-from model_runner.drafting.draft_account import DraftAccount
-from model_runner.drafting.guarded_drafter import GuardedDrafter
-from model_runner.engine import Engine, EngineConfig
-from model_runner.request import StopParams
-from model_runner.sequence import Sequence
-from strategies import Strategy
+import draftwood_strategies
+from draftwood_model_runner.drafting import draft_policy
+from draftwood_model_runner.drafting.draft_account import DraftAccount
+from draftwood_model_runner.drafting.guarded_drafter import GuardedDrafter
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.request import StopParams
+from draftwood_model_runner.sequence import Sequence
+from draftwood_strategies import Strategy
 from tests import phrase_book
 from tests.model_runner.families import (
     FAMILIES,
@@ -32,7 +32,7 @@ from tests.model_runner.families import (
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import make_sequence
 
-NAMES = [*dict.fromkeys([*strategies.strategy_names(), phrase_book.NAME])]
+NAMES = [*dict.fromkeys([*draftwood_strategies.strategy_names(), phrase_book.NAME])]
 """Every strategy, the example plugin among them."""
 NEW_TOKENS = 20
 BATCHES = ((0, 5), (1, 5), (7, 1), (64, 5), (64, 1))
@@ -145,7 +145,7 @@ def test_strategies_that_are_asked_now_and_then_only(name: str, monkeypatch: pyt
     """After each draft two steps without one; what is written in them the drafter is told afterwards."""
     monkeypatch.setattr(DraftAccount, "pause", lambda account: 2)
     batch = [(1, 2, 3, 1, 2, 3, 1), (4, 4, 4, 4), (5,)]
-    sequences = generate(fixed_engine("llama"), batch, strategies.create(name), 16, StopParams(NEW_TOKENS))
+    sequences = generate(fixed_engine("llama"), batch, draftwood_strategies.create(name), 16, StopParams(NEW_TOKENS))
     assert [one.output for one in sequences] == [greedy("llama", prompt, NEW_TOKENS) for prompt in batch]
     assert [one.stats.drafting_disabled_reason for one in sequences] == [""] * len(batch)
     if name in ("trie", "recycling", "hybrid"):
@@ -166,7 +166,7 @@ def test_drafters_that_start_in_the_middle_of_an_answer(name: str, monkeypatch: 
     monkeypatch.setattr(GuardedDrafter, "_start", noted)
     batch = [(4, 4, 4, 4), tuple(i % 7 + 1 for i in range(40))]
     engine = fixed_engine("llama", prefill_chunk=8, shared_prefill_chunk=8)
-    sequences = generate(engine, batch, strategies.create(name), 16, StopParams(NEW_TOKENS))
+    sequences = generate(engine, batch, draftwood_strategies.create(name), 16, StopParams(NEW_TOKENS))
     assert [one.output for one in sequences] == [greedy("llama", prompt, NEW_TOKENS) for prompt in batch]
     assert max(started) > 1
     assert [one.stats.drafting_disabled_reason for one in sequences] == [""] * len(batch)
@@ -177,7 +177,7 @@ def test_sequences_that_skip_steps_for_a_prompt(name: str) -> None:
     """While the long prompt is read, the others write in every fourth step only, and draft in it."""
     batch = [(4, 4, 4, 4), (1, 2, 1, 2, 1), tuple(i % 7 + 1 for i in range(50))]
     engine = fixed_engine("llama", prefill_chunk=6, shared_prefill_chunk=6)
-    sequences = generate(engine, batch, strategies.create(name), 16, StopParams(NEW_TOKENS))
+    sequences = generate(engine, batch, draftwood_strategies.create(name), 16, StopParams(NEW_TOKENS))
     assert [one.output for one in sequences] == [greedy("llama", prompt, NEW_TOKENS) for prompt in batch]
 
 
@@ -189,7 +189,7 @@ def test_min_tokens_suppresses_the_end(min_tokens: int) -> None:
     longest = len(free) + 60
     expected = greedy("bundled", prompt, longest, min_new_tokens=len(free) + min_tokens)
     assert len(expected) > len(free)
-    engine, strategy = fixed_engine("bundled"), strategies.create("trie")
+    engine, strategy = fixed_engine("bundled"), draftwood_strategies.create("trie")
     for _ in range(2):
         [sequence] = generate(engine, [prompt], strategy, 24, StopParams(longest, min_tokens=len(free) + min_tokens))
         assert sequence.output == expected
@@ -200,7 +200,7 @@ def test_adaptive_budget_changes_no_token(runner: str) -> None:
     model = served("bundled", runner)
     engine = Engine(model, EngineConfig(max_draft_nodes=32))
     prompt = tuple(model.tokenizer.encode_chat([{"role": "user", "content": "cancel my order 4411"}]).tolist())
-    strategy = strategies.create("trie")
+    strategy = draftwood_strategies.create("trie")
     for _ in range(3):
         [sequence] = generate(engine, [prompt], strategy, 32, StopParams(100))
         assert sequence.output == greedy("bundled", prompt, 100)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-import strategies
-from model_runner.engine import Engine, EngineConfig
-from model_runner.errors import DeviceLostError, DeviceMemoryError, ModelError
-from model_runner.output import StepOutput
-from model_runner.request import StopParams
-from model_runner.sequence import Sequence
+import draftwood_strategies
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.errors import DeviceLostError, DeviceMemoryError, ModelError
+from draftwood_model_runner.output import StepOutput
+from draftwood_model_runner.request import StopParams
+from draftwood_model_runner.sequence import Sequence
 from tests.model_runner.families import VOCAB, as_prompt, greedy, served
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.overlapping import OverlappingRunner
@@ -77,7 +77,7 @@ def oracle(seed: int) -> OracleStrategy:
 @pytest.mark.parametrize("name", ["none", "trie", "recycling", "jacobi", "hybrid"])
 def test_strategies(name: str) -> None:
     engine, runner = engine_of()
-    sequences = add_all(engine, strategies.create(name))
+    sequences = add_all(engine, draftwood_strategies.create(name))
     run(engine)
     check_outputs(sequences)
     assert [one.stats.drafting_disabled_reason for one in sequences] == [""] * len(PROMPTS)
@@ -107,7 +107,7 @@ def test_steps_that_read_prompts_tell_nothing_of_decoding() -> None:
     observed: list[int] = []
     patched: Any = engine
     patched._overlap.observe = lambda batch, seconds: observed.append(batch.size)
-    strategy = strategies.create("none")
+    strategy = draftwood_strategies.create("none")
     add_all(engine, strategy, PROMPTS[3:5])
     run(engine)
     assert set(observed) == {1}

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from model_runner.answer import ENDING_DIFFERS, Answer
-from model_runner.engine import Engine, EngineConfig
-from model_runner.output import Finish, FinishReason
-from model_runner.redecoding import PREFILL_TOKENS, Redecoding
-from model_runner.request import Format, GrammarKind, SamplingParams, StopParams
-from model_runner.sampling.sequence_writer import AcceptedPath, SequenceWriter
-from model_runner.sampling.token_chooser import TokenChooser
-from model_runner.sequence import Grammar, Sequence
+from draftwood_model_runner.answer import ENDING_DIFFERS, Answer
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.output import Finish, FinishReason
+from draftwood_model_runner.redecoding import PREFILL_TOKENS, Redecoding
+from draftwood_model_runner.request import Format, GrammarKind, SamplingParams, StopParams
+from draftwood_model_runner.sampling.sequence_writer import AcceptedPath, SequenceWriter
+from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sequence import Grammar, Sequence
 from tests.model_runner.families import as_prompt, greedy, reference, served
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import GREEDY, make_sequence

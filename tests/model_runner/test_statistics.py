@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from model_runner.statistics import FORMAT_SOURCE, SequenceStats
-from strategies.base import SourceCounts
+from draftwood_model_runner.statistics import FORMAT_SOURCE, SequenceStats
+from draftwood_strategies.base import SourceCounts
 
 
 def test_draft_tokens_count_for_the_strategy_its_parts_and_the_grammar() -> None:

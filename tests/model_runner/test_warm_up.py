@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from numba.core import event
 
-from model_runner.engine import Engine, EngineConfig
-from model_runner.loading.model import load_model
-from model_runner.request import Request, StopParams
-from model_runner.sequence import Sequence
-from model_runner.warm_up import TENANT, warm_up
-from strategies import create, strategy_names
-from strategies.registry import warm_up as warm_up_strategy
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.loading.model import load_model
+from draftwood_model_runner.request import Request, StopParams
+from draftwood_model_runner.sequence import Sequence
+from draftwood_model_runner.warm_up import TENANT, warm_up
+from draftwood_strategies import create, strategy_names
+from draftwood_strategies.registry import warm_up as warm_up_strategy
 
 
 class _Compilations(event.Listener):

@@ -15,7 +15,7 @@ import typer
 import yaml
 
 from draftwood_client.cli import build_app
-from service.settings import Settings
+from draftwood_service.settings import Settings
 from tests.helm.chart import render
 from tests.monitoring.expressions import ALERTS, REPOSITORY, RUNBOOKS, dashboards, rules
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.abuse.attacks import ATTACKS, MAX_MESSAGE_BYTES, Attack, Statuses
-from benchmarks.abuse.probes import probe, settled_mib
-from benchmarks.shared.server_process import ServerProcess, server_process
+from draftwood_benchmarks.abuse.attacks import ATTACKS, MAX_MESSAGE_BYTES, Attack, Statuses
+from draftwood_benchmarks.abuse.probes import probe, settled_mib
+from draftwood_benchmarks.shared.server_process import ServerProcess, server_process
 
 SECONDS = 2.0
 MOST_WAIT = 5.0

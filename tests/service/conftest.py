@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.logging_config import configure_logging
+from draftwood_service.logging_config import configure_logging
 from tests.service.memory.servers import Valkey
 
 

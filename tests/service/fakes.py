@@ -16,28 +16,28 @@ import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
-from model_runner.answer import Answer as FinishedAnswer
-from model_runner.answer import Difference
-from model_runner.errors import InvalidInputError
-from model_runner.loading.tool_format import NoToolFormatError, ToolFormat
-from model_runner.output import Finish, FinishReason, StepOutput
-from model_runner.request import GrammarKind
-from model_runner.sampling.generation_defaults import GenerationDefaults
-from model_runner.scheduling.kv_pool import KVUse
-from model_runner.sequence import Grammar, Sequence, SequenceState
-from model_runner.statistics import EngineCounts
-from service.engine.bridge import EngineBridge
-from service.engine.loaded import LoadedEngine, StepEngine
-from service.engine.thread import EngineThread
-from service.memory.manager import MemoryManager
-from service.memory.opening import opened_memory
-from service.rpc.bound import BoundServer
-from service.rpc.server import RunningServer
-from service.serving import ServedModel
-from service.settings import Settings
-from service.telemetry import opened_telemetry
-from strategies import Drafter
-from strategies.draft import Int32Array
+from draftwood_model_runner.answer import Answer as FinishedAnswer
+from draftwood_model_runner.answer import Difference
+from draftwood_model_runner.errors import InvalidInputError
+from draftwood_model_runner.loading.tool_format import NoToolFormatError, ToolFormat
+from draftwood_model_runner.output import Finish, FinishReason, StepOutput
+from draftwood_model_runner.request import GrammarKind
+from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
+from draftwood_model_runner.scheduling.kv_pool import KVUse
+from draftwood_model_runner.sequence import Grammar, Sequence, SequenceState
+from draftwood_model_runner.statistics import EngineCounts
+from draftwood_service.engine.bridge import EngineBridge
+from draftwood_service.engine.loaded import LoadedEngine, StepEngine
+from draftwood_service.engine.thread import EngineThread
+from draftwood_service.memory.manager import MemoryManager
+from draftwood_service.memory.opening import opened_memory
+from draftwood_service.rpc.bound import BoundServer
+from draftwood_service.rpc.server import RunningServer
+from draftwood_service.serving import ServedModel
+from draftwood_service.settings import Settings
+from draftwood_service.telemetry import opened_telemetry
+from draftwood_strategies import Drafter
+from draftwood_strategies.draft import Int32Array
 
 
 class ByteTokenizer:

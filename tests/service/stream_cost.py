@@ -18,7 +18,7 @@ import uvloop
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
-from model_runner.output import StepOutput
+from draftwood_model_runner.output import StepOutput
 from tests.service.fakes import FakeEngine, FakeModel, serving
 
 

@@ -20,7 +20,7 @@ from draftwood.v1 import generation_pb2_grpc as pb_grpc
 # Serves the fake model, for what is tested here is the process around it.
 SERVE_FAKE = """
 import sys
-from service import commands
+from draftwood_service import commands
 from tests.service.fakes import FakeEngine, FakeModel, started_bridge
 engine = FakeEngine()
 engine.step_seconds = 0.01
@@ -40,7 +40,7 @@ DEATH = SERVE_FAKE.replace("engine.step_seconds = 0.01", "engine.step_error = Ru
 
 FAILS_EARLY = """
 import sys
-from service import commands
+from draftwood_service import commands
 assert commands.serve(sys.argv[1:]) == 1
 large = {"torch", "transformers", "grpc", "numba", "numpy"} & sys.modules.keys()
 assert not large, large
@@ -49,17 +49,17 @@ assert not large, large
 
 WITHOUT_TORCH = """
 import asyncio, sys
-from service import commands
-from service.engine.process import EngineProcess
-from service.serving import RemoteModel
-from service.settings import Settings
+from draftwood_service import commands
+from draftwood_service.engine.process import EngineProcess
+from draftwood_service.serving import RemoteModel
+from draftwood_service.settings import Settings
 
 async def start():
     bridge, model = await commands._start_engine(Settings(threads=1, model_cache=False))
     assert isinstance(model, RemoteModel)
     assert model.tokenizer.encode_chat([{"role": "user", "content": "Hello"}]).size > 1
     await bridge.close()
-    import service.rpc.server
+    import draftwood_service.rpc.server
     assert not {"torch", "openvino"} & sys.modules.keys()
 
 if __name__ == "__main__":
@@ -72,7 +72,7 @@ def environment() -> dict[str, str]:
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "service", *args]
+    command = [sys.executable, "-m", "draftwood_service", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(), check=False)
 
 

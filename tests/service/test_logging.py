@@ -13,8 +13,8 @@ import pytest
 import structlog
 
 from draftwood.v1 import generation_pb2 as pb
-from model_runner.errors import ModelError
-from service.logging_config import configure_logging
+from draftwood_model_runner.errors import ModelError
+from draftwood_service.logging_config import configure_logging
 from tests.service.fakes import answer, serving
 from tests.service.rpc.test_endings import ask
 

@@ -11,17 +11,17 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from benchmarks.shared.certificates import make_certificate
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood.v1 import memory_pb2 as memory_pb
 from draftwood.v1 import memory_pb2_grpc as memory_pb_grpc
-from model_runner.errors import InvalidValueError
-from service.engine.reporting import reporter
-from service.rpc.bound import LIVENESS, SERVICES, BoundServer
-from service.rpc.generation import SERVICE
-from service.rpc.server import RunningServer
-from service.settings import Settings
+from draftwood_benchmarks.shared.certificates import make_certificate
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_service.engine.reporting import reporter
+from draftwood_service.rpc.bound import LIVENESS, SERVICES, BoundServer
+from draftwood_service.rpc.generation import SERVICE
+from draftwood_service.rpc.server import RunningServer
+from draftwood_service.settings import Settings
 from tests.service.fakes import FakeEngine, FakeModel, answer, serving, started_bridge, started_server, until
 from tests.service.rpc.test_endings import ask, reason, started
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from service.config import CLIENT_VARIABLES, ENV_PREFIX, SettingsError, flag, read_settings
-from service.settings import Settings, default_shown
+from draftwood_service.config import CLIENT_VARIABLES, ENV_PREFIX, SettingsError, flag, read_settings
+from draftwood_service.settings import Settings, default_shown
 
 
 def error_of(args: list[str], environ: dict[str, str] | None = None) -> SettingsError:

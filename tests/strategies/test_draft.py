@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strategies import EMPTY_TREE, DraftTree, MalformedTreeError
-from strategies.draft import TreeBuilder, merged
+from draftwood_strategies import EMPTY_TREE, DraftTree, MalformedTreeError
+from draftwood_strategies.draft import TreeBuilder, merged
 
 
 @st.composite

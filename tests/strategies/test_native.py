@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from strategies.draft import DraftTree
-from strategies.native import Int32Array, compiled, flattened
+from draftwood_strategies.draft import DraftTree
+from draftwood_strategies.native import Int32Array, compiled, flattened
 
 
 class Pair(NamedTuple):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from strategies.options import Option, check, read_options
-from strategies.registry import UnknownStrategyError, check_options, options_of
+from draftwood_strategies.options import Option, check, read_options
+from draftwood_strategies.registry import UnknownStrategyError, check_options, options_of
 from tests import phrase_book
 
 ACCEPTED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strategies import create
-from strategies.base import Drafter, Feedback, Readable, Strategy
-from strategies.native import Int32Array
+from draftwood_strategies import create
+from draftwood_strategies.base import Drafter, Feedback, Readable, Strategy
+from draftwood_strategies.native import Int32Array
 
 READABLE = ("trie", "recycling", "jacobi", "hybrid")
 TEXT = np.arange(40, dtype=np.int32) % 13 + 1

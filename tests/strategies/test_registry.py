@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strategies import (
+from draftwood_strategies import (
     NoDrafts,
     Strategy,
     TrieStrategy,
@@ -20,8 +20,8 @@ from strategies import (
     registry,
     strategy_names,
 )
-from strategies.base import Drafter, Feedback
-from strategies.draft import Int32Array, checked
+from draftwood_strategies.base import Drafter, Feedback
+from draftwood_strategies.draft import Int32Array, checked
 from tests import phrase_book
 
 
@@ -100,7 +100,7 @@ def test_other_packages_bring_strategies_by_entry_point_and_a_broken_one_is_left
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = [
-        EntryPoint("theirs", "strategies.none:NoDrafts", registry.ENTRY_POINT_GROUP),
+        EntryPoint("theirs", "draftwood_strategies.none:NoDrafts", registry.ENTRY_POINT_GROUP),
         EntryPoint("broken", "no_such_module:nothing", registry.ENTRY_POINT_GROUP),
     ]
     monkeypatch.setattr(registry, "entry_points", lambda group: found if group == registry.ENTRY_POINT_GROUP else [])
@@ -128,8 +128,8 @@ def test_the_example_plugin_imports_nothing_of_ours() -> None:
             node.module or "" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)
         }
         assert not {name.partition(".")[0] for name in imported} & {
-            "strategies",
-            "model_runner",
-            "service",
+            "draftwood_strategies",
+            "draftwood_model_runner",
+            "draftwood_service",
             "draftwood",
         }

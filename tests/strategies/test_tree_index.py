@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import DraftTree
-from strategies.draft import Int32Array
-from strategies.tree_index import NO_NODE, empty_index, find_child, insert, link_all, locate, unlinked
+from draftwood_strategies import DraftTree
+from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.tree_index import NO_NODE, empty_index, find_child, insert, link_all, locate, unlinked
 from tests.strategies.test_draft import paths, trees
 
 

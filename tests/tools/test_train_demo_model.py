@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from model_runner.errors import InvalidInputError
-from model_runner.loading.model import BUNDLED_MODEL
+from draftwood_model_runner.errors import InvalidInputError
+from draftwood_model_runner.loading.model import BUNDLED_MODEL
 from tools.demo_model.corpus import (
     ASSISTANT,
     CHAT_TEMPLATE,

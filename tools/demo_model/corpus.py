@@ -18,7 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from model_runner.errors import InvalidInputError, InvalidValueError
+from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 
 PAD, USER, ASSISTANT, END = range(4)
 SPECIAL_TOKENS = ("<|pad|>", "<|user|>", "<|assistant|>", "<|end|>")

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from model_runner.errors import InvalidInputError, InvalidValueError
+from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from tools.demo_model.corpus import END, MAX_POSITIONS, PAD, SPECIAL_TOKENS, USER, Exchange, encoded, packed_rows
 
 CHECKPOINT = "checkpoint.pt"

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from model_runner.runners.shrinking import randomized, shrunken_config
+from draftwood_model_runner.runners.shrinking import randomized, shrunken_config
 
 FAMILIES = {
     "apertus": "Apertus 8B, 70B",

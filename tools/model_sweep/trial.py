@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from model_runner.engine import Engine, EngineConfig
-from model_runner.errors import DraftwoodError
-from model_runner.loading.model import BUNDLED_MODEL, adopt
-from model_runner.loading.tokenizer import Tokenizer
-from model_runner.request import Request, StopParams
-from model_runner.runners.probing import path_with_wrong_siblings
-from model_runner.runners.shrinking import CONTEXT
-from model_runner.sequence import Sequence
-from strategies import EMPTY_TREE, DraftTree, Feedback
-from strategies.draft import Int32Array
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.errors import DraftwoodError
+from draftwood_model_runner.loading.model import BUNDLED_MODEL, adopt
+from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.request import Request, StopParams
+from draftwood_model_runner.runners.probing import path_with_wrong_siblings
+from draftwood_model_runner.runners.shrinking import CONTEXT
+from draftwood_model_runner.sequence import Sequence
+from draftwood_strategies import EMPTY_TREE, DraftTree, Feedback
+from draftwood_strategies.draft import Int32Array
 
 RUNNERS = ("torch", "openvino")
 PROMPTS = (5, 11, 30, 47, 64, 90)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.shared.prompts import read_questions
-from benchmarks.speed.contenders import EngineContender, Task
-from model_runner.engine import Engine, EngineConfig
-from model_runner.loading.model import LoadedModel, load_model
-from strategies import Drafter, DraftTree, Feedback, Strategy, create
-from strategies.draft import Int32Array
+from draftwood_benchmarks.shared.prompts import read_questions
+from draftwood_benchmarks.speed.contenders import EngineContender, Task
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.loading.model import LoadedModel, load_model
+from draftwood_strategies import Drafter, DraftTree, Feedback, Strategy, create
+from draftwood_strategies.draft import Int32Array
 
 _TASK = Task(max_tokens=120)
 _WARM, _BUDGET = 60, 10

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from google.protobuf.message import DecodeError
 
-from benchmarks.abuse import attacks
 from draftwood.v1 import generation_pb2 as pb
+from draftwood_benchmarks.abuse import attacks
 
 
 @pytest.fixture

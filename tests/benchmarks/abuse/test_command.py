@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.abuse.command import Row, _row
-from benchmarks.abuse.probes import Seen
-from benchmarks.commands import bench
+from draftwood_benchmarks.abuse.command import Row, _row
+from draftwood_benchmarks.abuse.probes import Seen
+from draftwood_benchmarks.commands import bench
 
 FAIR = Row("fair", 5.0, 100.0, None, 0.0, "OK", {"OK": 3})
 CALLS: dict[str, Any] = {"counts": {"INVALID_ARGUMENT": 2, "OK": 5}, "untyped": ""}

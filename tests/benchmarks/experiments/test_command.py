@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.commands import bench
-from benchmarks.experiments import command
-from benchmarks.experiments.command import AA, AB, Row, excludes_zero, false_alarms, found_in, misses, power
-from benchmarks.experiments.simulation import LOOKS, TPOT_VARIATION, Looks, World, simulate
-from service.experiments.outcomes import TIME_PER_TOKEN, column
-from service.experiments.ratios import compare
+from draftwood_benchmarks.commands import bench
+from draftwood_benchmarks.experiments import command
+from draftwood_benchmarks.experiments.command import AA, AB, Row, excludes_zero, false_alarms, found_in, misses, power
+from draftwood_benchmarks.experiments.simulation import LOOKS, TPOT_VARIATION, Looks, World, simulate
+from draftwood_service.experiments.outcomes import TIME_PER_TOKEN, column
+from draftwood_service.experiments.ratios import compare
 
 RUNS = 200
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.experiments import commands
-from benchmarks.experiments.paired import ArmSpec, interval, paired, steps_of
-from benchmarks.replay.replay import replay
-from benchmarks.replay.trace import read_trace
-from strategies import create
+from draftwood_benchmarks.experiments import commands
+from draftwood_benchmarks.experiments.paired import ArmSpec, interval, paired, steps_of
+from draftwood_benchmarks.replay.replay import replay
+from draftwood_benchmarks.replay.trace import read_trace
+from draftwood_strategies import create
 from tests.benchmarks.replay.traces import write_trace
 
 

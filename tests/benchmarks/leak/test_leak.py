@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.commands import bench
-from benchmarks.leak.classifier import all_features, guess, size_features, time_features
-from benchmarks.leak.wire import Record, RecordReader, eavesdropped
+from draftwood_benchmarks.commands import bench
+from draftwood_benchmarks.leak.classifier import all_features, guess, size_features, time_features
+from draftwood_benchmarks.leak.wire import Record, RecordReader, eavesdropped
 
 PROMPTS, ANSWERS = 6, 16
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from benchmarks.load.closed_loop import RequestResult
+from draftwood_benchmarks.load.closed_loop import RequestResult
 from draftwood_client import UnavailableError
 from draftwood_client.errors import ErrorDetails
 

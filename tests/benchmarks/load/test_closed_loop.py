@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from benchmarks.load.closed_loop import RequestResult, closed_loop
-from benchmarks.load.questions import Questions, take_from
+from draftwood_benchmarks.load.closed_loop import RequestResult, closed_loop
+from draftwood_benchmarks.load.questions import Questions, take_from
 from tests.benchmarks.load.results import failed
 from tests.client.fake_server import FakeServer
 

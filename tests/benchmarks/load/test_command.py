@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.commands import bench
-from benchmarks.load.closed_loop import RequestResult, Window
-from benchmarks.load.command import read_levels
-from benchmarks.load.rows import p_value, peer_row, row_of
-from model_runner.errors import InvalidValueError
+from draftwood_benchmarks.commands import bench
+from draftwood_benchmarks.load.closed_loop import RequestResult, Window
+from draftwood_benchmarks.load.command import read_levels
+from draftwood_benchmarks.load.rows import p_value, peer_row, row_of
+from draftwood_model_runner.errors import InvalidValueError
 from tests.benchmarks.load.results import failed
 from tests.benchmarks.peers.fake import ECHO, UsePeer
 

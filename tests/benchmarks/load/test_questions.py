@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.load.questions import Questions
+from draftwood_benchmarks.load.questions import Questions
 from tests.client.fake_server import FakeServer
 
 

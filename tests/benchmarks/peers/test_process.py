@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers import process
-from benchmarks.peers.process import PeerError, PeerModel, running_peer
+from draftwood_benchmarks.peers import process
+from draftwood_benchmarks.peers.process import PeerError, PeerModel, running_peer
 from tests.benchmarks.peers.fake import ECHO, UsePeer, answering
 
 MODEL = PeerModel("folder", "float32", 1)

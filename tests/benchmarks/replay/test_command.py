@@ -9,8 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks.replay import studies
-from benchmarks.replay.command import replay_command
+from draftwood_benchmarks.replay import studies
+from draftwood_benchmarks.replay.command import replay_command
 from tests.benchmarks.replay.traces import write_trace
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.commands import bench
-from benchmarks.replay.memory import made_up, row_of
-from model_runner.errors import DraftwoodError
+from draftwood_benchmarks.commands import bench
+from draftwood_benchmarks.replay.memory import made_up, row_of
+from draftwood_model_runner.errors import DraftwoodError
 from tests.benchmarks.replay.traces import write_trace
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.replay.replay import accepted_length, replay
-from benchmarks.replay.trace import Recording
-from strategies import DraftTree, Feedback, NoDrafts, TrieStrategy
-from strategies.draft import Int32Array
+from draftwood_benchmarks.replay.replay import accepted_length, replay
+from draftwood_benchmarks.replay.trace import Recording
+from draftwood_strategies import DraftTree, Feedback, NoDrafts, TrieStrategy
+from draftwood_strategies.draft import Int32Array
 
 
 def recording(prompt: list[int], output: list[int]) -> Recording:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.replay.trace import TraceError, read_trace
+from draftwood_benchmarks.replay.trace import TraceError, read_trace
 from tests.benchmarks.replay.traces import write_trace
 
 

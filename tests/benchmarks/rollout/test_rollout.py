@@ -8,10 +8,10 @@ import struct
 
 import pytest
 
-from benchmarks.rollout.command import run
-from benchmarks.rollout.load import Result, acceptance, different, longest_gap
-from benchmarks.rollout.names import NAME, NameServer
-from benchmarks.rollout.rollout import REPLICAS, Plan
+from draftwood_benchmarks.rollout.command import run
+from draftwood_benchmarks.rollout.load import Result, acceptance, different, longest_gap
+from draftwood_benchmarks.rollout.names import NAME, NameServer
+from draftwood_benchmarks.rollout.rollout import REPLICAS, Plan
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.shared import machine
-from benchmarks.shared.machine import OtherLoad, warning
+from draftwood_benchmarks.shared import machine
+from draftwood_benchmarks.shared.machine import OtherLoad, warning
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import benchmarks
+import draftwood_benchmarks
 
-FILE = Path(benchmarks.__path__[0]) / "questions.jsonl"
+FILE = Path(draftwood_benchmarks.__path__[0]) / "questions.jsonl"
 INTENTS = 27
 """The intents of the data that the bundled model was trained on."""
 

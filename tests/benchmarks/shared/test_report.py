@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.shared.report import BenchmarkError, OutputOptions, percentile, require, shown
-from model_runner.errors import InvalidValueError
+from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, percentile, require, shown
+from draftwood_model_runner.errors import InvalidValueError
 
 
 @pytest.mark.parametrize(

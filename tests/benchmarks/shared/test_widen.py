@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from benchmarks.shared.widen import SHAPES, Shape, parse_shape, widen
-from model_runner.errors import InvalidValueError
-from model_runner.loading.model import BUNDLED_MODEL
+from draftwood_benchmarks.shared.widen import SHAPES, Shape, parse_shape, widen
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.loading.model import BUNDLED_MODEL
 
 
 @pytest.fixture(scope="module")

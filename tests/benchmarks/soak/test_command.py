@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.commands import bench
-from benchmarks.soak.run import ROUNDS
-from benchmarks.soak.traffic import KINDS
+from draftwood_benchmarks.commands import bench
+from draftwood_benchmarks.soak.run import ROUNDS
+from draftwood_benchmarks.soak.traffic import KINDS
 
 MEMORY_BOUND = 64
 """MiB in the second half of the time, some 100 requests: a leak of 640 KiB per request, a fifth of the KV memory of a

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from benchmarks.soak.command import verdict
-from benchmarks.soak.growth import BOUNDS, Sample, growth_of, theil_sen
-from benchmarks.soak.run import Soaked
+from draftwood_benchmarks.soak.command import verdict
+from draftwood_benchmarks.soak.growth import BOUNDS, Sample, growth_of, theil_sen
+from draftwood_benchmarks.soak.run import Soaked
 
 
 def samples(rss: list[float], threads: int = 10) -> list[Sample]:

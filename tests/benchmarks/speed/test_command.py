@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.commands import bench
-from strategies import DraftTree, Feedback, registry
-from strategies.draft import Int32Array
+from draftwood_benchmarks.commands import bench
+from draftwood_strategies import DraftTree, Feedback, registry
+from draftwood_strategies.draft import Int32Array
 from tests.benchmarks.peers.fake import ECHO, UsePeer
 from tests.benchmarks.speed.test_rows import KEYS
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.speed.contenders import Answer, Tally
-from benchmarks.speed.rows import label, rows_of, table_of
-from strategies.draft import Int32Array
+from draftwood_benchmarks.speed.contenders import Answer, Tally
+from draftwood_benchmarks.speed.rows import label, rows_of, table_of
+from draftwood_strategies.draft import Int32Array
 
 KEYS = {
     "engine", "strategy", "warm", "tokens_per_s", "tokens_per_s_min", "tokens_per_s_max", "vs_peer",

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_runner.drafting.budget import worthwhile_score
-from model_runner.drafting.step_time import StepTimeCurve
-from strategies import EMPTY_TREE, DraftTree
+from draftwood_model_runner.drafting.budget import worthwhile_score
+from draftwood_model_runner.drafting.step_time import StepTimeCurve
+from draftwood_strategies import EMPTY_TREE, DraftTree
 
 times = st.dictionaries(st.integers(1, 300), st.floats(1e-4, 1.0), min_size=1, max_size=12)
 

@@ -7,17 +7,17 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from model_runner.drafting import draft_account, guarded_drafter
-from model_runner.drafting.draft_account import DraftAccount, Payoff
-from model_runner.drafting.draft_policy import DraftPolicy, best_chain, within_depth
-from model_runner.drafting.guarded_drafter import GuardedDrafter
-from model_runner.drafting.step_time import ContextCost, StepTimeCurve, StepTimes
-from model_runner.request import StopParams
-from model_runner.runners.base import NO_LIMITS, DraftLimits
-from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.scheduling.scheduler import Work
-from model_runner.sequence import Sequence
-from strategies import EMPTY_TREE, DraftTree
+from draftwood_model_runner.drafting import draft_account, guarded_drafter
+from draftwood_model_runner.drafting.draft_account import DraftAccount, Payoff
+from draftwood_model_runner.drafting.draft_policy import DraftPolicy, best_chain, within_depth
+from draftwood_model_runner.drafting.guarded_drafter import GuardedDrafter
+from draftwood_model_runner.drafting.step_time import ContextCost, StepTimeCurve, StepTimes
+from draftwood_model_runner.request import StopParams
+from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.scheduling.scheduler import Work
+from draftwood_model_runner.sequence import Sequence
+from draftwood_strategies import EMPTY_TREE, DraftTree
 from tests.model_runner.drafting.test_guarded_drafter import NOTHING, Clock, Plugin, sequence_of
 from tests.model_runner.sequences import make_sequence
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_runner.drafting import draft_account
-from model_runner.drafting import guarded_drafter as drafting
-from model_runner.drafting.draft_account import LONGEST_PAUSES, Payoff
-from model_runner.drafting.guarded_drafter import GuardedDrafter
-from model_runner.request import StopParams
-from model_runner.sequence import Sequence
-from strategies import Drafter, DraftTree, Feedback, HybridStrategy, registry
-from strategies.draft import Int32Array
+from draftwood_model_runner.drafting import draft_account
+from draftwood_model_runner.drafting import guarded_drafter as drafting
+from draftwood_model_runner.drafting.draft_account import LONGEST_PAUSES, Payoff
+from draftwood_model_runner.drafting.guarded_drafter import GuardedDrafter
+from draftwood_model_runner.request import StopParams
+from draftwood_model_runner.sequence import Sequence
+from draftwood_strategies import Drafter, DraftTree, Feedback, HybridStrategy, registry
+from draftwood_strategies.draft import Int32Array
 from tests.model_runner.sequences import make_sequence
 
 VOCAB = 100
@@ -377,7 +377,7 @@ def test_a_token_outside_the_vocabulary_costs_a_hybrid_one_part(hybrid: Any) -> 
 
 
 def test_a_slow_part_costs_a_hybrid_that_part(hybrid: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.mixing.hybrid.time", clock)
+    monkeypatch.setattr("draftwood_strategies.mixing.hybrid.time", clock)
     slow, quick = Plugin(clock=clock, propose=5 * STEP), Plugin(DraftTree.of([5]))
     strategy = hybrid(quick=quick, slow=slow)
     drafter, sequence = guarded(strategy)

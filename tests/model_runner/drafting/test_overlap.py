@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from model_runner.drafting.overlap import Overlap
-from model_runner.drafting.step_time import StepTimeCurve, StepTimes
-from model_runner.runners.base import StepBatch
-from model_runner.runners.batch import BatchRow, lay_out
-from strategies.draft import EMPTY_TREE
+from draftwood_model_runner.drafting.overlap import Overlap
+from draftwood_model_runner.drafting.step_time import StepTimeCurve, StepTimes
+from draftwood_model_runner.runners.base import StepBatch
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_strategies.draft import EMPTY_TREE
 
 READING, PER_TOKEN = 4e-3, 30e-6
 """Seconds to read the weights, and to compute a token: from 133 tokens on, a step takes as long as its arithmetic."""

@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_runner.drafting.step_time import KNOTS, MEASURED_CONTEXT, ContextCost, StepTimeCurve, StepTimes, measure
+from draftwood_model_runner.drafting.step_time import (
+    KNOTS,
+    MEASURED_CONTEXT,
+    ContextCost,
+    StepTimeCurve,
+    StepTimes,
+    measure,
+)
 
 times = st.dictionaries(st.integers(1, 300), st.floats(1e-4, 1.0), min_size=1, max_size=12)
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from model_runner.loading.checkpoint import BUNDLED_MODEL
-from model_runner.loading.fingerprint import fingerprint
-from model_runner.loading.tokenizer import Tokenizer, load_tokenizer
+from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
+from draftwood_model_runner.loading.fingerprint import fingerprint
+from draftwood_model_runner.loading.tokenizer import Tokenizer, load_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 import torch
 
-from model_runner.loading import model as loading
-from model_runner.loading.loaded import LoadedModel
-from model_runner.loading.model import BUNDLED_MODEL, load_model
-from model_runner.loading.prepared import Prepared, prepared_model
-from model_runner.runners.openvino import factory, stored
-from model_runner.runners.openvino.probe import trial_logits
+from draftwood_model_runner.loading import model as loading
+from draftwood_model_runner.loading.loaded import LoadedModel
+from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
+from draftwood_model_runner.loading.prepared import Prepared, prepared_model
+from draftwood_model_runner.runners.openvino import factory, stored
+from draftwood_model_runner.runners.openvino.probe import trial_logits
 
 HIT = """
 import sys
 from pathlib import Path
-from model_runner.loading.model import load_model
+from draftwood_model_runner.loading.model import load_model
 load_model(sys.argv[1], cache=Path(sys.argv[2]), threads=1)
 assert "torch" in sys.modules
 assert not {"transformers.modeling_utils", "openvino.frontend.pytorch"} & sys.modules.keys()
@@ -138,7 +138,7 @@ def test_another_version_of_a_package_has_other_entries(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = prepared_model(tmp_path, BUNDLED_MODEL)
-    monkeypatch.setattr("model_runner.loading.prepared.version", lambda name: "0" if name == version else "1")
+    monkeypatch.setattr("draftwood_model_runner.loading.prepared.version", lambda name: "0" if name == version else "1")
     after = prepared_model(tmp_path, BUNDLED_MODEL)
     assert before is not None
     assert after is not None

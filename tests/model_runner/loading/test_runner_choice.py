@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from model_runner.errors import InvalidValueError, UnsupportedRunnerError
-from model_runner.loading import runner_choice
-from model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt, load_model
-from model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.errors import InvalidValueError, UnsupportedRunnerError
+from draftwood_model_runner.loading import runner_choice
+from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt, load_model
+from draftwood_model_runner.loading.tokenizer import Tokenizer
 from tests.model_runner.families import tiny
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from transformers import AutoTokenizer
 
-from model_runner.loading.model import BUNDLED_MODEL
-from model_runner.loading.tokenizer import load_tokenizer
+from draftwood_model_runner.loading.model import BUNDLED_MODEL
+from draftwood_model_runner.loading.tokenizer import load_tokenizer
 
 
 def test_the_bundled_model_has_the_tokenizer_that_transformers_would_choose() -> None:

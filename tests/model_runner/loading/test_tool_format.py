@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from model_runner.loading.model import BUNDLED_MODEL
-from model_runner.loading.tokenizer import Tokenizer
-from model_runner.loading.tool_format import NoToolFormatError, ToolFormat
+from draftwood_model_runner.loading.model import BUNDLED_MODEL
+from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.loading.tool_format import NoToolFormatError, ToolFormat
 from tests.model_runner.loading import templates
 
 

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_runner.runners.batch import BatchRow, lay_out
-from strategies import EMPTY_TREE, DraftTree
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_strategies import EMPTY_TREE, DraftTree
 from tests.strategies.test_draft import paths, trees
 
 

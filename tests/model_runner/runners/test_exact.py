@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-import strategies
-from model_runner.engine import Engine, EngineConfig
-from model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
-from model_runner.output import TokenLogprobs
-from model_runner.request import SamplingParams, StopParams
-from model_runner.runners.torch.exact_attention import SUM_BLOCK as SUM_BLOCK
-from model_runner.runners.torch.exact_attention import draft_limits, pieces
-from model_runner.runners.torch.kv_cache import PAGE_SIZE
-from model_runner.sequence import Sequence
-from strategies import Strategy
+import draftwood_strategies
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
+from draftwood_model_runner.output import TokenLogprobs
+from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_model_runner.runners.torch.exact_attention import SUM_BLOCK as SUM_BLOCK
+from draftwood_model_runner.runners.torch.exact_attention import draft_limits, pieces
+from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE
+from draftwood_model_runner.sequence import Sequence
+from draftwood_strategies import Strategy
 from tests.model_runner.families import RANDOM_FAMILIES, VOCAB, adopted, as_prompt
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import make_sequence
@@ -136,8 +136,8 @@ def test_real_text_in_bfloat16_with_every_strategy() -> None:
     tokenizer = model("bundled", torch.bfloat16).tokenizer
     asked = [tuple(tokenizer.encode_chat([{"role": "user", "content": q}]).tolist()) for q in questions]
     wanted = [write(engine("bundled", torch.bfloat16), [prompt], None, 0.0)[0] for prompt in asked]
-    for name in strategies.strategy_names():
-        strategy = strategies.create(name)
+    for name in draftwood_strategies.strategy_names():
+        strategy = draftwood_strategies.create(name)
         for _ in range(2):
             assert write(engine("bundled", torch.bfloat16), asked, strategy, 0.0) == wanted, name
 

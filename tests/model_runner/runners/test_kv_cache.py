@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_runner.errors import InvalidValueError
-from model_runner.runners.base import KVMoves, KVShape, StepBatch
-from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout, StepEntries
-from strategies import EMPTY_TREE
-from strategies.draft import Int32Array
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.runners.base import KVMoves, KVShape, StepBatch
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout, StepEntries
+from draftwood_strategies import EMPTY_TREE
+from draftwood_strategies.draft import Int32Array
 
 SHAPES = (KVShape(3, 4, 5), KVShape(1, 6, 2), KVShape(3, 4, 5))
 LAYOUT = KVLayout(SHAPES, torch.float32, torch.device("cpu"))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_runner.errors import InvalidValueError
-from model_runner.runners import kv_capacity
-from model_runner.runners.kv_capacity import default_capacity
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.runners import kv_capacity
+from draftwood_model_runner.runners.kv_capacity import default_capacity
 
 CPU = torch.device("cpu")
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.runners.torch.attention import BATCH, TorchBatch
-from model_runner.runners.torch.kv_cache import KVCache
-from model_runner.runners.torch.machine import bound_kernel_caches, kernel_width
-from strategies import EMPTY_TREE
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.torch.attention import BATCH, TorchBatch
+from draftwood_model_runner.runners.torch.kv_cache import KVCache
+from draftwood_model_runner.runners.torch.machine import bound_kernel_caches, kernel_width
+from draftwood_strategies import EMPTY_TREE
 from tests.model_runner.families import served, torch_factory
 
 

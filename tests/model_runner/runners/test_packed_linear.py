@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from model_runner.runners.torch import attention, packed_linear
-from model_runner.runners.torch.packed_linear import PackedLinear, RowBounds, _tried_bounds, pack_linears
-from model_runner.runners.torch.probe import probe
+from draftwood_model_runner.runners.torch import attention, packed_linear
+from draftwood_model_runner.runners.torch.packed_linear import PackedLinear, RowBounds, _tried_bounds, pack_linears
+from draftwood_model_runner.runners.torch.probe import probe
 from tests.model_runner.families import tiny
 
 _HAS_BFLOAT16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()

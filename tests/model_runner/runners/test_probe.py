@@ -9,14 +9,14 @@ import pytest
 import torch
 import transformers as tf
 
-from model_runner.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
-from model_runner.loading.model import BUNDLED_MODEL, adopt, load_model
-from model_runner.loading.tokenizer import Tokenizer
-from model_runner.runners.base import KVShape
-from model_runner.runners.shrinking import randomized, rotation_limit
-from model_runner.runners.torch import attention, machine
-from model_runner.runners.torch.kv_cache import KVLayout
-from model_runner.runners.torch.probe import probe
+from draftwood_model_runner.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
+from draftwood_model_runner.loading.model import BUNDLED_MODEL, adopt, load_model
+from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.runners.base import KVShape
+from draftwood_model_runner.runners.shrinking import randomized, rotation_limit
+from draftwood_model_runner.runners.torch import attention, machine
+from draftwood_model_runner.runners.torch.kv_cache import KVLayout
+from draftwood_model_runner.runners.torch.probe import probe
 from tests.model_runner.tiny import TINY, build
 
 _MAX_CONTEXT = 128

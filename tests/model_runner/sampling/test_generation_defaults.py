@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer, GenerationConfig
 
-from model_runner.engine import Engine, EngineConfig
-from model_runner.errors import UnsupportedModelError
-from model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt
-from model_runner.loading.tokenizer import Tokenizer
-from model_runner.request import SamplingParams, StopParams
-from model_runner.sampling.generation_defaults import (
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.errors import UnsupportedModelError
+from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt
+from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_model_runner.sampling.generation_defaults import (
     Constraints,
     GenerationDefaults,
     eos_token_ids,

@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-import strategies
-from model_runner.engine import Engine, EngineConfig
-from model_runner.errors import InvalidValueError
-from model_runner.request import GrammarKind, SamplingParams, StopParams
-from model_runner.runners.choices import UNKNOWN_MASK
-from model_runner.sampling import grammar
-from model_runner.sampling.grammar import GrammarState
-from model_runner.sampling.token_chooser import TokenChooser
-from model_runner.sequence import Sequence
-from strategies import Strategy
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.request import GrammarKind, SamplingParams, StopParams
+from draftwood_model_runner.runners.choices import UNKNOWN_MASK
+from draftwood_model_runner.sampling import grammar
+from draftwood_model_runner.sampling.grammar import GrammarState
+from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sequence import Sequence
+from draftwood_strategies import Strategy, create, strategy_names
 from tests.model_runner.families import as_prompt, reference, served
 from tests.model_runner.sequences import make_sequence
 
@@ -120,8 +119,8 @@ def follows(kind: GrammarKind, text: str) -> bool:
 @pytest.mark.parametrize("kind", GRAMMARS)
 def test_the_answer_is_plain_decodings_with_any_draft(engine: Engine, kind: GrammarKind) -> None:
     wanted = expected(kind, 80)
-    for name in strategies.strategy_names():
-        strategy = strategies.create(name)
+    for name in strategy_names():
+        strategy = create(name)
         for nodes in (0, 3, 24):
             sequence, text = answer(engine, kind, strategy, nodes)
             assert sequence.output == wanted, (name, nodes)
@@ -134,9 +133,7 @@ def test_the_answer_is_plain_decodings_with_any_draft(engine: Engine, kind: Gram
 def test_samples_follow_the_grammar_and_do_not_depend_on_drafts(engine: Engine, kind: GrammarKind) -> None:
     texts = set()
     for seed in range(6):
-        results = [
-            answer(engine, kind, strategies.create("trie"), nodes, temperature=1.0, seed=seed) for nodes in (0, 24)
-        ]
+        results = [answer(engine, kind, create("trie"), nodes, temperature=1.0, seed=seed) for nodes in (0, 24)]
         assert results[0][0].output == results[1][0].output
         if len(results[0][0].output) < 80:
             assert follows(kind, results[0][1])

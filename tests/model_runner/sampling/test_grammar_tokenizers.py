@@ -13,13 +13,12 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from tokenizers.normalizers import Prepend, Replace, Sequence
 from transformers import PreTrainedTokenizerFast
 
-import strategies
-from model_runner.engine import Engine, EngineConfig
-from model_runner.loading.model import LoadedModel, adopt
-from model_runner.loading.tokenizer import Tokenizer
-from model_runner.request import GrammarKind, SamplingParams, StopParams
-from model_runner.sequence import Sequence as EngineSequence
-from strategies import Strategy
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.loading.model import LoadedModel, adopt
+from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.request import GrammarKind, SamplingParams, StopParams
+from draftwood_model_runner.sequence import Sequence as EngineSequence
+from draftwood_strategies import Strategy, create
 from tests.model_runner.families import as_prompt, tiny, with_runners
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import make_sequence
@@ -149,7 +148,7 @@ def test_the_answer_is_plain_decodings_with_any_draft(
     answer = expected(model, plain, kind, prompt)
     engine = Engine(model, EngineConfig(max_draft_nodes=24, adaptive_budget=False))
     oracle = OracleStrategy({prompt: answer}, model.vocab_size, seed=1)
-    for strategy in (None, oracle, *(strategies.create(name) for name in ("trie", "hybrid"))):
+    for strategy in (None, oracle, *(create(name) for name in ("trie", "hybrid"))):
         one, text = write(engine, kind, prompt, strategy)
         assert one.output == answer
     if kind is GrammarKind.JSON_SCHEMA and answer[-1] == 1:
@@ -165,7 +164,12 @@ def test_sampled_answers_follow_the_schema_and_do_not_depend_on_drafts(tokenizer
     for seed in range(8):
         alone, text = write(engine, GrammarKind.JSON_SCHEMA, prompt, None, temperature=1.5, seed=seed)
         drafted, same = write(
-            engine, GrammarKind.JSON_SCHEMA, prompt, strategies.create("recycling"), temperature=1.5, seed=seed
+            engine,
+            GrammarKind.JSON_SCHEMA,
+            prompt,
+            create("recycling"),
+            temperature=1.5,
+            seed=seed,
         )
         assert drafted.output == alone.output
         assert same == text

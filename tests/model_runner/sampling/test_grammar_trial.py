@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from model_runner.errors import InvalidInputError, InvalidValueError
-from model_runner.request import GrammarKind
-from model_runner.sampling import grammar_trial
-from model_runner.sampling.grammar_trial import GrammarTrials
+from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
+from draftwood_model_runner.request import GrammarKind
+from draftwood_model_runner.sampling import grammar_trial
+from draftwood_model_runner.sampling.grammar_trial import GrammarTrials
 from tests.model_runner.families import served
 
 

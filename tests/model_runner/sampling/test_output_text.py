@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_runner.errors import InvalidValueError, UnsupportedModelError
-from model_runner.loading.tokenizer import Tokenizer
-from model_runner.output import Finish, FinishReason
-from model_runner.request import StopParams
-from model_runner.sampling.output_text import OutputText
+from draftwood_model_runner.errors import InvalidValueError, UnsupportedModelError
+from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.output import Finish, FinishReason
+from draftwood_model_runner.request import StopParams
+from draftwood_model_runner.sampling.output_text import OutputText
 from tests.model_runner.families import as_prompt, served
 
 

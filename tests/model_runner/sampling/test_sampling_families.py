@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import strategies
-from model_runner.engine import Engine
-from model_runner.output import TokenLogprobs
-from model_runner.request import SamplingParams, StopParams
-from model_runner.sequence import Sequence
-from strategies import Strategy
+import draftwood_strategies
+from draftwood_model_runner.engine import Engine
+from draftwood_model_runner.output import TokenLogprobs
+from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_model_runner.sequence import Sequence
+from draftwood_strategies import Strategy
 from tests.model_runner.families import FAMILIES, OPENVINO_FAMILIES, VOCAB, WINDOW, reference, with_runners
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sampling.test_token_chooser import (
@@ -54,7 +54,7 @@ def test_every_setting_alone_in_a_batch_and_with_any_draft(
     assert len(LONGER) > WINDOW
     answer = expected(family, LONGER, wanted, stop)
     oracle = OracleStrategy({LONGER: answer}, VOCAB, seed=1)
-    engine, hybrid = engine_for(family, runner), strategies.create("hybrid")
+    engine, hybrid = engine_for(family, runner), draftwood_strategies.create("hybrid")
     drafting: list[Strategy | None] = [None, oracle, hybrid, hybrid]
     for strategy in drafting:
         one = sequence(LONGER, wanted, stop, strategy)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-import strategies
-from model_runner.engine import Engine, EngineConfig
-from model_runner.errors import InvalidValueError
-from model_runner.request import GrammarKind, StopParams
-from model_runner.sampling import grammar
-from model_runner.sampling.grammar import GrammarState
-from model_runner.sequence import Sequence, SequenceState
+import draftwood_strategies
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.request import GrammarKind, StopParams
+from draftwood_model_runner.sampling import grammar
+from draftwood_model_runner.sampling.grammar import GrammarState
+from draftwood_model_runner.sequence import Sequence, SequenceState
 from tests.model_runner.families import as_prompt, served
 from tests.model_runner.sampling.test_grammar import GRAMMARS, answer, expected, prompt
 from tests.model_runner.sequences import make_sequence
@@ -88,7 +88,7 @@ def run(engine: Engine, until: Callable[[], bool]) -> None:
 def test_slow_masks_change_no_token(engine: Engine, kind: GrammarKind) -> None:
     wanted = expected(kind, 80)
     for nodes in (0, 24):
-        assert answer(engine, kind, strategies.create("hybrid"), nodes)[0].output == wanted
+        assert answer(engine, kind, draftwood_strategies.create("hybrid"), nodes)[0].output == wanted
     sampled = [answer(engine, kind, None, nodes, temperature=1.0, seed=5)[0].output for nodes in (0, 24)]
     assert sampled[0] == sampled[1]
 

@@ -24,12 +24,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-import strategies
-from model_runner.engine import Engine, EngineConfig
-from model_runner.request import SamplingParams, StopParams
-from model_runner.sampling.token_chooser import TokenChooser, gumbel_noise
-from model_runner.sequence import Sequence
-from strategies import Strategy
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_model_runner.sampling.token_chooser import TokenChooser, gumbel_noise
+from draftwood_model_runner.sequence import Sequence
+from draftwood_strategies import Strategy, create, strategy_names
 from tests.model_runner.families import VOCAB, as_prompt, greedy, reference, served
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import make_sequence
@@ -140,7 +139,7 @@ def engine_for(family: str, runner: str = "torch") -> Engine:
 
 STRATEGIES = [
     pytest.param(name, marks=() if name in ("hybrid", "oracle") else pytest.mark.slow)
-    for name in (*strategies.strategy_names(), "oracle")
+    for name in (*strategy_names(), "oracle")
 ]
 """Those that draft the most, the others only among the slow tests."""
 
@@ -160,7 +159,7 @@ def test_the_output_is_the_same_alone_in_a_batch_and_with_any_draft(
     engine = engine_for("llama")
 
     def fresh() -> Strategy:
-        return OracleStrategy({PROMPT: answer}, VOCAB, seed=1) if name == "oracle" else strategies.create(name)
+        return OracleStrategy({PROMPT: answer}, VOCAB, seed=1) if name == "oracle" else create(name)
 
     strategy = fresh()
     plain, drafted, again = (sequence(PROMPT, wanted, stop, s) for s in (None, strategy, strategy))
@@ -186,7 +185,7 @@ def test_the_output_is_the_same_when_a_sequence_skips_steps_for_a_prompt(
     name: str, wanted: SamplingParams, stop: StopParams
 ) -> None:
     answer = expected("llama", PROMPT, wanted, stop)
-    strategy = OracleStrategy({PROMPT: answer}, VOCAB, seed=1) if name == "oracle" else strategies.create(name)
+    strategy = OracleStrategy({PROMPT: answer}, VOCAB, seed=1) if name == "oracle" else create(name)
     short_chunks = EngineConfig(max_draft_nodes=24, adaptive_budget=False, prefill_chunk=6, shared_prefill_chunk=6)
     engine = Engine(served("llama"), short_chunks)
     writer = sequence(PROMPT, wanted, stop, strategy)
@@ -207,7 +206,7 @@ def test_real_text_is_drafted_and_sampled_the_same() -> None:
     wanted, stop = SamplingParams(temperature=0.7, top_p=0.9, seed=11), StopParams(60, token_ids=model.eos_token_ids)
     answer = expected("bundled", prompt, wanted, stop)
     assert answer != greedy("bundled", prompt, 60)[: len(answer)]
-    engine, strategy = engine_for("bundled"), strategies.create("trie")
+    engine, strategy = engine_for("bundled"), create("trie")
     first, second = (sequence(prompt, wanted, stop, strategy) for _ in range(2))
     run(engine, first)
     run(engine, second)

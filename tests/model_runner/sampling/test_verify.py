@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.sampling.verify import ROOT_NODE, walk, walk_predicted
-from strategies import EMPTY_TREE, DraftTree
-from strategies.draft import Int32Array
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.sampling.verify import ROOT_NODE, walk, walk_predicted
+from draftwood_strategies import EMPTY_TREE, DraftTree
+from draftwood_strategies.draft import Int32Array
 
 LAST = np.array([99], np.int32)
 

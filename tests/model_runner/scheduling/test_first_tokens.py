@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from model_runner.engine import Engine, EngineConfig
-from model_runner.request import StopParams
-from model_runner.sequence import Sequence, SequenceState
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.request import StopParams
+from draftwood_model_runner.sequence import Sequence, SequenceState
 from tests.model_runner.families import VOCAB, as_prompt, greedy, served
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.scheduling.test_scheduler import Bench

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle as Values
 from hypothesis.stateful import RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from model_runner.request import StopParams
-from model_runner.scheduling.kv_pool import GROWTH, KVPool
-from model_runner.scheduling.prefix_cache import common_prefix
-from model_runner.scheduling.scheduler import Work
-from model_runner.sequence import Sequence
-from strategies.draft import Int32Array
+from draftwood_model_runner.request import StopParams
+from draftwood_model_runner.scheduling.kv_pool import GROWTH, KVPool
+from draftwood_model_runner.scheduling.prefix_cache import common_prefix
+from draftwood_model_runner.scheduling.scheduler import Work
+from draftwood_model_runner.sequence import Sequence
+from draftwood_strategies.draft import Int32Array
 from tests.model_runner.fake_kv import FakeMemory
 from tests.model_runner.sequences import make_sequence
 

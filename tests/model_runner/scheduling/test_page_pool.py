@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from model_runner.scheduling.page_pool import PagePool
+from draftwood_model_runner.scheduling.page_pool import PagePool
 
 
 def test_tables_grow_in_place_on_both_sides() -> None:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-import strategies
-from model_runner.engine import Engine, EngineConfig
-from model_runner.request import SamplingParams, StopParams
-from model_runner.sequence import SequenceState
+import draftwood_strategies
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_model_runner.sequence import SequenceState
 from tests.model_runner.families import as_prompt, served, with_runners
 from tests.model_runner.sampling.test_token_chooser import expected
 from tests.model_runner.sequences import make_sequence
@@ -34,7 +34,7 @@ def test_pauses_change_no_token(
         prefix_cache=prefix_cache,
     )
     engine, random = Engine(served(family, runner), config), np.random.default_rng(kv_cache_tokens)
-    strategy, stop = strategies.create("trie"), StopParams(NEW_TOKENS)
+    strategy, stop = draftwood_strategies.create("trie"), StopParams(NEW_TOKENS)
     prompts = [tuple(int(t) for t in np.random.default_rng(i).integers(0, 9, 5 + 15 * i)) for i in range(4)]
     sequences = [
         make_sequence(

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import strategies
-from model_runner.engine import Engine, EngineConfig
-from model_runner.output import FinishReason
-from model_runner.request import GrammarKind, SamplingParams, StopParams
-from model_runner.runners.torch.kv_cache import PAGE_SIZE
-from model_runner.sequence import Sequence, SequenceState
+import draftwood_strategies
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.output import FinishReason
+from draftwood_model_runner.request import GrammarKind, SamplingParams, StopParams
+from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE
+from draftwood_model_runner.sequence import Sequence, SequenceState
 from tests.model_runner.families import VOCAB, as_prompt, greedy, served, torch_factory, with_runners
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import make_sequence
@@ -106,7 +106,7 @@ def test_preempted_sequences_whose_prefill_others_skip_steps_for(family: str) ->
 def test_arrivals_and_cancellations_at_any_time(family: str, runner: str, data: st.DataObject) -> None:
     kv_cache_tokens = CONTEXT + NODES + data.draw(st.integers(0, 200))
     engine = engine_of(family, runner, kv_cache_tokens=kv_cache_tokens, prefill_chunk=40)
-    strategy = strategies.create("trie")
+    strategy = draftwood_strategies.create("trie")
     added: list[Sequence] = []
     cancelled: set[Sequence] = set()
     for i in range(12):
@@ -149,7 +149,7 @@ def test_sampling_penalties_and_stop_strings_survive_a_preemption() -> None:
                 prompt,
                 StopParams(220, ignore_eos=True, strings=("no such text",)),
                 SamplingParams(**{**_fields(sampling), "seed": i}),
-                strategy=strategies.create("trie"),
+                strategy=draftwood_strategies.create("trie"),
                 max_draft_nodes=8,
             )
             for i, prompt in enumerate(prompts)
@@ -206,7 +206,7 @@ def test_a_grammar_survives_a_preemption() -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral-sliding", "phi"])
 def test_each_turn_of_a_chat_reuses_the_turns_before(family: str) -> None:
     engine = engine_of(family)
-    strategy = strategies.create("trie")
+    strategy = draftwood_strategies.create("trie")
     chat: tuple[int, ...] = (5, 3) * 12
     for turn in range(4):
         sequence = answer(engine, chat, 15, strategy=strategy, tenant="a")

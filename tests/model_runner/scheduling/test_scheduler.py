@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle as Values
 from hypothesis.stateful import RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from model_runner.errors import InvalidValueError
-from model_runner.request import StopParams
-from model_runner.scheduling.fair_queue import FairQueue
-from model_runner.scheduling.kv_pool import KVPool
-from model_runner.scheduling.scheduler import PRIORITY_SECONDS, Scheduler, Work
-from model_runner.scheduling.slot_shares import QUANTUM
-from model_runner.sequence import Sequence, SequenceState
-from strategies.draft import Int32Array
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.request import StopParams
+from draftwood_model_runner.scheduling.fair_queue import FairQueue
+from draftwood_model_runner.scheduling.kv_pool import KVPool
+from draftwood_model_runner.scheduling.scheduler import PRIORITY_SECONDS, Scheduler, Work
+from draftwood_model_runner.scheduling.slot_shares import QUANTUM
+from draftwood_model_runner.sequence import Sequence, SequenceState
+from draftwood_strategies.draft import Int32Array
 from tests.model_runner.fake_kv import FakeMemory
 from tests.model_runner.sequences import make_sequence
 

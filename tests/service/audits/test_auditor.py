@@ -16,10 +16,10 @@ from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import memory_pb2 as memory_pb
 from draftwood_client.admin.audit import AuditClient
 from draftwood_client.cli import build_app
-from model_runner.answer import Difference
-from service.audits import auditor
-from service.audits.ledger import AuditCounts, AuditKey, tie_bound
-from service.audits.results import AuditResult
+from draftwood_model_runner.answer import Difference
+from draftwood_service.audits import auditor
+from draftwood_service.audits.ledger import AuditCounts, AuditKey, tie_bound
+from draftwood_service.audits.results import AuditResult
 from tests.service.fakes import FakeEngine, FakeModel, Served, answer, serving, until
 
 TOKENS = 12

@@ -7,13 +7,13 @@ from contextlib import suppress
 import pytest
 import torch
 
-from benchmarks.shared.prompts import read_questions
+from draftwood_benchmarks.shared.prompts import read_questions
 from draftwood_client import AsyncClient
-from model_runner.engine import Engine, EngineConfig
-from model_runner.runners.base import Predictions
-from model_runner.sampling.sequence_writer import AcceptedPath, SequenceWriter
-from service.settings import Settings
-from strategies.draft import Int32Array
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.runners.base import Predictions
+from draftwood_model_runner.sampling.sequence_writer import AcceptedPath, SequenceWriter
+from draftwood_service.settings import Settings
+from draftwood_strategies.draft import Int32Array
 from tests.model_runner.families import served
 from tests.service.fakes import started_server, until
 

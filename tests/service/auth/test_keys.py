@@ -14,11 +14,11 @@ import grpc
 import pytest
 
 from draftwood_client import AsyncClient, PermissionDeniedError, UnauthenticatedError
-from model_runner.errors import InvalidInputError
-from service.auth.auth_file import AuthFile, parse, read
-from service.auth.commands import key
-from service.rpc.bound import BoundServer
-from service.settings import Settings
+from draftwood_model_runner.errors import InvalidInputError
+from draftwood_service.auth.auth_file import AuthFile, parse, read
+from draftwood_service.auth.commands import key
+from draftwood_service.rpc.bound import BoundServer
+from draftwood_service.settings import Settings
 from tests.service.fakes import serving
 
 HASH = "0" * 64

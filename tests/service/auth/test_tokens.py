@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.shared.certificates import make_certificate
-from model_runner.errors import InvalidInputError
-from service.auth import IssuerUnavailableError, Role, UnauthenticatedError
-from service.auth.jwks import JwksFile, JwksUrl, KeySet
-from service.auth.tokens import TokenRules, TokenVerifier
+from draftwood_benchmarks.shared.certificates import make_certificate
+from draftwood_model_runner.errors import InvalidInputError
+from draftwood_service.auth import IssuerUnavailableError, Role, UnauthenticatedError
+from draftwood_service.auth.jwks import JwksFile, JwksUrl, KeySet
+from draftwood_service.auth.tokens import TokenRules, TokenVerifier
 from tests.service.auth.issuer import (
     AUDIENCE,
     EC_KEY,
@@ -195,7 +195,7 @@ async def test_unknown_key_ids_make_one_request_in_a_while(web: Web, tmp_path: P
 
 
 async def test_a_new_key_is_found(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.auth.jwks._RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_service.auth.jwks._RETRY_SECONDS", 0.0)
     verifier = TokenVerifier(JwksUrl(web.url, ALGORITHMS), rules())
     await verifier.principal(token(), time.time())
     web.body = write_keys(tmp_path / "keys", public_keys("rsa", "ec")).read_bytes()
@@ -228,8 +228,8 @@ def _has_ec(source: JwksUrl) -> bool:
 
 
 async def test_keys_are_followed_and_expire(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.auth.jwks._REFRESH_SECONDS", 0.01)
-    monkeypatch.setattr("service.auth.jwks._RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_service.auth.jwks._REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr("draftwood_service.auth.jwks._RETRY_SECONDS", 0.0)
     source = JwksUrl(web.url, ALGORITHMS)
     following = asyncio.create_task(source.follow())
     try:
@@ -240,5 +240,5 @@ async def test_keys_are_followed_and_expire(web: Web, tmp_path: Path, monkeypatc
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-    monkeypatch.setattr("service.auth.jwks._STALE_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_service.auth.jwks._STALE_SECONDS", 0.0)
     assert source.keys is None

@@ -13,19 +13,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from model_runner.errors import EngineStoppedError, InvalidValueError
-from model_runner.output import Finish, FinishReason
-from model_runner.request import Format, GrammarKind, Request, StopParams
-from model_runner.sequence import Grammar
-from service.engine.bridge import EngineBridge
-from service.engine.link import Add, SequenceOutput, framed
-from service.engine.loaded import LoadedEngine
-from service.engine.stream import MAX_PART_TOKENS, Pending, Sample, Stream
-from service.engine.thread import EngineThread
-from service.errors import QueueFullError, ReaderStalledError, ShuttingDownError
-from service.memory.manager import MemoryManager
-from service.settings import Settings
-from strategies import Strategy, create
+from draftwood_model_runner.errors import EngineStoppedError, InvalidValueError
+from draftwood_model_runner.output import Finish, FinishReason
+from draftwood_model_runner.request import Format, GrammarKind, Request, StopParams
+from draftwood_model_runner.sequence import Grammar
+from draftwood_service.engine.bridge import EngineBridge
+from draftwood_service.engine.link import Add, SequenceOutput, framed
+from draftwood_service.engine.loaded import LoadedEngine
+from draftwood_service.engine.stream import MAX_PART_TOKENS, Pending, Sample, Stream
+from draftwood_service.engine.thread import EngineThread
+from draftwood_service.errors import QueueFullError, ReaderStalledError, ShuttingDownError
+from draftwood_service.memory.manager import MemoryManager
+from draftwood_service.settings import Settings
+from draftwood_strategies import Strategy, create
 from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, loaded_engine, until
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from model_runner.errors import EngineStoppedError
-from service.errors import ShuttingDownError
-from service.memory.errors import StoreFullError
-from service.memory.manager import MemoryManager
+from draftwood_model_runner.errors import EngineStoppedError
+from draftwood_service.errors import ShuttingDownError
+from draftwood_service.memory.errors import StoreFullError
+from draftwood_service.memory.manager import MemoryManager
 from tests.service.engine.test_bridge import bridge_to, running, sample
 from tests.service.fakes import FakeEngine
 

@@ -24,7 +24,7 @@ def service(folder: Path, *more: str) -> Iterator[tuple[psutil.Process, str]]:
     """`draftwood serve` with the bundled model, and its address."""
     ready = folder / "address"
     flags = ["--port", "0", "--ready-file", str(ready), "--threads", "1", "--log-level", "error", *more]
-    process = subprocess.Popen([sys.executable, "-m", "service", *flags])
+    process = subprocess.Popen([sys.executable, "-m", "draftwood_service", *flags])
     try:
         wait(ready.exists)
         yield psutil.Process(process.pid), ready.read_text().strip()

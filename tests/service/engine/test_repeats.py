@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from draftwood.v1 import generation_pb2 as pb
-from model_runner.request import Request, StopParams
-from service.engine import repeats
-from service.engine.repeats import RecentRequests
+from draftwood_model_runner.request import Request, StopParams
+from draftwood_service.engine import repeats
+from draftwood_service.engine.repeats import RecentRequests
 from tests.model_runner.sequences import make_sequence
 from tests.service.fakes import Served, answer, serving
 

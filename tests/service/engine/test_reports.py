@@ -6,14 +6,21 @@ import numpy as np
 import pytest
 
 from draftwood.v1 import generation_pb2 as pb
-from model_runner.request import Request, StopParams
-from model_runner.scheduling.kv_pool import KVUse
-from model_runner.sequence import Sequence, SequenceState
-from model_runner.statistics import EngineCounts
-from service.engine.reporting import reporter
-from service.engine.reporting.report import EngineReport, Load, ReportHistory, TenantReport, WorkCounts, WorkKey
-from service.engine.reporting.reporter import WorkLedger
-from strategies.base import SourceCounts
+from draftwood_model_runner.request import Request, StopParams
+from draftwood_model_runner.scheduling.kv_pool import KVUse
+from draftwood_model_runner.sequence import Sequence, SequenceState
+from draftwood_model_runner.statistics import EngineCounts
+from draftwood_service.engine.reporting import reporter
+from draftwood_service.engine.reporting.report import (
+    EngineReport,
+    Load,
+    ReportHistory,
+    TenantReport,
+    WorkCounts,
+    WorkKey,
+)
+from draftwood_service.engine.reporting.reporter import WorkLedger
+from draftwood_strategies.base import SourceCounts
 from tests.service.fakes import FakeEngine, serving, until
 
 

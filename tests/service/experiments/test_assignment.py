@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from service.experiments.assignment import BUCKETS, Assignment, ExperimentError, Split, require_allowed_change
-from service.experiments.mixture import log_evidence
+from draftwood_service.experiments.assignment import BUCKETS, Assignment, ExperimentError, Split, require_allowed_change
+from draftwood_service.experiments.mixture import log_evidence
 
 SPLIT = Split(b"salt one", ("trie", "hybrid", "off"), (2.0, 1.0, 1.0))
 UNITS = 20_000
@@ -36,7 +36,7 @@ def test_arms_get_their_shares_and_buckets_are_even() -> None:
 
 def test_another_process_assigns_the_same() -> None:
     program = (
-        "from service.experiments.assignment import Split\n"
+        "from draftwood_service.experiments.assignment import Split\n"
         f"split = {SPLIT!r}\n"
         "print([(a.arm, a.bucket) for a in (split.assign('acme', f'session-{i}') for i in range(200))])"
     )

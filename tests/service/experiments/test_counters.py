@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.experiments.assignment import Assignment
-from service.experiments.counters import Counts, Origin, Recorder, Snapshot, merge, total
-from service.experiments.latencies import BINS, EDGES, bin_of, quantile
-from service.experiments.outcomes import Outcome, column
+from draftwood_service.experiments.assignment import Assignment
+from draftwood_service.experiments.counters import Counts, Origin, Recorder, Snapshot, merge, total
+from draftwood_service.experiments.latencies import BINS, EDGES, bin_of, quantile
+from draftwood_service.experiments.outcomes import Outcome, column
 
 ORIGINS = [Origin("a", "1"), Origin("a", "2"), Origin("b", "1")]
 

@@ -7,8 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from service.experiments.latencies import BINS, EDGES, bin_of
-from service.experiments.mixture import is_rejected, log_evidence, log_gamma, quantile_change, quantile_sequence
+from draftwood_service.experiments.latencies import BINS, EDGES, bin_of
+from draftwood_service.experiments.mixture import (
+    is_rejected,
+    log_evidence,
+    log_gamma,
+    quantile_change,
+    quantile_sequence,
+)
 
 
 def test_log_gamma_is_that_of_the_standard_library() -> None:

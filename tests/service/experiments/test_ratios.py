@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.experiments.outcomes import FIELDS, TIME_PER_TOKEN, TOKENS_PER_STEP, TTFT, Metric, column
-from service.experiments.ratios import LEAST_UNITS, compare, sequence_radius, value_of
+from draftwood_service.experiments.outcomes import FIELDS, TIME_PER_TOKEN, TOKENS_PER_STEP, TTFT, Metric, column
+from draftwood_service.experiments.ratios import LEAST_UNITS, compare, sequence_radius, value_of
 
 Arms = tuple[np.ndarray, np.ndarray]
 

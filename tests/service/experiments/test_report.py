@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from service.experiments.assignment import BUCKETS, Split
-from service.experiments.counters import Counts, Origin, Recorder
-from service.experiments.guardrails import Limits, violations
-from service.experiments.outcomes import Outcome, column
-from service.experiments.report import INTERFERENCE, report
+from draftwood_service.experiments.assignment import BUCKETS, Split
+from draftwood_service.experiments.counters import Counts, Origin, Recorder
+from draftwood_service.experiments.guardrails import Limits, violations
+from draftwood_service.experiments.outcomes import Outcome, column
+from draftwood_service.experiments.report import INTERFERENCE, report
 
 SPLIT = Split(b"a salt of ours", ("trie", "hybrid"), (1.0, 1.0))
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmarks.shared.server_process import running_server
-from model_runner.loading.checkpoint import BUNDLED_MODEL
+from draftwood_benchmarks.shared.server_process import running_server
+from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from tests.model_runner.loading.templates import HERMES
 
 

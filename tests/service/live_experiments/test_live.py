@@ -17,19 +17,19 @@ from draftwood.admin.v1 import experiments_pb2 as xp
 from draftwood.admin.v1 import tenants_pb2
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc
-from model_runner.errors import ModelError
-from model_runner.output import StepOutput
-from model_runner.request import Request
-from model_runner.sequence import Sequence
-from service.experiments.assignment import Split
-from service.experiments.counters import total
-from service.experiments.report import Report, report
-from service.live_experiments import counting, watch
-from service.live_experiments.placement import target_of
-from service.live_experiments.store.encoding import decode
-from service.live_experiments.store.redis_counts import RedisCounts
-from service.memory.store.redis_client import RedisClient
-from service.resources.sealing import Seal
+from draftwood_model_runner.errors import ModelError
+from draftwood_model_runner.output import StepOutput
+from draftwood_model_runner.request import Request
+from draftwood_model_runner.sequence import Sequence
+from draftwood_service.experiments.assignment import Split
+from draftwood_service.experiments.counters import total
+from draftwood_service.experiments.report import Report, report
+from draftwood_service.live_experiments import counting, watch
+from draftwood_service.live_experiments.placement import target_of
+from draftwood_service.live_experiments.store.encoding import decode
+from draftwood_service.live_experiments.store.redis_counts import RedisCounts
+from draftwood_service.memory.store.redis_client import RedisClient
+from draftwood_service.resources.sealing import Seal
 from tests.service.fakes import FakeEngine, Served, serving, until
 from tests.service.memory.servers import Valkey
 from tests.service.rpc.test_administration import experiments, refused, tenants

@@ -8,14 +8,14 @@ import grpc
 import torch
 from google.protobuf.json_format import ParseDict
 
-from benchmarks.shared.prompts import read_questions
 from draftwood.admin.v1 import experiments_pb2 as xp
 from draftwood.admin.v1 import experiments_pb2_grpc
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc
-from model_runner.engine import Engine, EngineConfig
-from service.experiments.assignment import Split
-from service.settings import Settings
+from draftwood_benchmarks.shared.prompts import read_questions
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_service.experiments.assignment import Split
+from draftwood_service.settings import Settings
 from tests.model_runner.families import served
 from tests.service.fakes import started_server, until
 

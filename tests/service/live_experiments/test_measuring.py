@@ -7,10 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from model_runner.request import Request, StopParams
-from model_runner.statistics import SequenceStats
-from service.engine.stream import Sample
-from service.live_experiments.measuring import outcome
+from draftwood_model_runner.request import Request, StopParams
+from draftwood_model_runner.statistics import SequenceStats
+from draftwood_service.engine.stream import Sample
+from draftwood_service.live_experiments.measuring import outcome
 
 ARRIVED = time.perf_counter() - 100
 

@@ -8,21 +8,21 @@ from collections.abc import AsyncIterator, Iterator
 import numpy as np
 import pytest
 
-from service.experiments.counters import Counts, Origin, Snapshot, total
-from service.experiments.definition import Arm, ExperimentConfig
-from service.experiments.outcomes import Outcome
-from service.live_experiments.counting import Counting
-from service.live_experiments.placement import Placement, Running
-from service.live_experiments.reading import CountReader
-from service.live_experiments.store import redis_counts
-from service.live_experiments.store.base import CountStore, Stored, Target
-from service.live_experiments.store.encoding import encode
-from service.live_experiments.store.in_process import InProcessCounts
-from service.live_experiments.store.redis_counts import RedisCounts
-from service.memory.codec import read_keys
-from service.memory.store.redis_client import RedisClient
-from service.resources.sealing import Seal
-from service.tenants.config import DraftConfig
+from draftwood_service.experiments.counters import Counts, Origin, Snapshot, total
+from draftwood_service.experiments.definition import Arm, ExperimentConfig
+from draftwood_service.experiments.outcomes import Outcome
+from draftwood_service.live_experiments.counting import Counting
+from draftwood_service.live_experiments.placement import Placement, Running
+from draftwood_service.live_experiments.reading import CountReader
+from draftwood_service.live_experiments.store import redis_counts
+from draftwood_service.live_experiments.store.base import CountStore, Stored, Target
+from draftwood_service.live_experiments.store.encoding import encode
+from draftwood_service.live_experiments.store.in_process import InProcessCounts
+from draftwood_service.live_experiments.store.redis_counts import RedisCounts
+from draftwood_service.memory.codec import read_keys
+from draftwood_service.memory.store.redis_client import RedisClient
+from draftwood_service.resources.sealing import Seal
+from draftwood_service.tenants.config import DraftConfig
 from tests.service.memory.servers import Valkey, wait_for
 
 KEYS = read_keys(f"k={'A' * 43}=,names={'C' * 42}A=", "store_keys")

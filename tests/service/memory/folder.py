@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from service.memory.naming import MemoryName
+from draftwood_service.memory.naming import MemoryName
 from tests.service.memory.helpers import learn_output, memory_of
 
 

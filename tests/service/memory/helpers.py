@@ -10,15 +10,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from service.memory.codec.encryption import KeyRing
-from service.memory.config import MemoryConfig
-from service.memory.manager import MemoryManager
-from service.memory.naming import MemoryName
-from service.memory.operations import MemoryOperation, submit
-from service.memory.replica.instances import InstanceKey
-from service.memory.store.base import MemoryStore
-from service.memory.store.redis_client import RedisClient, RedisTls
-from service.memory.store.redis_store import RedisStore
+from draftwood_service.memory.codec.encryption import KeyRing
+from draftwood_service.memory.config import MemoryConfig
+from draftwood_service.memory.manager import MemoryManager
+from draftwood_service.memory.naming import MemoryName
+from draftwood_service.memory.operations import MemoryOperation, submit
+from draftwood_service.memory.replica.instances import InstanceKey
+from draftwood_service.memory.store.base import MemoryStore
+from draftwood_service.memory.store.redis_client import RedisClient, RedisTls
+from draftwood_service.memory.store.redis_store import RedisStore
 
 Result = TypeVar("Result")
 
@@ -48,7 +48,7 @@ def memory_of(
     timeout: float = 1.0,
 ) -> MemoryManager:
     """A memory manager over a Redis server, as in a service."""
-    from service.memory.store.base import Limits
+    from draftwood_service.memory.store.base import Limits
 
     store: MemoryStore = RedisStore(RedisClient(url, tls, timeout), fingerprint, Limits(config.log_bytes, config.ttl))
     return MemoryManager(store, fingerprint, config, keys)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftwood.v1 import generation_pb2 as pb
-from service.memory.manager import MemoryManager
-from service.memory.naming import MemoryName
+from draftwood_service.memory.manager import MemoryManager
+from draftwood_service.memory.naming import MemoryName
 from tests.service.fakes import FakeEngine, Served, answer, serving, until
 from tests.service.memory.stalls import Stalls
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from service.memory.arms import PurgeArms
-from service.memory.codec import read_keys
-from service.memory.manager import MemoryManager
-from service.memory.naming import MemoryName
+from draftwood_service.memory.arms import PurgeArms
+from draftwood_service.memory.codec import read_keys
+from draftwood_service.memory.manager import MemoryManager
+from draftwood_service.memory.naming import MemoryName
 from tests.service.fakes import until
 from tests.service.memory.helpers import Answer, numbers, perform, replicas
 from tests.service.memory.servers import Valkey

@@ -12,13 +12,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from service.memory.config import MemoryConfig
-from service.memory.errors import MemoryStoreError, StoreUnavailableError
-from service.memory.manager import MemoryManager
-from service.memory.naming import MemoryName
-from service.memory.operations import PurgeMemory
-from service.memory.store.base import Limits
-from service.memory.store.in_process import InProcessStore
+from draftwood_service.memory.config import MemoryConfig
+from draftwood_service.memory.errors import MemoryStoreError, StoreUnavailableError
+from draftwood_service.memory.manager import MemoryManager
+from draftwood_service.memory.naming import MemoryName
+from draftwood_service.memory.operations import PurgeMemory
+from draftwood_service.memory.store.base import Limits
+from draftwood_service.memory.store.in_process import InProcessStore
 from tests.service.memory.helpers import FINGERPRINT, known_to, learn_output, log_of
 
 TENANT = "t"

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from service.memory.naming import Keys, MemoryName
-from service.memory.operations import PurgeMemory
+from draftwood_service.memory.naming import Keys, MemoryName
+from draftwood_service.memory.operations import PurgeMemory
 from tests.service.fakes import until
 from tests.service.memory.helpers import agreed, learn_output, log_of, numbers, perform, replicas
 from tests.service.memory.live import live
@@ -169,7 +169,7 @@ async def test_killed_at_any_point_of_folding(server: Valkey, runs: int) -> None
 
 
 async def test_a_lease_of_a_dead_process_runs_out(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.memory.replica.folder._LEASE_SECONDS", 0.3)
+    monkeypatch.setattr("draftwood_service.memory.replica.folder._LEASE_SECONDS", 0.3)
     async with replicas(1, server.url) as [memory]:
         await learn_output(memory, "t", numbers(10))
         await agreed([memory], "t")

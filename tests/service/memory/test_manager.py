@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from service.memory.config import MemoryConfig, default_max_bytes
-from service.memory.errors import StoreUnavailableError
-from service.memory.manager import MemoryManager
-from service.memory.naming import MemoryName
-from service.memory.store.base import Append, Entry, Limits
-from service.memory.store.in_process import InProcessStore
-from strategies import UnknownStrategyError
-from strategies.trie.strategy import TrieStrategy
+from draftwood_service.memory.config import MemoryConfig, default_max_bytes
+from draftwood_service.memory.errors import StoreUnavailableError
+from draftwood_service.memory.manager import MemoryManager
+from draftwood_service.memory.naming import MemoryName
+from draftwood_service.memory.store.base import Append, Entry, Limits
+from draftwood_service.memory.store.in_process import InProcessStore
+from draftwood_strategies import UnknownStrategyError
+from draftwood_strategies.trie.strategy import TrieStrategy
 from tests.service.fakes import until
 from tests.service.memory.helpers import Answer, known_to, learn_output, numbers
 
@@ -123,9 +123,9 @@ async def test_memories_fit_their_bytes_whether_or_not_the_store_answers(
     away: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing that was learned is lost: it waits in the outbox for the store."""
-    monkeypatch.setattr("service.memory.replica.replica._EVICT_SECONDS", 0.0)
-    monkeypatch.setattr("service.memory.replica.residents._WAITED_SECONDS", 0.0)
-    monkeypatch.setattr("service.memory.replica.replica_thread._MAX_BACKOFF", 0.05)
+    monkeypatch.setattr("draftwood_service.memory.replica.replica._EVICT_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_service.memory.replica.residents._WAITED_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_service.memory.replica.replica_thread._MAX_BACKOFF", 0.05)
     store, budget, tenants = Away(), 1 << 20, [f"t{number}" for number in range(40)]
     memory = MemoryManager(store, "f" * 16, MemoryConfig(max_bytes=budget, round_seconds=0.02))  # type: ignore[arg-type]
     memory.start(lambda task: task())
@@ -153,9 +153,9 @@ def _knows(memory: MemoryManager, tenant: str, tokens: list[int]) -> bool:
 
 
 async def test_surplus_tenants_are_evicted_while_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.memory.replica.replica._EVICT_SECONDS", 0.0)
-    monkeypatch.setattr("service.memory.replica.residents._WAITED_SECONDS", 0.0)
-    monkeypatch.setattr("service.memory.replica.replica_thread._MAX_BACKOFF", 0.05)
+    monkeypatch.setattr("draftwood_service.memory.replica.replica._EVICT_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_service.memory.replica.residents._WAITED_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_service.memory.replica.replica_thread._MAX_BACKOFF", 0.05)
     store = Away()
     store.away = True
     memory = MemoryManager(store, "f" * 16, MemoryConfig(max_resident=3, round_seconds=0.02))  # type: ignore[arg-type]
@@ -174,7 +174,7 @@ async def test_surplus_tenants_are_evicted_while_the_store_is_away(monkeypatch: 
 
 
 async def test_a_memory_in_use_is_never_evicted_for_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.memory.replica.replica._EVICT_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_service.memory.replica.replica._EVICT_SECONDS", 0.0)
     store = InProcessStore(Limits(1 << 20))
     memory = MemoryManager(store, "f" * 16, MemoryConfig(max_bytes=1, round_seconds=0.02))
     memory.start(lambda task: task())
@@ -199,7 +199,7 @@ async def test_the_store_in_this_process_is_bounded_in_bytes() -> None:
 
 
 async def test_a_memory_that_comes_late_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.memory.manager._FIRST_WAIT", 0.05)
+    monkeypatch.setattr("draftwood_service.memory.manager._FIRST_WAIT", 0.05)
     store = InProcessStore(Limits(1 << 20), shared=True)
     read = store.read
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from model_runner.request import MemoryTerms
-from service.memory.codec import Kind
-from service.memory.config import MemoryConfig
-from service.memory.errors import MemoryPurgedError, StoreFullError, StoreUnavailableError
-from service.memory.manager import MemoryManager
-from service.memory.naming import MemoryName
-from service.memory.operations import (
+from draftwood_model_runner.request import MemoryTerms
+from draftwood_service.memory.codec import Kind
+from draftwood_service.memory.config import MemoryConfig
+from draftwood_service.memory.errors import MemoryPurgedError, StoreFullError, StoreUnavailableError
+from draftwood_service.memory.manager import MemoryManager
+from draftwood_service.memory.naming import MemoryName
+from draftwood_service.memory.operations import (
     ExportMemory,
     FillMemory,
     FillProgress,
@@ -25,9 +25,9 @@ from service.memory.operations import (
     PurgeMemory,
     submit,
 )
-from service.memory.orphans import PurgeResult
-from service.memory.store.base import Limits
-from service.memory.store.in_process import InProcessStore
+from draftwood_service.memory.orphans import PurgeResult
+from draftwood_service.memory.store.base import Limits
+from draftwood_service.memory.store.in_process import InProcessStore
 from tests.service.fakes import until
 from tests.service.memory.helpers import FINGERPRINT, log_of, numbers, perform
 
@@ -63,7 +63,7 @@ def release_lease(memory: MemoryManager) -> None:
 async def test_rounds_and_other_operations_go_on_while_a_full_log_is_waited_for(
     memory: MemoryManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.memory.operations._FULL_SECONDS", 3600.0)
+    monkeypatch.setattr("draftwood_service.memory.operations._FULL_SECONDS", 3600.0)
     progress = await filled(memory)
     waiting = submit(fill(progress), memory)
     report = await perform(GetStatistics("t"), memory)
@@ -76,8 +76,8 @@ async def test_rounds_and_other_operations_go_on_while_a_full_log_is_waited_for(
 
 
 async def test_a_fill_ends_once_the_log_is_folded(memory: MemoryManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.memory.operations._FULL_SECONDS", 0.005)
-    monkeypatch.setattr("service.memory.operations._FULL_TRIES", 10**6)
+    monkeypatch.setattr("draftwood_service.memory.operations._FULL_SECONDS", 0.005)
+    monkeypatch.setattr("draftwood_service.memory.operations._FULL_TRIES", 10**6)
     progress = await filled(memory)
     waiting = submit(fill(progress, 7), memory)
     await perform(GetStatistics(None), memory)
@@ -89,7 +89,7 @@ async def test_a_fill_ends_once_the_log_is_folded(memory: MemoryManager, monkeyp
 
 
 async def test_a_log_that_stays_full_ends_the_fill(memory: MemoryManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.memory.operations._FULL_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_service.memory.operations._FULL_SECONDS", 0.0)
     progress = await filled(memory)
     with pytest.raises(StoreFullError):
         await perform(fill(progress), memory)
@@ -98,8 +98,8 @@ async def test_a_log_that_stays_full_ends_the_fill(memory: MemoryManager, monkey
 
 
 async def test_a_purge_ends_the_fill_that_it_interrupts(memory: MemoryManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.memory.operations._FULL_SECONDS", 0.005)
-    monkeypatch.setattr("service.memory.operations._FULL_TRIES", 10**6)
+    monkeypatch.setattr("draftwood_service.memory.operations._FULL_SECONDS", 0.005)
+    monkeypatch.setattr("draftwood_service.memory.operations._FULL_TRIES", 10**6)
     progress = await filled(memory)
     waiting = submit(fill(progress), memory)
     assert await perform(PurgeMemory("t"), memory) == PurgeResult(1, 10)

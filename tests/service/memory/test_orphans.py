@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from service.memory.codec.encryption import read_keys
-from service.memory.config import MemoryConfig
-from service.memory.naming import MemoryName
-from service.memory.operations import GetStatistics, ListOrphans, PurgeMemory, PurgeOrphans
-from service.memory.orphans import PurgeResult
-from service.memory.store.base import Limits
-from service.memory.store.in_process import InProcessStore
+from draftwood_service.memory.codec.encryption import read_keys
+from draftwood_service.memory.config import MemoryConfig
+from draftwood_service.memory.naming import MemoryName
+from draftwood_service.memory.operations import GetStatistics, ListOrphans, PurgeMemory, PurgeOrphans
+from draftwood_service.memory.orphans import PurgeResult
+from draftwood_service.memory.store.base import Limits
+from draftwood_service.memory.store.in_process import InProcessStore
 from tests.service.fakes import until
 from tests.service.memory.helpers import agreed, learn_output, log_of, numbers, perform, replicas
 from tests.service.memory.servers import Valkey
@@ -25,8 +25,8 @@ KEYS = read_keys(f"names={KEY_B}\nk1={KEY_A}", "keys")
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memories are orphaned as soon as no process uses them."""
-    monkeypatch.setattr("service.memory.operations.ORPHANED_SECONDS", 0.0)
-    monkeypatch.setattr("service.memory.presence.ORPHANED_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_service.memory.operations.ORPHANED_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_service.memory.presence.ORPHANED_SECONDS", 0.0)
 
 
 async def leave(server: Valkey, tenant: str, tokens: int, **options: Any) -> None:
@@ -100,7 +100,7 @@ async def test_orphans_expire(server: Valkey, ttl: float, left: int) -> None:
 
 
 async def test_servers_with_other_settings_are_noticed(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.memory.presence._REGISTER_SECONDS", 0.05)
+    monkeypatch.setattr("draftwood_service.memory.presence._REGISTER_SECONDS", 0.05)
     other = MemoryConfig(tokens=5000, round_seconds=0.03)
     async with replicas(2, server.url) as [first, second]:
         await until(lambda: min(first.counters().polls, second.counters().polls) > 8)

@@ -9,15 +9,15 @@ from functools import partial
 
 import pytest
 
-from service.memory.codec.encryption import read_keys
-from service.memory.config import MemoryConfig
-from service.memory.manager import MemoryManager
-from service.memory.naming import Keys, MemoryName
-from service.memory.operations import PurgeMemory
-from service.memory.orphans import PurgeResult
-from service.memory.store.redis_client import RedisClient
-from service.quotas import RateLimits
-from service.quotas.shared import SharedLimiter
+from draftwood_service.memory.codec.encryption import read_keys
+from draftwood_service.memory.config import MemoryConfig
+from draftwood_service.memory.manager import MemoryManager
+from draftwood_service.memory.naming import Keys, MemoryName
+from draftwood_service.memory.operations import PurgeMemory
+from draftwood_service.memory.orphans import PurgeResult
+from draftwood_service.memory.store.redis_client import RedisClient
+from draftwood_service.quotas import RateLimits
+from draftwood_service.quotas.shared import SharedLimiter
 from tests.service.fakes import until
 from tests.service.memory.helpers import (
     FAST,
@@ -202,7 +202,7 @@ async def test_values_moved_to_another_tenant_do_not_decrypt(server: Valkey) -> 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "newer", "foreign", "gone"])
 async def test_a_snapshot_that_cannot_be_read_leaves_the_log_served(server: Valkey, damage: str) -> None:
-    from service.memory.codec import snapshots
+    from draftwood_service.memory.codec import snapshots
 
     async with replicas(1, server.url) as [first]:
         for number in range(300):  # more than stay in the log beside a snapshot

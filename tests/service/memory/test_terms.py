@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_runner.request import MemoryTerms, Request, StopParams
-from model_runner.sequence import Sequence
-from service.memory.codec import Kind
-from service.memory.config import MemoryConfig
-from service.memory.manager import MemoryManager, StrategyUse
-from service.memory.naming import Keys, MemoryName
-from service.memory.operations import FillMemory, FillProgress, GetStatistics, PurgeMemory
-from service.memory.replica.instances import InstanceKey, make
-from service.memory.replica.residents import Resident
-from service.memory.replica.tenant_log import TenantLog
-from service.memory.store.base import Limits
-from service.memory.store.in_process import InProcessStore
-from strategies import Strategy
-from strategies.options import Options
+from draftwood_model_runner.request import MemoryTerms, Request, StopParams
+from draftwood_model_runner.sequence import Sequence
+from draftwood_service.memory.codec import Kind
+from draftwood_service.memory.config import MemoryConfig
+from draftwood_service.memory.manager import MemoryManager, StrategyUse
+from draftwood_service.memory.naming import Keys, MemoryName
+from draftwood_service.memory.operations import FillMemory, FillProgress, GetStatistics, PurgeMemory
+from draftwood_service.memory.replica.instances import InstanceKey, make
+from draftwood_service.memory.replica.residents import Resident
+from draftwood_service.memory.replica.tenant_log import TenantLog
+from draftwood_service.memory.store.base import Limits
+from draftwood_service.memory.store.in_process import InProcessStore
+from draftwood_strategies import Strategy
+from draftwood_strategies.options import Options
 from tests.service.fakes import until
 from tests.service.memory.helpers import FAST, Answer, learn_output, numbers, perform, replicas
 from tests.service.memory.servers import Valkey

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from service.memory.store.redis_client import RedisClient
-from service.quotas import NO_LIMITS, QuotaExceededError, RateLimits
-from service.quotas.limits import Reservation
-from service.quotas.shared import LEASE_SECONDS, REFRESH_SECONDS, SharedLimiter
+from draftwood_service.memory.store.redis_client import RedisClient
+from draftwood_service.quotas import NO_LIMITS, QuotaExceededError, RateLimits
+from draftwood_service.quotas.limits import Reservation
+from draftwood_service.quotas.shared import LEASE_SECONDS, REFRESH_SECONDS, SharedLimiter
 from tests.service.fakes import until
 from tests.service.memory.servers import Valkey, cluster
 

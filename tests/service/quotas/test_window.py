@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_runner.errors import InvalidValueError
-from service.quotas import NO_LIMITS, QuotaExceededError, RateLimits
-from service.quotas.local import LocalLimiter
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_service.quotas import NO_LIMITS, QuotaExceededError, RateLimits
+from draftwood_service.quotas.local import LocalLimiter
 
 
 class Clock:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from service.resources import ending
+from draftwood_service.resources import ending
 
 
 async def test_a_task_that_misses_a_cancellation_ends_at_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from service.memory.codec import KeyRing, read_keys
-from service.memory.errors import StoreRefusedError, StoreUnavailableError
-from service.memory.store.redis_client import RedisClient
-from service.resources import base, redis_resources
-from service.resources.base import ConflictError, Cursor, ResourceStore, Write
-from service.resources.follower import ResourceFollower
-from service.resources.in_process import InProcessResources
-from service.resources.redis_resources import RedisResources
-from service.resources.sealing import Seal
+from draftwood_service.memory.codec import KeyRing, read_keys
+from draftwood_service.memory.errors import StoreRefusedError, StoreUnavailableError
+from draftwood_service.memory.store.redis_client import RedisClient
+from draftwood_service.resources import base, redis_resources
+from draftwood_service.resources.base import ConflictError, Cursor, ResourceStore, Write
+from draftwood_service.resources.follower import ResourceFollower
+from draftwood_service.resources.in_process import InProcessResources
+from draftwood_service.resources.redis_resources import RedisResources
+from draftwood_service.resources.sealing import Seal
 from tests.service.fakes import until
 from tests.service.memory.servers import Valkey, wait_for
 
@@ -91,7 +91,7 @@ async def test_changes_are_those_after_the_cursor(store: ResourceStore) -> None:
 
 async def test_followers_read_pages_and_what_they_missed(store: ResourceStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_resources, "_PAGE", 7)
-    for module in (base, redis_resources, __import__("service.resources.in_process", fromlist=["x"])):
+    for module in (base, redis_resources, __import__("draftwood_service.resources.in_process", fromlist=["x"])):
         monkeypatch.setattr(module, "MOST_DELETED", 3)
     follower = ResourceFollower(store)
     revisions = await follower.write([Write("tenants", f"t{number}", b"", 0) for number in range(30)])

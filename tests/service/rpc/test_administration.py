@@ -15,12 +15,12 @@ from draftwood.admin.v1 import experiments_pb2 as xp
 from draftwood.admin.v1 import experiments_pb2_grpc, tenants_pb2_grpc
 from draftwood.admin.v1 import tenants_pb2 as pb
 from draftwood.v1 import generation_pb2
-from model_runner.errors import InvalidInputError
-from model_runner.request import MemoryTerms
-from service.tenants.config import TenantConfig
-from service.tenants.file import read_file
-from service.tenants.reading import ServerLimits
-from service.tenants.shaping import DeltaShaping
+from draftwood_model_runner.errors import InvalidInputError
+from draftwood_model_runner.request import MemoryTerms
+from draftwood_service.tenants.config import TenantConfig
+from draftwood_service.tenants.file import read_file
+from draftwood_service.tenants.reading import ServerLimits
+from draftwood_service.tenants.shaping import DeltaShaping
 from tests.service.fakes import Served, serving, until
 from tests.service.memory.servers import Valkey
 from tests.service.rpc.test_endings import reason

@@ -11,7 +11,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from draftwood.v1 import generation_pb2 as pb
-from model_runner.loading.tool_format import ToolFormat
+from draftwood_model_runner.loading.tool_format import ToolFormat
 from tests.service.fakes import ByteTokenizer, FakeModel, answer, serving
 
 GENERATE = "/draftwood.v1.GenerationService/Generate"

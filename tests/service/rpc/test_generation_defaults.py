@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from draftwood.v1 import generation_pb2 as pb
-from model_runner.errors import InvalidValueError
-from model_runner.request import SamplingParams
-from model_runner.sampling.generation_defaults import Constraints, GenerationDefaults
-from service.rpc.generation import model_info
-from service.rpc.requests import Prompt, read_samples, read_sampling, read_stop
-from service.serving import Serving
-from service.settings import Settings
-from service.tenants.config import TenantConfig
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.request import SamplingParams
+from draftwood_model_runner.sampling.generation_defaults import Constraints, GenerationDefaults
+from draftwood_service.rpc.generation import model_info
+from draftwood_service.rpc.requests import Prompt, read_samples, read_sampling, read_stop
+from draftwood_service.serving import Serving
+from draftwood_service.settings import Settings
+from draftwood_service.tenants.config import TenantConfig
 from tests.service.fakes import FakeModel
 
 DEFAULTS = GenerationDefaults(

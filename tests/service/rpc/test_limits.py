@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.v1 import generation_pb2 as pb
-from model_runner.errors import InvalidValueError
-from service.errors import TooMuchTextError, to_status
-from service.rpc import text_work
-from service.rpc.parsing import malformed
-from service.rpc.parsing.deserializer import MAX_FIELDS, Deserializer
-from service.rpc.parsing.malformed import Malformed
-from service.rpc.parsing.wire_size import FieldCounter
-from service.rpc.text_work import TextWork
-from strategies.draft import Int32Array
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_service.errors import TooMuchTextError, to_status
+from draftwood_service.rpc import text_work
+from draftwood_service.rpc.parsing import malformed
+from draftwood_service.rpc.parsing.deserializer import MAX_FIELDS, Deserializer
+from draftwood_service.rpc.parsing.malformed import Malformed
+from draftwood_service.rpc.parsing.wire_size import FieldCounter
+from draftwood_service.rpc.text_work import TextWork
+from draftwood_strategies.draft import Int32Array
 from tests.service.fakes import ByteTokenizer, FakeModel, serving
 from tests.service.rpc.test_bad_input import violation
 
@@ -81,7 +81,7 @@ async def test_a_prompt_that_is_too_large_is_not_read(method: str, case: str) ->
 
 
 async def test_tokens_are_bounded_and_so_are_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.rpc.generation._MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr("draftwood_service.rpc.generation._MAX_ANSWER_BYTES", 1000)
     async with serving(max_prompt_characters=300) as served:
         await served.stub.Detokenize(pb.DetokenizeRequest(token_ids=[65] * 300))
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -20,11 +20,11 @@ from draftwood.v1 import generation_pb2 as generation
 from draftwood.v1 import memory_pb2 as pb
 from draftwood_client import InvalidRequestError, MemoryClient, MemoryRecord, NotFoundError, UnavailableError
 from draftwood_client.cli import build_app
-from model_runner.request import MemoryTerms
-from service.memory.manager import MemoryManager, StrategyUse
-from service.memory.naming import MemoryName
-from service.memory.replica.instances import InstanceKey
-from strategies import Strategy
+from draftwood_model_runner.request import MemoryTerms
+from draftwood_service.memory.manager import MemoryManager, StrategyUse
+from draftwood_service.memory.naming import MemoryName
+from draftwood_service.memory.replica.instances import InstanceKey
+from draftwood_strategies import Strategy
 from tests.service.fakes import FakeModel, Served, answer, serving, until
 from tests.service.memory.helpers import agreed, known_to, learn_output, log_of, numbers, replicas
 from tests.service.memory.servers import Valkey
@@ -341,7 +341,7 @@ async def test_what_is_done_to_a_memory_leaves_an_audit_line(caplog: pytest.LogC
 
 
 async def test_orphans_through_the_client(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.memory.operations.ORPHANED_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_service.memory.operations.ORPHANED_SECONDS", 0.0)
     async with replicas(1, server.url, fingerprint="e" * 16) as [old]:
         await learn_output(old, "acme", numbers(11))
         await agreed([old], "acme")

@@ -13,8 +13,8 @@ import pytest
 from draftwood.admin.v1 import status_pb2 as pb
 from draftwood.admin.v1.status_pb2_grpc import StatusServiceStub
 from draftwood.v1 import generation_pb2
-from service.auth import Role
-from service.rpc.admin import status
+from draftwood_service.auth import Role
+from draftwood_service.rpc.admin import status
 from tests.service.auth.test_matrix import OTHER, OWN, Keys
 from tests.service.fakes import FakeEngine, Served, answer, serving, until
 from tests.service.rpc.test_endings import reason

@@ -6,8 +6,8 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from model_runner.errors import EngineStoppedError, InvalidValueError, ModelError
-from service.errors import (
+from draftwood_model_runner.errors import EngineStoppedError, InvalidValueError, ModelError
+from draftwood_service.errors import (
     DeadlineExceededError,
     ModelNotServedError,
     QueueFullError,

@@ -15,11 +15,11 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from draftwood_client import AsyncClient
-from model_runner.errors import InvalidValueError
-from service.logging_config import configure_logging
-from service.settings import Settings
-from service.telemetry import names, opened_telemetry
-from service.telemetry.logs import Complaints
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_service.logging_config import configure_logging
+from draftwood_service.settings import Settings
+from draftwood_service.telemetry import names, opened_telemetry
+from draftwood_service.telemetry.logs import Complaints
 from tests.service.fakes import answer, serving, until
 from tests.service.rpc.test_endings import ask
 from tests.service.telemetry.collector import Collector, attributes, running_collector

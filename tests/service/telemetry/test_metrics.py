@@ -15,12 +15,12 @@ from prometheus_client import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
 from draftwood.v1 import generation_pb2 as pb
-from model_runner.errors import InvalidInputError
-from service.engine.reporting import reporter
-from service.settings import Settings
-from service.telemetry import NO_TELEMETRY, names, opened_telemetry
-from service.telemetry.names import Kind, Metric
-from service.telemetry.open_telemetry import OpenTelemetry
+from draftwood_model_runner.errors import InvalidInputError
+from draftwood_service.engine.reporting import reporter
+from draftwood_service.settings import Settings
+from draftwood_service.telemetry import NO_TELEMETRY, names, opened_telemetry
+from draftwood_service.telemetry.names import Kind, Metric
+from draftwood_service.telemetry.open_telemetry import OpenTelemetry
 from tests.service.fakes import Served, answer, serving, until
 from tests.service.rpc.test_endings import ask
 

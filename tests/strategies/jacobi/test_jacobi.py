@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies import DraftTree, Feedback, JacobiStrategy
-from strategies.draft import Int32Array
-from strategies.jacobi.ngram_pool import NgramPool
-from strategies.jacobi.strategy import JacobiDrafter
+from draftwood_strategies import DraftTree, Feedback, JacobiStrategy
+from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.jacobi.ngram_pool import NgramPool
+from draftwood_strategies.jacobi.strategy import JacobiDrafter
 from tests.strategies.toy_model import VOCAB, ToyModel, run
 
 Model = Callable[[list[int]], int]

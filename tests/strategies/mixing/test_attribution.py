@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.draft import DraftTree, Int32Array
-from strategies.mixing.attribution import DraftedNodes, attribute
-from strategies.mixing.weights import SOURCES
+from draftwood_strategies.draft import DraftTree, Int32Array
+from draftwood_strategies.mixing.attribution import DraftedNodes, attribute
+from draftwood_strategies.mixing.weights import SOURCES
 from tests.strategies.test_draft import trees
 
 

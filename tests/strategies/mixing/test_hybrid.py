@@ -9,11 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies import DraftTree, Feedback, HybridStrategy, JacobiStrategy, TrieStrategy, UnknownStrategyError, registry
-from strategies.base import Drafter, SuccessorSource
-from strategies.draft import Int32Array
-from strategies.registry import register
-from strategies.successors import WIDTH, SuccessorTable
+from draftwood_strategies import (
+    DraftTree,
+    Feedback,
+    HybridStrategy,
+    JacobiStrategy,
+    TrieStrategy,
+    UnknownStrategyError,
+    registry,
+)
+from draftwood_strategies.base import Drafter, SuccessorSource
+from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.registry import register
+from draftwood_strategies.successors import WIDTH, SuccessorTable
 from tests.strategies.test_draft import trees
 from tests.strategies.toy_model import ToyModel, run
 

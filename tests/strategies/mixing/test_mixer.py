@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strategies import DraftTree, Feedback
-from strategies.draft import Int32Array
-from strategies.mixing.attribution import ACCEPTED
-from strategies.mixing.candidates import LOGIT, TOKEN, to_probabilities
-from strategies.mixing.mixer import Mixer, SequenceMixer
-from strategies.mixing.weights import SOURCES, Weights, chance_bin, level_of, prior_weights
-from strategies.successors import SuccessorTable
+from draftwood_strategies import DraftTree, Feedback
+from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.mixing.attribution import ACCEPTED
+from draftwood_strategies.mixing.candidates import LOGIT, TOKEN, to_probabilities
+from draftwood_strategies.mixing.mixer import Mixer, SequenceMixer
+from draftwood_strategies.mixing.weights import SOURCES, Weights, chance_bin, level_of, prior_weights
+from draftwood_strategies.successors import SuccessorTable
 from tests.strategies.toy_model import ToyModel
 
 BUDGET = 32

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import DraftTree, Feedback, RecyclingStrategy
-from strategies.draft import Int32Array
-from strategies.successors import NOWHERE, ORDERS, WIDTH, SuccessorTable, extended, find
+from draftwood_strategies import DraftTree, Feedback, RecyclingStrategy
+from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.successors import NOWHERE, ORDERS, WIDTH, SuccessorTable, extended, find
 from tests.strategies.toy_model import ToyModel, run
 
 TEXTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=8)

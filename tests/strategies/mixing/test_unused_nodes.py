@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import DraftTree, Feedback, HybridStrategy, RecyclingStrategy
-from strategies.draft import Int32Array
-from strategies.mixing.expansion import MixedDraft, empty_draft
-from strategies.mixing.unused_nodes import fill, fill_workspace_for
-from strategies.mixing.weights import TABLE
+from draftwood_strategies import DraftTree, Feedback, HybridStrategy, RecyclingStrategy
+from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.mixing.expansion import MixedDraft, empty_draft
+from draftwood_strategies.mixing.unused_nodes import fill, fill_workspace_for
+from draftwood_strategies.mixing.weights import TABLE
 from tests.strategies.toy_model import ToyModel, run
 
 

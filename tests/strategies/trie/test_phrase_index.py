@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.draft import Int32Array
-from strategies.trie.phrase_index import NEXT, PREVIOUS, TOKENS_PER_BLOCK, PhraseIndex
+from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.trie.phrase_index import NEXT, PREVIOUS, TOKENS_PER_BLOCK, PhraseIndex
 
 WRITES = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 70)), min_size=1, max_size=30)
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import DraftTree, TrieStrategy
-from strategies.draft import Int32Array
-from strategies.trie.phrase_index import START, PhraseIndex
-from strategies.trie.strategy import TrieDrafter
+from draftwood_strategies import DraftTree, TrieStrategy
+from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.trie.phrase_index import START, PhraseIndex
+from draftwood_strategies.trie.strategy import TrieDrafter
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=60), min_size=1, max_size=6)
 

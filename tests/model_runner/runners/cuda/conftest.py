@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from model_runner.errors import UnsupportedRunnerError
-from model_runner.runners.cuda.device.launching import require_triton
+from draftwood_model_runner.errors import UnsupportedRunnerError
+from draftwood_model_runner.runners.cuda.device.launching import require_triton
 from tests.model_runner.runners.cuda.device import DEVICE
 
 try:

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
-from model_runner.runners.cuda.device.launching import LAUNCHER, Launch
-from model_runner.runners.cuda.steps.attention import STEP
-from model_runner.runners.cuda.steps.pending import Pending
+from draftwood_model_runner.runners.cuda.device.launching import LAUNCHER, Launch
+from draftwood_model_runner.runners.cuda.steps.attention import STEP
+from draftwood_model_runner.runners.cuda.steps.pending import Pending
 
 
 @contextmanager

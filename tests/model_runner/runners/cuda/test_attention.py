@@ -10,9 +10,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.kernels import reference
-from benchmarks.kernels.reference import entries, random_batch
-from model_runner.runners.base import KVShape
+from draftwood_benchmarks.kernels import reference
+from draftwood_benchmarks.kernels.reference import entries, random_batch
+from draftwood_model_runner.runners.base import KVShape
 from tests.model_runner.runners.cuda.device import DEVICE
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}

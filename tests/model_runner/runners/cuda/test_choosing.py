@@ -12,18 +12,18 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.kernels.reference import random_tree
-from model_runner.request import SamplingParams, StopParams
-from model_runner.runners.base import KVShape, Logprobs
-from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.runners.choices import MOST_PROBABLE, NOT_CHOSEN, ON_HOST, Choices
-from model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
-from model_runner.runners.cuda.steps.choosing import choose_and_keep, log_probabilities
-from model_runner.runners.cuda.steps.step_arrays import StepArrays
-from model_runner.runners.cuda.steps.tiling import Division, divide
-from model_runner.sampling.token_chooser import TokenChooser
-from model_runner.sampling.verify import walk_predicted
-from strategies.draft import EMPTY_TREE, DraftTree, Int32Array
+from draftwood_benchmarks.kernels.reference import random_tree
+from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_model_runner.runners.base import KVShape, Logprobs
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.choices import MOST_PROBABLE, NOT_CHOSEN, ON_HOST, Choices
+from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
+from draftwood_model_runner.runners.cuda.steps.choosing import choose_and_keep, log_probabilities
+from draftwood_model_runner.runners.cuda.steps.step_arrays import StepArrays
+from draftwood_model_runner.runners.cuda.steps.tiling import Division, divide
+from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.verify import walk_predicted
+from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array
 from tests.model_runner.random_grammar import RandomGrammar
 from tests.model_runner.sequences import make_sequence
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from model_runner.engine import Engine, EngineConfig
-from model_runner.errors import DeviceLostError, DeviceMemoryError, ModelError
-from model_runner.request import StopParams
-from model_runner.runners.cuda.device.errors import device_errors
-from model_runner.sequence import Sequence
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.errors import DeviceLostError, DeviceMemoryError, ModelError
+from draftwood_model_runner.request import StopParams
+from draftwood_model_runner.runners.cuda.device.errors import device_errors
+from draftwood_model_runner.sequence import Sequence
 from tests.model_runner.families import VOCAB, greedy, served
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import make_sequence

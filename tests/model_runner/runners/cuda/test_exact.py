@@ -13,19 +13,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from benchmarks.kernels.reference import attended, random_batch
-from model_runner.errors import InvalidValueError, UnsupportedRunnerError
-from model_runner.loading.model import BUNDLED_MODEL, adopt, load_model
-from model_runner.loading.tokenizer import Tokenizer
-from model_runner.request import SamplingParams
-from model_runner.runners.base import KVShape, StepBatch
-from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.runners.cuda import probe
-from model_runner.runners.cuda.exact_linear import exact_linear, make_exact
-from model_runner.runners.cuda.kv_cache import PAGE_SIZE
-from model_runner.runners.cuda.runner import CudaLayout, CudaRunner
-from model_runner.runners.cuda.steps import exact_tiling
-from strategies.draft import EMPTY_TREE, DraftTree, Int32Array
+from draftwood_benchmarks.kernels.reference import attended, random_batch
+from draftwood_model_runner.errors import InvalidValueError, UnsupportedRunnerError
+from draftwood_model_runner.loading.model import BUNDLED_MODEL, adopt, load_model
+from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.request import SamplingParams
+from draftwood_model_runner.runners.base import KVShape, StepBatch
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.cuda import probe
+from draftwood_model_runner.runners.cuda.exact_linear import exact_linear, make_exact
+from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE
+from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
+from draftwood_model_runner.runners.cuda.steps import exact_tiling
+from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array
 from tests.model_runner.families import VOCAB
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.runners.cuda.device import DEVICE

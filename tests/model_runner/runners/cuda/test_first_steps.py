@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from model_runner.request import SamplingParams
-from model_runner.runners.cuda.device.launching import LAUNCHER, Launch
-from model_runner.runners.cuda.first_steps import compile_choosing
-from model_runner.runners.cuda.kv_cache import PAGE_SIZE
+from draftwood_model_runner.request import SamplingParams
+from draftwood_model_runner.runners.cuda.device.launching import LAUNCHER, Launch
+from draftwood_model_runner.runners.cuda.first_steps import compile_choosing
+from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE
 from tests.model_runner.families import VOCAB
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.random_grammar import RandomGrammar

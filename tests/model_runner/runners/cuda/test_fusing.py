@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu.prediction import LAYER_KERNELS, OTHER_KERNELS
-from model_runner.runners.attention_shapes import attention_shapes
-from model_runner.runners.cuda.fusing.model import fuse
-from model_runner.runners.cuda.fusing.norms import FusedNorm
-from model_runner.runners.cuda.runner import CudaLayout, CudaRunner
-from model_runner.runners.cuda.steps.attention import ATTENTION_NAME, register
-from model_runner.runners.cuda.steps.recording import Recording
+from draftwood_benchmarks.gpu.prediction import LAYER_KERNELS, OTHER_KERNELS
+from draftwood_model_runner.runners.attention_shapes import attention_shapes
+from draftwood_model_runner.runners.cuda.fusing.model import fuse
+from draftwood_model_runner.runners.cuda.fusing.norms import FusedNorm
+from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
+from draftwood_model_runner.runners.cuda.steps.attention import ATTENTION_NAME, register
+from draftwood_model_runner.runners.cuda.steps.recording import Recording
 from tests.model_runner.families import tiny
 from tests.model_runner.runners.cuda.device import DEVICE
 from tests.model_runner.runners.cuda.fake_step import fake_step, launched

@@ -15,15 +15,15 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-import strategies
-from model_runner.engine import Engine, EngineConfig
-from model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt
-from model_runner.loading.tokenizer import Tokenizer
-from model_runner.output import StepOutput
-from model_runner.request import SamplingParams, StopParams
-from model_runner.runners.cuda.runner import CudaRunner
-from model_runner.sampling.token_chooser import TokenChooser
-from model_runner.sequence import Sequence
+import draftwood_strategies
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt
+from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.output import StepOutput
+from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_model_runner.runners.cuda.runner import CudaRunner
+from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sequence import Sequence
 from tests.model_runner.families import VOCAB, tiny
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.random_grammar import RandomGrammar
@@ -129,7 +129,7 @@ def test_trees_of_any_shape(family: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["none", "jacobi", "trie", "hybrid"])
 def test_strategies(name: str) -> None:
-    sequences = run(served("llama"), strategies.create(name))
+    sequences = run(served("llama"), draftwood_strategies.create(name))
     assert [one.output for one in sequences] == [written("llama", prompt) for prompt in PROMPTS]
     assert [one.stats.drafting_disabled_reason for one in sequences] == [""] * 3
 

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from transformers import AutoTokenizer
 
-from model_runner.loading.fingerprint import fingerprint
-from model_runner.loading.model import BUNDLED_MODEL
-from model_runner.loading.tokenizer import Tokenizer
-from model_runner.runners.cuda.fusing.model import fuse
-from model_runner.runners.cuda.fusing.products import join_products
+from draftwood_model_runner.loading.fingerprint import fingerprint
+from draftwood_model_runner.loading.model import BUNDLED_MODEL
+from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.runners.cuda.fusing.model import fuse
+from draftwood_model_runner.runners.cuda.fusing.products import join_products
 from tests.model_runner.families import tiny
 from tests.model_runner.runners.cuda.device import DEVICE
 from tests.model_runner.runners.cuda.fake_step import fake_step

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, TorchAoConfig
 
-from model_runner.errors import ModelNotFoundError, UnsupportedModelError
-from model_runner.loading.model import BUNDLED_MODEL, load_model
+from draftwood_model_runner.errors import ModelNotFoundError, UnsupportedModelError
+from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
 from tests.model_runner.families import VOCAB, tiny
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.runners.cuda.device import DEVICE

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from model_runner.runners.cuda.fusing.model import fuse
+from draftwood_model_runner.runners.cuda.fusing.model import fuse
 from tests.model_runner.families import tiny
 from tests.model_runner.runners.cuda.device import DEVICE
 from tests.model_runner.runners.cuda.fake_step import fake_step, launched

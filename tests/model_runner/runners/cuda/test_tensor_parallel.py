@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from model_runner.engine import Engine, EngineConfig
-from model_runner.errors import InvalidValueError
-from model_runner.loading.model import BUNDLED_MODEL, load_model
-from model_runner.request import SamplingParams, StopParams
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
+from draftwood_model_runner.request import SamplingParams, StopParams
 from tests.model_runner.families import VOCAB, greedy, tiny
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import make_sequence
@@ -72,7 +72,7 @@ def test_two_ranks_write_what_one_does(folder: Path) -> None:
 
 def test_a_lost_rank_ends_the_process(folder: Path) -> None:
     code = (
-        "import sys, os, signal, time; from model_runner.loading.model import load_model;"
+        "import sys, os, signal, time; from draftwood_model_runner.loading.model import load_model;"
         "model = load_model(sys.argv[1], device='cpu', runner='cuda', tensor_parallel=2);"
         "os.kill(model.factory._ranks._processes[0].pid, signal.SIGKILL); time.sleep(60)"
     )

@@ -11,10 +11,10 @@ import pytest
 import torch
 import transformers as tf
 
-from model_runner.errors import UnsupportedRunnerError
-from model_runner.runners.base import NO_LIMITS, DraftLimits
-from model_runner.runners.openvino import runner
-from model_runner.runners.openvino.factory import take_over
+from draftwood_model_runner.errors import UnsupportedRunnerError
+from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits
+from draftwood_model_runner.runners.openvino import runner
+from draftwood_model_runner.runners.openvino.factory import take_over
 from tests.model_runner.families import OPENVINO_FAMILIES, RANDOM_FAMILIES, tiny
 from tests.model_runner.tiny import TINY, build
 

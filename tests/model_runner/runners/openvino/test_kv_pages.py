@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_runner.errors import InvalidValueError
-from model_runner.runners.base import KVMoves, KVShape
-from model_runner.runners.openvino.kv_pages import PAGE_SIZE, KVPages, PageLayout
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.runners.base import KVMoves, KVShape
+from draftwood_model_runner.runners.openvino.kv_pages import PAGE_SIZE, KVPages, PageLayout
 
 SHAPES = (KVShape(3, 4, 5), KVShape(1, 6, 2), KVShape(3, 4, 5))
 LAYOUT = PageLayout(SHAPES, "float32")

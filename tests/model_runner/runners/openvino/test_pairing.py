@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.runners.openvino.factory import core, take_over
-from model_runner.runners.openvino.kv_pages import PAGE_SIZE
-from model_runner.runners.openvino.pairing import paired
-from model_runner.runners.openvino.runner import step_inputs
-from strategies.draft import EMPTY_TREE, Int32Array
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.openvino.factory import core, take_over
+from draftwood_model_runner.runners.openvino.kv_pages import PAGE_SIZE
+from draftwood_model_runner.runners.openvino.pairing import paired
+from draftwood_model_runner.runners.openvino.runner import step_inputs
+from draftwood_strategies.draft import EMPTY_TREE, Int32Array
 from tests.model_runner.families import HAS_AMX, VOCAB, tiny
 
 

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_runner.runners.batch import BatchRow, lay_out
-from model_runner.runners.openvino.kv_pages import PAGE_SIZE
-from model_runner.runners.openvino.runner import step_inputs, tree_mask
-from strategies.draft import EMPTY_TREE
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.openvino.kv_pages import PAGE_SIZE
+from draftwood_model_runner.runners.openvino.runner import step_inputs, tree_mask
+from draftwood_strategies.draft import EMPTY_TREE
 
 trees = st.integers(1, 12).flatmap(lambda n: st.tuples(*(st.integers(-1, i - 1) for i in range(n))))
 

@@ -13,18 +13,18 @@ import transformers as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-import strategies
-from model_runner.answer import Answer
-from model_runner.engine import Engine, EngineConfig
-from model_runner.errors import UnsupportedRunnerError
-from model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
-from model_runner.output import Finish, FinishReason
-from model_runner.request import SamplingParams, StopParams
-from model_runner.runners.openvino import probe, weights
-from model_runner.runners.openvino.conversion import convert
-from model_runner.runners.openvino.factory import core, take_over
-from model_runner.sequence import Sequence
-from strategies import Strategy
+import draftwood_strategies
+from draftwood_model_runner.answer import Answer
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.errors import UnsupportedRunnerError
+from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
+from draftwood_model_runner.output import Finish, FinishReason
+from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_model_runner.runners.openvino import probe, weights
+from draftwood_model_runner.runners.openvino.conversion import convert
+from draftwood_model_runner.runners.openvino.factory import core, take_over
+from draftwood_model_runner.sequence import Sequence
+from draftwood_strategies import Strategy
 from tests.model_runner.families import HAS_AMX, VOCAB, as_prompt, tiny
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import make_sequence
@@ -96,7 +96,7 @@ def check_same(sequences: list[Sequence], dtype: str, expected: list[list[int]])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["trie", "hybrid"])
 def test_drafts_change_no_token(name: str, dtype: str, sampling: SamplingParams) -> None:
-    strategy = strategies.create(name)
+    strategy = draftwood_strategies.create(name)
     for _ in range(2):
         sequences = answers(bundled(dtype), sampling, strategy, together=True)
         check_same(sequences, dtype, plain(dtype, sampling))
@@ -188,7 +188,7 @@ def test_a_broken_quantization_is_refused(family: str, monkeypatch: pytest.Monke
 
 def test_trees_are_compared_with_the_quantized_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a mask, nodes see their siblings; the bound of quantization is too wide to notice."""
-    from model_runner.runners.openvino import runner
+    from draftwood_model_runner.runners.openvino import runner
 
     monkeypatch.setattr(probe, "INT8_TOLERANCE", 10.0)
     monkeypatch.setattr(runner, "tree_mask", lambda parents, begins: (np.zeros(0, np.uint8), np.zeros_like(begins)))

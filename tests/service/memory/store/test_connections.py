@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.shared.certificates import make_certificate
-from model_runner.errors import InvalidValueError
-from service.memory.errors import StoreFullError, StoreUnavailableError
-from service.memory.store.base import Fold, Limits
-from service.memory.store.embedded import EmbeddedServer
-from service.memory.store.redis_client import RedisClient, RedisTls
-from service.memory.store.redis_store import RedisStore
+from draftwood_benchmarks.shared.certificates import make_certificate
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_service.memory.errors import StoreFullError, StoreUnavailableError
+from draftwood_service.memory.store.base import Fold, Limits
+from draftwood_service.memory.store.embedded import EmbeddedServer
+from draftwood_service.memory.store.redis_client import RedisClient, RedisTls
+from draftwood_service.memory.store.redis_store import RedisStore
 from tests.service.fakes import until
 from tests.service.memory.helpers import FINGERPRINT, agreed, learn_output, numbers, replicas
 from tests.service.memory.servers import Valkey, alive, wait_for
@@ -182,7 +182,7 @@ def test_two_services_share_one_server_and_the_second_takes_over(folder: Path) -
 
 def test_the_server_of_a_service_that_was_killed_is_replaced(folder: Path) -> None:
     code = (
-        "import sys,time,pathlib;from service.memory.store.embedded import EmbeddedServer\n"
+        "import sys,time,pathlib;from draftwood_service.memory.store.embedded import EmbeddedServer\n"
         "s=EmbeddedServer(pathlib.Path(sys.argv[1]),64<<20).__enter__();s.wait();print(s.pid,flush=True);time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from model_runner.errors import InvalidInputError
-from service.memory.store.embedded import EmbeddedServer, binary
+from draftwood_model_runner.errors import InvalidInputError
+from draftwood_service.memory.store.embedded import EmbeddedServer, binary
 
 
 def mode(folder: Path) -> int:
@@ -52,7 +52,7 @@ def test_the_server_does_not_inherit_keys(tmp_path: Path, monkeypatch: pytest.Mo
     program, seen = tmp_path / "program", tmp_path / "environment"  # the server overwrites its own with its title
     program.write_text(f'#!/bin/sh\nenv > {seen}\nexec {binary()} "$@"\n')
     program.chmod(0o700)
-    monkeypatch.setattr("service.memory.store.embedded.binary", lambda: program)
+    monkeypatch.setattr("draftwood_service.memory.store.embedded.binary", lambda: program)
     with EmbeddedServer(tmp_path / "store", 1 << 23) as server:
         server.wait()
     assert "PATH=" in seen.read_text()

@@ -1,0 +1,96 @@
+"""`draftwood bench`: the benchmarks as subcommands. An error is printed as one line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import typer
+
+from draftwood_benchmarks.shared.server_process import ServerError
+from draftwood_client import DraftwoodError as ClientError
+from draftwood_model_runner.errors import DraftwoodError, InvalidValueError
+
+_USAGE_ERROR = 2
+_FAILURE = 1
+
+COMMANDS = {
+    "step": ("draftwood_benchmarks.step:step", "Time of one forward pass by its number of tokens."),
+    "gpu": ("draftwood_benchmarks.gpu.command:gpu", "All that one run on a GPU tells of the cuda runner."),
+    "kernels": (
+        "draftwood_benchmarks.kernels.command:kernels",
+        "The kernels for GPUs, compiled and interpreted without one.",
+    ),
+    "speed": ("draftwood_benchmarks.speed.command:speed", "Tokens per second of one stream, against transformers."),
+    "lossless": (
+        "draftwood_benchmarks.lossless:lossless",
+        "Greedy answers that differ from transformers', by how little.",
+    ),
+    "load": ("draftwood_benchmarks.load.command:load", "Throughput and latency of a service at several concurrencies."),
+    "quality": ("draftwood_benchmarks.quality:quality", "What 8-bit weights cost in likelihood of held-out text."),
+    "gateway": ("draftwood_benchmarks.gateway:gateway", "What the gateway costs in tokens per second."),
+    "telemetry": ("draftwood_benchmarks.telemetry:telemetry", "What metrics, traces and logs cost."),
+    "overhead": ("draftwood_benchmarks.overhead:overhead", "What a step of a service takes beside the model."),
+    "share": ("draftwood_benchmarks.share.command:share", "Cost and gain of a memory that replicas share."),
+    "rollout": ("draftwood_benchmarks.rollout.command:rollout", "A rolling restart of replicas under load."),
+    "experiments": ("draftwood_benchmarks.experiments.command:experiments", "Error rates of A/B tests, by simulation."),
+    "auth": ("draftwood_benchmarks.auth:auth", "What authentication costs a call."),
+    "abuse": ("draftwood_benchmarks.abuse.command:abuse", "What one caller's attacks cost the others."),
+    "leak": (
+        "draftwood_benchmarks.leak.command:leak",
+        "What packet sizes and times tell of an answer.",
+    ),
+    "soak": ("draftwood_benchmarks.soak.command:soak", "Mixed traffic for a long time, to find leaks."),
+    "replay": (
+        "draftwood_benchmarks.replay.command:replay_command",
+        "Acceptance length of a strategy on recorded outputs.",
+    ),
+    "memory": ("draftwood_benchmarks.replay.memory:memory", "Time and size of a strategy by tokens in memory."),
+}
+"""Module, function and a line of help of each subcommand: `draftwood bench --help` imports none of them."""
+
+
+def bench(args: list[str]) -> int | None:
+    """The command `draftwood bench`. Returns the exit status."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        build_app(args)(args=args, prog_name="draftwood bench")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    except InvalidValueError as error:
+        return _fail(error, _USAGE_ERROR)
+    except (DraftwoodError, ClientError, ServerError) as error:
+        return _fail(error, _FAILURE)
+    return 0
+
+
+def build_app(args: list[str]) -> typer.Typer:
+    """The app. Imports only the subcommand named by the first of `args`."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Measure speed, load and drafting.",
+    )
+    for name, (where, line) in COMMANDS.items():
+        app.command(name, short_help=line)(_load(where) if name in args[:1] else _absent)
+    return app
+
+
+def _load(where: str) -> Callable[..., Any]:
+    module, _, function = where.partition(":")
+    loaded: Callable[..., Any] = getattr(import_module(module), function)
+    return loaded
+
+
+def _absent() -> None:
+    """Placeholder, in the list of subcommands, for one that is not run."""
+
+
+def _fail(error: Exception, status: int) -> int:
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    return status

@@ -1,0 +1,262 @@
+"""`draftwood bench gpu`: all that one run on a GPU can tell of the cuda runner, within minutes and without a download.
+
+It stops at the first thing that is wrong. The file of figures is written after each section, so that a run which ends
+early still brings back what it found; the log and a timeline of kernels lie beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console
+from draftwood_client.cli.options import command
+
+if TYPE_CHECKING:
+    from draftwood_benchmarks.gpu.sections import Plan
+    from draftwood_benchmarks.shared.models import ChosenModel
+    from draftwood_strategies.draft import Int32Array
+
+Dtype = Literal["bfloat16", "float16", "float32"]
+_SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+LONG_SHAPES = {"13b": "5120x40x80x13824", "70b-layer": "8192x6x128x28672"}
+"""Beside those of `bench step`: with heads of 64, as the bundled model has. "70b-layer" has six layers of a model of
+70B, as the bundled one cannot lose any."""
+SECTIONS = ("correctness", "attention", "steps", "kernels", "streams", "transformers", "flips", "exact")
+"""In their order: what a run that is cut short must bring back comes first."""
+_OF_GROWN = {"steps", "kernels", "streams", "transformers", "exact"}
+
+
+@command
+def gpu(
+    output: OutputOptions,
+    shape: Annotated[
+        str, typer.Option(metavar="SHAPE", help="native, 110m, 400m, 1b, 7b, 13b, 70b-layer or HxLxHEADSxINTER.")
+    ] = "7b",
+    dtype: Annotated[str, typer.Option(metavar="DTYPE", help="bf16, fp16 or fp32.")] = "bf16",
+    bandwidth: Annotated[
+        float | None, typer.Option(min=1.0, help="GB/s of the GPU's memory; measured by a copy if left out.")
+    ] = None,
+    predict: Annotated[bool, typer.Option("--predict", help="Print what a model of the step's time predicts.")] = False,
+    section: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help=f"Only this; may be given several times. {', '.join(SECTIONS)}."),
+    ] = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="The least of everything, with the bundled model; also without a GPU.")
+    ] = False,
+) -> None:
+    """Correctness against transformers, then the attention kernel against causal attention, step times against the
+    bandwidth floor, and tokens per second by strategy and number of streams; last, which targets are met.
+    """
+    from draftwood_benchmarks.gpu.prediction import markdown
+    from draftwood_benchmarks.gpu.prediction import rows as predicted
+
+    out = console()
+    output.check()
+    if predict:
+        out.print(markdown(), highlight=False, soft_wrap=True)
+        output.write(predicted(), lambda axes: _draw_predictions(predicted(), axes))
+        return
+    import torch
+
+    if not torch.cuda.is_available() and not smoke:
+        raise BenchmarkError("there is no CUDA device; --predict and --smoke need none")
+    for name in section or ():
+        if name not in SECTIONS:
+            raise BenchmarkError(f"--section must be one of {', '.join(SECTIONS)}, not {name!r}")
+    chosen_dtype = _SHORT.get(dtype, dtype)
+    if chosen_dtype not in _SHORT.values():
+        raise BenchmarkError(f"--dtype must be one of {', '.join(_SHORT)}, not {dtype!r}")
+    report = Report(out, output.json_file, tuple(section or SECTIONS))
+    if (log := report.beside(".log")) is not None:
+        logging.basicConfig(filename=log, filemode="w", level=logging.INFO, force=True)
+    measure(report, "native" if smoke else LONG_SHAPES.get(shape, shape), chosen_dtype, bandwidth, smoke)
+    rows = report.sections.get("steps", [])
+    output.write(rows, lambda axes: _draw(rows, axes), **report.sections)
+
+
+class Report:
+    """The sections so far, printed and written to a file as they end.
+
+    Args:
+        wanted: the sections that are run.
+    """
+
+    def __init__(self, out: Any, path: Path | None, wanted: tuple[str, ...]) -> None:
+        self.out, self.wanted, self._path = out, wanted, path
+        self.sections: dict[str, Any] = {}
+
+    def beside(self, suffix: str) -> Path | None:
+        """A file beside that of the figures, if there is one."""
+        return None if self._path is None else self._path.with_suffix(suffix)
+
+    def section(self, name: str, run: Callable[[], list[dict[str, Any]]]) -> None:
+        if name not in self.wanted:
+            return
+        began = time.perf_counter()
+        with self.out.status(name):
+            rows = run()
+        self.show(name, rows, f"{name} ({time.perf_counter() - began:.0f} s)")
+
+    def show(self, name: str, rows: list[dict[str, Any]], title: str) -> None:
+        self.sections[name] = rows
+        if self._path is not None:
+            self._path.write_text(json.dumps(self.sections, indent=1) + "\n", encoding="utf-8")
+        table = Table(title=title, title_justify="left")
+        for heading in rows[0] if rows else ():
+            table.add_column(heading.replace("_", " "), justify="right", overflow="fold")
+        for row in rows:
+            table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
+        self.out.print(table)
+
+
+def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smoke: bool) -> None:
+    """Runs all sections."""
+    import torch
+
+    from draftwood_benchmarks.gpu import sections
+    from draftwood_benchmarks.gpu.targets import targets
+    from draftwood_benchmarks.shared.models import ModelOptions, chosen_model
+    from draftwood_benchmarks.shared.prompts import read_questions
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    plan = sections.SMOKE if smoke else sections.Plan()
+    questions, _ = read_questions()
+    bytes_per_second = 1e9 * bandwidth if bandwidth else copy_bandwidth(device)
+    report.sections["device"] = {
+        "name": torch.cuda.get_device_name() if device.type == "cuda" else "cpu, interpreted",
+        "bandwidth_gb_s": bytes_per_second / 1e9,
+        "torch": torch.__version__,
+    }
+    small = ModelOptions(device=device.type, dtype="float32", runner="cuda")
+    with chosen_model(small, report.out) as native:
+        report.section("correctness", lambda: _correctness(native.path, native.load(), questions, plan))
+    kind = getattr(torch, "float32" if device.type == "cpu" else dtype)
+    report.section("attention", lambda: sections.attention_times(device, kind, plan, bytes_per_second))
+    if _OF_GROWN & {*report.wanted}:
+        large = ModelOptions(shape=shape, device=device.type, dtype="float32" if smoke else dtype, runner="cuda")  # type: ignore[arg-type]
+        with chosen_model(large, report.out, positions=2 * max(plan.contexts)) as grown:
+            _grown(report, grown, questions, plan, bytes_per_second)
+    report.section("flips", lambda: _flips(report, device.type, questions, plan))
+    if not smoke:
+        report.show("targets", targets(report.sections), "targets")
+
+
+def _grown(report: Report, grown: ChosenModel, questions: list[str], plan: Plan, bandwidth: float) -> None:
+    """The sections about the large model; no two copies of its weights are on the device but where two are compared."""
+    import torch
+
+    from draftwood_benchmarks.gpu import sections
+    from draftwood_model_runner.loading.model import load_model
+
+    model = grown.load()
+    size = model.parameters * getattr(torch, model.dtype).itemsize
+    report.section("steps", lambda: sections.step_times(model, plan, size, bandwidth))
+    trace = report.beside(".trace.json")
+    report.section("kernels", lambda: sections.kernels(model, plan, trace))
+    report.section("streams", lambda: sections.streams(model, questions, plan))
+    device, dtype = model.device, model.dtype
+
+    def of_transformers() -> list[dict[str, Any]]:
+        plain = _transformers(grown.path, device, getattr(torch, dtype))
+        return sections.transformers_speed(plain, model, questions, plan)
+
+    def exact() -> list[dict[str, Any]]:
+        chosen = load_model(grown.path, device=device, dtype=dtype, runner="cuda", exact=True)
+        return sections.exact_price(report.sections.get("steps", []), chosen, plan, size, bandwidth)
+
+    report.section("transformers", of_transformers)
+    report.section("exact", exact)
+
+
+def _flips(report: Report, device: str, questions: list[str], plan: Plan) -> list[dict[str, Any]]:
+    """By dtype."""
+    from draftwood_benchmarks.gpu.sections import flips
+    from draftwood_benchmarks.shared.models import ModelOptions, chosen_model
+
+    rows = []
+    for dtype in ("float32", "float16", "bfloat16"):
+        options = ModelOptions(device=device, dtype=dtype, runner="cuda")
+        with chosen_model(options, report.out) as native:
+            rows += flips(native.load(), questions, plan)
+    return rows
+
+
+def copy_bandwidth(device: Any) -> float:
+    """Bytes a second that a copy reads and writes."""
+    import torch
+
+    size = 2**30 if device.type == "cuda" else 2**24
+    source = torch.empty(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(5):
+        began = time.perf_counter()
+        target.copy_(source)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - began)
+    return 2 * size / best
+
+
+def _correctness(path: str, model: Any, questions: list[str], plan: Plan) -> list[dict[str, Any]]:
+    import torch
+
+    from draftwood_benchmarks.gpu.sections import correctness
+
+    reference = _transformers(path, model.device, torch.float32)
+
+    def plain(prompt: Int32Array, tokens: int) -> list[int]:
+        ids = torch.tensor([prompt.tolist()], device=model.device)
+        with torch.inference_mode():
+            out = reference.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=tokens,
+                min_new_tokens=tokens,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        written: list[int] = out[0, ids.shape[1] :].tolist()
+        return written
+
+    return correctness(model, questions, plain, plan)
+
+
+def _transformers(path: str, device: str, dtype: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    module: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    return module.to(device).eval()
+
+
+def _draw(rows: list[dict[str, Any]], axes: Any) -> None:
+    for context in sorted({row["context"] for row in rows}):
+        of_context = [row for row in rows if row["context"] == context]
+        axes.plot(
+            [row["tokens"] for row in of_context], [row["ms"] for row in of_context], marker=".", label=f"{context}"
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("tokens in the step")
+    axes.set_ylabel("milliseconds")
+    axes.legend(title="context", fontsize=8)
+
+
+def _draw_predictions(rows: list[dict[str, Any]], axes: Any) -> None:
+    names = [f"{row['device']}, {row['model']}, {row['streams']}" for row in rows]
+    axes.barh(names, [row["tree_of_64_ms"] for row in rows], label="draft tree of 64 tokens")
+    axes.barh(names, [row["one_token_ms"] for row in rows], label="one token")
+    axes.set_xscale("log")
+    axes.tick_params(axis="y", labelsize=6)
+    axes.set_xlabel("predicted milliseconds of a step")
+    axes.legend(fontsize=8)

@@ -1,0 +1,316 @@
+"""The parts of `bench gpu`: each measures one thing, and raises BenchmarkError at the first that is wrong."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftwood_benchmarks.kernels.reference import random_tree
+from draftwood_benchmarks.shared.prompts import encode
+from draftwood_benchmarks.shared.report import BenchmarkError
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.loading.model import LoadedModel
+from draftwood_model_runner.request import Request, StopParams
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.cuda.runner import CudaRunner
+from draftwood_model_runner.sequence import Sequence
+from draftwood_strategies import create
+from draftwood_strategies.draft import DraftTree, Int32Array
+
+Rows = list[dict[str, Any]]
+_ANSWER_CONTEXT = 256
+"""Tokens of a question and its answer, at most."""
+_MOST_KERNELS = 25
+"""Listed; the timeline has all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured.
+
+    Attributes:
+        nodes, contexts: of the steps whose time is taken.
+        streams: sequences that decode at once.
+        tokens: new tokens of an answer.
+        prompts: questions, asked cold and then warm.
+        rounds: of each measurement, of which the median counts.
+        adaptive: measure step times first, which decide how much is drafted.
+    """
+
+    nodes: tuple[int, ...] = (0, 1, 3, 7, 15, 31, 63, 127, 255)
+    contexts: tuple[int, ...] = (512, 2048, 8192, 32_768, 131_072)
+    streams: tuple[int, ...] = (1, 8, 32, 64, 256)
+    strategies: tuple[str, ...] = ("trie", "recycling", "hybrid")
+    tokens: int = 128
+    prompts: int = 8
+    rounds: int = 10
+    adaptive: bool = True
+
+
+SMOKE = Plan((0, 3), (32,), (1, 2), ("hybrid",), tokens=4, prompts=1, rounds=1, adaptive=False)
+"""The least of everything: shows that the program runs, on any machine."""
+
+
+def correctness(
+    model: LoadedModel, questions: list[str], plain: Callable[[Int32Array, int], list[int]], plan: Plan
+) -> Rows:
+    """Greedy answers with drafts against transformers' own `generate`, in float32.
+
+    Args:
+        plain: what transformers writes after a prompt.
+    """
+    rows = []
+    for name in ("none", *plan.strategies):
+        engine = _engine(model, 1, adaptive=False)
+        strategy, accepted = create(name), 0
+        for question in questions[: plan.prompts]:
+            prompt = encode(model.tokenizer, question)
+            [sequence] = _run(engine, [prompt], strategy, plan.tokens)
+            expected = plain(prompt, plan.tokens)
+            if sequence.output != expected:
+                at = next(i for i, pair in enumerate(zip(sequence.output, expected, strict=True)) if pair[0] != pair[1])
+                raise BenchmarkError(f"{name}: token {at} of the answer to {question!r} is not that of transformers")
+            accepted += sequence.stats.accepted_tokens
+        rows.append({"strategy": name, "answers": min(plan.prompts, len(questions)), "accepted": accepted})
+    return rows
+
+
+def step_times(model: LoadedModel, plan: Plan, weight_bytes: int, bandwidth: float) -> Rows:
+    """The time of a step by the size of its draft tree and its context, beside the floor of the bytes that it reads; of
+    the plan's contexts those that memory and the model hold."""
+    more = max(plan.nodes) + 64
+    affordable = min(model.factory.default_kv_tokens(more, 2**20), model.max_context)
+    contexts = [context for context in plan.contexts if context + more <= affordable]
+    if not contexts:
+        raise BenchmarkError(f"a context of {min(plan.contexts)} tokens does not fit; at most {affordable - more} do")
+    runner = model.factory.runner(max(contexts) + more)
+    random, rows = np.random.default_rng(0), []
+    for context in contexts:
+        for nodes in plan.nodes:
+            tree = random_tree(random, nodes, deep=0.6)
+            tree = DraftTree.of(tree.tokens % model.vocab_size, tree.parents)
+            pages = np.arange(runner.pages, dtype=np.int32)
+            batch = lay_out([BatchRow(pages, context, np.zeros(1, np.int32), tree, 0)])
+            seconds = _median(lambda: runner.step(batch, 0), plan.rounds)  # noqa: B023
+            floor = (weight_bytes + context * model.factory.kv_bytes_per_token) / bandwidth
+            rows.append({"context": context, "tokens": 1 + nodes, "ms": 1e3 * seconds, "floor_ms": 1e3 * floor})
+    if isinstance(runner, CudaRunner) and (reason := runner.capture_problem):
+        raise BenchmarkError(f"steps are not replayed as CUDA graphs: {reason}")
+    return rows
+
+
+def exact_price(steps: Rows, exact: LoadedModel, plan: Plan, weight_bytes: int, bandwidth: float) -> Rows:
+    """Step times in exact mode over the first contexts, beside those of `step_times` where these were measured."""
+    few = replace(plan, contexts=plan.contexts[:2], nodes=plan.nodes[::2])
+    rows = step_times(exact, few, weight_bytes, bandwidth)
+    usual = {(row["context"], row["tokens"]): row["ms"] for row in steps}
+    for row in rows:
+        if (ms := usual.get((row["context"], row["tokens"]))) is not None:
+            row["over_usual"] = row["ms"] / ms
+    return rows
+
+
+def attention_times(device: torch.device, dtype: torch.dtype, plan: Plan, bandwidth: float) -> Rows:
+    """The attention of a layer of 32 heads of 128, 8 of keys, beside its floor and causal attention by torch."""
+    from draftwood_benchmarks.gpu.attention import AttentionCase
+
+    rows = []
+    for context in plan.contexts:
+        for nodes in plan.nodes:
+            case = AttentionCase(context, nodes, device, dtype)
+            error = case.error()
+            if not error <= case.tolerance:
+                raise BenchmarkError(f"attention over {context} entries and {nodes} nodes errs by {error:.1e}")
+            rows.append(
+                {
+                    "context": context,
+                    "tokens": 1 + nodes,
+                    "us": 1e6 * _median(case.run, plan.rounds, device),
+                    "causal_us": 1e6 * _median(case.run_causal, plan.rounds, device),
+                    "floor_us": 1e6 * case.bytes / bandwidth,
+                    "error": error,
+                }
+            )
+    return rows
+
+
+def streams(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
+    """Tokens a second, acceptance length, the share of a step that the device waits for the host, and the share of
+    steps in halves: by strategy, cold and warm, and by the number of sequences that decode at once."""
+    prompts, rows = [encode(model.tokenizer, question) for question in questions], []
+    for count in plan.streams:
+        batch = (prompts * (-(-count // len(prompts))))[:count]
+        baseline = 0.0
+        for name in ("none", *plan.strategies):
+            engine = None  # gives its memory back before the next one takes its own
+            engine, strategy = _engine(model, count, plan.adaptive), create(name)
+            for memory in ("cold", "warm") if name != "none" else ("",):
+                before = engine.counts
+                began = time.perf_counter()
+                sequences = _run(engine, batch, strategy, plan.tokens)
+                seconds = time.perf_counter() - began
+                counts = engine.counts
+                speed = sum(len(one.output) for one in sequences) / seconds
+                baseline = baseline or speed
+                step = counts.step_seconds - before.step_seconds
+                host = step - (counts.model_seconds - before.model_seconds)
+                rows.append(
+                    {
+                        "streams": count,
+                        "strategy": name,
+                        "memory": memory,
+                        "tokens_per_s": speed,
+                        "over_off": speed / baseline,
+                        "tokens_per_step": sum(len(one.output) for one in sequences)
+                        / sum(one.stats.decode_steps for one in sequences),
+                        "host_us_per_step": 1e6 * host / (counts.steps - before.steps),
+                        "host_share": host / step,
+                        "halves": (counts.halves - before.halves) / (counts.steps - before.steps),
+                    }
+                )
+    return rows
+
+
+def flips(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
+    """How often drafts change a greedy answer: where two tokens are closer than the rounding of the model's dtype."""
+    prompts = [encode(model.tokenizer, question) for question in questions[: plan.prompts]]
+    plain = [one.output for one in _run(_engine(model, 1, False), prompts, create("none"), plan.tokens)]
+    rows = []
+    for name in plan.strategies:
+        drafted = [one.output for one in _run(_engine(model, 1, False), prompts, create(name), plan.tokens)]
+        same = [_in_common(*pair) for pair in zip(plain, drafted, strict=True)]
+        changed = sum(count < len(answer) for count, answer in zip(same, plain, strict=True))
+        per_token = 1e3 * changed / max(1, sum(same))
+        rows.append({"dtype": model.dtype, "strategy": name, "answers": len(plain), "changed": changed})
+        rows[-1]["per_1000_tokens"] = per_token
+    return rows
+
+
+def _in_common(first: list[int], second: list[int]) -> int:
+    """Tokens before the first that differs."""
+    pairs = enumerate(zip(first, second, strict=True))
+    return next((at for at, pair in pairs if pair[0] != pair[1]), len(first))
+
+
+def kernels(model: LoadedModel, plan: Plan, trace: Path | None) -> Rows:
+    """What steps of one token and of the plan's largest trees but one spend their time on, by the profiler of torch.
+
+    Args:
+        trace: where the timeline goes, for chrome://tracing or Perfetto.
+    """
+    context = plan.contexts[min(1, len(plan.contexts) - 1)]
+    most = max(plan.nodes[:-1] or plan.nodes)
+    runner = model.factory.runner(context + most + 64)
+    pages, random = np.arange(runner.pages, dtype=np.int32), np.random.default_rng(0)
+    batches = []
+    for nodes in (0, most):
+        tree = random_tree(random, nodes, deep=0.6)
+        tree = DraftTree.of(tree.tokens % model.vocab_size, tree.parents)
+        batches.append(lay_out([BatchRow(pages, context, np.zeros(1, np.int32), tree, 0)]))
+    for batch in batches:
+        runner.step(batch, 0)  # captures its graph
+    on_gpu = model.device != "cpu"
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    activities += [torch.profiler.ProfilerActivity.CUDA] * on_gpu
+    with torch.profiler.profile(activities=activities) as profile:
+        for batch in batches:
+            for _ in range(plan.rounds):
+                runner.step(batch, 0)
+    if trace is not None:
+        profile.export_chrome_trace(str(trace))
+
+    def microseconds(event: Any) -> float:
+        return float(event.self_device_time_total if on_gpu else event.self_cpu_time_total)
+
+    events = sorted(profile.key_averages(), key=microseconds, reverse=True)
+    total = sum(map(microseconds, events)) or 1.0
+    return [
+        {
+            "kernel": event.key[:60],
+            "calls_per_step": event.count / (2 * plan.rounds),
+            "us_per_step": microseconds(event) / (2 * plan.rounds),
+            "share": microseconds(event) / total,
+        }
+        for event in events[:_MOST_KERNELS]
+        if microseconds(event)
+    ]
+
+
+def transformers_speed(module: Any, model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
+    """Tokens a second of transformers' own `generate`: eager, and compiled with a static cache; one answer at a time.
+
+    Args:
+        module: the model as transformers runs it.
+    """
+    rows = []
+    prompts = [encode(model.tokenizer, question) for question in questions[: plan.prompts]]
+    for name, options in (("eager", {}), ("static cache, compiled", {"cache_implementation": "static"})):
+        if options and module.device.type == "cpu":
+            continue  # it would compile for minutes what nobody runs
+
+        def answer(prompt: Int32Array) -> int:
+            ids = torch.tensor([prompt.tolist()], device=module.device)
+            with torch.inference_mode():
+                out = module.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=plan.tokens,
+                    min_new_tokens=plan.tokens,
+                    do_sample=False,
+                    eos_token_id=None,
+                    pad_token_id=0,
+                    **options,  # noqa: B023
+                )
+            return int(out.shape[1] - ids.shape[1])
+
+        answer(prompts[0])
+        began = time.perf_counter()
+        tokens = sum(answer(prompt) for prompt in prompts)
+        rows.append({"transformers": name, "tokens_per_s": tokens / (time.perf_counter() - began)})
+    return rows
+
+
+def _engine(model: LoadedModel, count: int, adaptive: bool) -> Engine:
+    """For `count` questions and their answers, however long the contexts of the model are."""
+    model = replace(model, max_context=min(model.max_context, _ANSWER_CONTEXT))
+    config = EngineConfig(
+        max_running=count,
+        max_draft_nodes=64,
+        adaptive_budget=adaptive,
+        kv_cache_tokens=(count + 1) * (_ANSWER_CONTEXT + 64),
+    )
+    return Engine(model, config)
+
+
+def _run(engine: Engine, prompts: list[Int32Array], strategy: Any, tokens: int) -> list[Sequence]:
+    stop = StopParams(tokens, ignore_eos=True)
+    sequences = [
+        Sequence(Request(request_id=str(i), prompt=prompt, stop=stop, max_draft_nodes=64), strategy)
+        for i, prompt in enumerate(prompts)
+    ]
+    for sequence in sequences:
+        engine.add(sequence)
+    while engine.has_work:
+        for output in engine.step():
+            if output.finish is not None and output.finish.error is not None:
+                raise BenchmarkError(f"a step failed: {output.finish.error}")
+    return sequences
+
+
+def _median(run: Callable[[], object], rounds: int, device: torch.device | None = None) -> float:
+    """Seconds; of a function that only launches, with the device to wait for."""
+    seconds = []
+    for _ in range(rounds + 1):
+        began = time.perf_counter()
+        run()
+        if device is not None and device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:])

@@ -1,0 +1,159 @@
+"""Random steps, and attention over them in float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftwood_model_runner.runners.base import KVShape, StepBatch
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE
+from draftwood_strategies.draft import EMPTY_TREE, DraftTree
+
+CPU = torch.device("cpu")
+
+
+def random_tree(random: np.random.Generator, nodes: int, deep: float) -> DraftTree:
+    """`deep`: how likely a node hangs from the one before it."""
+    if not nodes:
+        return EMPTY_TREE
+    parents = [i - 1 if random.random() < deep else int(random.integers(-1, i)) for i in range(nodes)]
+    return DraftTree.of([*range(nodes)], parents)
+
+
+def random_batch(random: np.random.Generator, rows: list[tuple[int, int, int]], deep: float) -> tuple[StepBatch, int]:
+    """A step of rows of (context, chain, nodes), whose pages lie anywhere; and how many pages there are."""
+    tables = [-(-sum(row) // PAGE_SIZE) for row in rows]
+    pages = sum(tables) + 3
+    order = random.permutation(pages).astype(np.int32)
+    laid, used = [], 0
+    for (context, chain, nodes), table in zip(rows, tables, strict=True):
+        tree = random_tree(random, nodes, deep)
+        laid.append(BatchRow(order[used : used + table], context, np.zeros(chain, np.int32), tree, chain - 1))
+        used += table
+    return lay_out(laid), pages
+
+
+def entries(batch: StepBatch, row: int) -> list[tuple[int, int]]:
+    """Page and row in it of each entry of the KV cache of a batch row: its context, then its tokens."""
+    table = batch.pages[batch.page_begins[row] : batch.page_begins[row + 1]]
+    size = int(batch.contexts[row] + batch.begins[row + 1] - batch.begins[row])
+    return [(int(table[i // PAGE_SIZE]), i % PAGE_SIZE) for i in range(size)]
+
+
+def attention_in_float64(
+    batch: StepBatch,
+    shape: KVShape,
+    query: torch.Tensor,
+    keys: list[torch.Tensor],
+    values: list[torch.Tensor],
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """[T, head, value_dim] of queries [T, head, key_dim]; keys and values of each row: [entry, kv_head, dim]."""
+    out = torch.empty((*query.shape[:2], shape.value_dim), dtype=torch.float64, device=query.device)
+    group = query.shape[1] // shape.kv_heads
+    for row in range(batch.rows):
+        context, begin = int(batch.contexts[row]), int(batch.begins[row])
+        for i in range(int(batch.begins[row + 1]) - begin):
+            seen, at = [*range(context)], i
+            while at >= 0:
+                seen.append(context + at)
+                at = int(batch.parents[begin + at])
+            places = [entry if entry < context else int(batch.positions[begin + entry - context]) for entry in seen]
+            if window is not None:
+                position = int(batch.positions[begin + i])
+                seen = [entry for entry, place in zip(seen, places, strict=True) if place > position - window]
+            k = keys[row][seen].double().repeat_interleave(group, 1)
+            v = values[row][seen].double().repeat_interleave(group, 1)
+            scores = torch.einsum("hd,ehd->he", query[begin + i].double(), k) / math.sqrt(shape.key_dim)
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            if sinks is not None:
+                scores = torch.cat([scores, sinks.double()[:, None]], 1)
+            weights = torch.softmax(scores, 1)[:, : len(seen)]
+            out[begin + i] = torch.einsum("he,ehd->hd", weights, v)
+    return out
+
+
+def attended(
+    batch: StepBatch,
+    pages: int,
+    shape: KVShape,
+    group: int,
+    dtype: torch.dtype,
+    random: np.random.Generator,
+    *,
+    many_rows: bool = False,
+    programs: int = 3,
+    padding: int = 0,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    exact: bool = False,
+    device: torch.device = CPU,
+) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    """What the kernels compute, what is right, and the KV memory afterwards. All memory that no kernel has written, or
+    no token may see, holds NaN."""
+    from draftwood_model_runner.runners.cuda.device.launching import Machine
+    from draftwood_model_runner.runners.cuda.kv_cache import KVPages
+    from draftwood_model_runner.runners.cuda.steps.attention import STEP, AttentionStep, Scratch, paged_attention
+    from draftwood_model_runner.runners.cuda.steps.exact_tiling import LEVELS, divide_exactly
+    from draftwood_model_runner.runners.cuda.steps.step_arrays import StepArrays
+    from draftwood_model_runner.runners.cuda.steps.tiling import Division, divide
+
+    heads = group * shape.kv_heads
+
+    def numbers(*size: int) -> torch.Tensor:
+        return torch.from_numpy(random.standard_normal(size)).to(device=device, dtype=dtype)
+
+    kv = KVPages((shape,), dtype, device, pages * PAGE_SIZE)
+    kv.layers[0].fill_(math.nan)
+    size = batch.size + padding
+    query, key, value = (
+        numbers(size, count, dim)
+        for count, dim in ((heads, shape.key_dim), (shape.kv_heads, shape.key_dim), (shape.kv_heads, shape.value_dim))
+    )
+    for tensor in (query, key, value):
+        tensor[batch.size :] = math.nan
+    keys, values = [], []
+    for row in range(batch.rows):
+        context, begin, end = int(batch.contexts[row]), int(batch.begins[row]), int(batch.begins[row + 1])
+        old = numbers(context, shape.kv_heads, shape.key_dim), numbers(context, shape.kv_heads, shape.value_dim)
+        for (page, at), *entry in zip(entries(batch, row)[:context], *old, strict=True):
+            kv.layers[0][page, :, at] = torch.cat(entry, 1)
+        keys.append(torch.cat([old[0], key[begin:end]]))
+        values.append(torch.cat([old[1], value[begin:end]]))
+    rows = max(64 if many_rows else 16, 1 << (group - 1).bit_length())
+    division = Division(rows // group, programs)
+    tiles = divide_exactly(batch, division.tile) if exact else divide(batch, division)
+    parts, words = tiles.parts.shape[0], tiles.words.shape[1]
+    assert exact or parts <= division.most_parts(batch.size)
+    arrays = StepArrays(size, words, parts, batch.pages.size, device, LEVELS if exact else 0)
+    arrays.fill(batch, tiles, size)
+    scratch = Scratch((shape,), parts * rows, device)
+    for memory in (scratch.sums, scratch.maxima, scratch.totals):
+        memory.fill_(math.nan)
+    layer: Any = torch.nn.Module()
+    layer.layer_idx = 0
+    token = STEP.set(AttentionStep(kv, arrays, scratch, Machine(programs), rows))
+    try:
+        output, _ = paged_attention(
+            layer,
+            query.transpose(0, 1)[None],
+            key.transpose(0, 1)[None],
+            value.transpose(0, 1)[None],
+            None,
+            sliding_window=window,
+            softcap=softcap,
+            s_aux=sinks,
+        )
+    finally:
+        STEP.reset(token)
+    assert (output[0, batch.size :] == 0).all()
+    expected = attention_in_float64(batch, shape, query[: batch.size], keys, values, window, softcap, sinks)
+    return output[0, : batch.size], expected, (kv, key, value)

@@ -1,0 +1,187 @@
+"""`draftwood bench load`: throughput and latency of a real service with many clients at once, drafting on and off.
+
+The service runs in a process of its own, the clients in this one. Drafting on and off alternate on the same service, so
+that other load on the machine slows both alike. A peer is measured before and after them, in its own process and
+without gRPC.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from draftwood_benchmarks.load.closed_loop import Window, closed_loop
+from draftwood_benchmarks.load.questions import Questions, fitting, take_from
+from draftwood_benchmarks.load.rows import draw, first_tokens, peer_row, row_of, table_of
+from draftwood_benchmarks.peers.process import Peer, PeerModel, PeerName, started_peer
+from draftwood_benchmarks.shared.machine import OtherLoad, warning
+from draftwood_benchmarks.shared.models import ChosenModel, ModelOptions, chosen_model, precision
+from draftwood_benchmarks.shared.prompts import read_prompts
+from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console
+from draftwood_benchmarks.shared.server_process import server_process
+from draftwood_client import AsyncClient, GenerateOptions, ModelInfo
+from draftwood_client.cli.options import command
+from draftwood_model_runner.errors import InvalidValueError
+
+ORDER = (False, True, True, False)
+"""Drafting in the windows of one concurrency; a steady drift of the machine's speed cancels out. A peer has a window
+before and one after them."""
+_FASTER = 2
+"""Questions prepared for a window with drafting, relative to those answered without. Where drafting answers more, the
+window ends early."""
+_SPARE_SLOTS = 8
+"""Request slots of the service beyond the number of clients, so that none is refused."""
+
+
+@command
+def load(
+    model: ModelOptions,
+    output: OutputOptions,
+    concurrency: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of clients at once.")] = "1,8,32,64",
+    duration: Annotated[
+        float, typer.Option(min=1.0, help="Seconds at each concurrency, for drafting on and off each.")
+    ] = 20.0,
+    peer: Annotated[
+        PeerName | None, typer.Option(help="Another engine to measure as well; `make peers` installs it.")
+    ] = None,
+    strategy: Annotated[
+        str | None, typer.Option(help="Drafting strategy; the default of the service if unset.", show_default=False)
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Prompts of your own: JSON lines or text lines. The bundled questions by default."),
+    ] = None,
+    warm: Annotated[int, typer.Option(min=0, help="Prompts, the last ones, that memories learn from first.")] = 60,
+    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer, at most.")] = 200,
+    max_running: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Requests that decode in one batch, at most; by default the number of clients.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Throughput and latency of a real service at several concurrencies, with drafting (warm memory) and without.
+
+    Ends with status 1 if any request fails.
+    """
+    import uvloop
+
+    out = console()
+    output.check()
+    levels = read_levels(concurrency)
+    running = max_running or max(levels)
+    texts = read_prompts(prompts)
+    with chosen_model(model, out) as chosen, ExitStack() as stack:
+        flags = ["--max-running", str(running), "--max-waiting", str(max(levels) + _SPARE_SLOTS)]
+        flags += [] if strategy is None else ["--strategy", strategy]
+        with out.status("Starting the service"):
+            server = stack.enter_context(server_process(*chosen.server_flags, *flags))
+        start = partial(_start, stack, out, chosen, peer, running)
+        other_load = OtherLoad()
+        info, measured, peers = uvloop.run(
+            _measure(server.target, texts, warm, max_tokens, levels, duration, out, start)
+        )
+        busy = other_load.share()
+    rows = [
+        row_of(level, drafting, window, measured[level, False], peers.get(level))
+        for (level, drafting), window in sorted(measured.items())
+    ]
+    if peer is not None:
+        rows = [*(peer_row(peer, level, window) for level, window in sorted(peers.items())), *rows]
+        rows.sort(key=lambda row: row["concurrency"])
+    types = precision(info.dtype, info.weights)
+    name = f"{chosen.name}, {info.parameters / 1e6:,.0f}M parameters, {types}, {info.device}"
+    title = f"{name}\n{info.default_strategy} after {warm} other prompts; at most {running} requests decode together"
+    title += warning(busy)
+    out.print(table_of(rows, title))
+    out.print(first_tokens(rows))
+    run = {"model": name, "strategy": info.default_strategy, "latency_unit": "ms", "busy": busy}
+    output.write(rows, lambda axes: draw(rows, title, axes), **run)
+    errors = [result.error for window in measured.values() for result in window.results if result.error is not None]
+    if errors:
+        raise BenchmarkError(f"{len(errors)} requests failed; the first: {errors[0]}")
+
+
+def read_levels(text: str) -> list[int]:
+    """The concurrencies, ascending. Raises InvalidValueError."""
+    numbers = [number.strip() for number in text.split(",")]
+    if not all(number.isascii() and number.isdigit() and 1 <= int(number) <= 4096 for number in numbers):
+        raise InvalidValueError("concurrency", text, "it must be numbers from 1 to 4096, separated by commas")
+    return sorted(set(map(int, numbers)))
+
+
+def _start(
+    stack: ExitStack, out: Console, chosen: ChosenModel, peer: str | None, streams: int, info: ModelInfo
+) -> Peer | None:
+    """The peer with the model of the service; it ends with the stack."""
+    if peer is None:
+        return None
+    import torch
+
+    threads = chosen.options.threads or torch.get_num_threads()
+    model = PeerModel(chosen.path, info.dtype, threads, streams, prefix_cache=True, weights=chosen.options.weights)
+    return stack.enter_context(started_peer(peer, info.device, model, out))
+
+
+async def _measure(
+    target: str,
+    texts: list[str],
+    warm: int,
+    max_tokens: int,
+    levels: list[int],
+    duration: float,
+    out: Console,
+    start_peer: Callable[[ModelInfo], Peer | None],
+) -> tuple[ModelInfo, dict[tuple[int, bool], Window], dict[int, Window]]:
+    """The model, what its clients measured by (concurrency, drafting), and what the peer did by concurrency."""
+    async with AsyncClient(target) as client:
+        info = await client.model_info()
+        prompts = await fitting(client, info, texts, max_tokens)
+        ids = [list((await client.tokenize(prompt)).token_ids) for prompt in prompts]
+    if len(prompts) <= warm:
+        raise BenchmarkError(f"{len(prompts)} prompts fit the model; {warm} to warm up with leave none to measure")
+    split = len(prompts) - warm
+    options: GenerateOptions = {"max_tokens": max_tokens}
+    questions = Questions(target, prompts[:split], prompts[split:], options)
+    await closed_loop(target, 1, take_from([questions.plain()]), math.inf)  # the first answer is slower
+    peer = start_peer(info)
+    peers: dict[int, Window] = {}
+
+    def measure_peer(level: int) -> None:
+        if peer is not None:
+            tokens, seconds = peer.load_test(ids[:split], max_tokens, level, duration / ORDER.count(False))
+            peers[level] = Window.joined([peers.get(level, Window()), Window(seconds, tokens)])
+
+    if peer is not None:
+        peer.generate(ids[0], max_tokens)
+    measured: dict[tuple[int, bool], Window] = {}
+    windows = [(level, drafting) for level in levels for drafting in ORDER]
+    columns = (TextColumn("{task.description:38}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=out, refresh_per_second=2, transient=True) as bar:
+        task = bar.add_task("", total=len(windows))
+        for level, drafting in windows:
+            if (level, False) not in measured:
+                bar.update(task, description=f"{level} clients, peer")
+                measure_peer(level)
+            if drafting:
+                bar.update(task, description=f"{level} clients: warming up memories")
+                await questions.prepare(level + _FASTER * len(measured[level, False].results))
+            bar.update(task, description=f"{level} clients, drafting {'on' if drafting else 'off'}")
+            take = questions.drafted if drafting else questions.plain
+            window = await closed_loop(target, level, take, duration / ORDER.count(drafting))
+            before = measured.get((level, drafting), Window())
+            measured[level, drafting] = Window.joined([before, window])
+            bar.advance(task)
+            if len(before.rates) == 1 and not drafting:
+                measure_peer(level)
+    return info, measured, peers

@@ -1,0 +1,221 @@
+"""A peer engine in a subprocess: one JSON object per line on its stdin, one line of JSON back on its stdout.
+
+| request | answer |
+|---|---|
+| `{"op": "load", "model", "dtype", "weights", "threads", "folder", "streams", "prefix_cache"}` | `{"version"}` |
+| `{"op": "generate", "prompt", "max_tokens"}` | `{"tokens", "seconds"}` |
+| `{"op": "load_test", "prompts", "max_tokens", "streams", "seconds"}` | `{"tokens", "seconds"}` |
+
+`folder` is for converted weights; `prompt` and each of `prompts` are token ids. "tokens" are the new token ids of
+`generate`, and the number of tokens written in the window of `load_test`. A request that fails is answered by
+`{"error"}`. The peer ends when its stdin is closed.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, Any, Literal
+
+from rich.console import Console
+
+from draftwood_benchmarks.shared.report import BenchmarkError
+from draftwood_model_runner.errors import InvalidInputError
+
+ENVIRONMENTS = Path(".venv-peers")
+"""Folder of an environment for each peer, which `make peers` installs, relative to the working directory."""
+PeerName = Literal["openvino-genai", "vllm"]
+MODULES: dict[str, str] = {"openvino-genai": "openvino_genai_peer", "vllm": "vllm_peer"}
+"""The module of each peer, for `serve_peer`. It runs in the environment of the peer and imports nothing of ours."""
+LOAD_TIMEOUT = 900.0
+"""Seconds to convert and load a model."""
+ANSWER_TIMEOUT = 300.0
+"""Seconds for one answer."""
+_END_TIMEOUT = 10.0
+_LOG_LINES = 5
+
+
+class PeerError(BenchmarkError):
+    """A peer is not installed, or failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerModel:
+    """The model as a peer loads it.
+
+    Attributes:
+        path: folder or hub id.
+        dtype: of weights, activations and KV cache: "float32", "bfloat16" or "float16".
+        weights: "int8" where the peer quantizes its weights to 8 bits; otherwise they have the dtype.
+        streams: requests that decode in one batch, at most.
+        prefix_cache: whether prompts may share the KV entries of a common prefix.
+    """
+
+    path: str
+    dtype: str
+    threads: int
+    streams: int = 1
+    prefix_cache: bool = False
+    weights: str = "as-is"
+
+
+class Peer:
+    """A running peer.
+
+    Attributes:
+        name: as in `--peer`.
+        version: of its package.
+    """
+
+    def __init__(self, name: str, process: subprocess.Popen[str], log: Path) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.name = name
+        self.version = ""
+        self._process = process
+        self._log = log
+        self._stdin = process.stdin
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._read, args=(process.stdout,), daemon=True).start()
+
+    def generate(
+        self, prompt: Sequence[int], max_tokens: int, timeout: float = ANSWER_TIMEOUT
+    ) -> tuple[list[int], float]:
+        """The greedy answer, as token ids, and its seconds as the peer measured them. Raises PeerError."""
+        answer = self.ask({"op": "generate", "prompt": list(prompt), "max_tokens": max_tokens}, timeout)
+        tokens = _field(self.name, answer, "tokens", list)
+        if not all(isinstance(token, int) for token in tokens):
+            raise PeerError(f'peer {self.name}: "tokens" of its answer are no token ids')
+        return tokens, _seconds(self.name, answer)
+
+    def load_test(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, streams: int, seconds: float
+    ) -> tuple[int, float]:
+        """Tokens that `streams` concurrent requests got, and the length of the window in seconds. Raises PeerError."""
+        request = {
+            "op": "load_test",
+            "prompts": [list(prompt) for prompt in prompts],
+            "max_tokens": max_tokens,
+            "streams": streams,
+            "seconds": seconds,
+        }
+        answer = self.ask(request, seconds + ANSWER_TIMEOUT)
+        return _field(self.name, answer, "tokens", int), _seconds(self.name, answer)
+
+    def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """Sends a request and returns its answer. Raises PeerError: it died, timed out, failed or sent no JSON."""
+        try:
+            self._stdin.write(json.dumps(request) + "\n")
+            self._stdin.flush()
+        except OSError:
+            raise self._died() from None
+        try:
+            line = self._lines.get(timeout=timeout)
+        except queue.Empty:
+            raise PeerError(f"peer {self.name}: no answer to {request['op']} within {timeout:g} s") from None
+        if not line:
+            raise self._died()
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise PeerError(
+                f"peer {self.name}: its answer to {request['op']} is no JSON object: {line.strip()[:100]!r}"
+            )
+        if "error" in answer:
+            raise PeerError(f"peer {self.name}: {request['op']} failed: {answer['error']}")
+        return answer
+
+    def _read(self, stdout: IO[str]) -> None:
+        for line in stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def _died(self) -> PeerError:
+        try:
+            status = f"ended with status {self._process.wait(_END_TIMEOUT)}"
+        except subprocess.TimeoutExpired:
+            status = "closed its output"
+        log = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
+        return PeerError(f"peer {self.name}: {status}\n" + "\n".join(log))
+
+
+@contextmanager
+def started_peer(name: str, device: str, model: PeerModel, out: Console) -> Iterator[Peer]:
+    """`running_peer`, announced. Raises InvalidInputError too: the benchmark runs on a `device` that peers don't."""
+    if not device.startswith("cpu"):
+        raise InvalidInputError("--peer", name, f"peers run on the CPU, and the model on {device}")
+    out.print(f"Converting and loading the model for {name}")
+    with running_peer(name, model) as peer:
+        yield peer
+
+
+@contextmanager
+def running_peer(name: str, model: PeerModel, timeout: float = LOAD_TIMEOUT) -> Iterator[Peer]:
+    """Runs a peer with the model loaded while the context lasts; its converted weights are deleted at the end.
+
+    Raises:
+        PeerError: the peer is not installed, ended by itself, or could not load the model.
+    """
+    with TemporaryDirectory(prefix="draftwood-peer-") as folder:
+        log = Path(folder, "log")
+        with log.open("wb") as errors:
+            process = subprocess.Popen(
+                command_of(name), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+        try:
+            peer = Peer(name, process, log)
+            request = {
+                "op": "load",
+                "model": model.path,
+                "dtype": model.dtype,
+                "weights": model.weights,
+                "threads": model.threads,
+                "streams": model.streams,
+                "prefix_cache": model.prefix_cache,
+                "folder": str(Path(folder, "model")),
+            }
+            peer.version = _field(name, peer.ask(request, timeout), "version", str)
+            yield peer
+        finally:
+            _end(process)
+
+
+def command_of(name: str) -> list[str]:
+    """The command that starts a peer. Raises PeerError if it is not installed."""
+    python = ENVIRONMENTS / name / "bin" / "python"
+    if not python.exists():
+        raise PeerError(f"peer {name}: {python} is missing; run `make peers` in the repository")
+    return [str(python), str(Path(__file__).with_name("serve_peer.py")), MODULES[name]]
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()  # it holds nothing that must be saved
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        assert stream is not None
+        try:
+            stream.close()
+        except OSError:  # unsent input of a peer that died
+            continue
+
+
+def _field(name: str, answer: dict[str, Any], key: str, kind: type) -> Any:
+    if type(answer.get(key)) is not kind:
+        raise PeerError(f'peer {name}: "{key}" of its answer is missing or of a wrong type')
+    return answer[key]
+
+
+def _seconds(name: str, answer: dict[str, Any]) -> float:
+    seconds: float = _field(name, answer, "seconds", float)
+    if seconds <= 0.0:
+        raise PeerError(f'peer {name}: "seconds" of its answer is not positive')
+    return seconds

@@ -1,0 +1,179 @@
+"""`draftwood bench quality`: the likelihood of a text by a model, in its own data type and with 8-bit weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from draftwood_benchmarks.shared.models import ModelOptions, chosen_model, describe
+from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console, progress
+from draftwood_client.cli.options import command
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_strategies.draft import Int32Array
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from draftwood_model_runner.loading.model import LoadedModel
+
+_KEYS = ("instruction", "response")
+
+
+class Exchange(NamedTuple):
+    """A question and its answer as token ids, int32[q] and int32[a]."""
+
+    question: Int32Array
+    answer: Int32Array
+
+
+class Scores(NamedTuple):
+    """What a model makes of the tokens of all answers.
+
+    Attributes:
+        nats: float64[n], the negative log-likelihood of each token, given all before it.
+        most_probable: int32[n], the token that the model would have written there.
+    """
+
+    nats: np.ndarray[Any, np.dtype[np.float64]]
+    most_probable: Int32Array
+
+
+@command
+def quality(
+    model: ModelOptions,
+    output: OutputOptions,
+    text: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="Held-out text: JSON lines with `instruction` and `response`."),
+    ],
+    limit: Annotated[int | None, typer.Option(min=1, help="Lines to read; all by default.", show_default=False)] = None,
+) -> None:
+    """Mean negative log-likelihood of held-out answers, with the weights as they are and with 8-bit weights."""
+    out = console()
+    output.check()
+    if model.weights != "int8":
+        raise InvalidValueError("weights", model.weights, "it must be int8, which is compared with as-is")
+    texts = read_texts(text)[:limit]
+    scores: dict[str, Scores] = {}
+    with chosen_model(model, out) as chosen:
+        for weights in ("as-is", "int8"):
+            with out.status(f"Loading the model, weights {weights}"):
+                options = dataclasses.replace(model, weights=weights)
+                loaded = dataclasses.replace(chosen, options=options).load()
+            exchanges = [exchange for exchange in _encoded(loaded, texts) if _fits(exchange, loaded.max_context)]
+            if not exchanges:
+                raise BenchmarkError(f"{text}: no line fits the context of {loaded.max_context} tokens")
+            scores[weights] = score(loaded, exchanges, out)
+    rows = rows_of(scores)
+    title = describe(chosen, loaded)
+    out.print(_table(rows, f"{title}\n{len(exchanges)} answers, {rows[0]['tokens']} tokens"))
+    output.write(rows, lambda axes: _draw(rows, title, axes), model=title, answers=len(exchanges))
+
+
+def read_texts(path: Path) -> list[tuple[str, str]]:
+    """Questions and answers. Raises BenchmarkError: the file cannot be read, is empty, or has a line without them."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchmarkError(f"{path}: {error}") from error
+    texts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            question, answer = (row[key] for key in _KEYS)
+        except (ValueError, KeyError, TypeError) as error:
+            raise BenchmarkError(f"{path}, line {number}: no JSON object with {' and '.join(_KEYS)}") from error
+        if not isinstance(question, str) or not isinstance(answer, str):
+            raise BenchmarkError(f"{path}, line {number}: {' and '.join(_KEYS)} must be texts")
+        texts.append((question, answer))
+    if not texts:
+        raise BenchmarkError(f"{path} holds no lines")
+    return texts
+
+
+def score(model: LoadedModel, exchanges: list[Exchange], out: Console) -> Scores:
+    """One pass over each exchange, as the runner of the model computes a prompt."""
+    import torch
+
+    from draftwood_model_runner.runners.batch import BatchRow, lay_out
+    from draftwood_strategies.draft import EMPTY_TREE
+
+    longest = max(question.size + answer.size for question, answer in exchanges)
+    runner = model.factory.runner(kv_tokens=longest)
+    pages = np.arange(runner.pages, dtype=np.int32)
+    nats, most_probable = [], []
+    for question, answer in progress(exchanges, "reading answers", out):
+        tokens = np.concatenate([question, answer])[:-1]
+        row = BatchRow(pages, 0, tokens, EMPTY_TREE, logits_from=question.size - 1)
+        predictions = runner.step(lay_out([row]), 0)
+        log_probabilities = torch.log_softmax(torch.as_tensor(predictions.logits).float(), -1).cpu()
+        nats.append(-log_probabilities.numpy()[np.arange(answer.size), answer].astype(np.float64))
+        most_probable.append(predictions.tokens.copy())
+    return Scores(np.concatenate(nats), np.concatenate(most_probable))
+
+
+def rows_of(scores: dict[str, Scores]) -> list[dict[str, Any]]:
+    """A row for each kind of weights; "agreement" is the share of tokens after which it would write the same token as
+    the first kind, "nats_more" the mean difference to it and "error" the standard error of that."""
+    first = next(iter(scores.values()))
+    rows = []
+    for weights, (nats, most_probable) in scores.items():
+        more = nats - first.nats
+        rows.append(
+            {
+                "weights": weights,
+                "tokens": int(nats.size),
+                "nats_per_token": round(float(nats.mean()), 5),
+                "perplexity": round(math.exp(nats.mean()), 4),
+                "nats_more": round(float(more.mean()), 5),
+                "error": round(float(more.std() / nats.size**0.5), 5),
+                "agreement": round(float((most_probable == first.most_probable).mean()), 5),
+            }
+        )
+    return rows
+
+
+def _encoded(model: LoadedModel, texts: list[tuple[str, str]]) -> Iterator[Exchange]:
+    """Answers end with the end-of-sequence token, if there is just one."""
+    from draftwood_benchmarks.shared.prompts import encode
+
+    end = np.array(list(model.eos_token_ids) if len(model.eos_token_ids) == 1 else [], np.int32)
+    for question, answer in texts:
+        yield Exchange(encode(model.tokenizer, question), np.concatenate([model.tokenizer.encode(answer), end]))
+
+
+def _fits(exchange: Exchange, context: int) -> bool:
+    return exchange.question.size + exchange.answer.size <= context
+
+
+def _table(rows: list[dict[str, Any]], title: str) -> Table:
+    table = Table(title=title, title_justify="left", pad_edge=False)
+    for heading in ("weights", "nats per token", "perplexity", "nats more", "same next token"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["weights"],
+            f"{row['nats_per_token']:.4f}",
+            f"{row['perplexity']:.4f}",
+            f"{row['nats_more']:+.5f} +- {row['error']:.5f}",
+            f"{row['agreement']:.2%}",
+        )
+    table.caption = "nats more: than as-is, with its standard error; same next token: as as-is would write"
+    return table
+
+
+def _draw(rows: list[dict[str, Any]], title: str, axes: Any) -> None:
+    bars = axes.barh([row["weights"] for row in rows], [row["perplexity"] for row in rows])
+    axes.bar_label(bars, fmt="%.4f", padding=3)
+    axes.set_xlabel("perplexity")
+    axes.set_title(title, fontsize=9)

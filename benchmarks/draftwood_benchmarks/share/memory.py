@@ -1,0 +1,168 @@
+"""The memory of a service in this process, on a real store: loading time, lag between replicas, many tenants."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from draftwood_benchmarks.shared.report import BenchmarkError, percentile
+from draftwood_service.memory.config import MemoryConfig
+from draftwood_service.memory.manager import MemoryManager
+from draftwood_service.memory.naming import MemoryName
+from draftwood_service.memory.store.base import Limits
+from draftwood_service.memory.store.redis_client import RedisClient
+from draftwood_service.memory.store.redis_store import RedisStore
+
+_RECORD_TOKENS = 200
+_FINGERPRINT = "0" * 16
+STRATEGY = "trie"
+"""Of everything that `bench share` measures."""
+
+
+class _Answer:
+    """An answer, as the memory learns it."""
+
+    def __init__(self, output: Sequence[int]) -> None:
+        self.output = output
+
+
+def _memory(url: str, config: MemoryConfig | None = None) -> MemoryManager:
+    config = config or MemoryConfig()
+    store = RedisStore(RedisClient(url), _FINGERPRINT, Limits(config.log_bytes))
+    return MemoryManager(store, _FINGERPRINT, config)
+
+
+@contextmanager
+def _started(memory: MemoryManager, preload: int = 0) -> Iterator[MemoryManager]:
+    memory.start(lambda task: task(), preload, STRATEGY)
+    try:
+        yield memory
+    finally:
+        memory.stop()
+
+
+async def _learn(memory: MemoryManager, tenant: str, tokens: Sequence[int]) -> None:
+    with memory.learn_on_exit(MemoryName(tenant), await memory.strategy(tenant, "none"), [_Answer(tokens)]):
+        pass
+
+
+async def _until(condition: Any, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # another thread makes it true
+        if time.monotonic() > deadline:
+            raise BenchmarkError(f"the memory did not reach the expected state within {seconds:g} s")
+        await asyncio.sleep(0.002)
+
+
+async def boot(url: str) -> float:
+    """Seconds from the start of a memory until a tenant of a million tokens can be drafted from."""
+    draw = np.random.default_rng(0)
+    with _started(_memory(url)) as first:
+        for _ in range(1_000_000 // _RECORD_TOKENS):
+            await _learn(first, "million", draw.integers(0, 8000, _RECORD_TOKENS).tolist())
+        await _until(lambda: not first.outbox.pending)
+        await asyncio.sleep(1.0)  # for the log to be folded
+    memory = _memory(url)
+    began = time.perf_counter()
+    with _started(memory, preload=1):
+        await _until(lambda: memory.preloaded)
+        seconds = time.perf_counter() - began
+        resident = memory.residents.get(MemoryName("million"))
+        if resident is None or resident.log.tokens != 1_000_000 or resident.nbytes < 4_000_000:
+            raise BenchmarkError("the tenant of a million tokens was not loaded completely")
+    return seconds
+
+
+async def lags(url: str, records: int) -> list[float]:
+    """Seconds from the end of a request on one replica until the other drafts from its answer."""
+    found: list[float] = []
+    with _started(_memory(url)) as first, _started(_memory(url)) as second:
+        await second.strategy("lag", STRATEGY)
+        await first.strategy("lag", STRATEGY)
+        draw = np.random.default_rng(1)
+        for number in range(records):
+            strategy: Any = await second.strategy("lag", STRATEGY)
+            before = strategy.tokens
+            began = time.perf_counter()
+            await _learn(first, "lag", [number % 8000] * _RECORD_TOKENS)
+            await _until(lambda strategy=strategy, before=before: strategy.tokens >= before + _RECORD_TOKENS)
+            found.append(time.perf_counter() - began)
+            await asyncio.sleep(float(draw.uniform(0.0, 0.2)))
+    return found
+
+
+async def many_tenants(url: str, tenants: int) -> dict[str, Any]:
+    """Many tenants in one process: memory, CPU time and store commands while idle, time to load one again, and the
+    share of requests that began without their memory, since it took longer to load than a request waits."""
+    gc.collect()
+    gc.freeze()  # as in the service: a collection that scans all libraries stops the process for longer than that
+    client = RedisClient(url)
+    draw = np.random.default_rng(2)
+    with _started(_memory(url, MemoryConfig(max_resident=2 * tenants))) as memory:
+        before = _resident_bytes()
+        for number in range(tenants):
+            strategy: Any = await memory.strategy(f"tenant-{number}", STRATEGY)
+            for _ in range(10_000 // _RECORD_TOKENS):
+                tokens = draw.integers(0, 8000, _RECORD_TOKENS).astype(np.int32)
+                strategy.learn(tokens)
+                with memory.learn_on_exit(MemoryName(f"tenant-{number}"), strategy, [_Answer(tokens.tolist())]):
+                    pass
+            if number % 20 == 0:
+                await _until(lambda: memory.outbox.pending < 500)
+        await _until(lambda: not memory.outbox.pending)
+        await asyncio.sleep(4.0)  # until the reads that follow writes have ended
+        counters = memory.counters()
+        mib = (_resident_bytes() - before) / 2**20
+        idle_cpu, idle_commands = await _idle_load(client)
+        memory.residents._idle_seconds = 0.0
+        await _until(lambda: len(memory.residents) == 0)
+        memory.residents._idle_seconds = 900.0
+        times, late = [], 0
+        for number in range(0, tenants, max(1, tenants // 50)):
+            began = time.perf_counter()
+            back: Any = await memory.strategy(f"tenant-{number}", STRATEGY)
+            times.append(time.perf_counter() - began)
+            late += back.tokens == 0
+            if back.tokens not in (0, 10_000):
+                raise BenchmarkError(f"a tenant of 10,000 tokens was loaded with {back.tokens}")
+    await client.close()
+    return {
+        "tenants": tenants,
+        "tenants_tokens": counters.tokens,
+        "tenants_index_mib": counters.index_bytes / 2**20,
+        "tenants_rss_mib": mib,
+        "tenants_idle_cpu": idle_cpu,
+        "tenants_idle_commands_per_s": idle_commands,
+        "tenants_return_ms_p50": 1000 * (percentile(times, 50) or 0.0),
+        "tenants_return_ms_p99": 1000 * (percentile(times, 99) or 0.0),
+        "tenants_late": late / len(times),
+    }
+
+
+async def _idle_load(client: RedisClient) -> tuple[float, float]:
+    """(CPU seconds, store commands) per second of this process without requests."""
+    commands, cpu, began = await _commands(client), time.process_time(), time.monotonic()
+    await asyncio.sleep(5.0)
+    seconds = time.monotonic() - began
+    return (time.process_time() - cpu) / seconds, (await _commands(client) - commands - 1) / seconds
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
+
+
+async def _commands(client: RedisClient) -> int:
+    """How many commands the server has processed."""
+    found = await client.command("INFO", "stats")
+    if isinstance(found, dict):
+        return int(found["total_commands_processed"])
+    return int(found.split(b"total_commands_processed:")[1].split()[0])

@@ -1,0 +1,236 @@
+"""The contenders of `bench speed`: transformers with and without prompt lookup, a peer, our engine with each strategy.
+
+All of them continue token ids and write one answer at a time. A peer runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from draftwood_benchmarks.peers.process import Peer
+from draftwood_benchmarks.shared.models import synchronize
+from draftwood_benchmarks.shared.report import BenchmarkError
+from draftwood_model_runner.engine import Engine
+from draftwood_model_runner.loading.model import LoadedModel
+from draftwood_model_runner.request import Request, SamplingParams, StopParams
+from draftwood_model_runner.sequence import Sequence as EngineSequence
+from draftwood_strategies import Strategy
+from draftwood_strategies.draft import Int32Array
+
+PROMPT_LOOKUP_TOKENS = 10
+"""Draft tokens per step: the default of transformers' `PromptLookupCandidateGenerator`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """How each prompt is answered.
+
+    Attributes:
+        max_tokens: new tokens, at most.
+        temperature: 0 is greedy.
+        ignore_eos: write all of them, past end-of-sequence tokens.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer of one contender to one prompt.
+
+    Attributes:
+        tokens: the new tokens.
+        seconds: from the prompt's token ids to the last token, prefill included.
+        steps: forward passes that wrote tokens, the prefill included.
+        nodes: draft tokens verified in them.
+    """
+
+    tokens: list[int]
+    seconds: float
+    steps: int
+    nodes: int
+
+
+class Contender(Protocol):
+    """A way to generate text. `engine`, `strategy` and `warm` are columns of the report."""
+
+    engine: str
+    strategy: str
+    warm: bool
+
+    def answer(self, prompt: Int32Array, index: int) -> Answer:
+        """Continues `prompt`, int32[p]; `index` is the seed where tokens are sampled."""
+
+
+@dataclass(eq=False, slots=True)
+class Tally:
+    """A contender with its answers: in the order of the prompts, round by round.
+
+    Attributes:
+        rounds: how often the prompts were answered, each time with the memory of the first time.
+    """
+
+    contender: Contender
+    answers: list[Answer] = field(default_factory=list)
+    rounds: int = 1
+
+    @property
+    def tokens_per_s(self) -> float:
+        return _speed(self.answers)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Tokens per second of the slowest and of the fastest round."""
+        size = len(self.answers) // self.rounds
+        speeds = [_speed(self.answers[i * size : (i + 1) * size]) for i in range(self.rounds)]
+        return min(speeds), max(speeds)
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens per step."""
+        return sum(len(one.tokens) for one in self.answers) / sum(one.steps for one in self.answers)
+
+    @property
+    def nodes_per_step(self) -> float:
+        return sum(one.nodes for one in self.answers) / sum(one.steps for one in self.answers)
+
+    def share_like(self, other: Tally) -> float:
+        """Share of the prompts to which both gave the same tokens."""
+        pairs = zip(self.answers, other.answers, strict=True)
+        return sum(mine.tokens == theirs.tokens for mine, theirs in pairs) / len(self.answers)
+
+
+def _speed(answers: Sequence[Answer]) -> float:
+    return sum(len(one.tokens) for one in answers) / sum(one.seconds for one in answers)
+
+
+class PeerContender:
+    """Another engine, in a process of its own, without drafts."""
+
+    strategy = "none"
+    warm = False
+
+    def __init__(self, peer: Peer, task: Task) -> None:
+        assert task.temperature == 0.0
+        self.engine = peer.name
+        self._peer = peer
+        self._task = task
+
+    def answer(self, prompt: Int32Array, index: int) -> Answer:
+        tokens, seconds = self._peer.generate(prompt.tolist(), self._task.max_tokens)
+        return Answer(tokens, seconds, len(tokens), 0)
+
+
+class TransformersContender:
+    """transformers' own greedy `generate`, as its users call it, with or without its prompt lookup decoding.
+
+    Args:
+        module: the model as transformers loads it.
+        model: the same model as our engine runs it.
+        threads: CPU threads, set before each answer: our engine changes the number in this process.
+    """
+
+    warm = False
+
+    def __init__(self, module: Any, model: LoadedModel, task: Task, threads: int, *, prompt_lookup: bool) -> None:
+        assert task.temperature == 0.0
+        self.engine = "transformers"
+        self.strategy = "prompt-lookup" if prompt_lookup else "none"
+        self._module = module
+        self._model = model
+        self._threads = threads
+        self._arguments: dict[str, Any] = {
+            "max_new_tokens": task.max_tokens,
+            "do_sample": False,
+            "pad_token_id": module.generation_config.pad_token_id or 0,
+        }
+        if prompt_lookup:
+            self._arguments["prompt_lookup_num_tokens"] = PROMPT_LOOKUP_TOKENS
+        self._widths: list[int] = []
+
+    def answer(self, prompt: Int32Array, index: int) -> Answer:
+        torch.set_num_threads(self._threads)
+        self._widths.clear()
+        hook = self._module.register_forward_pre_hook(self._note_width, with_kwargs=True)
+        synchronize(self._model)
+        started = time.perf_counter()
+        ids = torch.from_numpy(prompt.astype(np.int64)).to(self._model.device)[None]
+        output = self._module.generate(ids, attention_mask=torch.ones_like(ids), **self._arguments)
+        tokens = output[0, prompt.size :].tolist()
+        seconds = time.perf_counter() - started
+        hook.remove()
+        return Answer(tokens, seconds, len(self._widths), sum(width - 1 for width in self._widths[1:]))
+
+    def _note_width(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        self._widths.append(int(ids.shape[1]))
+
+
+class EngineContender:
+    """Our engine with one strategy.
+
+    Args:
+        strategy: drafts and learns; None switches drafting off.
+        warm: whether the strategy has learned from other prompts.
+        number: of the round. The payoff of drafts is measured by tenant, so each round is a tenant of its own.
+    """
+
+    def __init__(
+        self, engine: Engine, task: Task, name: str, strategy: Strategy | None, *, warm: bool, number: int = 0
+    ) -> None:
+        self.engine = "draftwood"
+        self.strategy = name
+        self.warm = warm
+        self._engine = engine
+        self._task = task
+        self._strategy = strategy
+        self._tenant = f"{name}, {'warm' if warm else 'cold'}, {number}"
+
+    def answer(self, prompt: Int32Array, index: int) -> Answer:
+        synchronize(self._engine.model)
+        started = time.perf_counter()
+        sequence = self._sequence(prompt, index)
+        self._run([sequence])
+        seconds = time.perf_counter() - started
+        return Answer(list(sequence.output), seconds, sequence.stats.decode_steps, sequence.stats.draft_tokens)
+
+    def answer_together(self, prompts: Iterable[Int32Array], seed: int) -> list[list[int]]:
+        """Answers prompts in one batch; the strategy learns from them as in a service."""
+        sequences = [self._sequence(prompt, seed + i) for i, prompt in enumerate(prompts)]
+        self._run(sequences)
+        return [list(sequence.output) for sequence in sequences]
+
+    def _sequence(self, prompt: Int32Array, seed: int) -> EngineSequence:
+        task = self._task
+        sampling = SamplingParams(temperature=task.temperature, seed=seed)
+        if task.temperature == 0.0:  # the model's own penalties, as in transformers
+            sampling = replace(self._engine.model.defaults.sampling, temperature=0.0, seed=seed)
+        request = Request(
+            request_id=f"{self.strategy}-{seed}",
+            prompt=prompt,
+            stop=StopParams(max_tokens=task.max_tokens, ignore_eos=task.ignore_eos),
+            sampling=sampling,
+            tenant=self._tenant,
+            strategy_name=self.strategy,
+            max_draft_nodes=0 if self._strategy is None else self._engine.config.max_draft_nodes,
+        )
+        return EngineSequence(request, self._strategy)
+
+    def _run(self, sequences: Sequence[EngineSequence]) -> None:
+        for sequence in sequences:
+            self._engine.add(sequence)
+        while self._engine.has_work:
+            for output in self._engine.step():
+                if output.finish is not None and output.finish.error is not None:
+                    raise BenchmarkError(f"the engine failed: {output.finish.error}") from output.finish.error
+        for sequence in sequences:
+            if reason := sequence.stats.drafting_disabled_reason:
+                raise BenchmarkError(f"strategy {self.strategy!r} was switched off: {reason}")

@@ -1,0 +1,96 @@
+"""The report of `bench speed`: rows, table and picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from draftwood_benchmarks.shared.report import shown
+
+if TYPE_CHECKING:
+    from draftwood_benchmarks.speed.contenders import Tally
+
+PLAIN = "none"
+"""The strategy name of drafting off."""
+
+
+def rows_of(tallies: Sequence[Tally], *, quantized: bool = False) -> list[dict[str, Any]]:
+    """The rows of the report. Ratios to transformers and to the peer are null where they did not run.
+
+    "identical" and "identical_share" compare answers with those of "identical_to": transformers' greedy `generate`, or
+    drafting off where transformers did not run or our model is quantized, which is another model than transformers
+    runs. "identical_to_plain" is the share of answers that equal ours with drafting off.
+
+    Args:
+        quantized: our weights have 8 bits.
+    """
+    reference = next((tally for tally in tallies if tally.contender.engine == "transformers"), None)
+    plain = next(t for t in tallies if t.contender.engine == "draftwood" and t.contender.strategy == PLAIN)
+    peer = next((t for t in tallies if t.contender.engine not in ("transformers", "draftwood")), None)
+    expected = plain if reference is None or quantized else reference
+    return [
+        {
+            "engine": tally.contender.engine,
+            "strategy": tally.contender.strategy,
+            "warm": tally.contender.warm,
+            "tokens_per_s": round(tally.tokens_per_s, 2),
+            "tokens_per_s_min": round(tally.spread[0], 2),
+            "tokens_per_s_max": round(tally.spread[1], 2),
+            "acceptance_length": round(tally.acceptance_length, 3),
+            "nodes_per_step": round(tally.nodes_per_step, 2),
+            "vs_transformers": None if reference is None else round(tally.tokens_per_s / reference.tokens_per_s, 3),
+            "vs_peer": None if peer is None else round(tally.tokens_per_s / peer.tokens_per_s, 3),
+            "vs_plain": round(tally.tokens_per_s / plain.tokens_per_s, 3),
+            "identical": tally.share_like(expected) == 1.0,
+            "identical_share": round(tally.share_like(expected), 3),
+            "identical_to": "drafting off" if expected is plain else "transformers' generate",
+            "identical_to_plain": round(tally.share_like(plain), 3),
+        }
+        for tally in tallies
+    ]
+
+
+def label(row: dict[str, Any]) -> str:
+    """Name of a row's contender in tables and pictures."""
+    if row["engine"] == "transformers":
+        return "HF generate" if row["strategy"] == PLAIN else "HF prompt lookup"
+    if row["engine"] != "draftwood":
+        return str(row["engine"])
+    return "drafting off" if row["strategy"] == PLAIN else f"{row['strategy']}, {'warm' if row['warm'] else 'cold'}"
+
+
+def table_of(rows: list[dict[str, Any]], title: str) -> Table:
+    table = Table(title=title, title_justify="left", pad_edge=False)
+    table.add_column("", no_wrap=True)
+    peer = rows[0]["vs_peer"] is not None
+    headings = ["tok/s", "+-", "x HF", *(["x peer"] if peer else []), "x off", "acc.", "nodes", "same"]
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            label(row),
+            f"{row['tokens_per_s']:.1f}",
+            f"{(row['tokens_per_s_max'] - row['tokens_per_s_min']) / 2 / row['tokens_per_s']:.0%}",
+            shown(row["vs_transformers"]),
+            *([shown(row["vs_peer"])] if peer else []),
+            shown(row["vs_plain"]),
+            shown(row["acceptance_length"]),
+            shown(row["nodes_per_step"], 1),
+            f"{row['identical_share']:.0%}",
+        )
+    table.caption = (
+        "+-: half the range of the rounds; HF: transformers; x HF, x off: speed relative to its"
+        f" generate and to drafting off; {'x peer: relative to the peer; ' if peer else ''}acc.: tokens per step;"
+        f" nodes: draft tokens verified per step; same: answers identical to those of {rows[0]['identical_to']}"
+    )
+    return table
+
+
+def draw(rows: list[dict[str, Any]], title: str, axes: Any) -> None:
+    bars = axes.barh([label(row) for row in rows], [row["tokens_per_s"] for row in rows])
+    axes.bar_label(bars, fmt="%.0f", padding=3)
+    axes.invert_yaxis()
+    axes.set_xlabel("tokens per second")
+    axes.set_title(title, fontsize=9)

@@ -1,0 +1,188 @@
+"""`draftwood bench step`: the time of one forward pass by its number of tokens, which is the price of draft tokens.
+
+The critical decoding length is the number of tokens at which a step first takes more than 1.2 times as long as a step
+of one token. Below it draft tokens are nearly free on this machine.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from draftwood_benchmarks.shared.machine import OtherLoad, warning
+from draftwood_benchmarks.shared.models import ModelOptions, chosen_model, describe, synchronize
+from draftwood_benchmarks.shared.report import OutputOptions, console, progress
+from draftwood_client.cli.options import command
+from draftwood_model_runner.drafting.step_time import StepTimeCurve
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from draftwood_model_runner.engine import Engine
+    from draftwood_model_runner.loading.model import LoadedModel
+
+CRITICAL_RATIO = 1.2
+"""A convention, not tuned: it defines the figure that is reported."""
+_CURVE_ROUNDS = 10
+"""The curve takes the fastest of these rounds at each size, so that a burst of other load does not bend it."""
+_BATCH_PROMPT_TOKENS = 64
+_BATCH_STEPS = 12
+"""Engine steps per round; the median counts."""
+_BATCH_ROUNDS = 6
+"""Rounds of the batched step; the fastest counts."""
+
+
+@command
+def step(
+    model: ModelOptions,
+    output: OutputOptions,
+    largest: Annotated[int, typer.Option(min=2, help="Largest number of tokens in the step.")] = 256,
+    context: Annotated[int, typer.Option(min=1, help="Tokens in the KV cache that the step attends to.")] = 128,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="Time to measure the curve; the fastest run of each size counts.")
+    ] = 10.0,
+    batch: Annotated[
+        int, typer.Option(min=0, help="Also measure a step of this many sequences with drafting off; 0 leaves it out.")
+    ] = 8,
+) -> None:
+    """The step-time curve: one forward pass over n tokens compared with one over a single token, and the critical
+    decoding length, at which it first takes more than 1.2 times as long.
+    """
+    out = console()
+    output.check()
+    load = OtherLoad()
+    with chosen_model(model, out) as chosen:
+        from draftwood_model_runner.engine import Engine, EngineConfig
+
+        with out.status("Loading the model"):
+            loaded = chosen.load()
+            config = EngineConfig(adaptive_budget=False, max_running=max(batch, 8), threads=model.threads)
+            engine = Engine(loaded, config)
+        curve = _measure(loaded, context, largest, seconds, out)
+        together = batch_cost(engine, batch, out) if batch else None
+    rows = rows_of(curve)
+    critical = critical_length(curve)
+    busy = load.share()
+    title = describe(chosen, loaded) + warning(busy)
+    out.print(_table(rows, title))
+    sizes = f"{int(curve.sizes[-1])} tokens take less" if critical is None else f"{critical} tokens"
+    out.print(f"Critical decoding length, where T(n) first exceeds {CRITICAL_RATIO:g} T(1): {sizes}.")
+    out.print(
+        f"Each time is the fastest of up to {_CURVE_ROUNDS} rounds, then smoothed: no time is below that of fewer"
+        " tokens, and no time per token above it. A plateau may come of that."
+    )
+    if together is not None:
+        out.print(
+            f"A step of {batch} sequences with drafting off: {together['ms']:.2f} ms, {together['ratio']:.2f} times"
+            f" that of one ({together['ms_of_one']:.2f} ms)."
+        )
+    output.write(
+        rows,
+        lambda axes: _draw(rows, critical, title, axes),
+        model=title,
+        critical_length=critical,
+        batch=together,
+        other_load=busy,
+    )
+
+
+def _measure(model: LoadedModel, context: int, largest: int, seconds: float, out: Console) -> StepTimeCurve:
+    """The engine's own measurement, repeated, so that a burst of other load bends nothing."""
+    import torch
+
+    from draftwood_model_runner.drafting.step_measuring import measure_curve
+
+    threads = torch.get_num_threads()
+    runner = model.factory.runner(kv_tokens=context + 2 * largest, threads=threads)
+    best: dict[int, float] = {}
+    for _ in progress(range(_CURVE_ROUNDS), "steps of one sequence", out):
+        curve = measure_curve(runner, model.max_context, largest, limit=seconds / _CURVE_ROUNDS, context=context)
+        for size, one in zip(curve.sizes.tolist(), curve.seconds.tolist(), strict=True):
+            best[int(size)] = min(one, best.get(int(size), one))
+    return StepTimeCurve(best)
+
+
+def rows_of(curve: StepTimeCurve) -> list[dict[str, float]]:
+    """The curve at its measured sizes: tokens, milliseconds, ratio to a single token."""
+    one = float(curve(1))
+    return [
+        {"tokens": int(size), "ms": round(1000 * seconds, 4), "ratio": round(seconds / one, 4)}
+        for size, seconds in zip(curve.sizes.tolist(), curve.seconds.tolist(), strict=True)
+    ]
+
+
+def critical_length(curve: StepTimeCurve) -> int | None:
+    """The least number of tokens with T(n) > `CRITICAL_RATIO` T(1); None if no measured size reaches it."""
+    sizes = np.arange(1, int(curve.sizes[-1]) + 1)
+    beyond = np.flatnonzero(curve(sizes) > CRITICAL_RATIO * curve(1))
+    return int(sizes[beyond[0]]) if beyond.size else None
+
+
+def batch_cost(engine: Engine, batch: int, out: Console) -> dict[str, float]:
+    """Milliseconds of an engine step of `batch` decoding sequences and of one, drafting off, measured alternately."""
+    many: list[float] = []
+    one: list[float] = []
+    for round_ in progress(range(_BATCH_ROUNDS), "steps of several sequences", out):
+        many.append(_step_seconds(engine, batch, round_))
+        one.append(_step_seconds(engine, 1, round_))
+    return {
+        "sequences": batch,
+        "ms": round(1000 * min(many), 4),
+        "ms_of_one": round(1000 * min(one), 4),
+        "ratio": round(min(many) / min(one), 4),
+    }
+
+
+def _step_seconds(engine: Engine, count: int, seed: int) -> float:
+    """The median step of `count` sequences that are past their prompts."""
+    from draftwood_benchmarks.shared.prompts import random_prompts
+    from draftwood_model_runner.request import Request, StopParams
+    from draftwood_model_runner.sequence import Sequence
+
+    prompts = random_prompts(count, _BATCH_PROMPT_TOKENS, engine.model.vocab_size)
+    stop = StopParams(max_tokens=_BATCH_STEPS + count + 2, ignore_eos=True)
+    sequences = [
+        Sequence(Request(request_id=f"{seed}-{i}", prompt=prompt, stop=stop)) for i, prompt in enumerate(prompts)
+    ]
+    for sequence in sequences:
+        engine.add(sequence)
+    while not all(sequence.output for sequence in sequences):
+        engine.step()
+    seconds = []
+    for _ in range(_BATCH_STEPS):
+        synchronize(engine.model)
+        started = time.perf_counter()
+        engine.step()
+        synchronize(engine.model)
+        seconds.append(time.perf_counter() - started)
+    for sequence in sequences:
+        engine.cancel(sequence)
+    return statistics.median(seconds)
+
+
+def _table(rows: list[dict[str, float]], title: str) -> Table:
+    table = Table(title=f"One forward pass\n{title}", title_justify="left")
+    for heading in ("tokens", "ms", "x one token", "ms per token"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        ms, tokens = row["ms"], row["tokens"]
+        table.add_row(f"{tokens:.0f}", f"{ms:.2f}", f"{row['ratio']:.2f}", f"{ms / tokens:.3f}")
+    return table
+
+
+def _draw(rows: list[dict[str, float]], critical: int | None, title: str, axes: Any) -> None:
+    axes.plot([row["tokens"] for row in rows], [row["ms"] for row in rows], marker=".")
+    axes.axhline(CRITICAL_RATIO * rows[0]["ms"], color="grey", linewidth=0.8, linestyle="--")
+    if critical is not None:
+        axes.axvline(critical, color="grey", linewidth=0.8, linestyle="--")
+        axes.annotate(f" critical length {critical}", (critical, rows[-1]["ms"]), fontsize=8, va="top")
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("tokens in the step")
+    axes.set_ylabel("milliseconds")
+    axes.set_title(title, fontsize=9)

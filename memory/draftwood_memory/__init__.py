@@ -1,0 +1,1 @@
+"""What tenants taught the drafts, shared by replicas through Redis."""

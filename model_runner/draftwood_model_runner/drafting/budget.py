@@ -1,0 +1,48 @@
+"""How many draft nodes a step verifies: where expected tokens per second are highest. No torch.
+
+The choice is that of vLLM's adaptive verification, carried over to trees: sort the scores of all sequences' nodes,
+and take as many as maximise (tokens that the step runs anyway + sum of the best scores) / step time. Scores never grow
+along a path, so the best nodes are a tree. A prompt's token counts like one that is written: beside a prompt drafts are
+narrow, lest its first token come late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from draftwood_strategies import DraftTree
+from draftwood_strategies.draft import Float32Array
+
+
+def worthwhile_score(
+    trees: SequenceOf[DraftTree], base_tokens: int, step_times: Callable[[int, int], npt.NDArray[np.float64]]
+) -> float:
+    """The score below which a node is not worth its time in this step.
+
+    Args:
+        trees: what the step's sequences propose.
+        base_tokens: tokens that the step runs anyway.
+        step_times: (n, m) -> seconds that the step takes with n, n + 1, ... m tokens, float64[m - n + 1].
+    """
+    drafted = [tree.scores for tree in trees if len(tree)]
+    if not drafted:
+        return 0.0
+    scores = np.sort(drafted[0] if len(drafted) == 1 else np.concatenate(drafted))
+    return float(_least_worthwhile(scores, base_tokens, step_times(base_tokens, base_tokens + scores.size)))
+
+
+@numba.njit(cache=True, nogil=True)
+def _least_worthwhile(scores: Float32Array, base_tokens: int, seconds: npt.NDArray[np.float64]) -> float:
+    """As `worthwhile_score`; `scores` grow."""
+    tokens, best, least = float(base_tokens), base_tokens / seconds[0], np.inf
+    for taken in range(1, seconds.shape[0]):
+        score = scores[scores.shape[0] - taken]
+        tokens += score
+        if tokens / seconds[taken] > best:
+            best, least = tokens / seconds[taken], score
+    return least

@@ -1,0 +1,53 @@
+"""Whether to compute the running sequences in two halves in turn: the host works on one while the device computes the
+other. No torch.
+
+A step waits for what the host does before and after it: scheduling, drafting, verification, learning. Two steps of half
+the sequences hide that, and read the weights twice. This costs little where a step takes as long as its arithmetic,
+with many sequences or many draft tokens, and nearly twice as much where it takes as long as reading the weights: so
+the step-time model decides. Asynchronous scheduling (vLLM) and the overlap scheduler (SGLang) begin the next step of
+all sequences beforehand and need no second half (micro-batch), but cannot draft from what the step before has written.
+"""
+
+from __future__ import annotations
+
+from draftwood_model_runner.drafting.step_time import StepTimes
+from draftwood_model_runner.runners.base import StepBatch
+
+_SMOOTHING = 0.1
+"""Share of a step in the mean of what the host takes. Not tuned."""
+_LEAST_GAIN = 0.05
+"""Share of the time of a step that two halves must save. Not tuned."""
+
+
+class Overlap:
+    """Decides before each step; one thread calls all methods.
+
+    Args:
+        step_times: the step-time model; None never divides.
+    """
+
+    def __init__(self, step_times: StepTimes | None) -> None:
+        self._step_times = step_times
+        self._host_seconds = 0.0
+        self._latest: StepBatch | None = None
+
+    def observe(self, batch: StepBatch, host_seconds: float) -> None:
+        """A step in which no prompt was read, and the seconds that the host worked before and after it."""
+        if self._step_times is None:
+            return
+        per_row = host_seconds / batch.rows
+        self._host_seconds += (_SMOOTHING if self._latest else 1.0) * (per_row - self._host_seconds)
+        self._latest = batch
+
+    def most(self, running: int) -> int | None:
+        """How many decoding sequences the next step has at most, where half of them do; None for all of them."""
+        return -(-running // 2) if running >= 2 and self._pays(running) else None
+
+    def _pays(self, running: int) -> bool:
+        if self._step_times is None or self._latest is None:
+            return False
+        tokens = self._latest.size * running // self._latest.rows
+        host, context = self._host_seconds * running, self._latest.mean_context
+        whole = self._step_times.at(tokens, running, context) + host
+        halves = 2 * self._step_times.at(-(-tokens // 2), -(-running // 2), context)
+        return max(halves, host) <= (1.0 - _LEAST_GAIN) * whole

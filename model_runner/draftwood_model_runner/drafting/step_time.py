@@ -1,0 +1,211 @@
+"""The step-time model: what a step costs, measured at start and corrected by every step. No torch.
+
+A step costs what a measured curve gives for its number of tokens; every further sequence adds its own attention calls,
+and every position of context beyond the measured one adds to those. Steps themselves show what wider ones cost than any
+measured at start, the drafts of many sequences together, and how far the load of another process moves it all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from draftwood_strategies.native import compiled
+
+MEASURED_CONTEXT = 128
+"""Committed tokens that a step attends to when curves are measured, in the tokens of each sequence."""
+KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Sizes that are timed, in tokens."""
+_ROUNDS = 8
+_WIDEST = 8192
+"""Tokens of a step up to which its cost is learned."""
+_SMOOTHING, _SMOOTHING_EVERYWHERE = 0.05, 0.025
+"""Share of a surprise that corrects the curve near its size and everywhere. Found with `bench load` beside a busy
+process; half or twice as much made no measurable difference."""
+_TABLE = 1024
+"""Tokens of a step up to which its cost is looked up, and not computed: most are narrower."""
+_LEAST_SHARE = 0.1
+"""Share of a surprise that is attributed to further sequences at least; else a cost once measured as 0 would stay 0."""
+
+Seconds = npt.NDArray[np.float64]
+
+
+class StepTimeCurve:
+    """Seconds that one forward pass takes over n tokens: linear between measured sizes.
+
+    Two invariants that noise must not violate: more tokens never take less time, and never more time a token.
+
+    Args:
+        seconds: size -> measured seconds; at least one size.
+    """
+
+    def __init__(self, seconds: dict[int, float]) -> None:
+        self.sizes = np.array(sorted(seconds), np.float64)
+        measured = np.array([seconds[int(n)] for n in self.sizes], np.float64)
+        per_token = np.minimum.accumulate(measured / self.sizes)
+        self.seconds = np.maximum.accumulate(per_token * self.sizes)
+        self._table = np.empty(int(min(self.sizes[-1], _TABLE)) + 1)
+        _tabulate(self.sizes, self.seconds, self._table)
+
+    def widened(self, widest: int = _WIDEST) -> StepTimeCurve:
+        """The same curve with sizes up to `widest`, each twice the one before, to be corrected.
+
+        It goes on there as steeply as the steepest line to its end: the cost of a step does not flatten out.
+        """
+        seconds = dict(zip(self.sizes.astype(int).tolist(), self.seconds.tolist(), strict=True))
+        largest = last = int(self.sizes[-1])
+        while last < widest:
+            last *= 2
+            seconds[last] = float(self(last))
+        return self if last == largest else StepTimeCurve(seconds)
+
+    def __call__(self, tokens: npt.ArrayLike) -> Seconds:
+        """Seconds for each number of tokens; beyond the largest size, along the steepest line from there to another."""
+        tokens = np.asarray(tokens)
+        at = np.interp(tokens, self.sizes, self.seconds)
+        if len(self.sizes) > 1:
+            slopes = (self.seconds[-1] - self.seconds[:-1]) / (self.sizes[-1] - self.sizes[:-1])
+            at = at + slopes.max() * np.maximum(tokens - self.sizes[-1], 0)
+        return np.asarray(at)
+
+    def between(self, fewest: int, most: int) -> Seconds:
+        """Seconds for `fewest` tokens, one more, and so on to `most`."""
+        return self._table[fewest : most + 1] if most < self._table.size else self(np.arange(fewest, most + 1))
+
+    def at(self, tokens: int) -> float:
+        """Seconds for one number of tokens."""
+        return float(self._table[tokens] if tokens < self._table.size else self(tokens))
+
+    def correct(self, tokens: int, surprise: float) -> None:
+        """Moves the curve towards a step that took 1 + `surprise` times what was expected: a little everywhere, and
+        more near its size. Sizes that no step had follow as far as the
+        invariants require."""
+        _correct(self.sizes, self.seconds, self._table, tokens, surprise)
+
+
+@compiled
+def _tabulate(sizes: Seconds, seconds: Seconds, table: Seconds) -> None:
+    """Sets the table to the seconds for 0, 1, ... tokens: on the lines between the sizes, level below the smallest."""
+    at = 0
+    for tokens in range(table.shape[0]):
+        while at + 1 < sizes.shape[0] and tokens > sizes[at + 1]:
+            at += 1
+        if tokens <= sizes[at] or at + 1 == sizes.shape[0]:
+            table[tokens] = seconds[at]
+        else:
+            slope = (seconds[at + 1] - seconds[at]) / (sizes[at + 1] - sizes[at])
+            table[tokens] = seconds[at] + slope * (tokens - sizes[at])
+
+
+@numba.njit("void(float64[::1], float64[::1], float64[::1], int64, float64)", cache=True, nogil=True)
+def _correct(sizes: Seconds, seconds: Seconds, table: Seconds, tokens: int, surprise: float) -> None:
+    """`StepTimeCurve.correct`, in place. Compiled, since every step corrects the curve."""
+    nearest = 0
+    for i in range(sizes.shape[0]):
+        if abs(sizes[i] - tokens) < abs(sizes[nearest] - tokens):
+            nearest = i
+    here = seconds[nearest] * (1.0 + _SMOOTHING * surprise)
+    for i in range(sizes.shape[0]):
+        ratio = sizes[i] / sizes[nearest]
+        everywhere = seconds[i] * (1.0 + _SMOOTHING_EVERYWHERE * surprise)
+        seconds[i] = min(max(everywhere, here * min(ratio, 1.0)), here * max(ratio, 1.0))
+    _tabulate(sizes, seconds, table)
+
+
+class ContextCost(NamedTuple):
+    """Seconds for each position of context beyond the `MEASURED_CONTEXT` that a curve was measured with.
+
+    Attributes:
+        per_sequence: for each sequence of the step, which reads the keys and values of its context.
+        per_token: for each token of the step, which attends to them.
+    """
+
+    per_sequence: float = 0.0
+    per_token: float = 0.0
+
+
+_NO_COST = ContextCost()
+
+
+class StepTimes:
+    """What a step costs.
+
+    Args:
+        curve: of a step of one sequence.
+        per_sequence: seconds that every further sequence adds.
+        per_context: what longer contexts add.
+    """
+
+    def __init__(self, curve: StepTimeCurve, per_sequence: float = 0.0, per_context: ContextCost = _NO_COST) -> None:
+        self._curve = curve.widened()
+        self._per_sequence = per_sequence
+        self._per_context = per_context
+
+    def between(self, fewest: int, most: int, sequences: int, context: int = MEASURED_CONTEXT) -> Seconds:
+        """Seconds for `fewest` tokens, one more, and so on to `most`.
+
+        Args:
+            sequences: how many share the step.
+            context: committed tokens that each token attends to, on average.
+        """
+        costs = self._curve.between(fewest, most)
+        if sequences == 1 and context <= MEASURED_CONTEXT:
+            return costs
+        return np.asarray(costs + self._extra(np.arange(fewest, most + 1), sequences, context))
+
+    def at(self, tokens: int, sequences: int, context: int = MEASURED_CONTEXT) -> float:
+        """Seconds for one number of tokens, see `between`."""
+        per_sequence, per_token = self._per_context
+        of_context = max(context - MEASURED_CONTEXT, 0) * (sequences * per_sequence + tokens * per_token)
+        return self._curve.at(tokens) + (sequences - 1) * self._per_sequence + of_context
+
+    def observe(self, tokens: int, sequences: int, seconds: float, context: int = MEASURED_CONTEXT) -> None:
+        """Corrects the model by a step."""
+        extra = (sequences - 1) * self._per_sequence
+        per_sequence, per_token = self._per_context
+        of_context = max(context - MEASURED_CONTEXT, 0) * (sequences * per_sequence + tokens * per_token)
+        expected = self.at(tokens, sequences, context)
+        # A step far from what was expected met the load of another process, not another curve.
+        surprise = min(max(seconds / expected, 0.5), 2.0) - 1.0
+        share = of_context / expected
+        self._curve.correct(tokens, surprise * (1.0 - share))
+        if share:
+            factor = 1.0 + _SMOOTHING * surprise * share
+            self._per_context = ContextCost(per_sequence * factor, per_token * factor)
+        if sequences > 1:
+            blamed = max(extra, _LEAST_SHARE * expected)
+            self._per_sequence = max(0.0, extra + _SMOOTHING * surprise * blamed) / (sequences - 1)
+
+    def _extra(self, tokens: npt.NDArray[np.int64], sequences: int, context: int) -> Seconds:
+        """Seconds on top of the curve, for further sequences and for their contexts."""
+        per_sequence, per_token = self._per_context
+        beyond = max(context - MEASURED_CONTEXT, 0)
+        further = (sequences - 1) * self._per_sequence
+        return np.asarray(further + beyond * (sequences * per_sequence + tokens * per_token))
+
+
+def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTimeCurve:
+    """The curve of `step(n)`, which runs n tokens and returns the seconds that it took.
+
+    Sizes are timed in turn, round after round, and the fastest run of each counts, so that a burst of other load does
+    not distort the curve.
+
+    Args:
+        largest: the largest size of interest.
+        limit: seconds after which no further round begins; the first is always run whole.
+    """
+    sizes = [n for n in KNOTS if n < largest] + [largest]
+    seconds = dict.fromkeys(sizes, float("inf"))
+    step(largest)  # the first run of all pays for allocations
+    deadline = time.perf_counter() + limit
+    for _ in range(_ROUNDS):
+        for size in sizes:
+            seconds[size] = min(seconds[size], step(size))
+        if time.perf_counter() > deadline:
+            break
+    return StepTimeCurve(seconds)

@@ -1,0 +1,61 @@
+"""How an engine runs: its limits. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from draftwood_model_runner.errors import InvalidValueError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How an engine runs.
+
+    Attributes:
+        max_running: sequences in one step at most.
+        max_draft_nodes: draft nodes of one sequence in one step at most.
+        adaptive_budget: verify only the nodes that are worth their time by measured step times; otherwise all that a
+            strategy proposes.
+        prefill_chunk: prompt tokens a step, over all sequences, where no sequence decodes.
+        shared_prefill_chunk: the same where any does, so that a long prompt does not hold up the others' next tokens;
+            no more than `prefill_chunk`.
+        kv_cache_tokens: capacity of the KV cache, over live sequences and prefixes kept for reuse. None holds
+            `max_running` full contexts, or as much of that as fits half of the memory that is free at start (on CUDA
+            four fifths).
+        prefix_cache: keep the KV of ended sequences while there is room, for later ones of the same tenant that begin
+            with the same tokens.
+        tenant_weights: a tenant's share of the engine next to the others', above 0; 1 for those not named. Read as the
+            engine runs, so that it may be a view of weights that change.
+        threads: CPU threads of the model; None takes torch's default.
+
+    Raises:
+        InvalidValueError: a value is outside its range.
+    """
+
+    max_running: int = 8
+    max_draft_nodes: int = 48
+    adaptive_budget: bool = True
+    prefill_chunk: int = 512
+    shared_prefill_chunk: int = 128
+    kv_cache_tokens: int | None = None
+    prefix_cache: bool = True
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("max_running", 1),
+            ("max_draft_nodes", 0),
+            ("prefill_chunk", 1),
+            ("shared_prefill_chunk", 1),
+            ("kv_cache_tokens", 1),
+            ("threads", 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InvalidValueError(name, value, f"it must be at least {least}")
+        for tenant, weight in self.tenant_weights.items():
+            if not 0 < weight < math.inf:
+                raise InvalidValueError(f"tenant_weights[{tenant!r}]", weight, "it must be above 0")

@@ -1,0 +1,182 @@
+"""Converted models that are kept in a folder, so that the next start needs no modelling code of transformers.
+
+An entry holds for the content of the model's folder, the options it was loaded with, the versions of the packages that
+read and computed it, and this package's own code: any change makes another key. What is in an entry is used only if its
+digests are right and it computes, bit by bit, the logits that it did when it was written. Whatever goes wrong here, the
+model is loaded as it would be without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from draftwood_model_runner.loading.facts import ModelFacts
+from draftwood_model_runner.loading.loaded import LoadedModel
+from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.runners.base import KVShape
+
+_log = logging.getLogger(__name__)
+
+_LARGEST = 1 << 30
+"""Bytes of a model's folder that are kept at most: of a larger one, modelling code is a small part of the start, and
+its files would be written twice."""
+_KEPT = 4
+"""Entries, the latest used. Not tuned."""
+_PACKAGES = ("numpy", "openvino", "safetensors", "tokenizers", "torch", "transformers")
+_FACTS = "facts.json"
+_CODE = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What is kept of a model and of its factory, and the digests of the files."""
+
+    facts: ModelFacts
+    shapes: tuple[KVShape, ...]
+    window: int | None
+    digests: dict[str, str]
+
+
+def prepared_model(cache: Path, path_or_id: str, **options: str | int | None) -> Prepared | None:
+    """The place in `cache` of a model that is loaded with these options; None where it cannot be kept.
+
+    That is a model on the hub, which may change; one with an adapter, whose base is elsewhere; one that is too large;
+    and any model if the folder cannot be made, or others may write to it.
+    """
+    folder = Path(path_or_id)
+    if find_spec("openvino") is None or not folder.is_dir() or (folder / "adapter_config.json").exists():
+        return None
+    try:
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+        if sum(path.stat().st_size for path in files) > _LARGEST:
+            return None
+        _require_private(cache)
+        return Prepared(cache / _key(files, options))
+    except OSError as error:
+        _log.warning("converted models are not kept: %s", error)
+        return None
+
+
+class Prepared:
+    """The place of one model in the cache.
+
+    Args:
+        folder: where its entry is, if there is one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def load(self, tokenizer: Tokenizer, name: str, threads: int | None) -> LoadedModel | None:
+        """The model; None if there is no entry or it is damaged.
+
+        Args:
+            tokenizer, name: of the model.
+            threads: CPU threads that steps will be computed with.
+        """
+        if not self._folder.is_dir():
+            return None
+        try:
+            model = self._load(tokenizer, name, threads)
+            os.utime(self._folder)
+        except Exception as error:
+            _log.warning("the converted model in %s is not used: %s", self._folder, error)
+            return None
+        return model
+
+    def _load(self, tokenizer: Tokenizer, name: str, threads: int | None) -> LoadedModel:
+        from draftwood_model_runner.runners.openvino import stored
+        from draftwood_model_runner.runners.openvino.kv_pages import PageLayout
+
+        digest, _, text = (self._folder / _FACTS).read_text(encoding="utf-8").partition("\n")
+        if digest != hashlib.sha256(text.encode()).hexdigest():
+            raise ValueError(f"{_FACTS} is damaged")
+        entry = TypeAdapter(_Entry).validate_json(text)
+        for file, expected in entry.digests.items():
+            if _digest(self._folder / file) != expected:
+                raise ValueError(f"{file} is damaged")
+        facts, layout = entry.facts, PageLayout(entry.shapes, entry.facts.dtype)
+        factory = stored.load(self._folder, layout, entry.window, facts.vocab_size, facts.max_context, threads)
+        return LoadedModel(
+            name=name,
+            factory=factory,
+            tokenizer=tokenizer,
+            grammars=tokenizer.grammars(facts.vocab_size),
+            **vars(facts),
+        )
+
+    def save(self, model: LoadedModel) -> None:
+        """Writes an entry in place of whatever is there, if OpenVINO computes the model. Logs what goes wrong."""
+        if model.runner_name != "openvino":
+            return
+        cache = self._folder.parent
+        part = Path(tempfile.mkdtemp(prefix="part-", dir=cache))
+        try:
+            self._write(model, part)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            part.rename(self._folder)
+            _remove_old(cache)
+        except Exception as error:
+            _log.warning("the converted model was not kept: %s", error)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+    def _write(self, model: LoadedModel, folder: Path) -> None:
+        from draftwood_model_runner.runners.openvino import stored
+
+        factory: Any = model.factory
+        stored.save(factory, folder, model.vocab_size, model.max_context)
+        entry = _Entry(
+            facts=ModelFacts(**{one.name: getattr(model, one.name) for one in fields(ModelFacts)}),
+            shapes=factory.converted.layout.shapes,
+            window=factory.converted.window,
+            digests={path.name: _digest(path) for path in folder.iterdir()},
+        )
+        text = TypeAdapter(_Entry).dump_json(entry).decode()
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        (folder / _FACTS).write_text(f"{digest}\n{text}", encoding="utf-8")
+
+
+def _require_private(cache: Path) -> None:
+    """Makes the folder for this user alone.
+
+    Raises:
+        OSError: it cannot be made, or others may write to it.
+    """
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = cache.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(f"{cache} must belong to the user of the service, and no other may write to it")
+
+
+def _key(files: Iterable[Path], options: dict[str, str | int | None]) -> str:
+    versions = {package: version(package) for package in _PACKAGES}
+    digest = hashlib.sha256(json.dumps([options, versions], sort_keys=True).encode())
+    for path in [*files, *sorted(_CODE.rglob("*.py"))]:
+        digest.update(f"{path.name} {_digest(path)}\n".encode())
+    return digest.hexdigest()[:32]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _remove_old(cache: Path) -> None:
+    """All entries but the latest used; what an interrupted start left, too."""
+    folders = sorted((path for path in cache.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    for folder in folders[:-_KEPT]:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,126 @@
+"""Chooses what computes a model: kernels of our own on GPUs, OpenVINO on CPUs, torch where these cannot."""
+
+from __future__ import annotations
+
+import logging
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from draftwood_model_runner.errors import InvalidValueError, UnsupportedRunnerError
+from draftwood_model_runner.runners.base import RunnerFactory
+from draftwood_model_runner.runners.probing import past_thresholds
+from draftwood_model_runner.runners.shrinking import CONTEXT
+
+RUNNERS = ("auto", "cuda", "openvino", "torch")
+WEIGHTS = ("as-is", "int8")
+
+_log = logging.getLogger(__name__)
+
+
+def check_runner(runner: str, exact: bool | None) -> None:
+    """Raises InvalidValueError for a runner that does not exist, or that lacks the exact mode asked for."""
+    if runner not in RUNNERS:
+        raise InvalidValueError("runner", runner, f"it must be one of {', '.join(RUNNERS)}")
+    if runner == "openvino" and exact:
+        raise InvalidValueError("exact", exact, "the openvino runner has no exact mode; use runner torch")
+
+
+def check_weights(weights: str, runner: str, exact: bool | None) -> None:
+    """Raises InvalidValueError for weights that do not exist, or that no runner has with the other choices."""
+    if weights not in WEIGHTS:
+        raise InvalidValueError("weights", weights, f"it must be one of {', '.join(WEIGHTS)}")
+    if weights == "int8" and runner in ("cuda", "torch"):
+        raise InvalidValueError(
+            "weights", weights, f"it must be as-is with runner {runner}; int8 needs runner openvino"
+        )
+    if weights == "int8" and exact:
+        raise InvalidValueError("weights", weights, "it must be as-is in exact mode; int8 needs runner openvino")
+
+
+def choose_runner(
+    module: Any,
+    runner: str,
+    exact: bool | None,
+    max_context: int,
+    weights: str = "as-is",
+    threads: int | None = None,
+) -> tuple[RunnerFactory, str]:
+    """The model as a runner computes it, and why by this runner.
+
+    Args:
+        module: an unmodified transformers model. The torch and cuda runners take it over, see `runners.torch.probe`;
+            the openvino runner leaves it as it was.
+        runner, exact, weights, threads: as for `loading.model.load_model`.
+
+    Raises:
+        InvalidValueError: there is no such runner, it has no exact mode, or no runner has such weights for this model.
+        UnsupportedRunnerError: OpenVINO or CUDA is chosen by name and cannot compute the model.
+        UnsupportedModelError: draft trees cannot be verified on the model; gives the reason.
+    """
+    check_runner(runner, exact)
+    check_weights(weights, runner, exact)
+    if weights == "int8":
+        return _with_8_bits(module, max_context, threads), "weights are int8"
+    if runner == "torch":
+        return _torch(module, exact, max_context), "chosen by name"
+    if runner == "openvino":
+        return _openvino(module, bool(exact), max_context, threads), "chosen by name"
+    if runner == "cuda":
+        return _cuda(module, max_context, bool(exact)), "chosen by name"
+    on_gpu = module.device.type == "cuda"
+    try:
+        if on_gpu:
+            factory, reason = _cuda(module, max_context, bool(exact)), f"the model is on {module.device}"
+        else:
+            factory, reason = _openvino(module, bool(exact), max_context, threads), "the model is on a CPU"
+    except UnsupportedRunnerError as error:
+        factory, reason = _torch(module, exact, max_context), str(error)
+    _log.log(
+        logging.WARNING if on_gpu and factory.name != "cuda" else logging.INFO, "runner %s: %s", factory.name, reason
+    )
+    return factory, reason
+
+
+def _cuda(module: Any, max_context: int, exact: bool) -> RunnerFactory:
+    from draftwood_model_runner.runners.cuda.device.launching import require_triton
+
+    require_triton(module.device)
+    # Kernels, which Triton must have been made ready for.
+    from draftwood_model_runner.runners.cuda.factory import take_over
+
+    return take_over(module, max_context, exact)
+
+
+def _torch(module: Any, exact: bool | None, max_context: int) -> RunnerFactory:
+    # Imports the modelling code of transformers, which a model in the cache does without.
+    from draftwood_model_runner.runners.torch import attention
+    from draftwood_model_runner.runners.torch.probe import probe
+    from draftwood_model_runner.runners.torch.runner import TorchRunnerFactory
+
+    attention.register()
+    layout = probe(module, module.dtype != torch.float32 if exact is None else exact, max_context)
+    return TorchRunnerFactory(module, layout)
+
+
+def _with_8_bits(module: Any, max_context: int, threads: int | None) -> RunnerFactory:
+    try:
+        return _openvino(module, False, max_context, threads, int8=True)
+    except UnsupportedRunnerError as error:
+        raise InvalidValueError("weights", "int8", f"it must be as-is for this model; {error}") from error
+
+
+def _openvino(module: Any, exact: bool, max_context: int, threads: int | None, *, int8: bool = False) -> RunnerFactory:
+    if module.device.type != "cpu":
+        raise UnsupportedRunnerError(f"OpenVINO: runs on CPUs only, the model is on {module.device}")
+    if exact:
+        raise UnsupportedRunnerError("OpenVINO: has no exact mode")
+    if find_spec("openvino") is None:
+        raise UnsupportedRunnerError("OpenVINO: the package openvino is not installed")
+    # A package that need not be there, and takes half a second to import.
+    from draftwood_model_runner.runners.openvino.factory import take_over
+
+    factory = take_over(module, max_context, int8=int8, threads=threads)
+    past_thresholds(module, max_context, lambda copied: take_over(copied, CONTEXT))
+    return factory

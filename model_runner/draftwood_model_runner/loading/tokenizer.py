@@ -1,0 +1,154 @@
+"""Text to token ids and back, and a stream that turns tokens into whole characters as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jinja2 import TemplateError
+from tokenizers.decoders import DecodeStream
+
+from draftwood_model_runner.errors import InvalidValueError, UnsupportedModelError
+from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL, cannot_be_loaded, require_folder
+from draftwood_model_runner.loading.tool_format import NoToolFormatError, ToolFormat, read_tool_format
+from draftwood_model_runner.sampling.grammar_compilation import Vocabulary
+from draftwood_strategies.draft import Int32Array
+
+if TYPE_CHECKING:
+    from draftwood_model_runner.sampling.grammar import GrammarCompiler
+
+_PROMPT_TAIL = 5
+"""Prompt tokens that a text stream begins with: what precedes a token decides whether it starts with a space."""
+
+
+class Tokenizer:
+    """A transformers tokenizer behind the few calls that serving needs. Safe to use from several threads.
+
+    Raises:
+        UnsupportedModelError: the tokenizer has no fast (Rust) backend, which streaming text needs.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        if not getattr(tokenizer, "is_fast", False):
+            raise UnsupportedModelError(
+                f"tokenizer {type(tokenizer).__name__} has no fast backend; streaming text needs a tokenizer.json"
+            )
+        self._tokenizer = tokenizer
+        self.has_chat_template: bool = tokenizer.chat_template is not None
+
+    def encode(self, text: str) -> Int32Array:
+        """int32[n], with the special tokens that the tokenizer puts around a text (such as BOS)."""
+        return np.array(self._tokenizer(text, verbose=False).input_ids, np.int32)
+
+    @cached_property
+    def tool_format(self) -> ToolFormat | NoToolFormatError:
+        """How the model writes calls of tools, or why it is given none."""
+        if not self.has_chat_template:
+            return NoToolFormatError("it has no chat template")
+        try:
+            found = read_tool_format(self._render)
+        except NoToolFormatError as error:
+            return error
+        # Special tokens are not in the text of an answer.
+        begin, end = (self._without_special_tokens(text) for text in (found.begin, found.end))
+        between = None if found.between is None else self._without_special_tokens(found.between)
+        return replace(found, begin=begin, end=end, between=between)
+
+    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        text: str = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+        return text
+
+    def _without_special_tokens(self, text: str) -> str:
+        for token in self._tokenizer.all_special_tokens:
+            text = text.replace(token, "")
+        return text
+
+    def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> Int32Array:
+        """int32[n]: the messages through the model's chat template, ready for the assistant's answer.
+
+        Args:
+            messages, tools: as transformers' chat templates take them.
+
+        Raises:
+            InvalidValueError: the model has no chat template, or its template refuses the messages.
+        """
+        if not self.has_chat_template:
+            raise InvalidValueError("chat", messages, "this model has no chat template; send text or token ids")
+        try:
+            ids = self._tokenizer.apply_chat_template(
+                messages, tools=tools, tokenize=True, add_generation_prompt=True, return_dict=False
+            )
+        except TemplateError as error:
+            raise InvalidValueError(
+                "chat.messages", messages, f"the chat template of the model refused it: {error}"
+            ) from error
+        return np.array(ids, np.int32)
+
+    def decode(self, ids: SequenceOf[int] | Int32Array, include_special_tokens: bool = False) -> str:
+        """The text of token ids; bytes that form no character become U+FFFD."""
+        text: str = self._tokenizer.decode(
+            [int(i) for i in ids], skip_special_tokens=not include_special_tokens, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def token_ids(self) -> dict[str, int]:
+        """All tokens with their ids, added ones included."""
+        tokens: dict[str, int] = self._tokenizer.get_vocab()
+        return tokens
+
+    def grammars(self, vocab_size: int) -> GrammarCompiler:
+        """Grammars over this vocabulary, for logits of `vocab_size` columns."""
+        from draftwood_model_runner.sampling.grammar import (
+            GrammarCompiler,
+        )  # imports torch, which the service does without
+
+        return GrammarCompiler(self._tokenizer, vocab_size)
+
+    def vocabulary(self, size: int) -> Vocabulary:
+        """This vocabulary for grammars in another process, for logits of `size` columns."""
+        return Vocabulary.of(self._tokenizer, size)
+
+    def stream(self, prompt: Int32Array, include_special_tokens: bool = False) -> TokenDecoder:
+        """A decoder for what will be written after `prompt`."""
+        return TokenDecoder(self._tokenizer.backend_tokenizer, prompt[-_PROMPT_TAIL:], include_special_tokens)
+
+
+def load_tokenizer(path_or_id: str) -> Tokenizer:
+    """The tokenizer of a model in a folder or on the hub, without the model.
+
+    Raises:
+        ModelNotFoundError: there is no such model, or no tokenizer with it.
+        UnsupportedModelError: the tokenizer has no fast backend.
+    """
+    require_folder(path_or_id)
+    try:
+        return Tokenizer(_tokenizer_class(path_or_id).from_pretrained(path_or_id))
+    except (OSError, ValueError) as error:
+        raise cannot_be_loaded(path_or_id, error) from error
+
+
+def _tokenizer_class(path_or_id: str) -> Any:
+    """transformers' class for a model's tokenizer. `AutoTokenizer` imports torch; of the bundled model it is known what
+    that would choose."""
+    if path_or_id == BUNDLED_MODEL:
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
+
+
+class TokenDecoder:
+    """Tokens in, whole characters out."""
+
+    def __init__(self, backend: Any, prompt_tail: Int32Array, include_special_tokens: bool) -> None:
+        self._backend = backend
+        self._stream = DecodeStream(ids=prompt_tail.tolist(), skip_special_tokens=not include_special_tokens)
+
+    def push(self, token: int) -> str:
+        """The characters that `token` completed; "" while one is not whole."""
+        return self._stream.step(self._backend, token) or ""

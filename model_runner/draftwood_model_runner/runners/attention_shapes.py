@@ -1,0 +1,75 @@
+"""What the layers of a model call attention with, found out by calling it once."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AttentionInterface
+
+from draftwood_model_runner.errors import UnsupportedModelError
+from draftwood_model_runner.runners.base import KVShape
+from draftwood_model_runner.runners.probing import does_not_run, hidden_window, too_few_calls
+
+_NOTED = "draftwood_noted"
+_TOKENS = 5
+
+
+class _AttentionCall(NamedTuple):
+    """What a layer calls attention with."""
+
+    layer: int | None
+    shape: KVShape
+    dtype: torch.dtype
+    window: int | None
+    group: int
+
+
+_CALLS: ContextVar[list[_AttentionCall]] = ContextVar("draftwood_calls")
+"""Where `_noted_attention` notes them."""
+
+
+def _noted_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Zeros [1, T, head, value_dim] in place of attention, see `tree_attention`: only the shapes matter."""
+    layer: Any = getattr(module, "layer_idx", None)
+    shape = KVShape(key.shape[1], key.shape[3], value.shape[3])
+    _CALLS.get().append(_AttentionCall(layer, shape, key.dtype, sliding_window, query.shape[1] // key.shape[1]))
+    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+
+def attention_shapes(module: Any, max_context: int) -> tuple[tuple[KVShape, ...], int, torch.dtype]:
+    """What layers call attention with: the shapes of keys and values, the most heads that share a key, and the dtype.
+
+    Read off the calls of attention: what a model keeps in a cache of its own may be something smaller.
+
+    Raises:
+        UnsupportedModelError: they do not call it as a model does on which draft trees can be verified.
+    """
+    name, config = type(module).__name__, module.config.get_text_config()
+    calls: list[_AttentionCall] = []
+    AttentionInterface.register(_NOTED, _noted_attention)
+    token = _CALLS.set(calls)
+    try:
+        module.set_attn_implementation(_NOTED)
+        module(input_ids=torch.zeros(1, _TOKENS, dtype=torch.long, device=module.device), use_cache=False)
+    except Exception as error:
+        raise UnsupportedModelError(does_not_run(name, error)) from error
+    finally:
+        _CALLS.reset(token)
+    if reason := too_few_calls(len(calls), config):
+        raise UnsupportedModelError(f"{name} {reason}")
+    if [call.layer for call in calls] != list(range(len(calls))):
+        raise UnsupportedModelError(f"{name} does not number its layers from 0 on: {[call.layer for call in calls]}")
+    if reason := hidden_window(config, [call.window for call in calls], max_context):
+        raise UnsupportedModelError(f"{name} {reason}")
+    return tuple(call.shape for call in calls), max(call.group for call in calls), calls[0].dtype

@@ -1,0 +1,291 @@
+"""The interface between the engine and whatever computes a step: a batch of plain arrays in, predictions out.
+
+A runner owns the model's weights and the memory of the KV cache. It knows nothing of requests, strategies and
+scheduling; engine, scheduler and drafting know nothing of torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from draftwood_model_runner.runners.choices import Choices
+from draftwood_strategies.draft import Float32Array, Int32Array
+
+
+class DraftLimits(NamedTuple):
+    """What draft trees a runner can verify.
+
+    Attributes:
+        levels: how deep they may be.
+        nodes: how large.
+        branches: False for chains only.
+    """
+
+    levels: int = sys.maxsize
+    nodes: int = sys.maxsize
+    branches: bool = True
+
+
+NO_LIMITS = DraftLimits()
+
+
+class KVShape(NamedTuple):
+    """Shape of the keys and values of one token in one layer."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+def by_layer(shapes: SequenceOf[KVShape], arrays: Mapping[KVShape, Any]) -> list[Any]:
+    """For each layer its part, without a copy, of arrays that each hold all layers of a shape, one after the other."""
+    used = Counter[KVShape]()
+    parts = []
+    for shape in shapes:
+        parts.append(arrays[shape][used[shape]])
+        used[shape] += 1
+    return parts
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StepBatch:
+    """The flat batch of one forward pass: the tokens of all batch rows, one row after the other.
+
+    A batch row is the part of one sequence in the step: a run of T_s tokens that form a tree under its context, the
+    tokens that are committed. Prefill is a chain; decoding is a chain of one, the last token, with the draft tree under
+    it. There is no prefill mode. The arrays hold no Python objects, so that a runner can copy them into static buffers
+    or broadcast them.
+
+    Attributes:
+        tokens: int32[T].
+        positions: int32[T], absolute.
+        parents: int32[T], the token that each one follows, counted from the beginning of its batch row; always
+            earlier than the token itself, -1 for the end of the context. A token attends to the context of its row, to
+            its ancestors and to itself: the ancestor mask is the transitive closure of `parents`, which each runner
+            builds in the form that its kernel takes.
+        begins: int32[S + 1]; the tokens of batch row s are `begins[s]` to `begins[s + 1]`.
+        contexts: int32[S], committed tokens; the i-th token of a row is entry `contexts[s] + i` of its KV cache.
+        pages: int32[P], the page tables of all rows, one after the other: entry e of the KV cache of a row is in row
+            e % page_size of the page at e // page_size in its table. A table may have more pages than the step needs.
+        page_begins: int32[S + 1]; the table of batch row s is from `page_begins[s]` to `page_begins[s + 1]`.
+        logit_rows: int32[R], the tokens that need logits, ascending.
+    """
+
+    tokens: Int32Array
+    positions: Int32Array
+    parents: Int32Array
+    begins: Int32Array
+    contexts: Int32Array
+    pages: Int32Array
+    page_begins: Int32Array
+    logit_rows: Int32Array
+
+    @property
+    def size(self) -> int:
+        """T, tokens of all batch rows."""
+        return int(self.tokens.shape[0])
+
+    @property
+    def rows(self) -> int:
+        """S, the number of batch rows."""
+        return int(self.contexts.shape[0])
+
+    def kv_slots(self, page_size: int) -> npt.NDArray[np.int64]:
+        """int64[T]: where the keys and values of each token go: page * page_size + row."""
+        sizes = np.diff(self.begins)
+        entries = np.arange(self.size) + np.repeat(self.contexts - self.begins[:-1], sizes)
+        pages = self.pages[entries // page_size + np.repeat(self.page_begins[:-1], sizes)]
+        return pages.astype(np.int64) * page_size + entries % page_size
+
+    @property
+    def mean_context(self) -> int:
+        """Committed tokens that a token of the step attends to, on average over the tokens."""
+        if self.rows == 1:
+            return int(self.contexts[0])
+        return int(self.contexts @ np.diff(self.begins)) // self.size
+
+
+class Logprobs(NamedTuple):
+    """Log-probabilities by the model's own logits; rows of sequences that report none have no meaning.
+
+    Attributes:
+        chosen: float32[R], of the token that is written.
+        top_tokens: int32[R, k], the most probable tokens, best first.
+        top: float32[R, k], theirs.
+    """
+
+    chosen: Float32Array
+    top_tokens: Int32Array
+    top: Float32Array
+
+    def of_rows(self, rows: slice) -> Logprobs:
+        """Those of some rows."""
+        return Logprobs(self.chosen[rows], self.top_tokens[rows], self.top[rows])
+
+    def at(self, row: int, count: int) -> tuple[float, list[int], list[float]]:
+        """Those of a row, with `count` of the most probable tokens."""
+        return float(self.chosen[row]), self.top_tokens[row, :count].tolist(), self.top[row, :count].tolist()
+
+
+class LogitRows:
+    """Some of a step's rows of logits. A slice of a tensor on a GPU takes microseconds, and most are never looked at.
+
+    Args:
+        logits: [R, vocab], an array of the runner.
+        begin: the row that counts as the first.
+    """
+
+    __slots__ = ("_begin", "_logits")
+
+    def __init__(self, logits: Any, begin: int) -> None:
+        self._logits, self._begin = logits, begin
+
+    def __getitem__(self, row: int) -> Any:
+        return self._logits[self._begin + row]
+
+
+class Predictions(NamedTuple):
+    """What the model predicts after each token that needs logits.
+
+    Attributes:
+        logits: [R, vocab], an array of the runner, or `LogitRows`; its rows go to `sampling.TokenChooser`.
+        tokens: int32[R], the most probable token; of equally probable ones that with the lowest id.
+        top_tokens: int32[R, k], the k most probable tokens, best first, and of equally probable ones that with the
+            lowest id; None for k = 0.
+        chosen: int32[R], the token that is written after each, where the runner chooses, or `NOT_CHOSEN`; None where
+            it never does.
+        logprobs: where the runner chooses and a sequence reports them.
+    """
+
+    logits: Any
+    tokens: Int32Array
+    top_tokens: Int32Array | None
+    chosen: Int32Array | None = None
+    logprobs: Logprobs | None = None
+
+    def of_rows(self, rows: slice) -> Predictions:
+        """Those of some rows."""
+        logits, tokens, top_tokens, chosen, logprobs = self
+        if rows.stop - rows.start < tokens.size:
+            logits, tokens = LogitRows(logits, rows.start), tokens[rows]
+            top_tokens = None if top_tokens is None else top_tokens[rows]
+            chosen = None if chosen is None else chosen[rows]
+            logprobs = None if logprobs is None else logprobs.of_rows(rows)
+        return Predictions(logits, tokens, top_tokens, chosen, logprobs)
+
+    def top(self, k: int) -> Int32Array | None:
+        """int32[R, k]: as `top_tokens`, at most as many as there are; None for k = 0."""
+        if self.top_tokens is None or k == 0 or k >= self.top_tokens.shape[1]:
+            return self.top_tokens if k else None
+        return np.ascontiguousarray(self.top_tokens[:, :k])
+
+
+class KVMoves(NamedTuple):
+    """Keys and values of accepted draft tokens that move to their final place, in every layer.
+
+    `targets` ascend within a sequence, and no slot is a target before it was read as a source.
+
+    Attributes:
+        sources, targets: int32[m], slots: page * page_size + row.
+        begins: int32[n + 1]; the moves of the i-th sequence that has any are `begins[i]` to `begins[i + 1]`.
+    """
+
+    sources: Int32Array
+    targets: Int32Array
+    begins: Int32Array
+
+
+class StepInFlight(Protocol):
+    """A step that was handed to the device."""
+
+    def wait(self) -> tuple[Predictions, float]:
+        """What it predicts, once it is computed, and the seconds that the device took. To be called once.
+
+        The logits are there only until another step begins.
+        """
+
+
+class Runner(Protocol):
+    """Computes steps of one model. All calls come from one thread."""
+
+    @property
+    def pages(self) -> int:
+        """Pages of its KV memory, all of which it has from the beginning."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it chooses tokens itself and keeps what is accepted. If not, all choices are left to the host."""
+
+    @property
+    def rides_along(self) -> bool:
+        """Whether decoding sequences add next to nothing to a step that reads a prompt, as on a GPU. If not, they skip
+        some of these steps, and draft in none."""
+
+    def draft_limits(self, position: int) -> DraftLimits:
+        """Of the draft tree under the token at `position`."""
+
+    def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
+        """One forward pass; writes the keys and values of all its tokens.
+
+        Args:
+            top_k: how many most probable tokens to return for each row of logits, at least.
+            choices: how tokens are chosen, for a runner that `chooses`. It walks the draft trees of these rows along
+                the tokens that it chooses, and moves keys and values of accepted nodes as `keep` does.
+        """
+
+    def keep(self, moves: KVMoves) -> None:
+        """Moves keys and values of accepted draft tokens behind the committed ones."""
+
+
+@runtime_checkable
+class OverlappingRunner(Runner, Protocol):
+    """A runner whose device computes while the host does something else."""
+
+    def begin(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> StepInFlight:
+        """As `step`, without waiting for it. One step may follow another that is in flight, no third one."""
+
+
+class RunnerFactory(Protocol):
+    """A model in the form that one kind of runner computes, before KV memory is allocated."""
+
+    @property
+    def name(self) -> str:
+        """The kind of runner: "cuda", "openvino" or "torch"."""
+
+    @property
+    def exact(self) -> bool:
+        """Outputs are bit-identical with and without drafts, in any batch."""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of the keys and values of one token."""
+
+    def default_kv_tokens(self, context: int, sequences: int) -> int:
+        """KV capacity for `sequences` contexts of so many tokens, or for as many as the free memory allows.
+
+        Raises:
+            InvalidValueError: not even one fits.
+        """
+
+    def runner(self, kv_tokens: int, threads: int | None = None) -> Runner:
+        """A runner with KV memory of its own.
+
+        Args:
+            kv_tokens: capacity of its KV memory, rounded up to full pages.
+            threads: CPU threads of a step; None for the default of torch.
+
+        Raises:
+            InvalidValueError: the device has no memory for it.
+        """

@@ -1,0 +1,79 @@
+"""Where kernels run: on a GPU, or for tests on a CPU by Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+
+from draftwood_model_runner.errors import UnsupportedRunnerError
+
+_INTERPRET = "TRITON_INTERPRET"
+
+
+def require_triton(device: torch.device) -> None:
+    """Makes ready what the kernels need; on a CPU, Triton's interpreter, for tests.
+
+    Raises:
+        UnsupportedRunnerError: Triton is missing, or was imported for the other kind of device before.
+    """
+    interpreted = device.type == "cpu"
+    if interpreted and "triton" not in sys.modules:
+        os.environ[_INTERPRET] = "1"
+    try:
+        from triton.language import standard
+        from triton.runtime.jit import JITFunction
+    except ImportError as error:
+        raise UnsupportedRunnerError("CUDA: the package triton is not installed; torch for CUDA brings it") from error
+    if isinstance(standard.max, JITFunction) == interpreted:
+        advice = "interprets kernels only with" if interpreted else "compiles kernels only without"
+        raise UnsupportedRunnerError(f"CUDA: on {device} this process {advice} {_INTERPRET}=1 in its environment")
+    if interpreted:
+        from draftwood_model_runner.runners.cuda.device.interpreting import patch_interpreter
+
+        patch_interpreter()
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Runs a kernel on the current stream, or does what `LAUNCHER` says."""
+    LAUNCHER.get()(Launch(kernel, grid, arguments, constants))
+
+
+class Launch(NamedTuple):
+    """A kernel and what it is called with."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+
+    def run(self) -> None:
+        self.kernel[self.grid](*self.arguments, **self.constants)
+
+
+LAUNCHER: ContextVar[Callable[[Launch], None]] = ContextVar("draftwood_launcher", default=Launch.run)
+"""Called for each kernel."""
+
+
+class Machine(NamedTuple):
+    """What launches depend on.
+
+    Attributes:
+        programs: programs of attention that run side by side.
+        capability: compute capability, 90 for 9.0.
+    """
+
+    programs: int
+    capability: int = 90
+
+
+def machine(device: torch.device) -> Machine:
+    """Of a GPU: two programs for each multiprocessor, which is what shared memory allows for heads of 128 numbers."""
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        return Machine(2 * found.multi_processor_count, 10 * found.major + found.minor)
+    return Machine(2)

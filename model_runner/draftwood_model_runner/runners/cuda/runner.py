@@ -1,0 +1,93 @@
+"""The runner for GPUs: tree attention in Triton over paged keys and values, whole steps replayed as CUDA graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, KVShape, Predictions, StepBatch
+from draftwood_model_runner.runners.choices import Choices
+from draftwood_model_runner.runners.cuda.device.buffer import sent
+from draftwood_model_runner.runners.cuda.device.errors import device_errors
+from draftwood_model_runner.runners.cuda.first_steps import compile_choosing
+from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
+from draftwood_model_runner.runners.cuda.steps.choosing import move
+from draftwood_model_runner.runners.cuda.steps.exact_tiling import LEVELS
+from draftwood_model_runner.runners.cuda.steps.forward import Forward
+from draftwood_model_runner.runners.cuda.steps.graphs import Graphs
+from draftwood_model_runner.runners.cuda.steps.results import Clock, CudaStep
+
+
+@dataclass(frozen=True, slots=True)
+class CudaLayout:
+    """What the keys and values of one token are.
+
+    Attributes:
+        shapes: for each layer.
+        group: heads that share a key, at most.
+        exact: outputs are bit-identical with and without drafts, in any batch.
+    """
+
+    shapes: tuple[KVShape, ...]
+    group: int
+    dtype: torch.dtype
+    device: torch.device
+    exact: bool = False
+
+
+class CudaRunner:
+    """Implements `runners.base.OverlappingRunner`.
+
+    Args:
+        module: a transformers model whose attention is `attention.paged_attention`, see `probe`.
+        kv_tokens: capacity of its KV memory.
+        graphs: replay steps of up to `forward.SIZES[-1]` tokens as CUDA graphs; on a CPU, record them and check that a
+            replay would do the same.
+    """
+
+    page_size: ClassVar[int] = PAGE_SIZE
+    chooses: ClassVar[bool] = True
+    rides_along: ClassVar[bool] = True
+
+    def __init__(self, module: Any, layout: CudaLayout, kv_tokens: int, graphs: bool = True) -> None:
+        self._kv = KVPages(layout.shapes, layout.dtype, layout.device, kv_tokens)
+        self.pages = self._kv.pages
+        self._forward = Forward(module, self._kv, layout.group, layout.device, layout.exact)
+        with torch.inference_mode():
+            self._graphs = Graphs(self._forward) if graphs else None
+        self._device, self._limits = layout.device, DraftLimits(levels=LEVELS) if layout.exact else NO_LIMITS
+        if graphs and layout.device.type == "cuda":
+            compile_choosing(self)
+
+    @property
+    def capture_problem(self) -> str:
+        """Why steps are not replayed as CUDA graphs; empty if they are."""
+        return "" if self._graphs is None else self._graphs.reason
+
+    def draft_limits(self, position: int) -> DraftLimits:
+        return self._limits
+
+    def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
+        return self.begin(batch, top_k, choices).wait()[0]
+
+    @torch.inference_mode()
+    def begin(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> CudaStep:
+        what = f"a step of {batch.size} tokens"
+        with device_errors(what):
+            clock = Clock(self._device)
+            ready = self._forward.prepare(batch, choices)
+            if self._graphs is None or not self._graphs.run(ready):
+                self._forward.logits = self._forward.launch(ready)
+            results = self._forward.choose(ready, top_k, choices)
+            clock.stop()
+        return CudaStep(results, clock, what)
+
+    @torch.inference_mode()
+    def keep(self, moves: KVMoves) -> None:
+        slots: npt.NDArray[Any] = np.stack([moves.sources, moves.targets], 1).astype(np.int64)
+        arrays = sent({"slots": slots, "begins": moves.begins, "counts": np.diff(moves.begins)}, self._device)
+        move(self._kv, arrays["slots"], arrays["begins"], arrays["counts"])

@@ -1,0 +1,121 @@
+"""The tokens that a step writes: chosen on the device, with the paths of draft trees that they accept."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from draftwood_model_runner.runners.choices import BY_SCORES, Choices, RuleArrays
+from draftwood_model_runner.runners.cuda.device.buffer import sent
+from draftwood_model_runner.runners.cuda.device.launching import launch
+from draftwood_model_runner.runners.cuda.kernels.choosing import adjust_scores, choose_tokens
+from draftwood_model_runner.runners.cuda.kernels.kv import move_kv
+from draftwood_model_runner.runners.cuda.kernels.walking import accept_paths
+from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
+from draftwood_model_runner.runners.cuda.steps.attention import power_of_2
+from draftwood_model_runner.runners.cuda.steps.step_arrays import StepArrays
+
+_BLOCK = 1024
+_ENTRIES = 128
+
+
+def choose_and_keep(
+    logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, choices: Choices, kv: KVPages
+) -> None:
+    """Chooses the tokens after the rows of logits, and keeps what is accepted; the host does not wait.
+
+    Args:
+        logits: [R, vocab].
+        chosen: int32[R], the most probable token after each row, in and out.
+    """
+    batch_rows = choices.kinds.size
+    begins = arrays.buffer.host["logit_begins"][: batch_rows + 1]
+    if choices.rules:
+        _choose(logits, chosen, arrays, choices)
+    most = int((begins[1:] - begins[:-1]).max())
+    if most <= 1:
+        return
+    moves = torch.empty((int(begins[-1]), 2), dtype=torch.int64, device=logits.device)
+    counts = torch.empty(batch_rows, dtype=torch.int32, device=logits.device)
+    launch(
+        accept_paths,
+        (batch_rows,),
+        *(chosen, arrays.tokens, arrays.parents, arrays.slots, arrays.logit_rows, arrays.logit_begins, arrays.kinds),
+        *(moves, counts, chosen.stride(0)),
+        NODES=max(16, power_of_2(most)),
+    )
+    move(kv, moves, arrays.logit_begins, counts)
+
+
+def log_probabilities(
+    logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, choices: Choices
+) -> tuple[torch.Tensor, ...] | None:
+    """`Logprobs` on the host, which are there when the stream has come so far; None if no sequence reports any.
+
+    Args:
+        logits: [R, vocab].
+        chosen: int32[R], the tokens that are written.
+    """
+    reporting = (choices.logprobs >= 0).nonzero()[0]
+    if not reporting.size:
+        return None
+    begins, count = arrays.buffer.host["logit_begins"], int(choices.logprobs.max())
+    rows = np.concatenate([np.arange(begins[row], begins[row + 1], dtype=np.int64) for row in reporting])
+    wanted = sent({"rows": rows}, logits.device)["rows"]
+    scores = torch.log_softmax(logits[wanted].float(), -1)
+    written = scores.gather(1, chosen[wanted].clamp(min=0).long()[:, None])[:, 0]
+    values, tokens = scores.topk(count, dim=-1)
+    found = []
+    for part in (written, tokens.int(), values):
+        on_host = torch.zeros((logits.shape[0], *part.shape[1:]), dtype=part.dtype, pin_memory=logits.is_cuda)
+        on_device = torch.zeros_like(on_host, device=logits.device).index_copy_(0, wanted, part)
+        found.append(on_host.copy_(on_device, non_blocking=True))
+    return tuple(found)
+
+
+def move(kv: KVPages, moves: torch.Tensor, begins: torch.Tensor, counts: torch.Tensor) -> None:
+    """Moves entries in every layer.
+
+    Args:
+        moves: int64[m, 2], source and target slots.
+        begins: int32[n or more], the first move of each sequence.
+        counts: int32[n], how many moves it has.
+    """
+    for shape, memory in kv.by_shape.items():
+        width = shape.key_dim + shape.value_dim
+        launch(
+            move_kv,
+            (memory.shape[0], shape.kv_heads, counts.shape[0]),
+            *(memory, moves, begins, counts, memory.stride(0)),
+            KV_HEADS=shape.kv_heads,
+            WIDTH=width,
+            BLOCK=power_of_2(width),
+            PAGE_SIZE=PAGE_SIZE,
+        )
+
+
+def _choose(logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, choices: Choices) -> None:
+    vocab, begins = logits.shape[1], arrays.buffer.host["logit_begins"]
+    by_scores = (choices.kinds == BY_SCORES).nonzero()[0]
+    firsts, lasts = begins[by_scores], begins[by_scores + 1]
+    rules = sent(RuleArrays.of(choices.rules, firsts, lasts)._asdict(), logits.device)
+    first, of_rows = int(firsts[0]), (rules["row_sequences"], rules["row_masks"])
+    scores = torch.empty((int(lasts[-1]) - first, vocab), dtype=torch.float32, device=logits.device)
+    launch(
+        adjust_scores,
+        (scores.shape[0],),
+        *(logits, scores, first, *of_rows, rules["masks"]),
+        *(arrays.logit_rows, arrays.parents, arrays.tokens, arrays.positions),
+        *(rules[name] for name in ("unlocked_at", "penalties", "begins", "tokens", "counts", "biases", "flags")),
+        *(vocab, logits.stride(0), rules["masks"].shape[1]),
+        BLOCK=_BLOCK,
+        ENTRIES=_ENTRIES,
+    )
+    launch(
+        choose_tokens,
+        (scores.shape[0],),
+        *(scores, chosen, first, *of_rows, arrays.logit_rows, arrays.positions),
+        *(rules[name] for name in ("temperatures", "top_ks", "top_ps", "min_ps", "seeds")),
+        *(vocab, chosen.stride(0)),
+        BLOCK=_BLOCK,
+    )

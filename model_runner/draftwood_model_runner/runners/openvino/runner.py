@@ -1,0 +1,150 @@
+"""Computes steps with OpenVINO on a CPU. Has no exact mode: the bits of a row depend on the width of the batch."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+
+from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
+from draftwood_model_runner.runners.choices import Choices
+from draftwood_model_runner.runners.most_probable import most_probable
+from draftwood_model_runner.runners.openvino.kv_pages import PAGE_SIZE, KVPages, PageLayout
+from draftwood_model_runner.runners.openvino.pairing import ATTENTION_ROWS, paired
+from draftwood_strategies.draft import Int32Array
+
+UInt8Array = npt.NDArray[np.uint8]
+_LEAST_INPUT = 64
+"""Elements that an input has memory for at least."""
+_LEAST_TREE = 8
+"""A smaller tree gives way to a chain of any length. Not tuned: it concerns a few steps of a sequence."""
+
+
+class OpenVinoRunner:
+    """Implements `runners.base.Runner`.
+
+    Args:
+        compiled: what `compiling.compile_model` returned for a converted model.
+        layout: the shape of its pages.
+        window: tokens that some layer attends to; None if every layer attends to all.
+        kv_tokens: capacity of its KV memory.
+    """
+
+    chooses: ClassVar[bool] = False
+    rides_along: ClassVar[bool] = False
+
+    def __init__(self, compiled: ov.CompiledModel, layout: PageLayout, window: int | None, kv_tokens: int) -> None:
+        self._kv = KVPages(layout, kv_tokens + PAGE_SIZE)
+        self.pages, self.page_size = self._kv.pages - 1, PAGE_SIZE  # the last one is spare, see `pairing.paired`
+        self._paired = any(ATTENTION_ROWS in port.get_names() for port in compiled.inputs)
+        self._window = window
+        self._request = compiled.create_infer_request()
+        self._caches = self._kv.tensors()
+        for name, tensor in self._caches.items():
+            self._request.set_tensor(name, tensor)
+        # A port has more names than that of the input where a model passes its input on as it is, such as GPT-2.
+        ports = {name: port for port in compiled.inputs for name in port.get_names()}
+        self._inputs = {name: _Input(self._request, port) for name, port in ports.items() if name not in self._caches}
+
+    def draft_limits(self, position: int) -> DraftLimits:
+        """PagedAttention counts its window in rows of the step, and in a chain alone these are positions. So trees must
+        end within the window, and behind it drafts are chains."""
+        if self._window is None:
+            return NO_LIMITS
+        within_window = self._window - 1 - position
+        return DraftLimits(nodes=within_window) if within_window >= _LEAST_TREE else DraftLimits(branches=False)
+
+    def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
+        inputs = step_inputs(batch)
+        if self._paired:
+            inputs = paired(batch, inputs, self.pages)
+        for name, array in inputs.items():
+            self._inputs[name].write(array)
+        self._request.infer(share_outputs=True)  # otherwise it copies all outputs
+        logits = self._request.get_output_tensor(0).data
+        return Predictions(logits, *most_probable(logits, top_k))
+
+    def keep(self, moves: KVMoves) -> None:
+        self._kv.move(moves)
+
+
+class _Input:
+    """An input of the model. Its tensor stays the same over many steps: a new shape takes a tenth of the time that
+    setting another tensor takes."""
+
+    def __init__(self, request: ov.InferRequest, port: Any) -> None:
+        self._request = request
+        self._port = port
+        self._memory: npt.NDArray[Any] = np.empty(0)
+        self._shape: tuple[int, ...] = ()
+        self._tensor: ov.Tensor
+
+    def write(self, array: npt.NDArray[Any]) -> None:
+        """Copies an array of integers of any size."""
+        if array.size > self._memory.size or not self._memory.size:
+            self._tensor = ov.Tensor(self._port.get_element_type(), ov.Shape([2 * array.size + _LEAST_INPUT]))
+            self._memory = self._tensor.data
+            self._tensor.shape = self._shape = array.shape
+            self._request.set_tensor(self._port, self._tensor)
+        elif array.shape != self._shape:
+            self._tensor.shape = self._shape = array.shape
+        self._memory[: array.size] = array.ravel()
+
+
+def step_inputs(batch: StepBatch) -> dict[str, npt.NDArray[Any]]:
+    """The inputs of a converted model for one step, see `conversion.convert`; of integers of any size."""
+    ends = batch.contexts + batch.begins[1:] - batch.begins[:-1]
+    mask, mask_begins = tree_mask(batch.parents, batch.begins)
+    return {
+        "input_ids": batch.tokens[:, None],
+        "position_ids": batch.positions[:, None],
+        "logit_rows": batch.logit_rows,
+        "past_lens": batch.contexts,
+        "subsequence_begins": batch.begins,
+        "block_indices": batch.pages,
+        "block_indices_begins": batch.page_begins,
+        "max_context_len": ends.max(),
+        "qq_bias": mask,
+        "qq_bias_begins": mask_begins,
+    }
+
+
+def tree_mask(parents: Int32Array, begins: Int32Array) -> tuple[UInt8Array, Int32Array]:
+    """`qq_bias` and `qq_bias_begins` of PagedAttention for the trees of a `StepBatch`.
+
+    A chain has no bytes in the mask: attention is causal then.
+    """
+    mask_begins = np.zeros(begins.shape[0], np.int32)
+    _size_masks(parents, begins, mask_begins)
+    mask = np.zeros(mask_begins[-1], np.uint8)
+    _fill_masks(parents, begins, mask_begins, mask)
+    return mask, mask_begins
+
+
+@numba.njit(cache=True, nogil=True)
+def _size_masks(parents: Int32Array, begins: Int32Array, mask_begins: Int32Array) -> None:
+    for row in range(begins.shape[0] - 1):
+        n = begins[row + 1] - begins[row]
+        chain = True
+        for i in range(n):
+            chain = chain and parents[begins[row] + i] == i - 1
+        mask_begins[row + 1] = mask_begins[row] + (0 if chain else n * n)
+
+
+@numba.njit(cache=True, nogil=True)
+def _fill_masks(parents: Int32Array, begins: Int32Array, mask_begins: Int32Array, mask: UInt8Array) -> None:
+    for row in range(begins.shape[0] - 1):
+        if mask_begins[row + 1] == mask_begins[row]:
+            continue
+        n = begins[row + 1] - begins[row]
+        for i in range(n):
+            of_token = mask_begins[row] + i * n
+            parent = parents[begins[row] + i]
+            if parent >= 0:
+                of_parent = mask_begins[row] + parent * n
+                for j in range(parent + 1):
+                    mask[of_token + j] = mask[of_parent + j]
+            mask[of_token + i] = 1

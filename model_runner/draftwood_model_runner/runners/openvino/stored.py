@@ -1,0 +1,41 @@
+"""Converted models in files, so that a later start neither converts nor compares them with their modules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+
+from draftwood_model_runner.runners.openvino.bfloat16 import restore_marks
+from draftwood_model_runner.runners.openvino.factory import OpenVinoRunnerFactory, core
+from draftwood_model_runner.runners.openvino.kv_pages import PageLayout
+from draftwood_model_runner.runners.openvino.paged_attention import ConvertedModel, restore_heads
+from draftwood_model_runner.runners.openvino.probe import trial_logits
+
+_GRAPH, _WEIGHTS, _TRIAL = "model.xml", "model.bin", "trial.npy"
+
+
+def save(factory: OpenVinoRunnerFactory, folder: Path, vocab: int, max_context: int) -> None:
+    """Writes a model that has passed the comparison, without its layout and window, and logits that it computes."""
+    ov.serialize(factory.converted.model, folder / _GRAPH, folder / _WEIGHTS)
+    np.save(folder / _TRIAL, trial_logits(factory.runner, vocab, max_context), allow_pickle=False)
+
+
+def load(
+    folder: Path, layout: PageLayout, window: int | None, vocab: int, max_context: int, threads: int | None
+) -> OpenVinoRunnerFactory:
+    """A model that `save` wrote.
+
+    Raises:
+        Exception: it cannot be read, or does not compute the logits that it did, bit by bit.
+    """
+    core().get_property("CPU", "FULL_DEVICE_NAME")  # the plugin of the CPU brings the operator PagedAttention
+    model = core().read_model(folder / _GRAPH, folder / _WEIGHTS)
+    restore_heads(model, layout)
+    restore_marks(model)
+    factory = OpenVinoRunnerFactory(ConvertedModel(model, layout, window), threads)
+    expected = np.load(folder / _TRIAL, allow_pickle=False)
+    if not np.array_equal(trial_logits(factory.runner, vocab, max_context), expected):
+        raise ValueError("it does not compute what it did when it was saved")
+    return factory

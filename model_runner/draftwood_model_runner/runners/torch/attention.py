@@ -1,0 +1,207 @@
+"""The attention function: every node of every draft tree attends to its context and its own ancestors.
+
+transformers calls `tree_attention` in place of the attention of a model. The step's `TorchBatch` reaches it in
+`BATCH`, as some models do not hand on extra arguments of their forward; so no modelling file is touched.
+"""
+
+from __future__ import annotations
+
+import math
+from contextvars import ContextVar
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from draftwood_model_runner.runners.base import StepBatch
+from draftwood_model_runner.runners.torch.exact_attention import attend_exactly, pieces
+from draftwood_model_runner.runners.torch.kv_cache import KVCache, StepEntries
+from draftwood_model_runner.runners.torch.machine import kernel_width
+from draftwood_strategies.draft import Float32Array, Int32Array
+
+ATTENTION_NAME = "draftwood"
+
+
+class TorchBatch:
+    """A `StepBatch` on its way through the model: its KV entries, and the masks of its rows as layers need them."""
+
+    def __init__(self, batch: StepBatch, kv: KVCache) -> None:
+        self.batch = batch
+        self.layout = kv.layout
+        self.begins: list[int] = batch.begins.tolist()
+        self.contexts: list[int] = batch.contexts.tolist()
+        self.entries = StepEntries(kv, batch)
+        self._masks: dict[tuple[int, int | None], torch.Tensor | None] = {}
+        self._pieces: dict[int, list[tuple[slice, int]]] = {}
+
+    def inputs(self) -> dict[str, Any]:
+        """Keyword arguments for the model: input_ids int64[1, T], position_ids int64[1, T], logits_to_keep int64[R].
+
+        On a CPU, T and R are rounded up so that kernels are compiled for few widths. The tokens that are added at the
+        end take part in no attention.
+        """
+        batch, device = self.batch, self.layout.device
+        tokens, positions, rows = batch.tokens, batch.positions, batch.logit_rows
+        if device.type == "cpu":
+            tokens, positions, rows = _padded(tokens), _padded(positions), _padded(rows)
+        return {
+            "input_ids": _to_device(tokens, device)[None],
+            "position_ids": _to_device(positions, device)[None],
+            "logits_to_keep": _to_device(rows, device),
+            "use_cache": False,
+        }
+
+    def pieces(self, row: int) -> list[tuple[slice, int]]:
+        """Runs of tokens of a batch row for `attend_exactly`, each with the position of its first."""
+        if row not in self._pieces:
+            positions = self.batch.positions[self.begins[row] : self.begins[row + 1]]
+            self._pieces[row] = [(run, int(positions[run.start])) for run in pieces(positions)]
+        return self._pieces[row]
+
+    def mask(self, row: int, window: int | None) -> torch.Tensor | None:
+        """[T_s, context + T_s] of a batch row, 0 where a token attends and -inf elsewhere; None if all attend to all.
+
+        Args:
+            window: a token attends to the last `window` positions, its own included; None for all.
+        """
+        size, context = self.begins[row + 1] - self.begins[row], self.contexts[row]
+        if window is not None and window > context + size:
+            window = None  # wider than any position
+        if (row, window) not in self._masks:
+            self._masks[row, window] = self._build_mask(row, size, context, window)
+        return self._masks[row, window]
+
+    def _build_mask(self, row: int, size: int, context: int, window: int | None) -> torch.Tensor | None:
+        if size == 1 and window is None:
+            return None
+        tokens = slice(self.begins[row], self.begins[row + 1])
+        mask = np.empty((size, context + size), np.float32)
+        depths = self.batch.positions[tokens] - np.int32(context)
+        _fill_mask(self.batch.parents[tokens], depths, context, 2**31 - 1 if window is None else window, mask)
+        return torch.from_numpy(mask).to(device=self.layout.device, dtype=self.layout.dtype)
+
+
+BATCH: ContextVar[TorchBatch] = ContextVar("draftwood_batch")
+"""The step that the model of this thread computes."""
+
+
+def tree_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention over the flat batch of `BATCH`; writes the keys and values of the step into their pages.
+
+    Args:
+        query: [1, head, T, key_dim]; key: [1, kv_head, T, key_dim]; value: [1, kv_head, T, value_dim].
+        attention_mask: None; the mask comes from the batch.
+        sliding_window, softcap, s_aux: window in tokens, cap of the scores (Gemma 2), attention sinks
+            [head] (gpt-oss), where the model has them.
+
+    Returns:
+        [1, T, head, value_dim] and no weights.
+    """
+    batch = BATCH.get()
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    batch.entries.write(layer, key[0], value[0])
+    outputs = []
+    for row, first in enumerate(batch.contexts):
+        start, end = batch.begins[row], batch.begins[row + 1]
+        last = first + end - start
+        keys, values = batch.entries.read(layer, row)
+        mask = batch.mask(row, sliding_window)
+        if batch.layout.exact:
+            for run, position in batch.pieces(row):
+                queries = query[0, :, start + run.start : start + run.stop]
+                seen = None if mask is None else mask[run, : first + run.stop]
+                outputs.append(
+                    attend_exactly(queries, keys, values, first + run.start, position, seen, scaling, softcap, s_aux)
+                )
+        else:
+            attend = _attend_by_hand if softcap is not None or s_aux is not None else _attend
+            context = keys[None, :, :last], values[None, :, :last]
+            output = attend(query[:, :, start:end], *context, mask, scaling, softcap, s_aux)
+            outputs.append(output[0].transpose(0, 1))
+    padding = query.shape[2] - batch.begins[-1]
+    if padding:
+        outputs.append(query.new_zeros(padding, *outputs[0].shape[1:]))
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return output[None].contiguous(), None
+
+
+def _padded(array: Int32Array) -> Int32Array:
+    """int32[n] with zeros at the end, up to the next width that kernels are compiled for."""
+    missing = kernel_width(array.size) - array.size
+    return np.concatenate([array, np.zeros(missing, np.int32)]) if missing else array
+
+
+def _to_device(array: Int32Array, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(array.astype(np.int64)).to(device)
+
+
+def register() -> None:
+    """Makes `tree_attention` known to transformers under `ATTENTION_NAME`."""
+    AttentionInterface.register(ATTENTION_NAME, tree_attention)
+
+
+def _attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """[1, head, q, value_dim]; without softcap and sinks, which the fused kernel lacks."""
+    assert softcap is None
+    assert sinks is None
+    grouped = query.shape[1] != keys.shape[1]
+    return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling, enable_gqa=grouped)
+
+
+def _attend_by_hand(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """As `_attend`, for what the fused kernel lacks: capped scores, and sinks that take part in the softmax only."""
+    groups = query.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+    scores = query @ keys.transpose(2, 3) * (1 / math.sqrt(query.shape[-1]) if scaling is None else scaling)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores + mask
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.to(scores.dtype).view(1, -1, 1, 1).expand(-1, -1, scores.shape[2], 1)], -1)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    return weights[..., : keys.shape[2]] @ values
+
+
+@numba.njit(cache=True, nogil=True)
+def _fill_mask(parents: Int32Array, depths: Int32Array, context: int, window: int, mask: Float32Array) -> None:
+    for i in range(parents.shape[0]):
+        oldest = context + depths[i] - window + 1
+        for j in range(context):
+            mask[i, j] = 0.0 if j >= oldest else -np.inf
+        for j in range(parents.shape[0]):
+            mask[i, context + j] = -np.inf
+        j = i
+        while j >= 0 and context + depths[j] >= oldest:
+            mask[i, context + j] = 0.0
+            j = parents[j]

@@ -1,0 +1,151 @@
+"""KV memory of the torch runner: pages of 16 tokens, in one array for all layers of a shape."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.runners.base import KVMoves, KVShape, StepBatch, by_layer
+from draftwood_model_runner.runners.torch.exact_attention import ONES
+from draftwood_strategies.draft import Int32Array
+
+PAGE_SIZE = 16
+"""Tokens of a page, vLLM's default: small, so that most of a short common prefix is in full pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """What the keys and values of one token are.
+
+    Attributes:
+        shapes: for each layer.
+        dtype: of stored keys and values; float32 if `exact`.
+        exact: attention sums in the order that `exact_attention` describes.
+    """
+
+    shapes: tuple[KVShape, ...]
+    dtype: torch.dtype
+    device: torch.device
+    exact: bool = False
+
+    @property
+    def bytes_per_token(self) -> int:
+        numbers = sum(shape.kv_heads * (shape.key_dim + self.value_width(shape)) for shape in self.shapes)
+        return numbers * self.dtype.itemsize
+
+    def value_width(self, shape: KVShape) -> int:
+        """Columns of stored values: exact attention needs some columns of ones beside them."""
+        return shape.value_dim + (ONES if self.exact else 0)
+
+
+class KVCache:
+    """The pages; `scheduling.kv_pool.KVPool` decides what is in them.
+
+    Attributes:
+        keys: for each layer [kv_head, page * PAGE_SIZE, key_dim].
+        values: for each layer [kv_head, page * PAGE_SIZE, value_width].
+
+    Args:
+        layout: what a token costs.
+        tokens: capacity, rounded up to full pages.
+
+    Raises:
+        InvalidValueError: the device has no memory for it.
+    """
+
+    def __init__(self, layout: KVLayout, tokens: int) -> None:
+        self.layout = layout
+        self.pages = -(-tokens // PAGE_SIZE)
+        slots = self.pages * PAGE_SIZE
+        keys, values = {}, {}
+        try:
+            for shape, layers in Counter(layout.shapes).items():
+                keys[shape] = _empty((layers, shape.kv_heads, slots, shape.key_dim), layout)
+                values[shape] = _empty((layers, shape.kv_heads, slots, layout.value_width(shape)), layout)
+        except (MemoryError, OSError, RuntimeError) as error:  # RuntimeError: torch, on either device
+            gigabytes = tokens * layout.bytes_per_token / 1e9
+            raise InvalidValueError(
+                "kv_cache_tokens", tokens, f"the device has no memory for their {gigabytes:.1f} GB of keys and values"
+            ) from error
+        self._arrays = [_plain(array) for array in (*keys.values(), *values.values())]
+        self.keys = by_layer(layout.shapes, keys)
+        self.values = by_layer(layout.shapes, values)
+
+    def move(self, moves: KVMoves) -> None:
+        """Moves entries from slots to slots, in every layer."""
+        sources, targets = moves.sources.astype("int64"), moves.targets.astype("int64")
+        for memory in self._arrays:
+            memory[:, :, targets] = memory[:, :, sources]
+
+
+class StepEntries:
+    """Where the entries of a step are in a `KVCache`: those that it writes, and those that its rows read.
+
+    Args:
+        kv: the memory.
+        batch: the step.
+    """
+
+    def __init__(self, kv: KVCache, batch: StepBatch) -> None:
+        self._kv = kv
+        self._written = torch.from_numpy(batch.kv_slots(PAGE_SIZE)).to(kv.layout.device)
+        ends = (batch.contexts + batch.begins[1:] - batch.begins[:-1]).tolist()
+        tables = batch.page_begins.tolist()
+        self._rows = [
+            _run_or_table(batch.pages[begin : begin + -(-end // PAGE_SIZE)], kv.layout.device)
+            for begin, end in zip(tables, ends, strict=False)
+        ]
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Stores keys [kv_head, T or more, key_dim] and values [kv_head, T or more, value_dim] of a layer."""
+        layout, size = self._kv.layout, self._written.shape[0]
+        if layout.exact:
+            values = torch.nn.functional.pad(values, (0, ONES), value=1.0)
+        self._kv.keys[layer].index_copy_(1, self._written, keys[:, :size].to(layout.dtype))
+        self._kv.values[layer].index_copy_(1, self._written, values[:, :size].to(layout.dtype))
+
+    def read(self, layer: int, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys [kv_head, at least context + T_s, key_dim] and values [..., value_width] of a batch row, in the order of
+        its entries: in place where its pages are neighbours, otherwise a copy."""
+        where = self._rows[row]
+        keys, values = self._kv.keys[layer], self._kv.values[layer]
+        if isinstance(where, slice):
+            return keys[:, where], values[:, where]
+        return _gathered(keys, where), _gathered(values, where)
+
+
+def _run_or_table(pages: Int32Array, device: torch.device) -> slice | torch.Tensor:
+    """The slots of pages int32[p] that are neighbours, otherwise the page table int64[p]."""
+    first, count = int(pages[0]), pages.shape[0]
+    if int(pages[-1]) - first == count - 1 and (pages[1:] - pages[:-1] == 1).all():
+        return slice(first * PAGE_SIZE, (first + count) * PAGE_SIZE)
+    return torch.from_numpy(pages.astype("int64")).to(device)
+
+
+def _gathered(memory: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+    """[kv_head, p * PAGE_SIZE, size] of a layer's [kv_head, slots, size] and a page table int64[p]."""
+    heads, slots, size = memory.shape
+    paged = memory.view(heads, slots // PAGE_SIZE, PAGE_SIZE * size)
+    return paged.index_select(1, pages).view(heads, -1, size)
+
+
+def _plain(tensor: torch.Tensor) -> Any:
+    """A CPU tensor as a NumPy view, which takes a third of the time to index; other tensors as they are."""
+    if tensor.device.type != "cpu":
+        return tensor
+    return tensor.numpy() if tensor.dtype == torch.float32 else tensor.view(torch.int16).numpy()
+
+
+def _empty(shape: tuple[int, ...], layout: KVLayout) -> torch.Tensor:
+    """A tensor that on a CPU is a memory mapping of its own, of which only what is written takes memory."""
+    if layout.device.type != "cpu":
+        return torch.empty(shape, dtype=layout.dtype, device=layout.device)
+    size = math.prod(shape) * layout.dtype.itemsize
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=layout.dtype).view(shape)

@@ -1,0 +1,132 @@
+"""Checks that draft trees can be verified on a model, by comparing their logits with the plain forward pass."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftwood_model_runner.errors import UnsupportedModelError
+from draftwood_model_runner.runners.attention_shapes import attention_shapes
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.probing import (
+    TOLERANCE,
+    difference,
+    does_not_run,
+    other_layers,
+    past_thresholds,
+    path_with_wrong_siblings,
+    same_bits,
+)
+from draftwood_model_runner.runners.shrinking import CONTEXT
+from draftwood_model_runner.runners.torch.attention import ATTENTION_NAME
+from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
+from draftwood_model_runner.runners.torch.machine import bound_kernel_caches
+from draftwood_model_runner.runners.torch.packed_linear import linear_shapes, pack_linears
+from draftwood_model_runner.runners.torch.runner import forward
+from draftwood_strategies.draft import EMPTY_TREE, Int32Array
+
+_log = logging.getLogger(__name__)
+_CONTEXT, _PATH = PAGE_SIZE - 3, 5
+"""Tokens of the prompt and of the true path, which crosses the end of a page."""
+_LONG_CONTEXT = 6 * PAGE_SIZE - 3
+"""Tokens of the prompt of a small copy: far beyond the thresholds of `shrinking`."""
+_EXACT_CONTEXT = 150
+"""Tokens of the prompt in the trial of exact attention: it ends in the second block of `exact_attention`."""
+
+
+@torch.inference_mode()
+def probe(module: Any, exact: bool, max_context: int) -> KVLayout:
+    """Puts tree attention and packed linear layers into a model; returns the shape of its keys and values.
+
+    A prompt and a small tree, whose true path has a wrong sibling beside every node, go through tree attention. The
+    logits along the true path must be those of the unmodified model over the plain sequence. A model with windows or
+    other thresholds is tried beyond them as well, on a small copy.
+
+    Args:
+        exact: choose exact attention if its logits are bit-identical with and without drafts on this machine.
+        max_context: positions that the model will be run on at most.
+
+    Raises:
+        UnsupportedModelError: with the reason.
+    """
+    name, config = type(module).__name__, module.config.get_text_config()
+    if reason := other_layers(config, max_context):
+        raise UnsupportedModelError(f"{name}: {reason}")
+    bound_kernel_caches(linear_shapes(module))
+    layout = _layout(module, max_context)
+    past_thresholds(
+        module, max_context, lambda copied: _compare(copied, _layout(copied, CONTEXT), False, _LONG_CONTEXT)
+    )
+    return _compare(module, layout, exact, _CONTEXT)
+
+
+def _compare(module: Any, layout: KVLayout, exact: bool, context: int) -> KVLayout:
+    """Puts tree attention into a module and compares, with a prompt of `context` tokens; returns the layout in use."""
+    name, config = type(module).__name__, module.config.get_text_config()
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, context + _PATH, np.int32)
+    try:
+        module.set_attn_implementation("eager")
+        plain = module(input_ids=_ids(tokens, module), use_cache=False).logits[0, context - 1 :]
+        pack_linears(module)
+        module.set_attn_implementation(ATTENTION_NAME)
+        if exact and module.device.type == "cpu":
+            layout = _exact_if_possible(module, layout, tokens)
+        logits = _tree_logits(module, layout, tokens)
+    except Exception as error:
+        raise UnsupportedModelError(does_not_run(name, error)) from error
+    differing, tolerance = difference(logits, plain), TOLERANCE[module.dtype]
+    if not differing <= tolerance:
+        raise UnsupportedModelError(
+            f"{name}: logits over a draft tree differ from the model's own by {differing:.1e} (at most"
+            f" {tolerance:.0e} is rounding), so it computes something beside attention that depends on the other tokens"
+            " of a step, or positions of its own"
+        )
+    return layout
+
+
+def _ids(tokens: Int32Array, module: Any) -> torch.Tensor:
+    return torch.from_numpy(tokens.astype(np.int64)).to(module.device)[None]
+
+
+def _layout(module: Any, max_context: int) -> KVLayout:
+    shapes, _, dtype = attention_shapes(module, max_context)
+    return KVLayout(shapes, dtype, module.device)
+
+
+def _tree_logits(module: Any, layout: KVLayout, tokens: Int32Array) -> torch.Tensor:
+    """Logits [1 + path, vocab] along the true path of a tree, its context committed before in two steps; in pages that
+    are no neighbours."""
+    context = tokens.size - _PATH
+    kv = KVCache(layout, context + 2 * _PATH)
+    pages, half = np.arange(kv.pages, dtype=np.int32)[::-1].copy(), context // 2
+    for start, end in ((0, half), (half, context - 1)):
+        forward(module, lay_out([BatchRow(pages, start, tokens[start:end], EMPTY_TREE, end - start - 1)]), kv)
+    tree = path_with_wrong_siblings(tokens[context:], module.config.get_text_config().vocab_size)
+    drafted = BatchRow(pages, context - 1, tokens[context - 1 : context], tree, logits_from=0)
+    return forward(module, lay_out([drafted]), kv)[[0, *range(1, 2 * _PATH, 2)]]
+
+
+def _exact_if_possible(module: Any, layout: KVLayout, tokens: Int32Array) -> KVLayout:
+    exact = replace(layout, exact=True, dtype=torch.float32)
+    if _is_exact(module, exact, tokens):
+        return exact
+    _log.warning(
+        "%s: kernels here sum in an order that depends on the batch; outputs may differ in rounding",
+        type(module).__name__,
+    )
+    return layout
+
+
+def _is_exact(module: Any, layout: KVLayout, tokens: Int32Array) -> bool:
+    context = np.resize(tokens[:-_PATH], min(_EXACT_CONTEXT, _longest(module) - _PATH - 1)).astype(np.int32)
+    kv = KVCache(layout, 2 * (context.size // PAGE_SIZE + 4) * PAGE_SIZE)
+    vocab = module.config.get_text_config().vocab_size
+    return same_bits(lambda batch: forward(module, batch, kv), kv.pages, context, tokens[-_PATH:], vocab)
+
+
+def _longest(module: Any) -> int:
+    return int(getattr(module.config.get_text_config(), "max_position_embeddings", None) or 2 * _EXACT_CONTEXT)

@@ -1,0 +1,89 @@
+"""The reference runner: any transformers model by torch, on CPUs and CUDA; the home of exact mode on CPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
+from draftwood_model_runner.runners.choices import Choices
+from draftwood_model_runner.runners.kv_capacity import default_capacity
+from draftwood_model_runner.runners.most_probable import most_probable
+from draftwood_model_runner.runners.torch.attention import BATCH, TorchBatch
+from draftwood_model_runner.runners.torch.exact_attention import draft_limits
+from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
+
+
+class TorchRunner:
+    """Implements `runners.base.Runner`.
+
+    Args:
+        module: a transformers model whose attention is `attention.tree_attention`, see `probe`.
+        layout: the shape of its keys and values.
+        kv_tokens: capacity of its KV memory.
+        threads: CPU threads of a step; None takes torch's default.
+    """
+
+    chooses: ClassVar[bool] = False
+    rides_along: ClassVar[bool] = False
+
+    def __init__(self, module: Any, layout: KVLayout, kv_tokens: int, threads: int | None = None) -> None:
+        self._module = module
+        self._layout = layout
+        self._kv = KVCache(layout, kv_tokens)
+        self.pages, self.page_size = self._kv.pages, PAGE_SIZE
+        self._threads = threads or torch.get_num_threads()
+
+    def draft_limits(self, position: int) -> DraftLimits:
+        return draft_limits(position) if self._layout.exact else NO_LIMITS
+
+    @torch.inference_mode()
+    def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
+        torch.set_num_threads(self._threads)
+        logits = forward(self._module, batch, self._kv)
+        return Predictions(logits, *most_probable(logits, top_k))
+
+    def keep(self, moves: KVMoves) -> None:
+        with torch.inference_mode():
+            self._kv.move(moves)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TorchRunnerFactory:
+    """Implements `runners.base.RunnerFactory`.
+
+    Attributes:
+        module: a transformers model whose attention is `attention.tree_attention`, see `probe`.
+        layout: the shape of its keys and values.
+    """
+
+    name: ClassVar[str] = "torch"
+    module: Any
+    layout: KVLayout
+
+    @property
+    def exact(self) -> bool:
+        return self.layout.exact
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.layout.bytes_per_token
+
+    def default_kv_tokens(self, context: int, sequences: int) -> int:
+        return default_capacity(self.layout.bytes_per_token, self.layout.device, context, sequences)
+
+    def runner(self, kv_tokens: int, threads: int | None = None) -> TorchRunner:
+        return TorchRunner(self.module, self.layout, kv_tokens, threads)
+
+
+def forward(module: Any, batch: StepBatch, kv: KVCache) -> torch.Tensor:
+    """Logits [R, vocab], R rounded up on a CPU; writes the keys and values of the batch."""
+    of_step = TorchBatch(batch, kv)
+    token = BATCH.set(of_step)
+    try:
+        logits: torch.Tensor = module(**of_step.inputs()).logits[0]
+    finally:
+        BATCH.reset(token)
+    return logits

@@ -1,0 +1,173 @@
+"""Structured output: which tokens a JSON schema, a regular expression or a Lark grammar allows next."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Executor, Future
+from functools import cached_property
+from typing import Any
+
+import llguidance
+import numpy as np
+import torch
+
+from draftwood_model_runner.request import GrammarKind
+from draftwood_model_runner.runners.choices import UNKNOWN_MASK, TokenMasks
+from draftwood_model_runner.sampling.grammar_compilation import Vocabulary, compiled, too_complex
+from draftwood_strategies.draft import Int32Array
+
+_SLOW_SECONDS = 0.001
+"""CPU time of a mask that is not computed within a step: ordinary formats take 0.01 to 0.4 ms. Not tuned."""
+_QUICK_MASKS = 16
+"""Masks in a row that must be quick until they are computed within steps again. Not tuned."""
+
+
+class GrammarCompiler:
+    """Grammars over one tokenizer's vocabulary. Compiling is safe from several threads, and leaves others the
+    interpreter's lock.
+
+    Args:
+        tokenizer: a fast transformers tokenizer.
+        vocab_size: columns of the model's logits; may exceed the tokenizer's own.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+        self._source = tokenizer
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+
+    @cached_property
+    def _tokenizer(self) -> llguidance.LLTokenizer:
+        return Vocabulary.of(self._source, self._vocab_size).load()
+
+    def compile(self, kind: GrammarKind, text: str) -> GrammarState:
+        """A grammar at its beginning. Takes as long and as much memory as the grammar needs, without a limit.
+
+        Raises:
+            InvalidValueError: the text is not a grammar of that kind, or too large a one; gives the reason.
+        """
+        with self._lock:
+            tokenizer = self._tokenizer
+        return GrammarState(compiled(tokenizer, kind, text), self._vocab_size)
+
+    def check(self, kind: GrammarKind, text: str) -> None:
+        """Raises what `compile` does."""
+        self.compile(kind, text)
+
+
+class GrammarState:
+    """How far one sequence's output has come in its grammar.
+
+    A mask is computed when it is needed, while the engine's step waits. If one took long, the next ones are computed
+    beside the steps (`prepare`), until some in a row were quick.
+
+    Attributes:
+        pending: the next mask, which another thread computes or has computed. Until it is done nothing may be called.
+    """
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._mask_bytes = -(-vocab_size // 32) * 4
+        self._quick_to_come = 0
+        self.pending: Future[bytes] | None = None
+
+    @property
+    def slow(self) -> bool:
+        """The next mask may take long."""
+        return self._quick_to_come > 0
+
+    def prepare(self, threads: Executor) -> None:
+        """Begins to compute the next mask on another thread if it may take long."""
+        if self.slow and self.pending is None:
+            self.pending = threads.submit(self._compute)
+
+    def allows(self, token: int) -> bool:
+        """Whether the mask allows `token`. Takes microseconds, where the mask takes up to milliseconds."""
+        if self.pending is None:
+            if forced := self._matcher.compute_ff_tokens():
+                return bool(token == forced[0])
+            if self._matcher.validate_tokens([token]):
+                return True
+            if not self._matcher.is_accepting():
+                return False
+            self.pending = Future()  # whether it is an end of sequence, only the mask tells
+            self.pending.set_result(self._compute())
+        return bool(self.pending.result()[token >> 3] >> (token & 7) & 1)
+
+    def mask(self, scores: torch.Tensor) -> None:
+        """Sets the scores, float32[vocab], of tokens that are not allowed next to -inf.
+
+        Raises:
+            InvalidValueError: the mask takes too much work.
+        """
+        pending, self.pending = self.pending, None
+        packed = self._compute() if pending is None else pending.result()
+        if self._matcher.is_error():
+            raise too_complex(self._matcher)
+        bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
+        scores[torch.from_numpy(bits[: self._vocab_size] == 0)] = -torch.inf
+
+    def masks(self, tokens: Int32Array, parents: Int32Array) -> TokenMasks:
+        """What may follow the nodes of a draft tree, as far as that takes no longer than a step may wait.
+
+        Nodes that are not allowed themselves have no mask: no output comes to them. The state stays at its place.
+
+        Args:
+            tokens, parents: int32[n], the tree with its root, which is node 0.
+        """
+        until = time.thread_time() + _SLOW_SECONDS
+        states: list[llguidance.LLMatcher | None] = [self._matcher.deep_copy()]
+        rows, found = np.full(tokens.size, UNKNOWN_MASK, np.int32), list[bytes]()
+        for node in range(tokens.size):
+            if time.thread_time() > until:
+                break
+            if node:
+                states.append(_after(states[parents[node]], int(tokens[node])))
+            if (state := states[node]) is None:
+                continue
+            mask = state.compute_bitmask()
+            if not state.is_error():
+                rows[node] = len(found)
+                found.append(mask[: self._mask_bytes])
+            if node == 0 and time.thread_time() > until:
+                self._quick_to_come = _QUICK_MASKS
+        bits = np.frombuffer(b"".join(found), np.int32)
+        return TokenMasks(rows, bits.reshape(-1, self._mask_bytes // 4))
+
+    def _compute(self) -> bytes:
+        started = time.thread_time()
+        packed = self._matcher.compute_bitmask()
+        slow = time.thread_time() - started > _SLOW_SECONDS
+        self._quick_to_come = _QUICK_MASKS if slow else max(self._quick_to_come - 1, 0)
+        return packed
+
+    def copy(self) -> GrammarState:
+        """Another state at the same place, which goes its own way, its next mask computed."""
+        copy = self._matcher.deep_copy()
+        copy.compute_bitmask()
+        return GrammarState(copy, self._vocab_size)
+
+    def accept(self, token: int) -> None:
+        """The output goes on with `token`, which the mask allowed.
+
+        Raises:
+            InvalidValueError: what may come then takes too much work to find out.
+        """
+        self.pending = None
+        if not self._matcher.consume_token(token):
+            raise too_complex(self._matcher)
+
+    def forced(self) -> list[int]:
+        """The tokens that must come next, as far as only one is allowed each time."""
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        return tokens
+
+
+def _after(state: llguidance.LLMatcher | None, token: int) -> llguidance.LLMatcher | None:
+    """A state one token further; None where the token is not allowed."""
+    if state is None or not state.validate_tokens([token]):
+        return None
+    after = state.deep_copy()
+    return after if after.consume_token(token) else None

@@ -1,0 +1,56 @@
+"""Output text: detokenization with stop conditions, token by token. No torch."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from draftwood_model_runner.output import Finish, FinishReason
+from draftwood_model_runner.request import StopParams
+
+
+class TextDecoder(Protocol):
+    """Tokens in, whole characters out; `loading.tokenizer.TokenDecoder`."""
+
+    def push(self, token: int) -> str: ...
+
+
+class OutputText:
+    """The output of a sequence as text: decides token by token what may be sent, and when the sequence ends.
+
+    Text that may be the start of a stop string is held back until it cannot be.
+    """
+
+    def __init__(self, decoder: TextDecoder, stop: StopParams, eos_token_ids: frozenset[int]) -> None:
+        self._decoder = decoder
+        self._stop = stop
+        self._ends = stop.token_ids if stop.ignore_eos else stop.token_ids | eos_token_ids
+        self._count = 0
+        self._held = ""
+
+    def push(self, token: int) -> tuple[str, Finish | None]:
+        """The text that may be sent now, and how the sequence ends if this token ends it."""
+        self._count += 1
+        if token in self._ends and self._count > self._stop.min_tokens:
+            return self._flush(self._decoder.push(token)), Finish(FinishReason.STOP, stop_token_id=token)
+        text = self._held + self._decoder.push(token)
+        if self._stop.strings and self._count > self._stop.min_tokens:
+            found = [(at, s) for s in self._stop.strings if (at := text.find(s)) >= 0]
+            if found:
+                at, matched = min(found)
+                self._held = ""
+                return text[:at], Finish(FinishReason.STOP, stop_string=matched)
+        if self._count >= self._stop.max_tokens:
+            self._held = ""
+            return text, Finish(FinishReason.LENGTH)
+        keep = max((_overlap(text, s) for s in self._stop.strings), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], None
+
+    def _flush(self, text: str) -> str:
+        text, self._held = self._held + text, ""
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)

@@ -1,0 +1,70 @@
+"""Verification: finds the path of a draft tree that the model itself writes. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.native import compiled, flattened
+from draftwood_strategies.tree_index import TreeIndex, find_child, link_all, unlinked
+
+_find_child = flattened(find_child)
+_link_all = flattened(link_all)
+
+ROOT_NODE = 0
+"""The node of the last committed token; the nodes of the draft follow."""
+
+
+def walk_predicted(tokens: Int32Array, parents: Int32Array, predicted: Int32Array) -> Iterator[tuple[int, int]]:
+    """`walk` where the model's token after each node is known, int32[n]: the same in a tenth of the time."""
+    if tokens.shape[0] == 1:
+        yield int(predicted[ROOT_NODE]), ROOT_NODE
+        return
+    nodes = np.empty(tokens.shape[0], np.int32)
+    accepted = nodes[: _follow(unlinked(tokens), parents, predicted, nodes)]
+    at = ROOT_NODE
+    for token, node in zip(tokens[accepted].tolist(), accepted.tolist(), strict=True):
+        yield token, node
+        at = node
+    yield int(predicted[at]), ROOT_NODE
+
+
+@flattened
+@compiled
+def _follow(index: TreeIndex, parents: Int32Array, predicted: Int32Array, nodes: Int32Array) -> int:
+    """Sets `nodes` to the accepted ones, from the root down; returns how many."""
+    link_all(index, parents)
+    found, node = 0, find_child(index, ROOT_NODE, predicted[ROOT_NODE])
+    while node >= 0:
+        nodes[found] = node
+        found += 1
+        node = find_child(index, node, predicted[node])
+    return found
+
+
+def walk(tokens: Int32Array, parents: Int32Array, choose: Callable[[int], int]) -> Iterator[tuple[int, int]]:
+    """Walks from the root along the tokens that the model chooses, and yields each with the node that carries it.
+
+    The model chooses every token, so what is yielded is the output of plain decoding, whatever the tree.
+
+    Args:
+        tokens, parents: int32[n], the tree with its root, which is node 0.
+        choose: the model's token after a node.
+
+    Yields:
+        (token, node). The node of the last one is `ROOT_NODE`: it was not drafted.
+    """
+    if tokens.shape[0] == 1:  # nothing was drafted
+        yield choose(ROOT_NODE), ROOT_NODE
+        return
+    index = unlinked(tokens)
+    _link_all(index, parents)
+    node = ROOT_NODE
+    while True:
+        token = choose(node)
+        node = max(_find_child(index, node, token), ROOT_NODE)
+        yield token, node
+        if node == ROOT_NODE:
+            return

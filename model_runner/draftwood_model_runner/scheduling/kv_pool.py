@@ -1,0 +1,196 @@
+"""The page tables of live sequences: pages of KV memory for what they need, shared where they begin alike. No torch.
+
+Memory is paged as in vLLM (Kwon et al., 2023, arXiv 2309.06180): a sequence holds the pages for its tokens and a little
+growth, not for the longest output that it may write. A sequence that begins like an earlier one of its tenant holds the
+same full pages by reference. Nothing is ever copied: a sequence writes only at and beyond its committed length, and
+shared pages lie below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from draftwood_model_runner.scheduling.page_pool import PagePool
+from draftwood_model_runner.scheduling.prefix_cache import Block, PrefixCache
+from draftwood_model_runner.sequence import Sequence
+from draftwood_strategies.draft import Int32Array
+
+GROWTH = 64
+"""Tokens that a sequence can write at least before it needs further pages. Not tuned: taking pages is cheap."""
+
+
+class KVUse(NamedTuple):
+    """Pages of KV memory: all, those that live sequences hold, and those that only the prefix cache does."""
+
+    total: int = 0
+    held: int = 0
+    cached: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _PageTable:
+    """The pages of a live sequence.
+
+    Attributes:
+        pages: int32[p]; token i of the sequence is in row i % page_size of page i // page_size.
+        known: how many of them the prefix cache knows.
+        last_known: the block of the last of these; the tenant for none.
+    """
+
+    pages: Int32Array
+    known: int
+    last_known: Block | str
+
+
+class KVPool:
+    """Shares out the pages: to live sequences first, and to prefixes that are kept for reuse with what is left.
+
+    Args:
+        pages: how many there are, at least as many as any sequence needs.
+        page_size: tokens of a page.
+        prefix_cache: keep the pages of ended sequences, and begin new sequences with the longest cached prefix.
+    """
+
+    def __init__(self, pages: int, page_size: int, prefix_cache: bool = True) -> None:
+        self.page_size = page_size
+        self.prefix_cache = prefix_cache
+        self._pages = PagePool(pages)
+        self._prefixes = PrefixCache(page_size)
+        self._tables: dict[Sequence, _PageTable] = {}
+
+    @property
+    def available(self) -> int:
+        """Pages that live sequences do not hold."""
+        return self._pages.free + self._prefixes.retained
+
+    @property
+    def use(self) -> KVUse:
+        total, cached = self._pages.references.size, self._prefixes.retained
+        return KVUse(total, total - cached - self._pages.free, cached)
+
+    def pages(self, sequence: Sequence) -> Int32Array:
+        """int32[p], the page table of a live sequence."""
+        return self._tables[sequence].pages
+
+    def slot(self, sequence: Sequence, token: int) -> int:
+        """Where keys and values of a token of a live sequence are: page * page_size + row."""
+        page, row = divmod(token, self.page_size)
+        return int(self._tables[sequence].pages[page]) * self.page_size + row
+
+    def cached(self, sequence: Sequence) -> int:
+        """How many of the tokens of a waiting sequence are cached."""
+        return len(self._find(sequence)) * self.page_size
+
+    def open(self, sequence: Sequence) -> bool:
+        """Gives a sequence its pages, the first of them shared with the longest cached prefix of its tokens.
+
+        Sets `committed`. At least the last token is left to compute, because its logits choose the next one.
+        Returns False, and does nothing, while live sequences hold too much.
+        """
+        blocks = self._find(sequence)
+        shared = np.array([block.page for block in blocks], np.int32)
+        retained = sum(map(self._prefixes.is_retained, shared.tolist()))
+        missing = self._need(sequence) - shared.size
+        if missing > self.available - retained:
+            return False
+        self._prefixes.reuse(shared)
+        self._pages.share(shared)
+        last_known: Block | str = blocks[-1] if blocks else sequence.request.tenant
+        self._tables[sequence] = _PageTable(shared, shared.size, last_known)
+        self._extend(sequence, missing)
+        sequence.committed = shared.size * self.page_size
+        return True
+
+    def missing(self, sequence: Sequence) -> int:
+        """How many pages live sequences must give up before a waiting one can be opened; 0 or less for none."""
+        blocks = self._find(sequence)
+        retained = sum(self._prefixes.is_retained(block.page) for block in blocks)
+        return self._need(sequence) - len(blocks) - (self.available - retained)
+
+    def record(self, sequence: Sequence) -> None:
+        """Makes what is committed of the prompt of a live sequence findable. Cheap if there is nothing new."""
+        self._record(sequence, min(sequence.committed, int(sequence.request.prompt.size)))
+
+    def is_short(self, sequence: Sequence) -> bool:
+        """Whether the next step of the sequence may need more than its pages hold."""
+        held = self._tables[sequence].pages.size * self.page_size
+        return sequence.length + sequence.request.max_draft_nodes > held
+
+    def shortfall(self, sequence: Sequence) -> int:
+        """How many pages live sequences must give up before this one can grow; 0 or less for none."""
+        return self._need(sequence) - self._tables[sequence].pages.size - self.available
+
+    def held_alone(self, sequences: SequenceOf[Sequence]) -> int:
+        """How many pages these live sequences hold and no others."""
+        held = np.concatenate([np.empty(0, np.int32), *(self.pages(sequence) for sequence in sequences)])
+        pages, times = np.unique(held, return_counts=True)
+        return int((self._pages.references[pages] == times).sum())
+
+    def grow(self, sequence: Sequence) -> None:
+        """Gives a sequence, whose shortfall must be none, the pages that it needs."""
+        self._extend(sequence, self._need(sequence) - self._tables[sequence].pages.size)
+
+    def close(self, sequence: Sequence, keep: bool = True) -> None:
+        """Takes back the pages of a sequence.
+
+        Args:
+            keep: what is committed is valid: keep it for later sequences. Otherwise what only this one holds is
+                forgotten.
+        """
+        if keep:
+            self._record(sequence, sequence.committed)
+        unused = self._pages.release(self._tables.pop(sequence).pages)
+        for page in reversed(unused.tolist()):  # a block is found by the ones before it, so it is of use no longer
+            if page in self._prefixes and keep:
+                self._prefixes.retain(page)
+                continue
+            if page in self._prefixes:
+                self._prefixes.forget(page)
+            self._pages.put_back(np.array([page]))
+
+    def check(self, live: list[Sequence]) -> None:
+        """Asserts that live sequences alone have page tables, and that every page is counted once."""
+        tables = [table.pages for table in self._tables.values()]
+        held = np.concatenate([np.empty(0, np.int32), *tables])
+        assert self._tables.keys() == set(live)
+        assert np.bincount(held, minlength=self._pages.references.size).tolist() == self._pages.references.tolist()
+        assert self.available + np.unique(held).size == self._pages.references.size
+        assert self.prefix_cache or not self._prefixes.retained
+        for sequence, table in self._tables.items():
+            assert sequence.committed <= table.pages.size * self.page_size
+            # What will be written next is in no other table, and cannot be found.
+            own = table.pages[sequence.committed // self.page_size :]
+            assert (self._pages.references[own] == 1).all()
+            assert not any(page in self._prefixes for page in own.tolist())
+        self._pages.check()
+        self._prefixes.check()
+
+    def _need(self, sequence: Sequence) -> int:
+        """How many pages the sequence should have now."""
+        tokens = min(sequence.length + GROWTH, sequence.longest) + sequence.request.max_draft_nodes
+        return -(-tokens // self.page_size)
+
+    def _find(self, sequence: Sequence) -> list[Block]:
+        if not self.prefix_cache:
+            return []
+        return self._prefixes.find(sequence.request.tenant, sequence.tokens(0, sequence.length - 1))
+
+    def _record(self, sequence: Sequence, committed: int) -> None:
+        table, full = self._tables[sequence], committed // self.page_size
+        if self.prefix_cache and full > table.known:
+            start = table.known * self.page_size
+            tokens = sequence.tokens(start, full * self.page_size - start)
+            table.last_known = self._prefixes.add(table.last_known, tokens, table.pages[table.known : full])
+            table.known = full
+
+    def _extend(self, sequence: Sequence, count: int) -> None:
+        """Adds pages to a page table; forgets the least recently used prefixes if need be."""
+        table = self._tables[sequence]
+        while self._pages.free < count:
+            self._pages.put_back(np.array([self._prefixes.forget_oldest()]))
+        after = int(table.pages[-1]) if table.pages.size else -1
+        table.pages = np.concatenate([table.pages, self._pages.take(count, after)])

@@ -1,0 +1,349 @@
+"""The scheduler: which sequences run in the next step, and how many tokens of each. Owns their state. No torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+from draftwood_model_runner.scheduling.fair_queue import FairQueue, Rank
+from draftwood_model_runner.scheduling.kv_pool import KVPool
+from draftwood_model_runner.scheduling.prefix_cache import common_prefix
+from draftwood_model_runner.scheduling.slot_shares import SlotShares
+from draftwood_model_runner.sequence import Sequence, SequenceState
+
+PRIORITY_SECONDS = 60.0
+"""One level of priority counts like having arrived this much earlier, so that no request waits for ever. Not tuned."""
+
+_MOST_SKIPPED = 3
+"""Steps in a row that the sequences of a tenant above its share skip, at most, for others' first tokens. Not tuned."""
+
+_STEP_PRICE = 2
+"""Price of a decoding step in prompt tokens, for fairness between tenants: the ratio of the VTC paper."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The part of a sequence in a step: its next `tokens` tokens that are not in the KV cache yet."""
+
+    sequence: Sequence
+    tokens: int
+
+    @property
+    def reaches_end(self) -> bool:
+        """They are the last known tokens of the sequence, so the step drafts and writes new ones."""
+        return self.sequence.committed + self.tokens == self.sequence.length
+
+
+class Plan(NamedTuple):
+    """What a step computes.
+
+    Attributes:
+        work: the sequences that take part.
+        prompts_wait: prompts of the step's sequences need further steps.
+    """
+
+    work: list[Work]
+    prompts_wait: bool
+
+
+class Scheduler:
+    """Continuous batching: sequences join and leave at every step, within the number of slots and the KV memory.
+
+    The rank of a sequence is its arrival time, earlier by its priority; it orders the sequences of one tenant. Between
+    tenants, weighted service decides (`FairQueue`). Slots belong to the tenants that have live sequences, by weight; a
+    tenant uses the others' for as long as they leave them (`SlotShares`). When one asks for its own, the last by rank
+    of the tenant that holds the most is preempted: it loses its keys and values, which stay cached while there is
+    room, and waits at its rank. The same happens when a tenant was served much more than another, and when a running
+    sequence needs more memory than there is. A step always runs the last that would give way, so there is always
+    progress.
+
+    A decoding sequence runs in every step unless its grammar's mask is not computed yet. A tenant above its share skips
+    the step that ends another's prompt, which then takes less time. Sequences in prefill share a chunk of tokens, a
+    smaller one if others decode, so that a long prompt does not delay their next tokens.
+
+    Args:
+        pool: the KV memory.
+        max_running: most sequences that run at once.
+        prefill_chunk: prompt tokens of a step, over all sequences, if none decodes.
+        shared_chunk: the same, if any decodes.
+        weights: the share of a tenant in admissions and prefill, relative to others; 1 for those not named.
+
+    Attributes:
+        max_running: most sequences that run at once.
+        step_seconds: estimate of the shortest step; tells which deadlines cannot be met.
+    """
+
+    def __init__(
+        self,
+        pool: KVPool,
+        max_running: int,
+        prefill_chunk: int,
+        shared_chunk: int,
+        weights: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        self._pool = pool
+        self.max_running = max_running
+        self._prefill_chunk = prefill_chunk
+        self._shared_chunk = min(shared_chunk, prefill_chunk)
+        self._serial = itertools.count()
+        self._ranks: dict[Sequence, Rank] = {}
+        self._queue = FairQueue(self._ranks.__getitem__, weights)
+        self._shares = SlotShares(self._queue, self._ranks.__getitem__, max_running)
+        self._next_deadline = math.inf
+        self.step_seconds = 0.0
+        self._skipped = 0
+        self._admitted: set[Sequence] = set()
+        self.running: list[Sequence] = []
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def live(self) -> list[Sequence]:
+        return list(self._ranks)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queues a new sequence."""
+        rank = sequence.request.arrived_at - PRIORITY_SECONDS * sequence.request.priority
+        self._ranks[sequence] = (rank, next(self._serial))
+        self._queue.enter(sequence)
+        self._next_deadline = min(self._next_deadline, self._limit(sequence))
+
+    def overdue(self, now: float) -> list[Sequence]:
+        """Sequences that missed their deadline or cannot meet it any more; the caller finishes them."""
+        if now < self._next_deadline:
+            return []
+        limits = [(self._limit(sequence), sequence) for sequence in self._ranks]
+        self._next_deadline = min((limit for limit, _ in limits if limit > now), default=math.inf)
+        return [sequence for limit, sequence in limits if limit <= now]
+
+    def schedule(self, in_flight: Collection[Sequence] = (), most: int | None = None) -> Plan:
+        """The plan of the next step: finds memory for running sequences, admits waiting ones, splits the chunk.
+
+        Args:
+            in_flight: sequences of a step that is not finished; they take no part, but may be preempted.
+            most: decoding sequences that take part at most; None for any number.
+        """
+        for sequence in self.running:
+            self._pool.record(sequence)
+        if short := {*filter(self._pool.is_short, self.running)}:
+            for sequence in reversed(self._shares.yielding(self.running)):
+                if sequence in short and sequence.state is SequenceState.RUNNING:
+                    self._find_memory(sequence)
+        self._admit()
+        return self._work(in_flight, most)
+
+    def finish(self, sequence: Sequence, keep: bool = True) -> None:
+        """Removes a sequence in whatever state; does nothing for a finished one.
+
+        Args:
+            keep: its keys and values are valid and may serve as a prefix for later sequences of the tenant.
+        """
+        if sequence.state is SequenceState.FINISHED:
+            return
+        if sequence.state is SequenceState.RUNNING:
+            self.running.remove(sequence)
+            self._pool.close(sequence, keep)
+        elif sequence.state is SequenceState.WAITING:
+            self._queue.remove(sequence)
+        if sequence.state is not SequenceState.PAUSED:
+            self._queue.leave(sequence.request.tenant)
+        sequence.state = SequenceState.FINISHED
+        self._admitted.discard(sequence)
+        del self._ranks[sequence]
+
+    def pause(self, sequence: Sequence) -> None:
+        """Takes a sequence out of its slot or the queue until `resume`; it has no part in the fairness meanwhile.
+
+        Its keys and values stay cached while the memory is not needed. Does nothing for one that is paused or finished.
+        """
+        if sequence.state is SequenceState.RUNNING:
+            self.running.remove(sequence)
+            self._pool.close(sequence)
+            sequence.committed = 0
+        elif sequence.state is SequenceState.WAITING:
+            self._queue.remove(sequence)
+        else:
+            return
+        sequence.state = SequenceState.PAUSED
+        sequence.stats.pauses += 1
+        self._queue.leave(sequence.request.tenant)
+
+    def resume(self, sequence: Sequence) -> None:
+        """Queues a paused sequence at its rank. Does nothing for any other."""
+        if sequence.state is SequenceState.PAUSED:
+            sequence.state = SequenceState.WAITING
+            self._queue.enter(sequence)
+
+    def run_fewer(self) -> bool:
+        """From now on at most half as many sequences run as do now; returns False if only one does."""
+        if len(self.running) < 2:
+            return False
+        self.max_running = self._shares.slots = len(self.running) // 2
+        for victim in list(self._shares.yielding(self.running))[: len(self.running) - self.max_running]:
+            self._preempt(victim)
+        return True
+
+    def check(self, others: SequenceOf[Sequence] = ()) -> None:
+        """Asserts that slots, memory, queues and states agree; `others` hold pages as well."""
+        waiting = [*self._queue]
+        paused = [s for s in self._ranks if s.state is SequenceState.PAUSED]
+        assert len(self.running) <= self.max_running
+        assert all(s.state is SequenceState.RUNNING for s in self.running)
+        assert all(s.state is SequenceState.WAITING for s in waiting)
+        assert all(s.committed == 0 for s in (*waiting, *paused))
+        assert len(self.running) + len(waiting) + len(paused) == len(self._ranks)
+        assert self._ranks.keys() == {*self.running, *waiting, *paused}
+        assert {*self.running} <= self._admitted <= self._ranks.keys()
+        self._queue.check([*self.running, *waiting])
+        self._pool.check([*self.running, *others])
+
+    def _rank(self, sequence: Sequence) -> Rank:
+        return self._ranks[sequence]
+
+    def _limit(self, sequence: Sequence) -> float:
+        """The latest time for a running sequence to end, and for a waiting one to start its prefill."""
+        if sequence.request.deadline is None:
+            return math.inf
+        if sequence.state is SequenceState.RUNNING:
+            return sequence.request.deadline
+        return sequence.request.deadline - self.step_seconds * math.ceil(sequence.length / self._prefill_chunk)
+
+    def _find_memory(self, sequence: Sequence) -> None:
+        """Gives a running sequence further pages; preempts those that yield before it if need be, or else itself."""
+        for victim in self._victims(sequence):
+            self._preempt(victim)
+        if sequence.state is SequenceState.RUNNING:
+            self._pool.grow(sequence)
+
+    def _victims(self, sequence: Sequence) -> list[Sequence]:
+        """The sequences to preempt so that this one can grow: itself if those that yield before it hold too little."""
+        missing, victims = self._pool.shortfall(sequence), list[Sequence]()
+        if missing <= 0:
+            return []
+        for other in self._shares.yielding(self.running):
+            if victims and missing <= self._pool.held_alone(victims):
+                return victims
+            if other is sequence:
+                return [sequence]
+            victims.append(other)
+        raise AssertionError("the sequence is not running")
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Its keys and values stay cached while the memory is not needed."""
+        self.running.remove(sequence)
+        self._pool.close(sequence)
+        sequence.state = SequenceState.WAITING
+        sequence.committed = 0
+        sequence.stats.preemptions += 1
+        self._queue.put_back(sequence)
+
+    def _admit(self) -> None:
+        """Fills free slots, and those that belong to tenants whose sequences wait.
+
+        A sequence that is next and that memory does not suffice for holds up the others, or it would wait for ever.
+        """
+        while (admission := self._next()) is not None:
+            sequence, victims = admission
+            for victim in victims:
+                self._preempt(victim)
+            if not self._pool.open(sequence):
+                return  # its cached prefix was in pages that were given up
+            tenant = sequence.request.tenant
+            self._queue.remove(sequence)
+            if sequence not in self._admitted:
+                self._admitted.add(sequence)
+                self._queue.charge(tenant, sequence.length - sequence.committed)
+                sequence.stats.cached_prompt_tokens = sequence.committed
+            sequence.state = SequenceState.RUNNING
+            sequence.runs += 1
+            self.running.append(sequence)
+
+    def _next(self) -> tuple[Sequence, list[Sequence]] | None:
+        """The sequence to admit, and those that give way to it."""
+        if not len(self._queue):
+            return None
+        free = len(self.running) < self.max_running
+        for head in self._shares.heads(self.running):
+            if self._gains_by_waiting(head):
+                continue
+            victims = self._givers(head, free)
+            if victims is not None:
+                return head, victims
+            if free:
+                return None
+        return None
+
+    def _givers(self, sequence: Sequence, free: bool) -> list[Sequence] | None:
+        """The running sequences that give way so that this one can run, if need be; None if it has to wait.
+
+        Args:
+            free: there is a free slot.
+        """
+        missing, victims = self._pool.missing(sequence), list[Sequence]()
+        if free and missing <= 0:
+            return []
+        for other in self._shares.givers(sequence, self.running):
+            victims.append(other)
+            if missing <= self._pool.held_alone(victims):
+                return victims
+        return None
+
+    def _gains_by_waiting(self, sequence: Sequence) -> bool:
+        """Whether a running sequence is about to compute a prefix of this prompt, which can be shared then.
+
+        The wait is no longer than computing that prefix would take. So samples of one prompt share its prefill.
+        """
+        if not self._pool.prefix_cache:
+            return False
+        shared = [
+            common_prefix(other.request.prompt, sequence.request.prompt)
+            for other in self.running
+            if other.request.tenant == sequence.request.tenant and other.committed < other.request.prompt.size
+        ]
+        page = self._pool.page_size
+        return max(shared, default=0) >= page and max(shared) >= self._pool.cached(sequence) + page
+
+    def _work(self, in_flight: Collection[Sequence], most: int | None) -> Plan:
+        """One token for each decoding sequence, and for each tenant in prefill a share of the chunk, spent by rank."""
+        left = {
+            sequence: sequence.length - sequence.committed
+            for sequence in self._taking_part()
+            if sequence not in in_flight
+        }
+        if most is not None:
+            for sequence in [sequence for sequence, tokens in left.items() if tokens == 1][most:]:
+                del left[sequence]
+        pending = dict(left)
+        prefill: dict[str, list[Sequence]] = {}
+        for sequence, tokens in pending.items():
+            if tokens > 1:
+                prefill.setdefault(sequence.request.tenant, []).append(sequence)
+            else:
+                self._queue.charge(sequence.request.tenant, _STEP_PRICE)
+        if prefill:
+            decodes = any(sequence.length - sequence.committed == 1 for sequence in self.running)
+            wanted = {tenant: sum(map(pending.__getitem__, sequences)) for tenant, sequences in prefill.items()}
+            shares = self._queue.split(self._shared_chunk if decodes else self._prefill_chunk, wanted)
+            for tenant, sequences in prefill.items():
+                for sequence in sorted(sequences, key=self._rank):
+                    pending[sequence] = min(pending[sequence], shares[tenant])
+                    shares[tenant] -= pending[sequence]
+        return Plan([Work(sequence, tokens) for sequence, tokens in pending.items() if tokens], pending != left)
+
+    def _taking_part(self) -> list[Sequence]:
+        """The ready sequences; where the step ends a prompt, without those of other tenants above their share."""
+        ready, above = [one for one in self.running if one.ready], self._shares.above(self.running)
+        others = [sequence for sequence in ready if sequence.request.tenant not in above]
+        ends = any(not s.output and s.length - s.committed <= self._shared_chunk for s in others)
+        if not above or not ends or self._skipped == _MOST_SKIPPED:
+            self._skipped = 0
+            return ready
+        self._skipped += 1
+        return others

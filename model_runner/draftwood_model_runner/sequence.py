@@ -1,0 +1,101 @@
+"""A request that runs: its tokens so far, its state, its place in the KV cache. Without torch."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
+
+from draftwood_model_runner.request import Request
+from draftwood_model_runner.statistics import SequenceStats
+from draftwood_strategies import Strategy
+from draftwood_strategies.draft import Int32Array
+
+
+class SequenceState(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    FINISHED = "finished"
+
+
+class Grammar(Protocol):
+    """State of an output within its grammar; `sampling.grammar.GrammarState`."""
+
+    pending: Future[bytes] | None
+
+    @property
+    def slow(self) -> bool: ...
+    def prepare(self, threads: Executor) -> None: ...
+    def copy(self) -> Grammar: ...
+    def allows(self, token: int) -> bool: ...
+    def mask(self, scores: Any) -> None: ...
+    def masks(self, tokens: Int32Array, parents: Int32Array) -> Any: ...
+    def accept(self, token: int) -> None: ...
+    def forced(self) -> list[int]: ...
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A request in the engine. The scheduler alone changes `state`; the engine alone appends to `output`.
+
+    Attributes:
+        request: what was asked.
+        strategy: the tenant's instance of the drafting strategy; None disables drafting.
+        grammar: the compiled `request.format`, at its beginning; None for any output.
+        output: the tokens written so far.
+        committed: how many tokens of prompt + output have their keys and values in the KV cache.
+        runs: how often it got a slot. A step that began in an earlier run has no keys and values for this one.
+        stats: metrics.
+    """
+
+    request: Request
+    strategy: Strategy | None = None
+    grammar: Grammar | None = None
+    state: SequenceState = SequenceState.WAITING
+    output: list[int] = field(default_factory=list)
+    committed: int = 0
+    runs: int = 0
+    stats: SequenceStats = field(default_factory=SequenceStats)
+
+    def __post_init__(self) -> None:
+        self.stats.arrived_at = self.request.arrived_at
+
+    def __repr__(self) -> str:
+        request = self.request
+        return (
+            f"Sequence({request.request_id!r}, {self.state.value}, prompt={request.prompt.size},"
+            f" output={len(self.output)}, strategy={request.strategy_name!r})"
+        )
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per decoding step: 1.0 in plain decoding."""
+        return len(self.output) / self.stats.decode_steps if self.stats.decode_steps else 1.0
+
+    @property
+    def ready(self) -> bool:
+        """Its next token can be chosen after a step: no mask of its grammar is being computed."""
+        return self.grammar is None or self.grammar.pending is None or self.grammar.pending.done()
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and output together."""
+        return int(self.request.prompt.size) + len(self.output)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the prompt and of the longest output that the request allows."""
+        return int(self.request.prompt.size) + self.request.stop.max_tokens
+
+    def tokens(self, start: int, count: int) -> Int32Array:
+        """int32[count]: prompt and output from position `start` on."""
+        prompt = self.request.prompt
+        written = start - int(prompt.size)
+        if written >= 0:
+            return np.array(self.output[written : written + count], np.int32)
+        tail = np.array(self.output[: max(written + count, 0)], np.int32)
+        return np.concatenate([prompt[start : start + count], tail])

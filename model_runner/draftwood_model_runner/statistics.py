@@ -1,0 +1,131 @@
+"""Metrics of a sequence, and of an engine. They are reported, and nothing is decided by them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import NamedTuple
+
+from draftwood_strategies.base import SourceCounts
+
+FORMAT_SOURCE = "format"
+"""The source of draft tokens that the grammar of the output forces."""
+
+
+class EngineCounts(NamedTuple):
+    """Steps of an engine, and the seconds that they and their forward passes took.
+
+    Attributes:
+        halves: steps of half of the sequences, in flight while the host worked on the others, see `drafting.overlap`.
+    """
+
+    steps: int = 0
+    step_seconds: float = 0.0
+    model_seconds: float = 0.0
+    halves: int = 0
+
+    def plus(self, other: EngineCounts) -> EngineCounts:
+        """Both together."""
+        return EngineCounts(
+            self.steps + other.steps,
+            self.step_seconds + other.step_seconds,
+            self.model_seconds + other.model_seconds,
+            self.halves + other.halves,
+        )
+
+
+@dataclass(slots=True)
+class SequenceStats:
+    """What a sequence cost and what drafting gained. Times in seconds, on the clock of `time.perf_counter`.
+
+    Attributes:
+        pauses: how often it gave up its slot because the client did not read.
+        decode_steps: steps that wrote tokens.
+        proposed_tokens: draft tokens that the strategy proposed.
+        drafts: steps with draft tokens.
+        draft_tokens: draft tokens that were verified, those that a grammar forces included.
+        accepted_by_depth: for each depth of the draft tree, in how many steps a node of it was accepted.
+        draft_seconds: time in the drafter.
+        step_seconds, model_seconds: time of the steps that the sequence took part in, and of their forward passes.
+        drafting_disabled_reason: why drafting was switched off; "" while it is on.
+        by_source: verified and accepted draft tokens by source, for a strategy that combines several.
+    """
+
+    arrived_at: float = 0.0
+    first_scheduled_at: float = 0.0
+    first_token_at: float = 0.0
+    finished_at: float = 0.0
+    cached_prompt_tokens: int = 0
+    preemptions: int = 0
+    pauses: int = 0
+    decode_steps: int = 0
+    proposed_tokens: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_by_depth: list[int] = field(default_factory=list)
+    draft_seconds: float = 0.0
+    step_seconds: float = 0.0
+    model_seconds: float = 0.0
+    drafting_disabled_reason: str = ""
+    by_source: dict[str, SourceCounts] = field(default_factory=dict)
+
+    def record_step(self, drafted: int, accepted: int) -> None:
+        """Counts a step that verified `drafted` draft tokens and accepted some of them."""
+        if self.decode_steps == 0:
+            self.first_token_at = time.perf_counter()
+        self.decode_steps += 1
+        self.drafts += drafted > 0
+        self.draft_tokens += drafted
+        self.accepted_tokens += accepted
+        self.accepted_by_depth.extend([0] * (accepted - len(self.accepted_by_depth)))
+        for depth in range(accepted):
+            self.accepted_by_depth[depth] += 1
+
+    def sources(self, strategy_name: str) -> dict[str, SourceCounts]:
+        """Draft tokens by source. In a hybrid, what no part proposed was forced by the grammar."""
+        if not self.draft_tokens:
+            return {}
+        if not self.proposed_tokens:
+            return {FORMAT_SOURCE: SourceCounts(self.draft_tokens, self.accepted_tokens)}
+        if not self.by_source:
+            return {strategy_name: SourceCounts(self.draft_tokens, self.accepted_tokens)}
+        verified, accepted = (sum(counts) for counts in zip(*self.by_source.values(), strict=True))
+        rest = SourceCounts(self.draft_tokens - verified, self.accepted_tokens - accepted)
+        return {**self.by_source, **({FORMAT_SOURCE: rest} if rest.verified > 0 else {})}
+
+    @classmethod
+    def over(cls, parts: SequenceOf[SequenceStats]) -> SequenceStats:
+        """Of several samples of one request: counts are summed, times run from the first to the last."""
+        depths = zip_longest(*(part.accepted_by_depth for part in parts), fillvalue=0)
+        return cls(
+            arrived_at=parts[0].arrived_at,
+            first_scheduled_at=min(part.first_scheduled_at for part in parts),
+            first_token_at=min(part.first_token_at for part in parts),
+            finished_at=max(part.finished_at for part in parts),
+            cached_prompt_tokens=sum(part.cached_prompt_tokens for part in parts),
+            preemptions=sum(part.preemptions for part in parts),
+            pauses=max(part.pauses for part in parts),
+            decode_steps=sum(part.decode_steps for part in parts),
+            proposed_tokens=sum(part.proposed_tokens for part in parts),
+            drafts=sum(part.drafts for part in parts),
+            draft_tokens=sum(part.draft_tokens for part in parts),
+            accepted_tokens=sum(part.accepted_tokens for part in parts),
+            accepted_by_depth=[sum(steps) for steps in depths],
+            draft_seconds=sum(part.draft_seconds for part in parts),
+            step_seconds=max(part.step_seconds for part in parts),
+            model_seconds=max(part.model_seconds for part in parts),
+            by_source=_added([part.by_source for part in parts]),
+            drafting_disabled_reason=next((reason for p in parts if (reason := p.drafting_disabled_reason)), ""),
+        )
+
+
+def _added(parts: SequenceOf[dict[str, SourceCounts]]) -> dict[str, SourceCounts]:
+    """The counts of each source, summed."""
+    total: dict[str, SourceCounts] = {}
+    for name, counts in (pair for part in parts for pair in part.items()):
+        before = total.get(name, SourceCounts(0, 0))
+        total[name] = SourceCounts(before.verified + counts.verified, before.accepted + counts.accepted)
+    return total

@@ -1,0 +1,124 @@
+"""Chooses answers to audit, and decodes them again while the engine has nothing else to do. On the engine's thread."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from typing import NamedTuple
+
+import structlog
+
+from draftwood_model_runner.answer import Answer, Difference
+from draftwood_model_runner.output import Finish, FinishReason
+from draftwood_model_runner.sequence import Grammar, Sequence
+from draftwood_service.audits.results import AuditOutcome, AuditResult
+from draftwood_service.engine.loaded import LoadedEngine, Redecoding, StepEngine
+
+_log = structlog.get_logger(__name__)
+
+MOST_ANSWERS, MOST_TOKENS = 1024, 1 << 20
+"""Answers that wait, and their tokens with those of their prompts: 4 MiB, and hours of decoding. Not tuned."""
+
+
+class _Chosen(NamedTuple):
+    """A running sequence whose answer will be audited, if drafts are verified in it and it ends by itself.
+
+    Attributes:
+        grammar: of its format, at the beginning.
+        is_kept: the tenant's memory was not purged since.
+    """
+
+    grammar: Grammar | None
+    is_kept: Callable[[], bool]
+
+
+class _Waiting(NamedTuple):
+    answer: Answer
+    is_kept: Callable[[], bool]
+
+
+class Auditor:
+    """The audits of one engine, one at a time and the oldest first.
+
+    Requests are chosen by chance and not by their id, which the caller chooses.
+
+    Args:
+        report: takes each result.
+    """
+
+    def __init__(self, report: Callable[[AuditResult], None]) -> None:
+        self._report = report
+        self._chosen: dict[Sequence, _Chosen] = {}
+        self._queue: deque[_Waiting] = deque()
+        self._tokens = 0
+        self._current: Redecoding | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._queue)
+
+    def begin(self, loaded: LoadedEngine, sequences: SequenceOf[Sequence]) -> None:
+        """Chooses a request, or not, whose samples are about to run."""
+        if random.random() >= loaded.audit_share:
+            return
+        for sequence in sequences:
+            if sequence.strategy is None and sequence.grammar is None:
+                continue  # nothing is drafted
+            grammar = None if sequence.grammar is None else sequence.grammar.copy()
+            self._chosen[sequence] = _Chosen(
+                grammar, loaded.memory.purge_watch(sequence.request.tenant, sequence.request.arm)
+            )
+
+    def end(self, sequence: Sequence, finish: Finish | None) -> None:
+        """Queues the answer of a sequence that has ended, if it was chosen; None if it was cancelled."""
+        chosen = self._chosen.pop(sequence, None)
+        by_itself = finish is not None and finish.reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if chosen is None or not by_itself or not sequence.stats.draft_tokens:
+            return
+        assert finish is not None
+        answer = Answer(sequence.request, tuple(sequence.output), finish, chosen.grammar)
+        if len(self._queue) == MOST_ANSWERS or self._tokens + answer.tokens > MOST_TOKENS:
+            self._report(AuditResult.of(answer.request, AuditOutcome.DROPPED))
+            return
+        self._queue.append(_Waiting(answer, chosen.is_kept))
+        self._tokens += answer.tokens
+
+    def purge(self, tenant: str) -> None:
+        """Drops all audits of a tenant."""
+        for sequence in [one for one in self._chosen if one.request.tenant == tenant]:
+            del self._chosen[sequence]
+            self._report(AuditResult.of(sequence.request, AuditOutcome.DROPPED))
+        for waiting in [one for one in self._queue if one.answer.request.tenant == tenant]:
+            self._remove(waiting, AuditOutcome.DROPPED)
+
+    def step(self, engine: StepEngine) -> None:
+        """One forward pass of the oldest audit. Only while the engine has no work."""
+        waiting = self._queue[0]
+        if not waiting.is_kept():
+            self._remove(waiting, AuditOutcome.DROPPED)
+            return
+        try:
+            if self._current is None:
+                self._current = engine.redecode(waiting.answer)
+            self._current.step()
+        except Exception:
+            _log.exception("audit failed", request_id=waiting.answer.request.request_id)
+            self._remove(waiting, AuditOutcome.FAILED)
+            return
+        if self._current.done:
+            difference = self._current.difference
+            compared = len(waiting.answer.output) if difference is None else difference.position
+            outcome = AuditOutcome.SAME if difference is None else AuditOutcome.DIFFERENT
+            self._remove(waiting, outcome, compared, difference)
+
+    def _remove(
+        self, waiting: _Waiting, outcome: AuditOutcome, tokens: int = 0, difference: Difference | None = None
+    ) -> None:
+        if waiting is self._queue[0] and self._current is not None:
+            self._current.close()
+            self._current = None
+        self._queue.remove(waiting)
+        self._tokens -= waiting.answer.tokens
+        self._report(AuditResult.of(waiting.answer.request, outcome, tokens, difference))

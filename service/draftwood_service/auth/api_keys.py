@@ -1,0 +1,87 @@
+"""API keys: `dw_ID_SECRET`. The id finds the key's entry, the whole key is compared by its SHA-256.
+
+A fast hash is enough: the secret is 256 random bits, so nobody finds it from its hash by trying, however fast a try is.
+Slow hashes (argon2, bcrypt) protect passwords that people choose, and would cost each call 100 ms.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import string
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from draftwood_service.auth.auth_file import KeyEntry
+from draftwood_service.auth.errors import UnauthenticatedError
+from draftwood_service.auth.principal import Principal, Role
+
+PREFIX = "dw_"
+"""Tells keys from other tokens, also to programs that look for leaked secrets."""
+_ID_LENGTH = 12
+_ID_LETTERS = string.ascii_lowercase + string.digits
+_SECRET_BYTES = 32
+_FORM = re.compile(rf"{PREFIX}([a-z0-9]{{{_ID_LENGTH}}})_[A-Za-z0-9_-]{{43}}")
+
+
+class NewKey(NamedTuple):
+    """A key, which is shown once and not stored, and the two parts of its entry."""
+
+    key: str
+    id: str
+    sha256: str
+
+
+def new_key() -> NewKey:
+    """A random key."""
+    key_id = "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
+    key = f"{PREFIX}{key_id}_{secrets.token_urlsafe(_SECRET_BYTES)}"
+    return NewKey(key, key_id, hashlib.sha256(key.encode()).hexdigest())
+
+
+class _Stored(NamedTuple):
+    digest: bytes
+    principal: Principal
+    expires: float
+
+
+class ApiKeys:
+    """The keys of a server."""
+
+    def __init__(self, entries: Iterable[KeyEntry] = ()) -> None:
+        self._stored = {
+            entry.id: _Stored(
+                bytes.fromhex(entry.sha256),
+                entry.principal,
+                float("inf") if entry.expires is None else entry.expires.timestamp(),
+            )
+            for entry in entries
+        }
+        nobody = Principal("nobody", Role.CALLER, "nobody")
+        # Compared with where no key has the id, so that a refusal takes the same time with a known and an unknown one.
+        self._nobody = _Stored(bytes(hashlib.sha256().digest_size), nobody, expires=float("-inf"))
+
+    def principal(self, key: str, now: float) -> Principal:
+        """Whose key it is.
+
+        Args:
+            now: seconds since 1970.
+
+        Raises:
+            UnauthenticatedError: it is not a valid key.
+        """
+        form = _FORM.fullmatch(key)
+        if form is None:
+            raise UnauthenticatedError("not an API key")
+        digest = hashlib.sha256(key.encode()).digest()
+        stored = self._stored.get(form[1], self._nobody)
+        same = hmac.compare_digest(digest, stored.digest)
+        if not same:
+            raise UnauthenticatedError(
+                "unknown API key" if stored is self._nobody else f"wrong secret of key {form[1]}"
+            )
+        if stored.expires <= now:
+            raise UnauthenticatedError(f"key {form[1]} has expired")
+        return stored.principal

@@ -1,0 +1,211 @@
+"""The file of API keys and client certificates: YAML, read by servers, changed by `draftwood key`.
+
+keys:
+- {id: 4k2m…, tenant: acme, role: caller, sha256: 9f86…, created: 2026-11-22T12:00:00Z, expires: 2027-11-22T12:00:00Z}
+certificates:
+- {name: spiffe://acme.example/billing, tenant: acme, role: caller}
+- {common_name: ops.example, role: operator}
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Self
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
+
+from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
+from draftwood_service.auth.principal import Principal, Role
+
+SETTING = "auth_file"
+
+
+def _role(given: object) -> object:
+    role = given if isinstance(given, Role) else Role.of(str(given))
+    if role is None:
+        raise ValueError(f"must be one of {', '.join(role.label for role in Role)}")
+    return role
+
+
+def _in_utc(given: datetime) -> datetime:
+    return given.replace(tzinfo=UTC) if given.tzinfo is None else given.astimezone(UTC)
+
+
+RoleByLabel = Annotated[Role, BeforeValidator(_role), PlainSerializer(lambda role: role.label)]
+Instant = Annotated[
+    datetime, AfterValidator(_in_utc), PlainSerializer(lambda at: f"{at:%Y-%m-%dT%H:%M:%SZ}", when_used="unless-none")
+]
+"""A time without a zone is UTC."""
+
+
+class _Entry(BaseModel, ABC):
+    """A credential. `tenant` is None only for operators."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tenant: str | None = None
+    role: RoleByLabel = Role.CALLER
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """Name of the principal."""
+
+    @property
+    def principal(self) -> Principal:
+        """Whose credential it is."""
+        return Principal(self.label, self.role, self.tenant)
+
+    @model_validator(mode="after")
+    def _has_principal(self) -> Self:
+        try:
+            _ = self.principal
+        except InvalidValueError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+
+class KeyEntry(_Entry):
+    """What is stored of an API key.
+
+    Attributes:
+        sha256: of the whole key, hexadecimal.
+        expires: None for a key that is valid until it is revoked.
+        note: for people.
+    """
+
+    id: str = Field(pattern="^[a-z0-9]{12}$")
+    sha256: str = Field(pattern="^[0-9a-f]{64}$", repr=False)
+    created: Instant
+    expires: Instant | None = None
+    note: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"key:{self.id}"
+
+
+class CertificateEntry(_Entry):
+    """Whose the certificates with this name are. Exactly one of the names is set.
+
+    Attributes:
+        name: one of the subject alternative names: of a host, a URI, an address.
+        common_name: of the subject.
+    """
+
+    name: str | None = None
+    common_name: str | None = None
+
+    @property
+    def label(self) -> str:
+        return f"certificate:{self.name or self.common_name}"
+
+    @model_validator(mode="after")
+    def _has_one_name(self) -> Self:
+        if bool(self.name) == bool(self.common_name):
+            raise ValueError("must have either name (a subject alternative name) or common_name")
+        return self
+
+
+class AuthFile(BaseModel):
+    """The content of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    keys: tuple[KeyEntry, ...] = ()
+    certificates: tuple[CertificateEntry, ...] = ()
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        labels = Counter(entry.label for entry in (*self.keys, *self.certificates))
+        for label, times in labels.most_common(1):
+            if times > 1:
+                raise ValueError(f"{label} occurs twice")
+        return self
+
+
+def parse(data: bytes) -> AuthFile:
+    """The content of a file.
+
+    Raises:
+        InvalidInputError: it is not such a file, with the place of the first error.
+    """
+    try:
+        content = yaml.safe_load(data)
+        return AuthFile.model_validate({} if content is None else content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+        problem = f"{place}: {first['msg']}" if place else first["msg"]
+        raise InvalidInputError(SETTING, None, problem.replace("Value error, ", "")) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InvalidInputError(SETTING, None, f"not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def read(path: Path) -> AuthFile:
+    """The file's content. Raises InvalidInputError if it cannot be read."""
+    try:
+        return parse(path.read_bytes())
+    except OSError as error:
+        raise InvalidInputError(SETTING, path, f"cannot be read: {error.strerror}") from None
+
+
+@contextmanager
+def updated(path: Path) -> Iterator[list[KeyEntry]]:
+    """The keys of a file, which is written with what the caller changes in the list. Comments are lost.
+
+    A missing file is made, for its owner alone. One process at a time changes the files of a folder; readers see the
+    old file or the new one.
+
+    Raises:
+        InvalidInputError: the file cannot be read or written.
+    """
+    try:
+        folder = os.open(path.parent, os.O_RDONLY)
+    except OSError as error:
+        raise InvalidInputError(SETTING, path, f"cannot be written: {error.strerror}") from None
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        content = read(path) if path.exists() else AuthFile()
+        keys = [*content.keys]
+        yield keys
+        entries = AuthFile(keys=tuple(keys), certificates=content.certificates).model_dump(exclude_none=True)
+        _write(path, yaml.safe_dump(_listed(entries), sort_keys=False, allow_unicode=True))
+    finally:
+        os.close(folder)
+
+
+def _listed(entries: dict[str, object]) -> dict[str, object]:
+    """With lists in place of tuples, which YAML would tag."""
+    return {name: [*some] if isinstance(some, tuple) else some for name, some in entries.items()}
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    try:
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+        part.unlink(missing_ok=True)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise InvalidInputError(SETTING, path, f"cannot be written: {error.strerror}") from None

@@ -1,0 +1,129 @@
+"""From a credential to its principal."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from draftwood_service.auth import auth_file
+from draftwood_service.auth.api_keys import PREFIX, ApiKeys
+from draftwood_service.auth.errors import UnauthenticatedError
+from draftwood_service.auth.followed_file import FollowedFile
+from draftwood_service.auth.principal import ANYONE, Principal
+from draftwood_service.settings import Settings
+
+if TYPE_CHECKING:
+    from draftwood_service.auth.tokens import TokenVerifier
+
+
+class CertificateNames(NamedTuple):
+    """Of a client certificate that TLS has verified.
+
+    Attributes:
+        alternative: its subject alternative names.
+        common: common names of its subject.
+    """
+
+    alternative: tuple[str, ...]
+    common: tuple[str, ...]
+
+
+class _FromFile:
+    """What calls need of the file."""
+
+    def __init__(self, data: bytes) -> None:
+        content = auth_file.parse(data)
+        self.keys = ApiKeys(content.keys)
+        self.by_name = {entry.name: entry.principal for entry in content.certificates if entry.name}
+        self.by_common_name = {one.common_name: one.principal for one in content.certificates if one.common_name}
+
+    def of_certificate(self, names: CertificateNames) -> Principal | None:
+        """Whose certificate it is; alternative names count before common ones."""
+        for known, given in ((self.by_name, names.alternative), (self.by_common_name, names.common)):
+            for name in given:
+                if name in known:
+                    return known[name]
+        return None
+
+
+class Authenticator:
+    """Knows the credentials of a server. Used from one event loop.
+
+    Attributes:
+        is_open: there are none; every call is `ANYONE`'s.
+
+    Raises:
+        InvalidInputError: a file of the settings cannot be read.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.is_open = not settings.has_credentials
+        path = settings.auth_file
+        self._file = None if path is None else FollowedFile(auth_file.SETTING, path, _FromFile)
+        self._tokens = _token_verifier(settings)
+        self._following: list[asyncio.Task[None]] = []
+
+    @property
+    def uses_certificates(self) -> bool:
+        """Whether client certificates are credentials."""
+        return self._file is not None and bool(self._file.value.by_name or self._file.value.by_common_name)
+
+    async def principal(self, bearer: str | None, certificate: CertificateNames | None) -> Principal:
+        """The caller.
+
+        Args:
+            bearer: API key or token of the call. If there is one, it alone counts.
+            certificate: names of the client's.
+
+        Raises:
+            UnauthenticatedError: the call has no valid credential.
+            IssuerUnavailableError: it has a token, and the issuer's keys are not known.
+        """
+        if self.is_open:
+            return ANYONE
+        if bearer is not None:
+            if self._file is not None and (self._tokens is None or bearer.startswith(PREFIX)):
+                return self._file.value.keys.principal(bearer, time.time())
+            if self._tokens is not None:
+                return await self._tokens.principal(bearer, time.time())
+        elif self._file is not None and certificate is not None:
+            principal = self._file.value.of_certificate(certificate)
+            if principal is None:
+                raise UnauthenticatedError("unknown certificate")
+            return principal
+        raise UnauthenticatedError("no credential")
+
+    def start(self) -> None:
+        """Follows changes of files and keys from now on."""
+        followed = [one.follow() for one in (self._file, self._tokens) if one is not None]
+        self._following = [asyncio.create_task(following) for following in followed]
+
+    async def close(self) -> None:
+        """Ends what `start` began."""
+        for task in self._following:
+            task.cancel()
+        await asyncio.gather(*self._following, return_exceptions=True)
+
+
+def _token_verifier(settings: Settings) -> TokenVerifier | None:
+    source, issuer, audience = settings.jwt_jwks, settings.jwt_issuer, settings.jwt_audience
+    if source is None or issuer is None or audience is None:
+        return None
+    # Cryptography takes a tenth of a second to import, and most servers have no tokens.
+    from draftwood_service.auth.jwks import JwksFile, JwksUrl
+    from draftwood_service.auth.tokens import TokenRules, TokenVerifier
+
+    rules = TokenRules(
+        issuer=issuer,
+        audience=audience,
+        algorithms=settings.jwt_algorithms,
+        tenant_claim=settings.jwt_tenant_claim,
+        role_claim=settings.jwt_role_claim,
+        leeway=settings.jwt_leeway,
+    )
+    make = (
+        JwksUrl(source, rules.algorithms) if source.startswith("https://") else JwksFile(Path(source), rules.algorithms)
+    )
+    return TokenVerifier(make, rules)

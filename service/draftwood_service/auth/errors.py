@@ -1,0 +1,45 @@
+"""Why a call is refused.
+
+DraftwoodError
+├── UnauthenticatedError      the call has no valid credential
+├── PermissionDeniedError     its credential does not allow what it asks for
+└── IssuerUnavailableError    tokens cannot be verified, since the issuer's keys were never read
+"""
+
+from __future__ import annotations
+
+from draftwood_model_runner.errors import DraftwoodError
+
+
+class UnauthenticatedError(DraftwoodError):
+    """The call has no valid credential. The text is the same for all causes, so that it helps nobody to guess one.
+
+    Attributes:
+        cause: for the server's log.
+    """
+
+    def __init__(self, cause: str) -> None:
+        accepted = "an API key or a token as 'authorization: Bearer ...', or a client certificate"
+        super().__init__(f"the call has no valid credential: {accepted}")
+        self.cause = cause
+
+
+class PermissionDeniedError(DraftwoodError):
+    """The credential is valid, and does not allow the call.
+
+    Attributes:
+        principal: name of the caller, for the server's log.
+        tenant: that the caller named; None if the method is refused whatever the tenant.
+    """
+
+    def __init__(self, problem: str, principal: str, tenant: str | None = None) -> None:
+        super().__init__(problem)
+        self.principal = principal
+        self.tenant = tenant
+
+
+class IssuerUnavailableError(DraftwoodError):
+    """Tokens cannot be verified, since no current keys of the issuer could be read."""
+
+    def __init__(self) -> None:
+        super().__init__("tokens cannot be verified at the moment; try again later")

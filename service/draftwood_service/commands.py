@@ -1,0 +1,202 @@
+"""`draftwood serve`: from settings to a running server. Every failure is reported as one line."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import gc
+import os
+import shutil
+import signal
+import socket
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+import uvloop
+
+from draftwood_model_runner.errors import DraftwoodError, InvalidInputError
+from draftwood_model_runner.loading.checkpoint import require_folder
+from draftwood_service.config import SettingsError, read_settings
+from draftwood_service.engine.process import EngineProcess
+from draftwood_service.listening import require_free
+from draftwood_service.logging_config import configure_logging
+from draftwood_service.settings import Settings
+from draftwood_service.telemetry import opened_telemetry
+
+if TYPE_CHECKING:
+    from draftwood_service.engine.bridge import EngineBridge
+    from draftwood_service.serving import ServedModel
+
+_log = structlog.get_logger("draftwood")
+
+_USAGE_ERROR = 2
+_FAILURE = 1
+
+
+def serve(args: list[str]) -> int | None:
+    """Serves until SIGTERM or SIGINT, which drain; a second SIGINT exits at once.
+
+    Returns:
+        The exit status: 0 after a drain, 2 for a bad setting, 1 for any other reason not to serve, among them an engine
+        that died more often than it is restarted, so that who runs the service starts it anew.
+    """
+    try:
+        settings = read_settings(args, os.environ)
+    except SettingsError as error:
+        return _fail(error, _USAGE_ERROR)
+    configure_logging(settings.log_level, settings.log_format)
+    try:
+        return uvloop.run(_serve(settings))
+    except DraftwoodError as error:
+        return _fail(error, _FAILURE)
+
+
+def _fail(error: DraftwoodError, status: int) -> int:
+    print(f"draftwood serve: {error}", file=sys.stderr)
+    return status
+
+
+async def _serve(settings: Settings) -> int:
+    require_free(settings)
+    require_folder(settings.model_path)
+    _copy_compiled(settings)
+    starting = asyncio.create_task(_start_engine(settings))
+    await asyncio.sleep(0)  # its process starts; what follows is imported meanwhile
+    from draftwood_service.rpc.bound import BoundServer
+
+    async with AsyncExitStack() as at_failure:
+        at_failure.push_async_callback(_abandon, starting)
+        telemetry = opened_telemetry(settings)
+        at_failure.push_async_callback(telemetry.close)
+        bound = BoundServer(settings, telemetry)
+        at_failure.push_async_callback(bound.close)
+        await bound.start()
+        _warn_of_access(settings)
+        _log.info("loading", address=bound.address, model=settings.model_path)
+        bridge, model = await starting
+        from draftwood_service.rpc.server import RunningServer
+
+        server = RunningServer(bound, model, bridge)
+        at_failure.pop_all()
+    gc.collect()
+    gc.freeze()  # a collection that scans all that was imported would stop all streams and health checks
+    await server.start()
+    stopping = _stop_signals()
+    _log.info("serving", address=bound.address, model=model.name, device=model.device, dtype=model.dtype)
+    if settings.ready_file is not None:
+        _write_whole(settings.ready_file, bound.address + "\n")
+    waiting = [asyncio.create_task(event.wait()) for event in (stopping, server.recovery.failed)]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    await server.stop()
+    return _FAILURE if server.recovery.failed.is_set() else 0
+
+
+def _warn_of_access(settings: Settings) -> None:
+    if settings.auth == "open":
+        _log.warning("anyone who reaches the port may call, as operator", auth="open", host=settings.host)
+    elif settings.has_credentials and settings.tls_cert is None and not settings.is_local:
+        _log.warning("credentials travel in clear text, unless something before this server adds TLS: see --tls-cert")
+
+
+def _copy_compiled(settings: Settings) -> None:
+    """Copies compiled functions to where numba looks for them: it uses no folder that it cannot write to.
+
+    Raises:
+        InvalidInputError: there is nothing to copy, or no place to copy it to.
+    """
+    source, target = settings.compiled_functions, os.environ.get("NUMBA_CACHE_DIR")
+    if source is None:
+        return
+    if not target:
+        raise InvalidInputError("compiled_functions", source, "needs the environment variable NUMBA_CACHE_DIR")
+    try:
+        shutil.copytree(source, target, dirs_exist_ok=True)
+    except (OSError, shutil.Error) as error:
+        raise InvalidInputError("compiled_functions", source, f"cannot be copied to {target}: {error}") from None
+
+
+async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
+    """Starts the engine's process before it first waits, and loads the tokenizer meanwhile.
+
+    Raises:
+        DraftwoodError: the model does not exist, or cannot be served.
+    """
+    runner = EngineProcess(settings)
+    connection, theirs = socket.socketpair()
+    runner.start(theirs)
+
+    def leave(*signal_and_frame: object) -> None:
+        runner.kill()
+        os._exit(128 + signal.SIGINT)
+
+    signal.signal(signal.SIGINT, leave)  # there is nothing to drain yet
+    try:
+        await asyncio.sleep(0)
+        await asyncio.to_thread(_prepare, settings)  # health checks are answered meanwhile
+    except BaseException:
+        connection.close()
+        runner.join(0.0)
+        raise
+    from draftwood_model_runner.loading.tokenizer import load_tokenizer
+    from draftwood_model_runner.sampling.grammar_trial import GrammarTrials
+    from draftwood_service.engine.bridge import EngineBridge
+    from draftwood_service.serving import RemoteModel
+
+    bridge = EngineBridge(
+        runner,
+        max_running=settings.max_running,
+        max_waiting=settings.max_waiting,
+    )
+    loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, settings.model_path))
+    try:
+        info = await bridge.start(connection)
+        tokenizer = await loading
+    except BaseException:
+        loading.cancel()
+        await bridge.close()
+        raise
+    trials = GrammarTrials(tokenizer.vocabulary(info.vocab_size))
+    atexit.register(trials.close)
+    return bridge, RemoteModel(**vars(info), tokenizer=tokenizer, grammars=trials)
+
+
+async def _abandon(starting: asyncio.Task[tuple[EngineBridge, ServedModel]]) -> None:
+    starting.cancel()
+    await asyncio.wait([starting])
+
+
+def _prepare(settings: Settings) -> None:
+    """Imports what takes long, and checks the tenants file. Raises InvalidInputError."""
+    import draftwood_service.rpc.server  # noqa: F401
+    from draftwood_service.rpc.parsing.wire_size import compile_counter
+    from draftwood_service.tenants.file import read_file
+    from draftwood_service.tenants.reading import ServerLimits
+
+    if settings.tenants_file is not None:
+        read_file(settings.tenants_file, ServerLimits.of(settings))
+    compile_counter()
+
+
+def _stop_signals() -> asyncio.Event:
+    """An event that is set by SIGTERM and SIGINT; a second SIGINT ends the process."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def interrupt() -> None:
+        if stopping.is_set():
+            os._exit(128 + signal.SIGINT)
+        stopping.set()
+
+    loop.add_signal_handler(signal.SIGTERM, stopping.set)
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    return stopping
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Writes a file in one step for readers: under another name first, then renamed."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)

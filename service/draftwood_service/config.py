@@ -1,0 +1,154 @@
+"""Reads settings from flags, environment and a YAML file, and keeps the source of each value for error messages.
+
+Uses the names of `Settings`' fields, not their meaning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from pydantic import ValidationError
+
+from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
+from draftwood_service.settings import Settings, default_shown
+
+ENV_PREFIX = "DRAFTWOOD_"
+CLIENT_VARIABLES = frozenset({"DRAFTWOOD_TARGET", "DRAFTWOOD_TENANT", "DRAFTWOOD_API_KEY", "DRAFTWOOD_TOKEN"})
+"""Variables of the client's commands, which may be set in the same environment."""
+_RANGE_ERRORS = frozenset(
+    {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "literal_error", "value_error"}
+)
+"""pydantic's types of errors for values outside a range or set; the others are values that cannot be parsed."""
+
+
+class SettingsError(DraftwoodError):
+    """A setting is unknown or wrong; the text is one line.
+
+    Attributes:
+        field, allowed: of `error`.
+        source: of the value: a flag, an environment variable or a file; "" for a default.
+    """
+
+    def __init__(self, error: InvalidValueError, source: str) -> None:
+        super().__init__(f"{error} (from {source})" if source else str(error))
+        self.field = error.field
+        self.allowed = error.allowed
+        self.source = source
+
+
+def read_settings(args: list[str], environ: Mapping[str, str], prog: str = "draftwood serve") -> Settings:
+    """The settings of command-line arguments, environment, and the YAML file that --config or DRAFTWOOD_CONFIG names.
+
+    Raises:
+        SettingsError: a setting is unknown or wrong.
+        SystemExit: --help was given; help has been printed.
+    """
+    flags = _flags(args, prog)
+    env = {key[len(ENV_PREFIX) :].lower(): text for key, text in _own(environ).items() if text != ""}
+    _refuse_unknown(env, lambda key: ENV_PREFIX + key.upper(), "the environment", [*Settings.model_fields, "config"])
+    config = flags.pop("config", None) or env.pop("config", None)
+    env.pop("config", None)
+
+    merged: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    if config is not None:
+        for key, value in _yaml(Path(config)).items():
+            merged[key], sources[key] = value, config
+    for key, text in env.items():
+        merged[key], sources[key] = text, ENV_PREFIX + key.upper()
+    for key, text in flags.items():
+        merged[key], sources[key] = text, flag(key)
+    try:
+        return Settings(**merged)
+    except ValidationError as error:
+        raise _first_error(error, sources) from None
+
+
+def flag(key: str) -> str:
+    """The command-line flag of a field."""
+    return "--" + key.replace("_", "-")
+
+
+def parser(prog: str) -> argparse.ArgumentParser:
+    """A parser for all fields. Values stay strings, which `Settings` parses and validates."""
+    result = _Parser(
+        prog=prog,
+        description="Serve a model over gRPC.",
+        epilog="A flag takes precedence over its environment variable, and that over the YAML file.",
+        allow_abbrev=False,
+    )
+    result.add_argument("--config", metavar="FILE", help="YAML file of settings (env DRAFTWOOD_CONFIG)")
+    for key, field in Settings.model_fields.items():
+        text = f"{field.description} (default {default_shown(key)}; env {ENV_PREFIX}{key.upper()})"
+        choices = getattr(field.annotation, "__args__", ())
+        named = bool(choices) and all(isinstance(choice, str) for choice in choices)
+        metavar = "|".join(choices) if named else key.rsplit("_", 1)[-1].upper()
+        result.add_argument(flag(key), dest=key, metavar=metavar, help=text.replace("%", "%%"))
+    return result
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises the errors that argparse would print before exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        error = InvalidInputError("arguments", None, f"{message}; see {self.prog} --help")
+        raise SettingsError(error, "the command line")
+
+
+def _flags(args: list[str], prog: str) -> dict[str, str]:
+    parsed, unknown = parser(prog).parse_known_args(args)
+    if unknown:
+        names = [flag(key) for key in [*Settings.model_fields, "config"]]
+        name = unknown[0].split("=", 1)[0]
+        raise SettingsError(_unknown(name, names, "flag"), "the command line")
+    return {key: value for key, value in vars(parsed).items() if value is not None}
+
+
+def _own(environ: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in environ.items() if key.startswith(ENV_PREFIX) and key not in CLIENT_VARIABLES}
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(InvalidInputError("config", path, str(error.strerror).lower()), "") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problem = f"not valid YAML: {' '.join(str(error).split())}"
+        raise SettingsError(InvalidInputError("config", path, problem), "") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(InvalidInputError("config", path, "must contain one mapping of settings"), "")
+    _refuse_unknown(content, str, str(path), list(Settings.model_fields))
+    return content
+
+
+def _refuse_unknown(values: Mapping[Any, Any], shown: Any, source: str, known: list[str]) -> None:
+    for key in values:
+        if key not in known:
+            raise SettingsError(_unknown(shown(key), [shown(name) for name in known], "setting"), source)
+
+
+def _unknown(name: str, known: Iterable[str], what: str) -> InvalidInputError:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+    return InvalidInputError(name, None, f"no such {what}; {hint}")
+
+
+def _first_error(error: ValidationError, sources: Mapping[str, str]) -> SettingsError:
+    details = error.errors(include_url=False)[0]
+    cause = details.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidValueError):
+        return SettingsError(cause, sources.get(cause.field.partition("[")[0], ""))
+    key, value = str(details["loc"][0]), details["input"]
+    if details["type"] in _RANGE_ERRORS:
+        allowed = str(cause) if cause else details["msg"].replace("Input should be", "it must be", 1)
+        return SettingsError(InvalidValueError(key, value, allowed), sources.get(key, ""))
+    problem = details["msg"].replace("Input should be", "must be", 1).partition(",")[0]
+    return SettingsError(InvalidInputError(key, value, problem), sources.get(key, ""))

@@ -1,0 +1,338 @@
+"""Between the service's requests and their engine.
+
+Requests and cancellations are sent through the link at once; step outputs come back, one or several steps a message,
+and are queued in each request's stream. The engine never waits for a reader, and no reader waits for an engine that has
+ended. Contains nothing of gRPC, or of where the engine runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any, Protocol, TypeVar
+
+import structlog
+
+from draftwood_model_runner.errors import EngineStoppedError
+from draftwood_service.audits.results import AuditResult
+from draftwood_service.engine.admission import to_refuse
+from draftwood_service.engine.link import (
+    Add,
+    Audited,
+    Cancel,
+    Died,
+    FromEngine,
+    Link,
+    MemoryRequest,
+    MemoryResponse,
+    Pause,
+    Ready,
+    Reported,
+    Resume,
+    SequenceOutput,
+    Stepped,
+)
+from draftwood_service.engine.reporting.report import ReportHistory
+from draftwood_service.engine.stream import Sample, Stream
+from draftwood_service.errors import QueueFullError, ReaderStalledError, ShuttingDownError
+from draftwood_service.memory.operations import MemoryOperation
+
+_log = structlog.get_logger(__name__)
+
+_MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 10.0
+_SMOOTHING = 0.1
+"""The delay that a refused client is advised is the mean duration of requests, an exponential average with this weight,
+over the number that run together, within these bounds. Not tuned: it is an estimate."""
+_JOIN_SECONDS = 5.0
+"""For an engine that has died to end before another one is started. Not tuned."""
+
+Result = TypeVar("Result")
+
+
+class EngineRunner(Protocol):
+    """Where the engine runs: `process.EngineProcess`, or `thread.EngineThread`."""
+
+    def start(self, connection: socket.socket) -> None:
+        """Starts the engine at the other end of `connection` and takes over the socket; returns at once."""
+
+    def join(self, seconds: float) -> bool:
+        """Waits until the engine has ended after the link was closed, and kills it if that is possible. Blocks.
+
+        Returns:
+            Whether it ended by itself within `seconds`.
+        """
+
+    @property
+    def end(self) -> str:
+        """How it ended, for an error message."""
+
+
+class EngineBridge:
+    """Admits requests to an engine and delivers its outputs. All methods are for the event loop that started it.
+
+    Args:
+        runner: where the engine runs.
+        max_running: sequences that the engine decodes together.
+        max_waiting: further sequences that are admitted.
+
+    Attributes:
+        weight_of: the share of a tenant in these, relative to others.
+        on_stopped: called when the engine has died; `restart` starts another.
+        on_audited: called with the result of each audit.
+        reports: of the engine, one a second.
+    """
+
+    def __init__(
+        self,
+        runner: EngineRunner,
+        *,
+        max_running: int,
+        max_waiting: int,
+    ) -> None:
+        self.on_stopped: Callable[[], None] = lambda: None
+        self.weight_of: Callable[[str], float] = lambda tenant: 1.0
+        self.on_audited: Callable[[AuditResult], None] = lambda result: None
+        self.reports = ReportHistory()
+        self._runner = runner
+        self._max_running = max_running
+        self._max_live = max_running + max_waiting
+        self._live: set[Stream] = set()
+        self._ids = count()
+        self._by_id: dict[int, tuple[Stream, Sample]] = {}
+        self._memory_calls: dict[int, asyncio.Future[Any]] = {}
+        self._started_with: Any = None
+        self._stopped = False
+        self._draining = False
+        self._other_calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._request_seconds = 1.0
+        self._link: Link | None = None
+
+    @property
+    def live(self) -> int:
+        """Slots of requests that were admitted and have not ended."""
+        return sum(stream.slots for stream in self._live)
+
+    @property
+    def stopped(self) -> bool:
+        """The engine was closed, or has died and was not restarted yet."""
+        return self._stopped
+
+    @property
+    def draining(self) -> bool:
+        """No request is admitted any more, since the service stops."""
+        return self._draining
+
+    async def start(self, connection: socket.socket | None = None) -> Any:
+        """Starts the engine, and returns its `Ready.info` once it is loaded.
+
+        Args:
+            connection: to the engine, if the runner has started it already.
+
+        Raises:
+            Exception: the error that kept the engine from being loaded.
+        """
+        loop = asyncio.get_running_loop()
+        self._started: asyncio.Future[Any] = loop.create_future()
+        if connection is None:
+            connection, theirs = socket.socketpair()
+            self._runner.start(theirs)
+        _, self._link = await loop.create_connection(lambda: Link(self._receive, self._lost), sock=connection)
+        info = await self._started
+        self.reports.at = time.monotonic()
+        if not self._stopped:
+            self._started_with = info
+        return info
+
+    async def restart(self) -> None:
+        """Starts the engine anew after it died. Requests are admitted again when it is loaded.
+
+        Raises:
+            ShuttingDownError: the bridge drains or was closed.
+            EngineStoppedError: the model is not the one that was served before.
+            Exception: the error that kept the engine from being loaded.
+        """
+        if self._link is not None:
+            self._link.close()
+        await asyncio.to_thread(self._runner.join, _JOIN_SECONDS)
+        if self._draining:
+            raise ShuttingDownError()
+        self.reports.restarted()
+        if await self.start() != self._started_with:
+            raise EngineStoppedError("another model was loaded")
+        self._stopped = False
+
+    def admit(self, slots: int = 1, tenant: str = "") -> Stream:
+        """Reserves slots for one more request, one for each of its samples, until the stream is closed.
+
+        A tenant may hold all slots. When they are taken and another one comes that holds less for its weight, requests
+        of the first end instead, the newest first: those that are paused, and then those that have not begun.
+
+        Raises:
+            EngineStoppedError, ShuttingDownError: no request is admitted any more.
+            QueueFullError: fewer slots are free.
+        """
+        if self._stopped:
+            raise EngineStoppedError("the engine has stopped")
+        if self._draining:
+            raise ShuttingDownError()
+        refused = to_refuse(self._live, slots, tenant, self._max_live, self.weight_of)
+        if refused is None:
+            raise self._full()
+        for stream in refused:
+            stream.fail(ReaderStalledError(stream.unread_for()) if stream.paused else self._full())
+        stream = Stream(self._submit, self._release, slots, tenant, self._set_paused)
+        self._live.add(stream)
+        self._idle.clear()
+        return stream
+
+    def _full(self) -> QueueFullError:
+        estimate = self._request_seconds / self._max_running
+        return QueueFullError(self._max_live, min(max(estimate, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS))
+
+    async def run_operation(self, operation: MemoryOperation[Result]) -> Result:
+        """Runs an operation on the memories in the engine's process. Cancelling the call does not stop the operation.
+
+        Raises:
+            EngineStoppedError: the engine has stopped.
+            Exception: the operation's error.
+        """
+        if self._stopped or self._link is None:
+            raise EngineStoppedError("the engine has stopped")
+        call_id = next(self._ids)
+        call: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._memory_calls[call_id] = call
+        self._link.send(MemoryRequest(call_id, operation))
+        try:
+            return await call
+        finally:
+            del self._memory_calls[call_id]
+
+    @contextmanager
+    def other_call(self) -> Iterator[None]:
+        """Counts a call that is no request as live: for `wait_idle`.
+
+        Raises:
+            ShuttingDownError: the service drains.
+        """
+        if self._draining:
+            raise ShuttingDownError()
+        self._other_calls += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._other_calls -= 1
+            self._settle()
+
+    def drain(self) -> None:
+        """Admits no further request, and refuses those that wait; as many as run together continue."""
+        self._draining = True
+        left = self._max_running - sum(stream.slots for stream in self._live if stream.begun)
+        for stream in sorted(self._live, key=lambda stream: stream.admitted_at):
+            if not stream.begun:
+                left -= stream.slots
+                if left < 0:
+                    stream.fail(ShuttingDownError())
+
+    async def wait_idle(self, seconds: float) -> bool:
+        """Waits until no request or other call is live; returns whether that happened within `seconds`."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def fail_live(self, make_error: Callable[[], Exception]) -> None:
+        """Ends every live stream and every call of `run_operation` with an error of its own."""
+        for call in self._memory_calls.values():
+            if not call.done():
+                call.set_exception(make_error())
+        for stream in tuple(self._live):
+            stream.fail(make_error())
+
+    async def close(self, seconds: float = 10.0) -> bool:
+        """Ends what is live, closes the link and waits until the engine has ended; idempotent.
+
+        Returns:
+            Whether the engine ended by itself within `seconds`.
+        """
+        self._draining = self._stopped = True
+        self.fail_live(ShuttingDownError)
+        if self._link is not None:
+            self._link.close()
+        ended = await asyncio.to_thread(self._runner.join, seconds)
+        if not ended:
+            _log.error("engine does not stop", waited_seconds=seconds)
+        return ended
+
+    def _submit(self, stream: Stream, samples: tuple[Sample, ...]) -> None:
+        if self._stopped or self._link is None:
+            raise EngineStoppedError("the engine has stopped")
+        by_id = {next(self._ids): sample for sample in samples}
+        stream.ids = list(by_id)
+        self._by_id |= {sequence_id: (stream, sample) for sequence_id, sample in by_id.items()}
+        self._link.send(Add({one: sample.request for one, sample in by_id.items()}, self.weight_of(stream.tenant)))
+
+    def _set_paused(self, stream: Stream) -> None:
+        if self._link is not None:
+            self._link.send(Pause(stream.ids) if stream.paused else Resume(stream.ids))
+
+    def _release(self, stream: Stream) -> None:
+        self._live.discard(stream)
+        for sequence_id in stream.ids:
+            del self._by_id[sequence_id]
+        if stream.ids:
+            if not stream.finished and self._link is not None:
+                self._link.send(Cancel(stream.ids))
+            self._request_seconds += _SMOOTHING * (time.perf_counter() - stream.admitted_at - self._request_seconds)
+        self._settle()
+
+    def _settle(self) -> None:
+        if not (self._live or self._other_calls):
+            self._idle.set()
+
+    def _receive(self, message: FromEngine) -> None:
+        match message:
+            case Stepped(outputs):
+                for output in outputs:
+                    self._deliver(output)
+            case MemoryResponse(call_id, result, error):
+                call = self._memory_calls.get(call_id)
+                if call is not None and not call.done():
+                    call.set_result(result) if error is None else call.set_exception(error)
+            case Audited(result):
+                self.on_audited(result)
+            case Reported(report):
+                self.reports.add(report)
+            case Ready(info):
+                if not self._started.done():
+                    self._started.set_result(info)
+            case Died(error):
+                self._died(error)
+
+    def _deliver(self, output: SequenceOutput) -> None:
+        stream, sample = self._by_id.get(output.id, (None, None))
+        if stream is not None and sample is not None:
+            stream.put(sample, output)
+
+    def _lost(self) -> None:
+        if not self._stopped or not self._started.done():
+            self._died(EngineStoppedError(self._runner.end))
+
+    def _died(self, error: BaseException) -> None:
+        if not self._started.done():
+            self._started.set_exception(error)
+            return
+        if self._stopped:
+            return
+        self._stopped = True
+        _log.error("engine died", live=len(self._live), error=f"{type(error).__name__}: {error}")
+        self.fail_live(lambda: EngineStoppedError("the engine has stopped"))
+        self.on_stopped()

@@ -1,0 +1,243 @@
+"""The link between the service and its engine: one stream socket with pickled messages both ways.
+
+The engine runs in a process of its own, so that gRPC's threads and the engine's never wait for the same interpreter
+lock. `Link` is the event loop's end, `EngineEnd` the engine's. Both ends are this program: nothing from outside is
+unpickled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeAlias, cast
+
+from draftwood_model_runner.output import Finish, TokenLogprobs, VerifiedTree
+from draftwood_model_runner.request import Request
+from draftwood_model_runner.statistics import SequenceStats
+from draftwood_service.audits.results import AuditResult
+from draftwood_service.engine.reporting.report import EngineReport
+from draftwood_service.memory.operations import MemoryOperation
+
+_HEADER = struct.Struct("!I")
+_CHUNK = 1 << 18
+"""Bytes per read; an ordinary message has a few hundred. Not tuned."""
+
+
+class Add(NamedTuple):
+    """To the engine: the samples of one request by their ids on the link, and the weight of its tenant."""
+
+    requests: dict[int, Request]
+    weight: float = 1.0
+
+
+class Cancel(NamedTuple):
+    """To the engine: ends sequences without further output."""
+
+    ids: list[int]
+
+
+class Pause(NamedTuple):
+    """To the engine: sequences give up their slots until `Resume`."""
+
+    ids: list[int]
+
+
+class Resume(NamedTuple):
+    """To the engine: paused sequences wait for slots again."""
+
+    ids: list[int]
+
+
+class MemoryRequest(NamedTuple):
+    """To the engine's process: an operation on memories, which one `MemoryResponse` with the same id follows."""
+
+    id: int
+    operation: MemoryOperation[Any]
+
+
+class MemoryResponse(NamedTuple):
+    """From the engine's process: the operation's result, or its error."""
+
+    id: int
+    result: Any
+    error: BaseException | None
+
+
+class Ready(NamedTuple):
+    """From the engine: it is loaded; `info` is its `ModelInfo`."""
+
+    info: Any
+
+
+class SequenceOutput(NamedTuple):
+    """One sequence's part of a step, as in `StepOutput`; `stats` come with the first output and the last."""
+
+    id: int
+    token_ids: list[int]
+    texts: list[str]
+    drafted: list[bool]
+    finish: Finish | None
+    logprobs: list[TokenLogprobs]
+    stats: SequenceStats | None
+    trees: SequenceOf[VerifiedTree] = ()
+
+
+class Stepped(NamedTuple):
+    """From the engine: the outputs of one or several steps, in order."""
+
+    outputs: list[SequenceOutput]
+
+
+class Audited(NamedTuple):
+    """From the engine: an answer was decoded again."""
+
+    result: AuditResult
+
+
+class Reported(NamedTuple):
+    """From the engine: its work and load, once a second."""
+
+    report: EngineReport
+
+
+class Died(NamedTuple):
+    """From the engine: its last message, with the error that ended it."""
+
+    error: BaseException
+
+
+ToEngine: TypeAlias = Add | Cancel | Pause | Resume | MemoryRequest
+FromEngine: TypeAlias = Ready | Stepped | MemoryResponse | Audited | Reported | Died
+
+
+class Link(asyncio.Protocol):
+    """The event loop's end.
+
+    Args:
+        on_message: called with each message of the engine.
+        on_lost: called once, when the engine's end is closed.
+    """
+
+    def __init__(self, on_message: Callable[[Any], None], on_lost: Callable[[], None]) -> None:
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._buffer = bytearray()
+        self._transport: asyncio.WriteTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        start, end = 0, len(self._buffer)
+        while end - start >= _HEADER.size:
+            stop = start + _HEADER.size + _HEADER.unpack_from(self._buffer, start)[0]
+            if stop > end:
+                break
+            message = pickle.loads(memoryview(self._buffer)[start + _HEADER.size : stop])
+            start = stop
+            self._on_message(message)
+        del self._buffer[:start]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._on_lost()
+
+    def send(self, message: ToEngine) -> None:
+        """Sends without waiting; does nothing once the engine's end is closed."""
+        if self._transport is not None:
+            self._transport.write(framed(message))
+
+    def close(self) -> None:
+        """Closes the connection, which ends the engine; `on_lost` is not called for it."""
+        self._on_lost = lambda: None
+        if self._transport is not None:
+            self._transport.close()
+
+
+class EngineEnd:
+    """The engine's end. It blocks while it sends, and while it waits for a message.
+
+    Raises:
+        EOFError: from every method, once the service's end is closed.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(True)
+        self._connection = connection
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        self._arrivals = select.poll()
+        self._arrivals.register(connection, select.POLLIN)
+        self._arrivals.register(self._wake_read, select.POLLIN)
+        self._sending = threading.Lock()
+        self._buffer = bytearray()
+
+    def send(self, message: FromEngine) -> None:
+        """From any thread."""
+        data = framed(message)
+        try:
+            with self._sending:
+                self._connection.sendall(data)
+        except OSError as error:
+            raise EOFError from error
+
+    def receive(self, wait: bool) -> ToEngine | None:
+        """The next message; None if there is none and `wait` is false, or after `interrupt`."""
+        if not self._buffer:
+            arrived = self._arrivals.poll(None if wait else 0)
+            if not arrived:
+                return None
+            ready = {fd for fd, _ in arrived}
+            if self._wake_read in ready:
+                os.read(self._wake_read, _CHUNK)
+            if self._connection.fileno() not in ready:
+                return None
+        (size,) = _HEADER.unpack(self._read(_HEADER.size))
+        message: ToEngine = pickle.loads(self._read(size))
+        return message
+
+    def interrupt(self) -> None:
+        """Makes a waiting `receive` return. From any thread."""
+        with suppress(BlockingIOError):  # the pipe is full, so `receive` will return anyway
+            os.write(self._wake_write, b"!")
+
+    def close(self) -> None:
+        with self._sending:
+            self._connection.close()
+
+    def _read(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            try:
+                data = self._connection.recv(_CHUNK)
+            except OSError as error:
+                raise EOFError from error
+            if not data:
+                raise EOFError
+            self._buffer += data
+        data = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return data
+
+
+def framed(message: object) -> bytes:
+    """A message with its length in front."""
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return _HEADER.pack(len(data)) + data
+
+
+def portable(error: BaseException) -> BaseException:
+    """The error itself if it can be pickled, else a RuntimeError with the same text."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

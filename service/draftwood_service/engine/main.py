@@ -1,0 +1,121 @@
+"""What runs in the engine's process: loads the engine, and hosts it until the service has ended."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from draftwood_service.engine.host import EngineHost
+from draftwood_service.engine.link import EngineEnd
+from draftwood_service.engine.loaded import LoadedEngine
+from draftwood_service.logging_config import configure_logging
+from draftwood_service.memory.opening import opened_memory
+from draftwood_service.serving import ModelInfo
+from draftwood_service.settings import Settings
+
+_log = structlog.get_logger("draftwood")
+
+
+def main() -> None:
+    """Runs the engine until the service's end of the link is closed. Signals are for the service to handle."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    settings: Settings = pickle.load(sys.stdin.buffer)
+    configure_logging(settings.log_level, settings.log_format)
+    gc.disable()  # until the engine is loaded: what is imported stays, and collections take a tenth of the time
+    end = EngineEnd(socket.socket(fileno=int(sys.argv[1])))
+    EngineHost(end, lambda: _loaded(settings), settings.stream_interval).run()
+
+
+@contextmanager
+def _loaded(settings: Settings) -> Iterator[LoadedEngine]:
+    began = time.perf_counter()
+
+    def finished(step: str) -> None:
+        nonlocal began
+        now = time.perf_counter()
+        _log.info("loading", finished=step, seconds=round(now - began, 2))
+        began = now
+
+    from draftwood_model_runner.drafting.watchdog import Watchdog
+    from draftwood_model_runner.engine import Engine
+    from draftwood_model_runner.loading.model import load_model
+    from draftwood_model_runner.warm_up import warm_up
+
+    finished("imports")
+    _warm_up_strategies()
+    finished("strategies")
+    model = load_model(
+        settings.model_path,
+        device=settings.device,
+        dtype=settings.dtype,
+        max_context=settings.max_context,
+        exact=settings.exact,
+        runner=settings.runner,
+        weights=settings.weights,
+        generation_defaults=settings.generation_defaults,
+        threads=settings.threads,
+        tensor_parallel=settings.tensor_parallel,
+        cache=_model_cache(settings),
+    )
+    finished("model")
+    _log.info("runner", runner=model.runner_name, weights=model.weights, reason=model.runner_reason)
+    info = ModelInfo.of(model)
+    with opened_memory(settings, info.fingerprint) as memory:
+        finished("memory")
+        weights = dict(settings.tenant_weights)
+        engine = Engine(model, replace(settings.engine_config, tenant_weights=weights), Watchdog())
+        finished("engine")
+        warm_up(engine)
+        finished("warm-up")
+        gc.collect()
+        gc.freeze()  # a collection that scans the loaded model's objects would stop all requests for 0.3 s
+        gc.enable()
+        yield LoadedEngine(
+            engine,
+            memory,
+            model.grammars,
+            info,
+            settings.memory_preload,
+            settings.strategy,
+            settings.audit_share,
+            weights,
+        )
+
+
+def _model_cache(settings: Settings) -> Path | None:
+    if not settings.model_cache:
+        return None
+    if settings.model_cache_folder is not None:
+        return settings.model_cache_folder
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "draftwood", "models")
+    try:
+        return cache.expanduser()
+    except RuntimeError:  # a user without a home, as in some containers
+        return None
+
+
+def _warm_up_strategies() -> None:
+    """Runs each strategy's just-in-time compilation. One that fails is disabled request by request, with the reason."""
+    from draftwood_strategies.registry import strategy_names, warm_up
+
+    for name in strategy_names():
+        try:
+            warm_up(name)
+        except Exception:
+            _log.exception("strategy cannot be compiled", strategy=name)
+
+
+if __name__ == "__main__":
+    main()

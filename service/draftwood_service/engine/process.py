@@ -1,0 +1,62 @@
+"""Starts the engine in a process of its own: `EngineProcess` runs `python -m draftwood_service.engine.main FD`.
+
+Imports little, so that the other process starts before this one imports the rest of the service.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import subprocess
+import sys
+
+from draftwood_service.settings import Settings
+
+
+class EngineProcess:
+    """Runs the engine of these settings in a process of its own, which ends when its link is closed."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, connection: socket.socket) -> None:
+        command = [sys.executable, "-P", "-m", "draftwood_service.engine.main", str(connection.fileno())]
+        # In a process group of its own: Ctrl-C is for the service to handle, also before the engine ignores it.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, pass_fds=[connection.fileno()], process_group=0
+        )
+        connection.close()
+        assert self._process.stdin is not None
+        try:
+            with self._process.stdin as stdin:
+                pickle.dump(self._settings, stdin)
+        except BrokenPipeError:
+            pass  # it has ended, which the closed link reports
+
+    def join(self, seconds: float) -> bool:
+        """Kills the process if it has not ended by itself within that time."""
+        if self._process is None:
+            return True
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return False
+        return True
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        if self._process is not None:
+            self._process.kill()
+
+    @property
+    def end(self) -> str:
+        if self._process is None:
+            return "the engine process was not started"
+        try:
+            status: int | None = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            status = None
+        return f"the engine process ended with status {status}"

@@ -1,0 +1,78 @@
+"""Starts an engine that has died anew, a few times and at growing intervals. For the event loop only."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from draftwood_service.engine.bridge import EngineBridge
+
+_log = structlog.get_logger(__name__)
+
+_FIRST_DELAY = 0.5
+"""Seconds before the first attempt; each further one waits four times as long. Not tuned."""
+_STABLE_SECONDS = 600.0
+"""After so long without a death, attempts are counted from the beginning. Not tuned."""
+
+
+class EngineRecovery:
+    """Takes over `EngineBridge.on_stopped`.
+
+    Args:
+        attempts: restarts, one after another, before it gives up.
+        set_serving: called with whether requests are served, when that changes.
+
+    Attributes:
+        failed: set when it has given up; what is left to do is to stop.
+        restarts: how often the engine was started anew, in all.
+    """
+
+    def __init__(self, bridge: EngineBridge, attempts: int, set_serving: Callable[[bool], Awaitable[None]]) -> None:
+        self.failed = asyncio.Event()
+        self.restarts = 0
+        self._bridge = bridge
+        self._attempts = attempts
+        self._left = attempts
+        self._set_serving = set_serving
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._one_at_a_time = asyncio.Lock()
+        self._started_at = time.monotonic()
+        bridge.on_stopped = self._engine_died
+
+    async def close(self) -> None:
+        """Starts no engine any more."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _engine_died(self) -> None:
+        task = asyncio.create_task(self._recover())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _recover(self) -> None:
+        async with self._one_at_a_time:
+            await self._set_serving(False)
+            if time.monotonic() - self._started_at > _STABLE_SECONDS:
+                self._left = self._attempts
+            while self._bridge.stopped:
+                if not self._left:
+                    self.failed.set()
+                    return
+                await asyncio.sleep(_FIRST_DELAY * 4 ** (self._attempts - self._left))
+                self._left -= 1
+                await self._restart()
+            await self._set_serving(True)
+
+    async def _restart(self) -> None:
+        try:
+            await self._bridge.restart()
+        except Exception as error:
+            _log.error("engine cannot be restarted", left=self._left, error=f"{type(error).__name__}: {error}")
+            return
+        self._started_at = time.monotonic()
+        self.restarts += 1
+        _log.warning("engine restarted", restarts=self.restarts, left=self._left)

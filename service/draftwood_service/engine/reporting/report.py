@@ -1,0 +1,197 @@
+"""The engine's report: its work since the service started, and its load now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import NamedTuple
+
+from draftwood_model_runner.scheduling.kv_pool import KVUse
+from draftwood_model_runner.sequence import Sequence, SequenceState
+from draftwood_model_runner.statistics import EngineCounts
+from draftwood_service.memory.replica.counters import MemoryCounters
+from draftwood_strategies.base import SourceCounts
+
+
+class WorkKey(NamedTuple):
+    """What work is counted by: the strategy of a request, and its arm, "" outside of experiments."""
+
+    strategy: str
+    arm: str
+
+
+@dataclass(slots=True)
+class WorkCounts:
+    """What was done for some sequences, those that still run included.
+
+    Attributes:
+        sequences: that have begun.
+        prompt_tokens, cached_prompt_tokens: of their prompts, and those of them that were found in the prefix cache.
+        written_tokens: of their answers.
+        decode_steps: sequences' steps that wrote tokens: a step of three sequences counts three times.
+        drafts: decoding steps with draft tokens.
+        proposed_tokens, draft_tokens, accepted_tokens: draft tokens that strategies proposed, that were verified, and
+            that were accepted.
+        accepted_by_depth: for each depth of the draft tree, in how many steps a node of it was accepted.
+        by_source: draft tokens of the sequences that have ended, by what proposed them.
+        draft_seconds: time in drafters.
+        disabled: sequences that drafting was switched off for, since their drafter failed or was slow.
+        preemptions: how often a sequence lost its slot to another.
+    """
+
+    sequences: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    written_tokens: int = 0
+    decode_steps: int = 0
+    drafts: int = 0
+    proposed_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_by_depth: list[int] = field(default_factory=list)
+    by_source: dict[str, SourceCounts] = field(default_factory=dict)
+    draft_seconds: float = 0.0
+    disabled: int = 0
+    preemptions: int = 0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens written by a decoding step of a sequence, on average; 0 if there was none."""
+        return self.written_tokens / self.decode_steps if self.decode_steps else 0.0
+
+    def add(self, sequence: Sequence) -> None:
+        """Counts what was done for a sequence so far."""
+        stats = sequence.stats
+        if not stats.first_scheduled_at:
+            return
+        self.sequences += 1
+        self.prompt_tokens += int(sequence.request.prompt.size)
+        self.cached_prompt_tokens += stats.cached_prompt_tokens
+        self.written_tokens += len(sequence.output)
+        self.decode_steps += stats.decode_steps
+        self.drafts += stats.drafts
+        self.proposed_tokens += stats.proposed_tokens
+        self.draft_tokens += stats.draft_tokens
+        self.accepted_tokens += stats.accepted_tokens
+        self.draft_seconds += stats.draft_seconds
+        self.disabled += bool(stats.drafting_disabled_reason)
+        self.preemptions += stats.preemptions
+        self._add_depths(stats.accepted_by_depth)
+        if sequence.state is SequenceState.FINISHED:  # a hybrid tells what its parts proposed when it is closed
+            self._add_sources(stats.sources(sequence.request.strategy_name))
+
+    def plus(self, other: WorkCounts) -> WorkCounts:
+        """Both together, as new counts."""
+        total = replace(self, accepted_by_depth=[*self.accepted_by_depth], by_source=dict(self.by_source))
+        for name in _NUMBERS:
+            setattr(total, name, getattr(total, name) + getattr(other, name))
+        total._add_depths(other.accepted_by_depth)
+        total._add_sources(other.by_source)
+        return total
+
+    def _add_depths(self, accepted: list[int]) -> None:
+        self.accepted_by_depth.extend([0] * (len(accepted) - len(self.accepted_by_depth)))
+        for depth, steps in enumerate(accepted):
+            self.accepted_by_depth[depth] += steps
+
+    def _add_sources(self, counts: Mapping[str, SourceCounts]) -> None:
+        for source, (verified, accepted) in counts.items():
+            known = self.by_source.get(source, SourceCounts(0, 0))
+            self.by_source[source] = SourceCounts(known.verified + verified, known.accepted + accepted)
+
+
+_NUMBERS = [one.name for one in fields(WorkCounts) if one.name not in ("accepted_by_depth", "by_source")]
+
+
+class Load(NamedTuple):
+    """Sequences now. Paused ones are neither: their clients do not read."""
+
+    running: int = 0
+    waiting: int = 0
+
+    def plus(self, state: SequenceState) -> Load:
+        """With one more sequence in this state."""
+        return Load(self.running + (state is SequenceState.RUNNING), self.waiting + (state is SequenceState.WAITING))
+
+
+@dataclass(frozen=True, slots=True)
+class TenantReport:
+    """A tenant's part."""
+
+    load: Load
+    work: WorkCounts
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What an engine has done, and its load now.
+
+    Attributes:
+        engine: steps and their time.
+        load: of all tenants.
+        kv: pages of KV memory now.
+        work: by strategy and arm.
+        tenants: those that were active since the report before, with all of their work.
+        memory: of the memories in the engine's process.
+        store_healthy: the store answers; true for one in this process.
+    """
+
+    engine: EngineCounts = field(default_factory=EngineCounts)
+    load: Load = field(default_factory=Load)
+    kv: KVUse = field(default_factory=KVUse)
+    work: dict[WorkKey, WorkCounts] = field(default_factory=dict)
+    tenants: dict[str, TenantReport] = field(default_factory=dict)
+    memory: MemoryCounters = field(default_factory=MemoryCounters)
+    store_healthy: bool = True
+
+
+class ReportHistory:
+    """The latest report, with counts that go on when the engine is restarted, and the tenants of all reports.
+
+    Attributes:
+        latest: whose `tenants` are all those that are remembered, the ones that were active last at the end.
+        at: when the latest report came, or the engine was started, on the clock of `time.monotonic`.
+        budget: draft tokens verified by a decoding step of a sequence, on average, between the latest two reports.
+    """
+
+    def __init__(self, max_tenants: int = 1000) -> None:
+        self.latest = EngineReport()
+        self.budget = 0.0
+        self.at = time.monotonic()
+        self._before = EngineReport()
+        self._max_tenants = max_tenants
+
+    def restarted(self) -> None:
+        """Another engine reports from now on: its counts begin at 0."""
+        self.at = time.monotonic()
+        idle = {name: TenantReport(Load(), one.work) for name, one in self.latest.tenants.items()}
+        memory = replace(self.latest.memory, tenants=0, tokens=0, index_bytes=0, resident_bytes=0, outbox_records=0)
+        self._before = self.latest = replace(
+            self.latest, load=Load(), kv=KVUse(self.latest.kv.total, 0, 0), tenants=idle, memory=memory
+        )
+
+    def add(self, report: EngineReport) -> None:
+        """Takes a report of the present engine."""
+        self.at = time.monotonic()
+        before = self._before
+        tenants = {name: TenantReport(Load(), one.work) for name, one in self.latest.tenants.items()}
+        for name, one in report.tenants.items():
+            tenants.pop(name, None)
+            known = before.tenants.get(name)
+            tenants[name] = one if known is None else TenantReport(one.load, one.work.plus(known.work))
+        for name in [*tenants][: max(0, len(tenants) - self._max_tenants)]:
+            del tenants[name]
+        work = dict(before.work)
+        for key, counts in report.work.items():
+            work[key] = counts if key not in before.work else counts.plus(before.work[key])
+        self.budget = _budget(self.latest.work, work)
+        self.latest = replace(report, engine=report.engine.plus(before.engine), work=work, tenants=tenants)
+
+
+def _budget(before: Mapping[WorkKey, WorkCounts], after: Mapping[WorkKey, WorkCounts]) -> float:
+    steps, tokens = (
+        sum(getattr(one, name) for one in after.values()) - sum(getattr(one, name) for one in before.values())
+        for name in ("decode_steps", "draft_tokens")
+    )
+    return tokens / steps if steps > 0 else 0.0

@@ -1,0 +1,129 @@
+"""Reports the engine's work once a second, from a thread of its own: no step waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+
+import structlog
+
+from draftwood_model_runner.errors import EngineStoppedError
+from draftwood_model_runner.sequence import Sequence
+from draftwood_service.engine.loaded import StepEngine
+from draftwood_service.engine.reporting.report import EngineReport, Load, TenantReport, WorkCounts, WorkKey
+from draftwood_service.memory.manager import MemoryManager
+
+_log = structlog.get_logger(__name__)
+
+REPORT_SECONDS = 1.0
+_MAX_TENANTS = 10_000
+"""Tenants with counts of their own; the least recently active are dropped. 500 bytes each; not tuned."""
+
+
+class WorkLedger:
+    """The work that was done for sequences that have ended. For the engine's thread only."""
+
+    def __init__(self) -> None:
+        self._work: dict[WorkKey, WorkCounts] = {}
+        self._tenants: OrderedDict[str, WorkCounts] = OrderedDict()
+        self._active: set[str] = set()
+
+    def ended(self, sequence: Sequence) -> None:
+        """Counts a sequence that the engine has let go of."""
+        tenant = sequence.request.tenant
+        self._work.setdefault(_key(sequence), WorkCounts()).add(sequence)
+        self._tenants.setdefault(tenant, WorkCounts()).add(sequence)
+        self._tenants.move_to_end(tenant)
+        self._active.add(tenant)
+        if len(self._tenants) > _MAX_TENANTS:
+            self._tenants.popitem(last=False)
+
+    def report(self, engine: StepEngine, live: Iterable[Sequence]) -> EngineReport:
+        """All work until now, with that of live sequences, and the load. Without what is known of memories."""
+        work: dict[WorkKey, WorkCounts] = {}
+        tenants: dict[str, WorkCounts] = {}
+        loads: dict[str, Load] = {}
+        for sequence in live:
+            tenant = sequence.request.tenant
+            work.setdefault(_key(sequence), WorkCounts()).add(sequence)
+            tenants.setdefault(tenant, WorkCounts()).add(sequence)
+            loads[tenant] = loads.get(tenant, Load()).plus(sequence.state)
+        active = {*loads, *self._active}
+        # A tenant is reported once more after its last sequence ended, so that its load falls to 0.
+        self._active = {*loads}
+        ended = {tenant: self._tenants.get(tenant, WorkCounts()) for tenant in active}
+        return EngineReport(
+            engine=engine.counts,
+            load=Load(sum(load.running for load in loads.values()), sum(load.waiting for load in loads.values())),
+            kv=engine.kv_use,
+            work={
+                key: self._work.get(key, WorkCounts()).plus(work.get(key, WorkCounts())) for key in {*self._work, *work}
+            },
+            tenants={
+                tenant: TenantReport(loads.get(tenant, Load()), counts.plus(tenants.get(tenant, WorkCounts())))
+                for tenant, counts in ended.items()
+            },
+        )
+
+
+def _key(sequence: Sequence) -> WorkKey:
+    return WorkKey(sequence.request.strategy_name, sequence.request.arm)
+
+
+class Reporter:
+    """Asks the engine's thread for its part, adds that of the memories, and sends the report.
+
+    Args:
+        collect: the engine's part; called between two steps.
+        between_steps: runs a task there.
+        send: sends a report; raises EOFError when the service has ended.
+    """
+
+    def __init__(
+        self,
+        collect: Callable[[], EngineReport],
+        between_steps: Callable[[Callable[[], None]], None],
+        send: Callable[[EngineReport], None],
+        memory: MemoryManager,
+    ) -> None:
+        self._collect = collect
+        self._between_steps = between_steps
+        self._send = send
+        self._memory = memory
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="report", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Reports no more; does not wait for a report that is being made."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        parts: SimpleQueue[EngineReport | None] = SimpleQueue()
+
+        def collect() -> None:
+            try:
+                parts.put(self._collect())
+            except Exception:
+                _log.exception("report could not be made")
+                parts.put(None)
+
+        with suppress(EngineStoppedError, EOFError):
+            while not self._stopping.wait(REPORT_SECONDS):
+                self._between_steps(collect)
+                part = self._next(parts)
+                if part is not None:
+                    self._send(replace(part, memory=self._memory.counters(), store_healthy=self._memory.healthy))
+
+    def _next(self, parts: SimpleQueue[EngineReport | None]) -> EngineReport | None:
+        """Waits for the end of the engine's step; None at the end, or for a report that could not be made."""
+        while not self._stopping.is_set():
+            with suppress(Empty):
+                return parts.get(timeout=REPORT_SECONDS)
+        return None

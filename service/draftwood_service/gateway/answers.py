@@ -1,0 +1,240 @@
+"""Answers as OpenAI's API shows them: whole, or as the chunks of a stream."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from draftwood_client import (
+    Completion,
+    Delta,
+    DraftStatistics,
+    Sample,
+    TokenDetail,
+    ToolCall,
+    ToolCallReader,
+    ToolFormat,
+    Usage,
+)
+from draftwood_service.gateway.reading import Asked
+from draftwood_service.gateway.tools import AskedTools
+
+TokenText = Callable[[int], Awaitable[str]]
+"""The text of a token id."""
+
+
+class Answers:
+    """Shapes the answers of one request.
+
+    Args:
+        model: as the answer names it.
+        text_of: for the alternatives among log-probabilities.
+        form: how the model writes calls of tools, where it may.
+    """
+
+    def __init__(self, asked: Asked, model: str, text_of: TokenText, form: ToolFormat | None = None) -> None:
+        self._asked = asked
+        self._text_of = text_of
+        self._form = form
+        self._contents: dict[int, _Content] = {}
+        kind = "chat.completion" if asked.chat else "text_completion"
+        prefix = "chatcmpl" if asked.chat else "cmpl"
+        self.id = f"{prefix}-{uuid.uuid4().hex}"
+        self._head = {"id": self.id, "object": kind, "created": int(time.time()), "model": model}
+        self._chunk_head = {**self._head, "object": "chat.completion.chunk" if asked.chat else "text_completion"}
+        self._offsets: dict[int, int] = {}
+
+    async def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        """The answer to all prompts together."""
+        answers: list[Completion | Sample] = []
+        for completion in completions:
+            answers += completion.samples or (completion,)
+        choices = [
+            await self._choice(index, one.text, one.details, one.finish_reason) for index, one in enumerate(answers)
+        ]
+        usage, drafting = _usage([one.usage for one in completions]), [one.drafting for one in completions]
+        return {**self._head, "choices": choices, "usage": usage, "metrics": _metrics(drafting)}
+
+    def first(self) -> list[dict[str, Any]]:
+        """Chunks before the first tokens: chat says the role."""
+        if not self._asked.chat:
+            return []
+        indexes = range(len(self._asked.prompts) * self._asked.samples)
+        return [self._chunk(index, {"delta": {"role": "assistant", "content": ""}}) for index in indexes]
+
+    async def delta(self, prompt: int, delta: Delta) -> list[dict[str, Any]]:
+        """The chunk of some tokens; none if they complete no character or call, and nothing else is asked for."""
+        own, index = self._details(delta), prompt * self._asked.samples + delta.sample
+        content = self._content_of(index).pushed(delta.text)
+        if not (content or self._asked.logprobs is not None or any(own.values())):
+            return []
+        choice: dict[str, Any] = {"delta": content or {"content": ""}} if self._asked.chat else {"text": delta.text}
+        if self._asked.logprobs is not None:
+            choice["logprobs"] = await self._logprobs(index, delta.details)
+        chunk = self._chunk(index, choice)
+        if own:
+            chunk["draftwood"] = own
+        return [chunk]
+
+    def _content_of(self, index: int) -> _Content:
+        if index not in self._contents:
+            self._contents[index] = _Content(self._form, self._asked.tools)
+        return self._contents[index]
+
+    def _details(self, delta: Delta) -> dict[str, list[dict[str, Any]]]:
+        """What only this service tells of some tokens."""
+        own: dict[str, list[dict[str, Any]]] = {}
+        if self._asked.token_details:
+            own["tokens"] = [{"text": one.text, "drafted": one.drafted} for one in delta.details]
+        if self._asked.draft_trees:
+            own["trees"] = [
+                {"tokens": one.tokens, "parents": one.parents, "accepted": one.accepted} for one in delta.draft_trees
+            ]
+        return own
+
+    def finished(self, prompt: int, reasons: Iterable[str]) -> list[dict[str, Any]]:
+        """The chunks that end the samples of a prompt: without content, but for text that looked like a call."""
+        empty: dict[str, Any] = {"delta": {}} if self._asked.chat else {"text": ""}
+        chunks = []
+        for index, reason in enumerate(reasons, prompt * self._asked.samples):
+            content = self._content_of(index)
+            if rest := content.closed():
+                chunks.append(self._chunk(index, {"delta": rest}))
+            chunks.append(self._chunk(index, empty, content.reason(reason)))
+        return chunks
+
+    def last(self, usages: Sequence[Usage], drafting: Sequence[DraftStatistics]) -> dict[str, Any] | None:
+        """The chunk with the usage, if it was asked for: without choices."""
+        if not self._asked.include_usage:
+            return None
+        return {**self._chunk_head, "choices": [], "usage": _usage(usages), "metrics": _metrics(drafting)}
+
+    def _chunk(self, index: int, content: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": index, "logprobs": None, **content, "finish_reason": reason}
+        return {**self._chunk_head, "choices": [choice]}
+
+    async def _choice(self, index: int, text: str, details: Sequence[TokenDetail], reason: str) -> dict[str, Any]:
+        content: dict[str, Any] = {"text": text}
+        if self._asked.chat:
+            read = self._content_of(index)
+            message = _joined(read.pushed(text), read.closed())
+            content = {"message": {"role": "assistant", "content": None, "refusal": None, **message}}
+            reason = read.reason(reason)
+        logprobs = None if self._asked.logprobs is None else await self._logprobs(index, details)
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+        if self._asked.token_details:
+            choice["draftwood"] = {"tokens": [{"text": one.text, "drafted": one.drafted} for one in details]}
+        return choice
+
+    async def _logprobs(self, index: int, details: Sequence[TokenDetail]) -> dict[str, Any]:
+        tops = [[(await self._text_of(token), value) for token, value in one.top_logprobs] for one in details]
+        if self._asked.chat:
+            return {
+                "content": [
+                    {**_chat_token(one.text, one.logprob), "top_logprobs": [_chat_token(*other) for other in others]}
+                    for one, others in zip(details, tops, strict=True)
+                ],
+                "refusal": None,
+            }
+        offsets, at = [], self._offsets.get(index, 0)
+        for one in details:
+            offsets.append(at)
+            at += len(one.text)
+        self._offsets[index] = at
+        return {
+            "tokens": [one.text for one in details],
+            "token_logprobs": [one.logprob for one in details],
+            "top_logprobs": [dict(others) for others in tops],
+            "text_offset": offsets,
+        }
+
+
+class _Content:
+    """What the message of a sample has: its text, and the calls in it where there are tools."""
+
+    def __init__(self, form: ToolFormat | None, tools: AskedTools | None) -> None:
+        names = () if tools is None else (tool.name for tool in tools.tools)
+        self._reader = None if form is None else ToolCallReader(form, names)
+        self._parallel = tools is None or tools.parallel
+        self._calls = 0
+
+    def pushed(self, text: str) -> dict[str, Any]:
+        """What some more text adds to the message; empty for nothing."""
+        if self._reader is None:
+            return {"content": text} if text else {}
+        return self._shown(self._reader.push(text))
+
+    def closed(self) -> dict[str, Any]:
+        """What the end of the answer adds."""
+        return {} if self._reader is None else self._shown(self._reader.close())
+
+    def reason(self, reason: str) -> str:
+        """Why it ended."""
+        return "tool_calls" if self._calls and reason == "stop" else reason
+
+    def _shown(self, found: Sequence[str | ToolCall]) -> dict[str, Any]:
+        shown: dict[str, Any] = {}
+        if text := "".join(one for one in found if isinstance(one, str)):
+            shown["content"] = text
+        calls = [one for one in found if isinstance(one, ToolCall)][: None if self._parallel else 1 - self._calls]
+        if calls:
+            shown["tool_calls"] = [
+                {
+                    "index": self._calls + at,
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for at, call in enumerate(calls)
+            ]
+            self._calls += len(calls)
+        return shown
+
+
+def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """The message of an answer as a whole."""
+    calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
+    text = first.get("content", "") + second.get("content", "")
+    message: dict[str, Any] = {"content": text if text or not calls else None}
+    if calls:
+        message["tool_calls"] = [{key: value for key, value in call.items() if key != "index"} for call in calls]
+    return message
+
+
+def _chat_token(text: str, logprob: float | None) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": [*text.encode()]}
+
+
+def _usage(usages: Sequence[Usage]) -> dict[str, Any]:
+    prompt, written = sum(one.prompt_tokens for one in usages), sum(one.completion_tokens for one in usages)
+    cached = sum(one.cached_prompt_tokens for one in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def _metrics(statistics: Sequence[DraftStatistics]) -> dict[str, Any]:
+    steps, drafted = sum(one.steps for one in statistics), sum(one.draft_tokens for one in statistics)
+    accepted = sum(one.accepted_tokens for one in statistics)
+    written = sum(one.mean_acceptance_length * one.steps for one in statistics)
+    return {
+        "speculative_decoding": {
+            "strategy": statistics[0].strategy,
+            "steps": steps,
+            "draft_tokens": drafted,
+            "accepted_tokens": accepted,
+            "mean_acceptance_length": round(written / steps, 3) if steps else 0.0,
+            "disabled_reason": next((one.disabled_reason for one in statistics if one.disabled_reason), ""),
+        }
+    }
+
+
+async def as_events(chunks: AsyncIterator[tuple[str, str]]) -> AsyncIterator[bytes]:
+    """Server-sent events of (event name or "", data)."""
+    async for event, data in chunks:
+        yield (f"event: {event}\n" if event else "").encode() + b"data: " + data.encode() + b"\n\n"

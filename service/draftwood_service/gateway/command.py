@@ -1,0 +1,83 @@
+"""`draftwood gateway`: from options to a running HTTP server."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from draftwood_client import AsyncClient
+from draftwood_client.cli.options import ServerOptions, command
+
+_CLOSE_SECONDS = 25
+"""For streams to end after SIGTERM, as for a service."""
+
+
+def gateway(args: list[str]) -> int | None:
+    """The command. Returns the exit status."""
+    app = typer.Typer(
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.command()(_gateway)
+    try:
+        app(args=args, prog_name="draftwood gateway")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    return 0
+
+
+@command
+def _gateway(
+    server: ServerOptions,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free port.")] = 8080,
+    page: Annotated[bool, typer.Option("--page/--no-page", help="Serve a page to try it at /.")] = True,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Origin of web pages that may call, such as https://app.example; repeat it."),
+    ] = None,
+    max_body_bytes: Annotated[int, typer.Option(min=1024, help="Maximum size of a request in bytes.")] = 4 * 2**20,
+    http_tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate chain; makes it HTTPS.")] = None,
+    http_tls_key: Annotated[Path | None, typer.Option(help="PEM private key of that certificate.")] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """The API of OpenAI over HTTP, in front of a Draftwood service.
+
+    A request's key (Authorization: Bearer) goes on to the service, which knows its tenant by it. A request without one
+    has the gateway's own credential, if it has one.
+    """
+    # Imported here: --help need not wait for them.
+    import uvicorn
+
+    from draftwood_service.gateway.app import Gateway
+    from draftwood_service.logging_config import configure_logging
+
+    configure_logging(log_level, "console")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn handles it, and raises it again when it has ended
+    made = Gateway(_opener(server), page, max_body_bytes)
+    uvicorn.run(
+        made.app(cors_origin or []),
+        host=host,
+        port=port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_CLOSE_SECONDS,
+        ssl_certfile=http_tls_cert,
+        ssl_keyfile=http_tls_key,
+    )
+
+
+def _opener(server: ServerOptions) -> Callable[[Callable[[], str] | None], AsyncClient]:
+    def open_client(credential: Callable[[], str] | None) -> AsyncClient:
+        arguments: dict[str, Any] = server.arguments()
+        if credential is not None:
+            arguments |= {"api_key": None, "token": credential}
+        return AsyncClient(**arguments)
+
+    return open_client

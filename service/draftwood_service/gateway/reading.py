@@ -1,0 +1,267 @@
+"""Requests of OpenAI's API as requests of ours. What is not served is refused by name, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from draftwood_client import ChatMessage, GenerateOptions, Prompt, ToolFormat
+from draftwood_service.gateway.errors import InvalidRequestError
+from draftwood_service.gateway.tools import AskedTools, options_for, read_calls, read_tools
+
+MAX_PROMPTS = 128
+"""Of one completions request. Not tuned."""
+_COMMON = {
+    # ours: the name there, and what it must be
+    "temperature": (float, "a number"),
+    "top_p": (float, "a number"),
+    "presence_penalty": (float, "a number"),
+    "frequency_penalty": (float, "a number"),
+    "n": (int, "an integer"),
+    # of vLLM and others
+    "top_k": (int, "an integer"),
+    "min_p": (float, "a number"),
+    "repetition_penalty": (float, "a number"),
+    "min_tokens": (int, "an integer"),
+    "ignore_eos": (bool, "true or false"),
+    "priority": (int, "an integer"),
+}
+_IGNORED = {"model", "messages", "prompt", "stream", "stream_options", "user", "metadata", "store", "service_tier"}
+_IGNORED |= {"prompt_cache_key", "safety_identifier", "draftwood"}
+_READ_APART = {"seed", "stop", "logit_bias", "logprobs", "top_logprobs", "response_format", "max_tokens"}
+_READ_APART |= {"max_completion_tokens", "stop_token_ids"}
+_OF_CHAT = {"tools", "tool_choice", "parallel_tool_calls"}
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    # What asks for nothing is allowed.
+    "functions": ([],), "function_call": ("none", "auto"),
+    "echo": (False,), "suffix": ("",), "best_of": (1,), "modalities": (["text"],), "verbosity": ("medium",),
+}  # fmt: skip
+_DRAFTWOOD = {"drafting", "learn", "strategy", "max_draft_nodes", "tenant", "session"}
+_DETAILS = {"token_details", "draft_trees"}
+_MOST_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, read.
+
+    Attributes:
+        prompts: one for chat; for completions, each is a request of its own.
+        options: of each of them, without those that tools need, see `with_tools`.
+        tools: what the model may call.
+        logprobs: the answer has log-probabilities; so many alternatives.
+        token_details: the answer says of each token whether it was drafted.
+        draft_trees: the answer has what each step verified.
+    """
+
+    chat: bool
+    model: str
+    prompts: list[Prompt]
+    options: GenerateOptions
+    stream: bool
+    tools: AskedTools | None = None
+    include_usage: bool = False
+    logprobs: int | None = None
+    token_details: bool = False
+    draft_trees: bool = False
+    samples: int = 1
+
+
+def read_chat(body: Any) -> Asked:
+    """`POST /v1/chat/completions`. Raises InvalidRequestError."""
+    fields = _object("body", body)
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequestError("messages", "must be a list with at least one message")
+    prompt = [_message(f"messages[{at}]", one) for at, one in enumerate(messages)]
+    logprobs = None
+    if _given(fields, "logprobs", bool, "true or false"):
+        logprobs = _given(fields, "top_logprobs", int, "an integer") or 0
+    elif fields.get("top_logprobs") is not None:
+        raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
+    tools = read_tools(fields)
+    if tools is not None and (fields.get("response_format") or {"type": "text"}) != {"type": "text"}:
+        raise InvalidRequestError("response_format", "cannot be combined with tools; set tool_choice to none")
+    return replace(_asked(fields, [prompt], chat=True, logprobs=logprobs), tools=tools)
+
+
+def with_tools(asked: Asked, form: ToolFormat) -> Asked:
+    """The request as the service takes it, for a model that writes calls in this form."""
+    assert asked.tools is not None
+    options: dict[str, Any] = {**asked.options, "tools": asked.tools.tools}
+    more = options_for(asked.tools, form)
+    if "stop" in more:
+        given = options.get("stop") or []
+        more["stop"] += [given] if isinstance(given, str) else given
+    return replace(asked, options=cast(GenerateOptions, options | more))
+
+
+def read_completion(body: Any) -> Asked:
+    """`POST /v1/completions`. Raises InvalidRequestError."""
+    fields = _object("body", body)
+    return _asked(
+        fields, _prompts(fields.get("prompt")), chat=False, logprobs=_given(fields, "logprobs", int, "an integer")
+    )
+
+
+def _asked(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, logprobs: int | None) -> Asked:
+    _refuse_unknown(fields, chat)
+    if logprobs is not None and not 0 <= logprobs <= _MOST_LOGPROBS:
+        raise InvalidRequestError("top_logprobs" if chat else "logprobs", f"must lie in [0, {_MOST_LOGPROBS}]")
+    own = _object("draftwood", fields.get("draftwood") or {})
+    if unknown := own.keys() - _DRAFTWOOD - _DETAILS:
+        known = ", ".join(sorted(_DRAFTWOOD | _DETAILS))
+        raise InvalidRequestError(f"draftwood.{min(unknown)}", f"is unknown; there are {known}")
+    options: dict[str, Any] = {name: own[name] for name in own if name not in _DETAILS}
+    options |= {
+        name: value for name, (kind, is_) in _COMMON.items() if (value := _given(fields, name, kind, is_)) is not None
+    }
+    options |= _read_apart(fields)
+    if model := _given(fields, "model", str, "a text"):
+        options["model"] = model
+    stream = bool(_given(fields, "stream", bool, "true or false"))
+    stream_options = _object("stream_options", fields.get("stream_options") or {})
+    if stream_options and not stream:
+        raise InvalidRequestError("stream_options", "needs stream to be true")
+    if logprobs is not None:
+        options["top_logprobs"] = logprobs
+    details = {name: own.get(name) is True for name in _DETAILS}
+    if details["draft_trees"] and not stream:
+        raise InvalidRequestError("draftwood.draft_trees", "needs stream to be true")
+    options |= {name: True for name, wanted in details.items() if wanted}
+    if isinstance(fields.get("user"), str) and "session" not in options:
+        options["session"] = fields["user"]
+    return Asked(
+        chat=chat,
+        model=options.get("model", ""),
+        prompts=prompts,
+        options=cast(GenerateOptions, options),
+        stream=stream,
+        include_usage=stream_options.get("include_usage") is True,
+        logprobs=logprobs,
+        token_details=details["token_details"],
+        draft_trees=details["draft_trees"],
+        samples=options.get("n") or 1,
+    )
+
+
+def _read_apart(fields: Mapping[str, Any]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for name in ("max_completion_tokens", "max_tokens"):
+        if (tokens := _given(fields, name, int, "an integer")) is not None:
+            options["max_tokens"] = tokens
+            break
+    if (seed := _given(fields, "seed", int, "an integer")) is not None:
+        options["seed"] = seed % 2**64
+    stop = fields.get("stop")
+    if stop is not None:
+        if not (isinstance(stop, str) or (isinstance(stop, list) and all(isinstance(one, str) for one in stop))):
+            raise InvalidRequestError("stop", "must be a text or a list of texts")
+        options["stop"] = stop
+    if (ids := fields.get("stop_token_ids")) is not None:
+        options["stop_token_ids"] = ids
+    if (bias := fields.get("logit_bias")) is not None:
+        try:
+            options["logit_bias"] = {int(token): value for token, value in _object("logit_bias", bias).items()}
+        except ValueError:
+            raise InvalidRequestError("logit_bias", "has a key that is not a token id") from None
+    if (form := fields.get("response_format")) is not None:
+        options |= _format(_object("response_format", form))
+    return options
+
+
+def _format(form: Mapping[str, Any]) -> dict[str, Any]:
+    match form.get("type"):
+        case "text":
+            return {}
+        case "json_object":
+            return {"json_schema": {"type": "object"}}
+        case "json_schema":
+            described = _object("response_format.json_schema", form.get("json_schema"))
+            return {"json_schema": _object("response_format.json_schema.schema", described.get("schema"))}
+        case "regex":
+            return {"regex": form.get("pattern")}
+        case "lark":
+            return {"lark": form.get("grammar")}
+    raise InvalidRequestError("response_format.type", "must be text, json_object, json_schema, regex or lark")
+
+
+def _message(name: str, message: Any) -> ChatMessage:
+    fields = _object(name, message)
+    role = fields.get("role")
+    if not isinstance(role, str):
+        raise InvalidRequestError(f"{name}.role", "must be a text")
+    for key in ("function_call", "audio"):
+        if fields.get(key):
+            raise InvalidRequestError(f"{name}.{key}", "is not served")
+    if role == "function":
+        raise InvalidRequestError(f"{name}.role", "function is not served; use tool")
+    calls = read_calls(f"{name}.tool_calls", fields.get("tool_calls") or [])
+    told = {key: fields.get(key) or "" for key in ("tool_call_id", "name")} if role == "tool" else {}
+    if wrong := next((key for key, value in told.items() if not isinstance(value, str)), None):
+        raise InvalidRequestError(f"{name}.{wrong}", "must be a text")
+    return ChatMessage(
+        "system" if role == "developer" else role,
+        _content(f"{name}.content", fields.get("content")),
+        calls,
+        told.get("tool_call_id", ""),
+        told.get("name", ""),
+    )
+
+
+def _content(name: str, content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequestError(name, "must be a text or a list of parts")
+    texts = []
+    for at, part in enumerate(content):
+        fields = _object(f"{name}[{at}]", part)
+        if fields.get("type") != "text" or not isinstance(fields.get("text"), str):
+            raise InvalidRequestError(f"{name}[{at}].type", "must be text: other parts are not served")
+        texts.append(fields["text"])
+    return "".join(texts)
+
+
+def _prompts(given: Any) -> list[Prompt]:
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, list) and given:
+        if all(isinstance(one, int) and not isinstance(one, bool) for one in given):
+            return [given]
+        of_tokens = all(isinstance(one, list) and one and all(isinstance(token, int) for token in one) for one in given)
+        if of_tokens or all(isinstance(one, str) for one in given):
+            if len(given) > MAX_PROMPTS:
+                raise InvalidRequestError("prompt", f"has {len(given)} prompts; at most {MAX_PROMPTS} are allowed")
+            return given
+    raise InvalidRequestError("prompt", "must be a text, token ids, or a list of one of them")
+
+
+def _refuse_unknown(fields: Mapping[str, Any], chat: bool) -> None:
+    for name, value in fields.items():
+        if value is None or name in _COMMON or name in _IGNORED or name in _READ_APART or (chat and name in _OF_CHAT):
+            continue
+        if name in _NEUTRAL:
+            if value not in _NEUTRAL[name]:
+                raise InvalidRequestError(name, "is not served")
+            continue
+        raise InvalidRequestError(name, "is not served")
+
+
+def _object(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidRequestError(name, "must be an object")
+    return value
+
+
+def _given(fields: Mapping[str, Any], name: str, kind: type, is_: str) -> Any:
+    value = fields.get(name)
+    if value is None:
+        return None
+    allowed: tuple[type, ...] = (int, float) if kind is float else (kind,)
+    if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
+        raise InvalidRequestError(name, f"must be {is_}")
+    return value

@@ -1,0 +1,120 @@
+"""What a tenant may use, the error beyond it, and the interface of limiters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Protocol
+
+from draftwood_model_runner.errors import DraftwoodError, InvalidValueError
+
+WINDOW_SECONDS = 60
+BUCKETS = WINDOW_SECONDS + 1
+"""Whole seconds that a window of 60 s touches. What was admitted counts until all of its second is 60 s ago, so that no
+window of 60 s, wherever it begins, has more than the limit."""
+PLACE_RETRY_SECONDS = 1.0
+"""When to ask again for a place of the concurrency limit: nobody knows when a request ends. Not tuned."""
+
+_UNITS = {
+    "requests_per_minute": "requests of the last minute",
+    "tokens_per_minute": "tokens of the last minute, with those that running requests may still write",
+    "concurrency": "requests that run or wait",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """Limits of a tenant over all replicas; None for no limit.
+
+    Attributes:
+        requests_per_minute: admitted in any 60 s.
+        tokens_per_minute: of prompts and answers of the requests admitted in any 60 s.
+        concurrency: requests that run or wait at once.
+
+    Raises:
+        InvalidValueError: a limit is below 1.
+    """
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value is not None and value < 1:
+                raise InvalidValueError(one.name, value, "it must be at least 1")
+
+    def over(self, default: RateLimits) -> RateLimits:
+        """With those of `default` where there are none."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return replace(default, **{name: value for name, value in values.items() if value is not None})
+
+    @property
+    def any(self) -> bool:
+        """Whether there is any limit."""
+        return self != NO_LIMITS
+
+
+NO_LIMITS = RateLimits()
+
+
+class QuotaExceededError(DraftwoodError):
+    """A limit of the tenant is reached.
+
+    Attributes:
+        limit: its name, a field of `RateLimits`.
+        value: of the limit.
+        used: of it, before this request.
+        needed: by this request.
+        retry_seconds: until the request would fit if nothing else is admitted; None if it never fits.
+    """
+
+    def __init__(self, limit: str, value: int, used: int, needed: int, retry_seconds: float | None) -> None:
+        if needed > value:
+            text = (
+                f"the request may use {needed} tokens, and {value} are allowed; shorten the prompt or lower max_tokens"
+            )
+        else:
+            text = f"{used} of {value} are used ({_UNITS[limit]}), and the request needs {needed}; try again later"
+        super().__init__(f"{limit}: {text}")
+        self.limit = limit
+        self.value = value
+        self.used = used
+        self.needed = needed
+        self.retry_seconds = None if needed > value else retry_seconds
+
+
+class Reservation(Protocol):
+    """What an admitted request may use until it is settled."""
+
+    def settle(self, used_tokens: int) -> None:
+        """Gives back the tokens that were not used and the place of the concurrency limit; once, further calls do
+        nothing. Returns at once, never raises, and works while the event loop ends."""
+
+    async def settled(self) -> None:
+        """Waits, shortly, until other requests profit from `settle`."""
+
+
+class Limiter(Protocol):
+    """Counts what tenants use. For one event loop.
+
+    Attributes:
+        outages: how often its store went away.
+        admitted_alone: requests that were admitted by the limits of this server alone meanwhile.
+    """
+
+    outages: int
+    admitted_alone: int
+
+    def start(self) -> None:
+        """Starts what runs beside requests."""
+
+    async def reserve(self, tenant: str, limits: RateLimits, tokens: int) -> Reservation:
+        """Admits a request that uses at most `tokens` tokens, prompt included.
+
+        Raises:
+            QuotaExceededError: it does not fit.
+        """
+
+    async def close(self) -> None:
+        """Ends what `start` started."""

@@ -1,0 +1,92 @@
+"""Limits within this process: for a store in this process, and while a shared store does not answer."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+
+from draftwood_service.quotas.limits import BUCKETS, Limiter, RateLimits
+from draftwood_service.quotas.window import Window
+
+
+class Windows:
+    """The windows of all tenants of this process. Those of idle tenants are dropped.
+
+    Args:
+        clock: seconds; does not go back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.by_tenant: dict[str, Window] = {}
+        self._ids = itertools.count()
+        self._sweep_at = clock() + BUCKETS
+
+    def of(self, tenant: str) -> Window:
+        self._sweep()
+        return self.by_tenant.setdefault(tenant, Window())
+
+    def next_place(self) -> int:
+        """An id for a request's place."""
+        return next(self._ids)
+
+    def admit(self, tenant: str, limits: RateLimits, tokens: int, place: int) -> Entry:
+        """Counts a request without a check."""
+        window = self.of(tenant)
+        entry = Entry(window, place, window.add(tokens, self.clock()), tokens)
+        if limits.concurrency is not None:
+            window.places.add(entry.place)
+        return entry
+
+    def _sweep(self) -> None:
+        now = self.clock()
+        if now < self._sweep_at:
+            return
+        self._sweep_at = now + BUCKETS
+        for tenant, window in tuple(self.by_tenant.items()):
+            window.forget(now)
+            if window.idle:
+                del self.by_tenant[tenant]
+
+
+class Entry:
+    """A request in a window; the reservation of a `LocalLimiter`."""
+
+    def __init__(self, window: Window, place: int, second: int, tokens: int) -> None:
+        self.window = window
+        self.place = place
+        self.second = second
+        self.tokens = tokens
+        self.open = True
+
+    def settle(self, used_tokens: int) -> None:
+        """See `Reservation`."""
+        if self.open:
+            self.open = False
+            self.window.give_back(self.second, max(0, self.tokens - used_tokens))
+            self.window.places.discard(self.place)
+
+    async def settled(self) -> None:
+        """See `Reservation`: it is at once."""
+
+
+class LocalLimiter(Limiter):
+    """Counts in this process alone."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.outages = self.admitted_alone = 0
+        self.windows = Windows(clock)
+
+    def start(self) -> None:
+        """See `Limiter`: nothing runs."""
+
+    async def reserve(self, tenant: str, limits: RateLimits, tokens: int) -> Entry:
+        """See `Limiter`."""
+        if limits.any:
+            self.windows.of(tenant).check(limits, tokens, self.windows.clock())
+            return self.windows.admit(tenant, limits, tokens, self.windows.next_place())
+        return Entry(Window(), 0, 0, 0)
+
+    async def close(self) -> None:
+        """See `Limiter`: nothing runs."""

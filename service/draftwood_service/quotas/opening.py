@@ -1,0 +1,22 @@
+"""From settings to a limiter and the limits of tenants."""
+
+from __future__ import annotations
+
+from draftwood_service.quotas.limits import Limiter, RateLimits
+from draftwood_service.quotas.local import LocalLimiter
+from draftwood_service.quotas.shared import REFRESH_SECONDS, SharedLimiter
+from draftwood_service.settings import Settings
+from draftwood_service.store_client import store_client, store_keys
+
+
+def opened_limiter(settings: Settings) -> Limiter:
+    """A limiter that counts where the memories are stored, not started yet. Raises InvalidInputError."""
+    client, keys = store_client(settings, REFRESH_SECONDS), store_keys(settings)
+    if client is None:
+        return LocalLimiter()
+    return SharedLimiter(client, None if keys is None else keys.naming_key)
+
+
+def default_limits(settings: Settings) -> RateLimits:
+    """Of every tenant."""
+    return RateLimits(settings.requests_per_minute, settings.tokens_per_minute, settings.concurrency)

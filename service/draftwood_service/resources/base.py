@@ -1,0 +1,102 @@
+"""What a store of resources does.
+
+Every write gives a resource a revision, larger than all before it in the store, so that one number says what a reader
+has seen, and an unchanged revision that nothing has happened in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Protocol
+
+from draftwood_model_runner.errors import DraftwoodError
+
+MOST_DELETED = 10_000
+"""Names of deleted resources that a store keeps for readers. One that is further behind reads everything again. Not
+tuned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    kind: str
+    name: str
+    value: bytes
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A change of one resource.
+
+    Attributes:
+        value: None deletes it.
+        expected: the revision that it must have; 0: there must be none of this name.
+    """
+
+    kind: str
+    name: str
+    value: bytes | None
+    expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a reader has read; `floor` is the store's, to tell which deletions it has missed."""
+
+    revision: int = 0
+    floor: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What has changed after a cursor.
+
+    Attributes:
+        changes: by key, in the order of their revisions; None for a resource that is deleted or cannot be read.
+        cursor: for the next page.
+        anew: it begins a reading of everything: what is not in this page or the following does not exist.
+        more: there is another page.
+    """
+
+    changes: dict[str, Resource | None]
+    cursor: Cursor
+    anew: bool
+    more: bool
+
+
+class ConflictError(DraftwoodError):
+    """A resource has another revision than a write expected; nothing was written.
+
+    Attributes:
+        index: of the write; None if something else has changed since the revision that the writer had seen.
+        found: the resource's revision; 0 if there is none.
+    """
+
+    def __init__(self, index: int | None, found: int = 0) -> None:
+        super().__init__("the resource was changed at the same time")
+        self.index = index
+        self.found = found
+
+
+class ResourceStore(Protocol):
+    """Resources of all kinds. All methods raise `MemoryStoreError` if the store cannot be used."""
+
+    async def write(self, writes: SequenceOf[Write], since: int | None = None) -> list[int]:
+        """All of the writes or none.
+
+        Args:
+            since: the store's revision must still be this one; None for any.
+
+        Returns:
+            The new revisions.
+
+        Raises:
+            ConflictError: a revision is another one.
+        """
+
+    async def changes(self, after: Cursor) -> Page:
+        """A page of what has changed after the cursor. Cheap when nothing has."""
+
+    async def close(self) -> None:
+        """Ends its connections."""

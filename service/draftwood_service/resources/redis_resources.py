@@ -1,0 +1,134 @@
+"""Resources in Redis or Valkey.
+
+All keys have one hash tag, so that one script can change them together: `dw:{resources}:meta` (a hash: revision, floor,
+schema), `:values` (a hash: key to value), `:changes` (a sorted set of the keys of all resources and of the deleted ones
+that are remembered, by revision) and `:deleted` (a sorted set of the latter). Revisions are at least the server's clock
+in microseconds: a store that lost its data does not use one again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+import structlog
+
+from draftwood_service.memory.errors import CorruptValueError, StoreRefusedError
+from draftwood_service.memory.store.redis_client import RedisClient, Script
+from draftwood_service.resources.base import MOST_DELETED, ConflictError, Cursor, Page, Resource, Write
+from draftwood_service.resources.sealing import Seal
+
+_log = structlog.get_logger(__name__)
+
+SCHEMA = 1
+"""Of keys and values. A store with a newer one is read as far as possible and not changed."""
+_PAGE = 500
+"""Resources of a page. Not tuned."""
+_KEYS = tuple(f"dw:{{resources}}:{suffix}" for suffix in ("meta", "values", "changes", "deleted"))
+
+# ARGV: schema since most_deleted, then key expected deleted value for each write.
+_WRITE = """
+local meta, values, changes, deleted = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local m = redis.call('HMGET', meta, 'revision', 'floor', 'schema')
+local revision, floor = tonumber(m[1] or 0), tonumber(m[2] or 0)
+if tonumber(m[3] or 0) > tonumber(ARGV[1]) then return {'newer'} end
+if ARGV[2] ~= '' and tonumber(ARGV[2]) ~= revision then return {'changed'} end
+for i = 4, #ARGV, 4 do
+  local found = 0
+  if redis.call('HEXISTS', values, ARGV[i]) == 1 then found = tonumber(redis.call('ZSCORE', changes, ARGV[i])) end
+  if found ~= tonumber(ARGV[i + 1]) then return {'conflict', (i - 4) / 4, found} end
+end
+local time, given = redis.call('TIME'), {'ok'}
+local new = math.max(revision, time[1] * 1000000 + time[2])
+if revision == 0 then floor = new end
+for i = 4, #ARGV, 4 do
+  new = new + 1
+  local score = string.format('%d', new)
+  redis.call('ZADD', changes, score, ARGV[i])
+  if ARGV[i + 2] == '1' then
+    redis.call('HDEL', values, ARGV[i])
+    redis.call('ZADD', deleted, score, ARGV[i])
+  else
+    redis.call('HSET', values, ARGV[i], ARGV[i + 3])
+    redis.call('ZREM', deleted, ARGV[i])
+  end
+  given[#given + 1] = new
+end
+while redis.call('ZCARD', deleted) > tonumber(ARGV[3]) do
+  local oldest = redis.call('ZPOPMIN', deleted)
+  redis.call('ZREM', changes, oldest[1])
+  floor = tonumber(oldest[2])
+end
+redis.call('HSET', meta, 'revision', string.format('%d', new), 'floor', string.format('%d', floor), 'schema', ARGV[1])
+return given
+"""
+
+# ARGV: revision floor page. Returns revision, floor, anew, more, then key revision value for each change.
+_CHANGES = """
+local meta, values, changes = KEYS[1], KEYS[2], KEYS[3]
+local m = redis.call('HMGET', meta, 'revision', 'floor')
+local revision, floor, after = tonumber(m[1] or 0), tonumber(m[2] or 0), tonumber(ARGV[1])
+local anew = after > revision or (floor ~= tonumber(ARGV[2]) and after < floor)
+if not anew and after == revision then return {revision, floor, 0, 0} end
+if anew then after = 0 end
+local found = redis.call('ZRANGEBYSCORE', changes, string.format('(%d', after), '+inf', 'WITHSCORES', 'LIMIT', 0,
+  tonumber(ARGV[3]))
+local more = #found == 2 * tonumber(ARGV[3])
+if more then revision = tonumber(found[#found]) end
+local given = {revision, floor, anew and 1 or 0, more and 1 or 0}
+for i = 1, #found, 2 do
+  given[#given + 1] = found[i]
+  given[#given + 1] = tonumber(found[i + 1])
+  given[#given + 1] = redis.call('HGET', values, found[i])
+end
+return given
+"""
+
+
+class RedisResources:
+    """A `ResourceStore` on a server, a group behind Sentinel or a cluster.
+
+    Args:
+        client: closed with the store.
+    """
+
+    def __init__(self, client: RedisClient, seal: Seal) -> None:
+        self._client = client
+        self._seal = seal
+
+    async def write(self, writes: SequenceOf[Write], since: int | None = None) -> list[int]:
+        """Raises ConflictError, MemoryStoreError."""
+        arguments: list[str | int | bytes] = [SCHEMA, "" if since is None else since, MOST_DELETED]
+        for write in writes:
+            sealed = b"" if write.value is None else self._seal.close(write.kind, write.name, write.value)
+            key = self._seal.key(write.kind, write.name)
+            arguments += [key, write.expected, int(write.value is None), sealed]
+        answer, *rest = await self._client.run(Script(_WRITE, _KEYS, arguments))
+        if answer == b"newer":
+            raise StoreRefusedError("a newer version of this program wrote the configuration; upgrade this server")
+        if answer == b"changed":
+            raise ConflictError(None)
+        if answer == b"conflict":
+            raise ConflictError(*rest)
+        return [*map(int, rest)]
+
+    async def changes(self, after: Cursor) -> Page:
+        """Raises MemoryStoreError."""
+        answer = await self._client.run(Script(_CHANGES, _KEYS[:3], [after.revision, after.floor, _PAGE]))
+        revision, floor, anew, more, *rest = answer
+        changes = {
+            key.decode(): self._opened(key.decode(), value, number)
+            for key, number, value in zip(rest[::3], rest[1::3], rest[2::3], strict=True)
+        }
+        return Page(changes, Cursor(revision, floor), bool(anew), bool(more))
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def _opened(self, key: str, value: bytes | None, revision: int) -> Resource | None:
+        if value is None:
+            return None
+        try:
+            return Resource(*self._seal.open(key, value), revision)
+        except CorruptValueError as error:
+            _log.error("a stored resource cannot be read; it is ignored", key=key, problem=str(error))
+            return None

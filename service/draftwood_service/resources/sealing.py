@@ -1,0 +1,40 @@
+"""How resources look in a store: with keys set, their names are hidden and their values encrypted, as memories are."""
+
+from __future__ import annotations
+
+from draftwood_service.memory.codec import KeyRing, Plain
+from draftwood_service.memory.errors import CorruptValueError
+from draftwood_service.memory.naming import Naming
+
+_LENGTH_BYTES = 2
+
+
+class Seal:
+    """Between a resource and its key and value in a store.
+
+    Args:
+        keys: None stores names and values as they are.
+    """
+
+    def __init__(self, keys: KeyRing | None) -> None:
+        self._cipher = keys or Plain()
+        self._secret = keys.naming_key if keys else None
+
+    def key(self, kind: str, name: str) -> str:
+        """ "KIND:NAME:", the name quoted, or hidden."""
+        return Naming(kind, self._secret).tenant_prefix(name)
+
+    def close(self, kind: str, name: str, value: bytes) -> bytes:
+        """The name and the value, bound to their key."""
+        encoded = name.encode()
+        joined = len(encoded).to_bytes(_LENGTH_BYTES) + encoded + value
+        return self._cipher.encrypt(joined, self.key(kind, name), "resource")
+
+    def open(self, key: str, data: bytes) -> tuple[str, str, bytes]:
+        """Kind, name and value. Raises CorruptValueError."""
+        joined = self._cipher.decrypt(data, key, "resource")
+        end = _LENGTH_BYTES + int.from_bytes(joined[:_LENGTH_BYTES])
+        kind, name = key.partition(":")[0], joined[_LENGTH_BYTES:end].decode(errors="replace")
+        if self.key(kind, name) != key:
+            raise CorruptValueError("the value is another resource's, or cut short")
+        return kind, name, joined[end:]

@@ -1,0 +1,69 @@
+"""AuditService: the counts of the losslessness audit, for operators."""
+
+from __future__ import annotations
+
+from draftwood.admin.v1 import audit_pb2 as pb
+from draftwood_service.audits.ledger import MARGIN_BOUNDS, AuditLedger
+from draftwood_service.audits.results import AuditResult
+from draftwood_service.engine.recovery import EngineRecovery
+from draftwood_service.rpc.calls import Call, Method
+
+
+class AuditServicer:
+    """The methods of AuditService, for `calls.handlers`.
+
+    Args:
+        share: of requests that are audited.
+    """
+
+    def __init__(self, ledger: AuditLedger, recovery: EngineRecovery, share: float) -> None:
+        self._ledger = ledger
+        self._recovery = recovery
+        self._share = share
+
+    @property
+    def methods(self) -> dict[str, Method]:
+        return {"GetAuditReport": self.report}
+
+    async def report(self, request: pb.GetAuditReportRequest, call: Call) -> pb.GetAuditReportResponse:
+        ledger, model = self._ledger, self._ledger.model
+        return pb.GetAuditReportResponse(
+            share=self._share,
+            model=model.name,
+            dtype=model.dtype,
+            runner=model.runner_name,
+            exact=model.exact,
+            tie_bound=ledger.tie_bound,
+            margin_bounds=MARGIN_BOUNDS,
+            counts=[
+                pb.AuditCounts(
+                    strategy=key.strategy,
+                    arm=key.arm,
+                    audited=counts.audited,
+                    tokens=counts.tokens,
+                    differing=counts.differing,
+                    ties=counts.ties,
+                    dropped=counts.dropped,
+                    failed=counts.failed,
+                    margins=counts.margins,
+                    largest_margin=counts.largest_margin,
+                )
+                for key, counts in sorted(ledger.counts.items())
+            ],
+            differences=map(self._difference, ledger.differences),
+            engine_restarts=self._recovery.restarts,
+        )
+
+    def _difference(self, result: AuditResult) -> pb.AuditDifference:
+        assert result.difference is not None
+        message = pb.AuditDifference(
+            tenant=result.tenant,
+            request_id=result.request_id,
+            strategy=result.strategy,
+            arm=result.arm,
+            position=result.difference.position,
+            margin=result.difference.margin,
+            tie=self._ledger.is_tie(result.difference),
+        )
+        message.time.FromNanoseconds(round(result.at * 1e9))
+        return message

@@ -1,0 +1,267 @@
+"""ExperimentService. What its states allow is in `draftwood_service.experiments.definition`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from collections.abc import Sequence as SequenceOf
+
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.field_mask_pb2 import FieldMask
+
+from draftwood.admin.v1 import experiments_pb2 as pb
+from draftwood.admin.v1 import tenants_pb2
+from draftwood_service.experiments.assignment import ExperimentError
+from draftwood_service.experiments.definition import (
+    ExperimentConfig,
+    ExperimentState,
+    StateError,
+    require_id,
+    require_no_overlap,
+    require_state,
+    require_update,
+)
+from draftwood_service.live_experiments.live import LiveExperiments
+from draftwood_service.live_experiments.placement import label_of
+from draftwood_service.memory.arms import PurgeArms
+from draftwood_service.resources.base import ConflictError, Write
+from draftwood_service.resources.errors import (
+    EtagError,
+    NotAllowedNowError,
+    OfFileError,
+    ResourceExistsError,
+    ResourceMissingError,
+)
+from draftwood_service.resources.follower import ResourceFollower
+from draftwood_service.rpc.admin.conclusion import tenant_writes
+from draftwood_service.rpc.admin.messages import apply_mask, audited, page_of, require_etag
+from draftwood_service.rpc.calls import Call, Method
+from draftwood_service.tenants.catalog import EXPERIMENTS, Catalog
+from draftwood_service.tenants.experiments import PREFIX, experiment_of, invalid, read_experiment
+from draftwood_service.tenants.reading import ServerLimits, under
+
+_SALT_BYTES = 16
+_TRIES = 8
+_OUTPUT_ONLY = frozenset({"state", "start_time", "end_time", "salt", "winner", "stopped_arms"})
+
+
+Purge = Callable[[PurgeArms], Awaitable[int]]
+"""Runs the operation where the memories are."""
+
+
+class ExperimentServicer:
+    """The methods of ExperimentService, for `calls.handlers`."""
+
+    def __init__(
+        self, stored: ResourceFollower, catalog: Catalog, limits: ServerLimits, live: LiveExperiments, purge: Purge
+    ) -> None:
+        self._stored = stored
+        self._live = live
+        self._purge = purge
+        self._catalog = catalog
+        self._limits = limits
+
+    @property
+    def methods(self) -> dict[str, Method]:
+        return {
+            "GetExperiment": self.get,
+            "ListExperiments": self.list,
+            "CreateExperiment": self.create,
+            "UpdateExperiment": self.update,
+            "DeleteExperiment": self.delete,
+            "StartExperiment": self.start,
+            "StopExperiment": self.stop,
+            "ConcludeExperiment": self.conclude,
+            "GetExperimentReport": self.report,
+        }
+
+    async def get(self, request: pb.GetExperimentRequest, call: Call) -> pb.Experiment:
+        return await self._current(experiment_of("name", request.name))
+
+    async def list(self, request: pb.ListExperimentsRequest, call: Call) -> pb.ListExperimentsResponse:
+        await self._stored.refresh()
+        page, following = page_of(self._catalog.names(EXPERIMENTS), request.page_size, request.page_token)
+        found = filter(None, map(self._catalog.experiment_message, page))
+        return pb.ListExperimentsResponse(experiments=found, next_page_token=following)
+
+    async def create(self, request: pb.CreateExperimentRequest, call: Call) -> pb.Experiment:
+        name = request.experiment_id
+        with audited("create", PREFIX + name, call):
+            try:
+                require_id("experiment_id", name)
+            except ExperimentError as error:
+                raise invalid(error) from None
+            await self._stored.refresh()
+            if self._catalog.experiment_message(name) is not None:
+                raise ResourceExistsError(PREFIX + name)
+            made = pb.Experiment(
+                name=PREFIX + name,
+                origin=tenants_pb2.RESOURCE_ORIGIN_API,
+                state=pb.EXPERIMENT_STATE_DRAFT,
+                salt=secrets.token_hex(_SALT_BYTES),
+            )
+            apply_mask(made, request.experiment, _all_set(request.experiment), _OUTPUT_ONLY)
+            made.create_time.GetCurrentTime()
+            self._read(made, "experiment")
+            try:
+                return await self._put(made, request.validate_only)
+            except ConflictError:
+                raise ResourceExistsError(PREFIX + name) from None
+
+    async def update(self, request: pb.UpdateExperimentRequest, call: Call) -> pb.Experiment:
+        given = request.experiment
+        name = experiment_of("experiment.name", given.name)
+
+        def change(experiment: pb.Experiment) -> None:
+            former = self._read(experiment)
+            apply_mask(experiment, given, request.update_mask, _OUTPUT_ONLY)
+            require_update(former, self._read(experiment, "experiment"))
+
+        with audited("update", given.name, call):
+            return await self._change(name, given.etag, request.validate_only, change)
+
+    async def delete(self, request: pb.DeleteExperimentRequest, call: Call) -> Empty:
+        name = experiment_of("name", request.name)
+        with audited("delete", request.name, call):
+            try:
+                current = await self._changeable(name, request.etag)
+            except ResourceMissingError:
+                if request.allow_missing:
+                    return Empty()
+                raise
+            if current.state == pb.EXPERIMENT_STATE_RUNNING:
+                raise NotAllowedNowError(request.name, "STATE", "is running; stop it first")
+            if not request.validate_only:
+                await self._purge(PurgeArms(tuple(label_of(name, arm.id) for arm in current.arms)))
+                try:
+                    await self._stored.write([Write(EXPERIMENTS, name, None, int(current.etag, 16))])
+                except ConflictError:
+                    raise EtagError(request.name) from None
+                await self._live.delete(self._read(current))
+            return Empty()
+
+    async def start(self, request: pb.StartExperimentRequest, call: Call) -> pb.Experiment:
+        def change(experiment: pb.Experiment) -> None:
+            config = self._read(experiment)
+            require_state(config, "started", ExperimentState.DRAFT)
+            require_no_overlap(config, self._catalog.experiments())
+            experiment.state = pb.EXPERIMENT_STATE_RUNNING
+            experiment.start_time.GetCurrentTime()
+
+        with audited("start", request.name, call):
+            name = experiment_of("name", request.name)
+            return await self._change(name, request.etag, request.validate_only, change, alone=True)
+
+    async def stop(self, request: pb.StopExperimentRequest, call: Call) -> pb.Experiment:
+        def change(experiment: pb.Experiment) -> None:
+            require_state(self._read(experiment), "stopped", ExperimentState.RUNNING)
+            experiment.state = pb.EXPERIMENT_STATE_STOPPED
+            experiment.end_time.GetCurrentTime()
+
+        with audited("stop", request.name, call):
+            name = experiment_of("name", request.name)
+            return await self._change(name, request.etag, request.validate_only, change)
+
+    async def conclude(self, request: pb.ConcludeExperimentRequest, call: Call) -> pb.Experiment:
+        writes: list[Write] = []
+        winner = request.winner
+
+        def change(experiment: pb.Experiment) -> None:
+            config = self._read(experiment)
+            require_state(config, "concluded", ExperimentState.RUNNING, ExperimentState.STOPPED)
+            writes[:] = tenant_writes(experiment, winner, request.keep_tenants, self._catalog)
+            if config.state is ExperimentState.RUNNING:
+                experiment.end_time.GetCurrentTime()
+            experiment.state, experiment.winner = pb.EXPERIMENT_STATE_CONCLUDED, winner
+
+        with audited("conclude", request.name, call):
+            name = experiment_of("name", request.name)
+            winner = request.winner or await self._better_arm(name)
+            return await self._change(name, request.etag, request.validate_only, change, alone=True, writes=writes)
+
+    async def report(self, request: pb.GetExperimentReportRequest, call: Call) -> pb.ExperimentReport:
+        current = await self._current(experiment_of("name", request.name))
+        return await self._live.report(current, self._read(current))
+
+    async def _better_arm(self, name: str) -> str:
+        """The arm that the report says is better."""
+        current = await self._current(name)
+        winner = await self._live.winner(self._read(current))
+        if winner is None:
+            raise NotAllowedNowError(
+                current.name, "STATE", "the report does not say which arm is better; name the winner"
+            )
+        return winner
+
+    def _read(self, experiment: pb.Experiment, field: str = "") -> ExperimentConfig:
+        """Raises InvalidValueError."""
+        if not field:
+            return read_experiment(experiment, self._limits)
+        with under(field):
+            return read_experiment(experiment, self._limits)
+
+    async def _current(self, name: str) -> pb.Experiment:
+        await self._stored.refresh()
+        found = self._catalog.experiment_message(name)
+        if found is None:
+            raise ResourceMissingError(PREFIX + name)
+        return found
+
+    async def _changeable(self, name: str, etag: str) -> pb.Experiment:
+        """Raises ResourceMissingError, OfFileError, EtagError."""
+        current = await self._current(name)
+        if current.origin == tenants_pb2.RESOURCE_ORIGIN_FILE:
+            raise OfFileError(PREFIX + name)
+        require_etag(PREFIX + name, etag, current.etag)
+        return current
+
+    async def _change(
+        self,
+        name: str,
+        etag: str,
+        validate_only: bool,
+        change: Callable[[pb.Experiment], None],
+        *,
+        alone: bool = False,
+        writes: SequenceOf[Write] = (),
+    ) -> pb.Experiment:
+        """Applies `change` to the stored experiment, again if it was changed meanwhile.
+
+        Args:
+            alone: nothing else in the store may change between what `change` sees and the write.
+            writes: to be written with it.
+        """
+        for _ in range(_TRIES):
+            current = await self._changeable(name, etag)
+            revision = self._stored.revision
+            changed = pb.Experiment()
+            changed.CopyFrom(current)
+            try:
+                change(changed)
+            except StateError as error:
+                raise NotAllowedNowError(PREFIX + name, "STATE", str(error)) from None
+            try:
+                return await self._put(changed, validate_only, revision if alone else None, writes)
+            except ConflictError:
+                continue
+        raise EtagError(PREFIX + name)
+
+    async def _put(
+        self, experiment: pb.Experiment, validate_only: bool, since: int | None = None, writes: SequenceOf[Write] = ()
+    ) -> pb.Experiment:
+        """Raises ConflictError."""
+        expected = int(experiment.etag or "0", 16)
+        experiment.ClearField("etag")
+        experiment.update_time.GetCurrentTime()
+        if not validate_only:
+            name = experiment.name.removeprefix(PREFIX)
+            write = Write(EXPERIMENTS, name, experiment.SerializeToString(), expected)
+            revision, *_ = await self._stored.write([write, *writes], since)
+            experiment.etag = f"{revision:x}"
+        return experiment
+
+
+def _all_set(given: pb.Experiment) -> FieldMask:
+    """A mask of the fields that a creation takes from what is given; output-only ones are ignored, as AIP-203 says."""
+    fixed = _OUTPUT_ONLY | {"name", "etag", "create_time", "update_time", "origin"}
+    return FieldMask(paths=[field.name for field, _ in given.ListFields() if field.name not in fixed])

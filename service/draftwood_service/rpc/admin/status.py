@@ -1,0 +1,194 @@
+"""StatusService: what the server does now, for operators and tenants' admins."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+
+from google.protobuf.duration_pb2 import Duration
+
+from draftwood.admin.v1 import status_pb2 as pb
+from draftwood_model_runner.errors import InvalidInputError
+from draftwood_service.audits.ledger import AuditLedger
+from draftwood_service.auth import Principal, Role
+from draftwood_service.engine.bridge import EngineBridge
+from draftwood_service.engine.recovery import EngineRecovery
+from draftwood_service.engine.reporting.report import EngineReport, TenantReport, WorkCounts, WorkKey
+from draftwood_service.errors import TooManyWatchesError
+from draftwood_service.memory.replica.counters import MemoryCounters
+from draftwood_service.rpc.calls import Call, Method
+from draftwood_service.rpc.streaming.writer import Writer
+from draftwood_service.settings import Settings
+
+_LEAST_INTERVAL, _DEFAULT_INTERVAL, _MOST_INTERVAL = 0.5, 1.0, 60.0
+_LISTED_TENANTS = 100
+_MOST_WATCHES = 16
+"""Open WatchStatus calls of a tenant's callers, and of operators without a tenant. Not tuned."""
+
+
+class StatusServicer:
+    """The methods of StatusService, for `calls.handlers`.
+
+    Args:
+        ledger: counts audits, and knows the model.
+    """
+
+    def __init__(self, bridge: EngineBridge, ledger: AuditLedger, recovery: EngineRecovery, settings: Settings) -> None:
+        self._bridge = bridge
+        self._ledger = ledger
+        self._recovery = recovery
+        self._settings = settings
+        self._version = version("draftwood")
+        self._started_at = time.monotonic()
+        self._watches: Counter[str | None] = Counter()
+
+    @property
+    def methods(self) -> dict[str, Method]:
+        return {"GetStatus": self.get, "WatchStatus": self.watch}
+
+    async def get(self, request: pb.GetStatusRequest, call: Call) -> pb.GetStatusResponse:
+        return pb.GetStatusResponse(status=self._status(call.principal))
+
+    async def watch(self, request: pb.WatchStatusRequest, call: Call) -> None:
+        """Streams samples for `max_timeout`, as long as any request: the credential is checked again after that."""
+        interval = _seconds(request)
+        end = time.monotonic() + self._settings.max_timeout
+        with self._counted(call.principal.tenant):
+            async with Writer(call.context, self._settings.stall_timeout) as writer:
+                while time.monotonic() < end:
+                    await writer.write(pb.WatchStatusResponse(status=self._status(call.principal)))
+                    await asyncio.sleep(interval)
+
+    @contextmanager
+    def _counted(self, tenant: str | None) -> Iterator[None]:
+        if self._watches[tenant] == _MOST_WATCHES:
+            raise TooManyWatchesError(_MOST_WATCHES)
+        self._watches[tenant] += 1
+        try:
+            yield
+        finally:
+            self._watches[tenant] -= 1
+            if not self._watches[tenant]:
+                del self._watches[tenant]
+
+    def _status(self, principal: Principal) -> pb.ServerStatus:
+        reports, model = self._bridge.reports, self._ledger.model
+        age = time.monotonic() - max(reports.at, self._started_at)
+        status = pb.ServerStatus(
+            server_version=self._version,
+            model=model.name,
+            dtype=model.dtype,
+            runner=model.runner_name,
+            state=self._state(),
+        )
+        status.time.FromNanoseconds(round((time.time() - age) * 1e9))
+        status.uptime.CopyFrom(_duration(max(reports.at - self._started_at, 0.0)))
+        tenants = reports.latest.tenants
+        if principal.role is Role.OPERATOR:
+            listed = [*tenants][-_LISTED_TENANTS:]
+            status.load.CopyFrom(self._load(reports.latest))
+        else:
+            listed = [tenant for tenant in (principal.tenant,) if tenant in tenants]
+        status.tenants.extend(_tenant(name, tenants[name]) for name in listed)
+        return status
+
+    def _state(self) -> pb.ServingState:
+        if self._bridge.draining:
+            return pb.SERVING_STATE_DRAINING
+        return pb.SERVING_STATE_RESTARTING if self._bridge.stopped else pb.SERVING_STATE_SERVING
+
+    def _load(self, report: EngineReport) -> pb.LoadStatus:
+        work = WorkCounts()
+        for counts in report.work.values():
+            work = work.plus(counts)
+        audits = self._ledger.counts.values()
+        return pb.LoadStatus(
+            running=report.load.running,
+            waiting=report.load.waiting,
+            max_running=self._settings.max_running,
+            max_waiting=self._settings.max_waiting,
+            kv_pages_used=report.kv.held,
+            kv_pages_cached=report.kv.cached,
+            kv_pages=report.kv.total,
+            steps=report.engine.steps,
+            busy=_duration(report.engine.step_seconds),
+            prompt_tokens=work.prompt_tokens - work.cached_prompt_tokens,
+            cached_prompt_tokens=work.cached_prompt_tokens,
+            tokens=work.written_tokens,
+            decode_steps=work.decode_steps,
+            preemptions=work.preemptions,
+            engine_restarts=self._recovery.restarts,
+            draft_tokens=work.draft_tokens,
+            drafting=[_drafting(key, counts) for key, counts in sorted(report.work.items())],
+            sources=[
+                pb.SourceStatus(source=source, draft_tokens=verified, accepted_tokens=accepted)
+                for source, (verified, accepted) in sorted(work.by_source.items())
+            ],
+            accepted_by_depth=work.accepted_by_depth,
+            store=_store(report.memory, report.store_healthy),
+            audits=pb.AuditStatus(
+                audited=sum(one.audited for one in audits),
+                differing=sum(one.differing for one in audits),
+                ties=sum(one.ties for one in audits),
+            ),
+        )
+
+
+def _tenant(name: str, report: TenantReport) -> pb.TenantStatus:
+    return pb.TenantStatus(
+        tenant=name,
+        running=report.load.running,
+        waiting=report.load.waiting,
+        tokens=report.work.written_tokens,
+        decode_steps=report.work.decode_steps,
+        draft_tokens=report.work.draft_tokens,
+        accepted_tokens=report.work.accepted_tokens,
+    )
+
+
+def _drafting(key: WorkKey, counts: WorkCounts) -> pb.DraftingStatus:
+    return pb.DraftingStatus(
+        strategy=key.strategy,
+        arm=key.arm,
+        requests=counts.sequences,
+        tokens=counts.written_tokens,
+        decode_steps=counts.decode_steps,
+        draft_tokens=counts.draft_tokens,
+        accepted_tokens=counts.accepted_tokens,
+        draft_time=_duration(counts.draft_seconds),
+        disabled=counts.disabled,
+    )
+
+
+def _store(counters: MemoryCounters, healthy: bool) -> pb.StoreStatus:
+    return pb.StoreStatus(
+        up=healthy,
+        lag=_duration(counters.last_lag),
+        pending_records=counters.outbox_records,
+        dropped_records=counters.dropped,
+        late_memories=counters.late,
+        memories=counters.tenants,
+        memory_tokens=counters.tokens,
+        memory_bytes=counters.resident_bytes,
+    )
+
+
+def _seconds(request: pb.WatchStatusRequest) -> float:
+    """The interval that is asked for. Raises InvalidInputError."""
+    if not request.HasField("interval"):
+        return _DEFAULT_INTERVAL
+    seconds = request.interval.seconds + request.interval.nanos / 1e9
+    if not _LEAST_INTERVAL <= seconds <= _MOST_INTERVAL:
+        problem = f"must be {_LEAST_INTERVAL:g} to {_MOST_INTERVAL:g} seconds"
+        raise InvalidInputError("interval", f"{seconds:g} s", problem)
+    return seconds
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration

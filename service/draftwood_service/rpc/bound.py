@@ -1,0 +1,151 @@
+"""A bound port, which answers before there is a model: imports nothing that takes long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from draftwood.admin.v1 import audit_pb2, experiments_pb2, status_pb2, tenants_pb2
+from draftwood.v1 import generation_pb2, memory_pb2
+from draftwood_model_runner.errors import InvalidInputError
+from draftwood_service.auth import Authenticator
+from draftwood_service.errors import LoadingError
+from draftwood_service.listening import require_free
+from draftwood_service.rpc.access import Gate
+from draftwood_service.rpc.calls import Call, Method, handlers
+from draftwood_service.rpc.reflection import enable_reflection
+from draftwood_service.rpc.tls import server_credentials
+from draftwood_service.settings import Settings
+from draftwood_service.telemetry import NO_TELEMETRY, Telemetry
+
+STOP_SECONDS = 0.5
+"""For calls that do not end by themselves, such as health watches, at the stop. Not tuned."""
+SERVICES = (
+    generation_pb2.DESCRIPTOR.services_by_name["GenerationService"],
+    memory_pb2.DESCRIPTOR.services_by_name["MemoryService"],
+    audit_pb2.DESCRIPTOR.services_by_name["AuditService"],
+    status_pb2.DESCRIPTOR.services_by_name["StatusService"],
+    tenants_pb2.DESCRIPTOR.services_by_name["TenantService"],
+    experiments_pb2.DESCRIPTOR.services_by_name["ExperimentService"],
+)
+
+
+LIVENESS = "liveness"
+"""Name in health of what an orchestrator restarts the process for: SERVING while loading and draining, too."""
+
+
+class BoundServer:
+    """A bound port. It is bound before the model is loaded, so that an address in use is reported at once.
+
+    Once started, health is NOT_SERVING and every other call is refused with `LoadingError`, until a `RunningServer`
+    takes over.
+
+    Args:
+        telemetry: records its calls.
+
+    Raises:
+        InvalidInputError: the server cannot listen on the address, with the reason.
+    """
+
+    def __init__(self, settings: Settings, telemetry: Telemetry = NO_TELEMETRY) -> None:
+        require_free(settings)
+        self.telemetry = telemetry
+        self.settings = settings
+        self.grpc_server = grpc.aio.server(options=options(settings))
+        self.health = health.aio.HealthServicer()
+        self.authenticator = Authenticator(settings)
+        self.gate = Gate(self.authenticator)
+        self.handlers = [_Handlers(service, self.gate, telemetry) for service in SERVICES]
+        self._started = False
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        self.port = _listen(self.grpc_server, "port", host, settings.port, server_credentials(settings))
+        self.address = f"{host}:{self.port}"
+        self.grpc_server.add_generic_rpc_handlers(tuple(self.handlers))
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc_server)
+        if settings.reflection:
+            enable_reflection([service.full_name for service in SERVICES], self.grpc_server, self.gate)
+        self.health_port: int | None = None
+        if settings.health_port is not None:
+            self._health_server = grpc.aio.server(options=options(settings))
+            health_pb2_grpc.add_HealthServicer_to_server(self.health, self._health_server)
+            self.health_port = _listen(self._health_server, "health_port", host, settings.health_port, None)
+
+    async def start(self) -> None:
+        """Answers calls from now on; does nothing if it does so already."""
+        if not self._started:
+            self._started = True
+            self.authenticator.start()
+            await self.set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+            await self.set_alive(True)
+            await self.grpc_server.start()
+            if self.health_port is not None:
+                await self._health_server.start()
+
+    async def close(self) -> None:
+        """Ends what `start` began. Live calls have `STOP_SECONDS` to end."""
+        await self.grpc_server.stop(STOP_SECONDS)
+        await self.authenticator.close()
+        if self.health_port is not None:
+            await self._health_server.stop(STOP_SECONDS)
+
+    async def set_health(self, status: object) -> None:
+        for name in ("", *(service.full_name for service in SERVICES)):
+            await self.health.set(name, status)
+
+    async def set_alive(self, alive: bool) -> None:
+        answer = health_pb2.HealthCheckResponse
+        await self.health.set(LIVENESS, answer.SERVING if alive else answer.NOT_SERVING)
+
+
+class _Handlers(grpc.GenericRpcHandler):
+    """The methods of a service; until there are any, each call is refused."""
+
+    def __init__(self, service: ServiceDescriptor, gate: Gate, telemetry: Telemetry) -> None:
+        async def refuse(request: Any, call: Call) -> None:
+            raise LoadingError()
+
+        self._service = service
+        self._gate = gate
+        self._telemetry = telemetry
+        self._handlers = handlers(service, {method.name: refuse for method in service.methods}, gate, None, telemetry)
+
+    def use(self, methods: Mapping[str, Method], deserializer: Callable[[Any], Callable[[bytes], Any]]) -> None:
+        self._handlers = handlers(self._service, methods, self._gate, deserializer, self._telemetry)
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        return self._handlers.service(handler_call_details)
+
+
+def _listen(server: grpc.aio.Server, key: str, host: str, port: int, credentials: grpc.ServerCredentials | None) -> int:
+    """The port that the server listens on. Raises InvalidInputError."""
+    address = f"{host}:{port}"
+    try:
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise InvalidInputError(key, port, f"cannot listen on {address}") from error
+
+
+def options(settings: Settings) -> list[tuple[str, int]]:
+    options = [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", round(1000 * settings.keepalive)),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.http2.ping_timeout_ms", 20_000),  # this one counts in gRPC 1.85; the default is a minute
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),  # pings go on while a request waits and nothing is written
+    ]
+    if settings.max_connection_age:
+        options += [
+            ("grpc.max_connection_age_ms", round(1000 * settings.max_connection_age)),
+            ("grpc.max_connection_age_grace_ms", round(1000 * settings.max_timeout)),
+        ]
+    return options

@@ -1,0 +1,136 @@
+"""Between gRPC and the servicers: parses requests, gives each call its id, and maps every exception to one status."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import grpc
+import structlog
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from draftwood_service.auth import Principal, required_role
+from draftwood_service.errors import INTERNAL, ClientGoneError, rule_for, to_status
+from draftwood_service.identifiers import check_identifier
+from draftwood_service.rpc.access import Gate
+from draftwood_service.rpc.parsing.malformed import Malformed
+from draftwood_service.telemetry import NO_TELEMETRY, CallRecord, Telemetry
+
+_log = structlog.get_logger(__name__)
+
+_ABORT_SECONDS = 2.0
+"""How long an abort waits for the client to read the messages before the status. Not tuned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One RPC.
+
+    Attributes:
+        record: of the call, for metrics and traces.
+        principal: the caller, who has the role that the method requires.
+        request_id: given by the caller, or generated.
+        arrived_at: on the clock of `time.perf_counter`.
+    """
+
+    context: grpc.aio.ServicerContext[Any, Any]
+    principal: Principal
+    request_id: str
+    arrived_at: float
+    record: CallRecord
+
+
+Method: TypeAlias = Callable[[Any, Call], Awaitable[Any]]
+"""Takes a parsed request, or an iterator of them; returns the response, or None if it has streamed its responses."""
+
+
+def handlers(
+    service: ServiceDescriptor,
+    methods: Mapping[str, Method],
+    gate: Gate,
+    deserializer: Callable[[Any], Callable[[bytes], Any]] | None,
+    telemetry: Telemetry = NO_TELEMETRY,
+) -> grpc.GenericRpcHandler:
+    """gRPC handlers of all methods of a service, for calls that pass the gate. A method with a stream of requests has a
+    stream of responses.
+
+    Args:
+        deserializer: `parsing.deserializer.Deserializer`; without one, methods get the bytes of their requests.
+
+    Raises:
+        KeyError: a method of the service is missing in `methods`, or has no rule in `draftwood_service.auth.rules`.
+    """
+    by_name: dict[str, Any] = {}
+    for method in service.methods:
+        assert method.server_streaming or not method.client_streaming
+        make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
+        make = grpc.stream_stream_rpc_method_handler if method.client_streaming else make
+        by_name[method.name] = make(
+            _endpoint(service.full_name, method.name, methods[method.name], gate, telemetry),
+            request_deserializer=deserializer and deserializer(GetMessageClass(method.input_type)),
+            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        )
+    return grpc.method_handlers_generic_handler(service.full_name, by_name)
+
+
+def _endpoint(service: str, name: str, method: Method, gate: Gate, telemetry: Telemetry) -> Any:
+    role = required_role(service, name)
+
+    async def endpoint(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        arrived_at = time.perf_counter()
+        request_id = uuid.uuid4().hex
+        record, code = telemetry.call(f"{service}/{name}", context.invocation_metadata(), arrived_at), "OK"
+        try:
+            principal = await gate.admit(context, name, role)
+            if isinstance(request, Malformed):
+                raise request.error
+            if isinstance(request, AsyncIterator):
+                request = _well_formed(request)
+            given = getattr(request, "request_id", "")
+            request_id = check_identifier("request_id", given) if given else request_id
+            return await method(request, Call(context, principal, request_id, arrived_at, record))
+        except asyncio.CancelledError:
+            code = grpc.StatusCode.CANCELLED.name
+            raise
+        except Exception as error:
+            code = rule_for(error).code.name
+            gate.note(error, context, name, request_id)
+            await abort(context, error, name, request_id)
+        finally:
+            record.end(code)
+
+    return endpoint
+
+
+async def _well_formed(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        if isinstance(request, Malformed):
+            raise request.error
+        yield request
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, method: str, request_id: str) -> None:
+    """Ends the call with the error's status.
+
+    Raises:
+        asyncio.CancelledError: the client is gone. A handler that returned would make gRPC send a status while the
+            write that the client broke off is still pending, which it logs as an error.
+    """
+    if rule_for(error).code is INTERNAL.code:
+        _log.error("internal error", method=method, request_id=request_id, exc_info=error)
+    if isinstance(error, ClientGoneError) or context.cancelled() or context.done():
+        raise asyncio.CancelledError from error
+    code, text, trailing = to_status(error, request_id, context.time_remaining())
+    try:
+        async with asyncio.timeout(_ABORT_SECONDS):
+            await context.abort(code, text, trailing)
+    except grpc.aio.InternalError:
+        return  # the call has just ended
+    except TimeoutError:
+        # The status is queued; a client that reads again receives it.
+        _log.info("client does not read its status", method=method, request_id=request_id, code=code.name)

@@ -1,0 +1,331 @@
+"""GenerationService: Generate, Tokenize, Detokenize, GetModelInfo.
+
+Works with messages, streams and time limits. Threads are in `engine`, statuses in `errors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
+from functools import lru_cache, partial
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from draftwood.v1 import generation_pb2 as pb
+from draftwood_model_runner.errors import InvalidInputError
+from draftwood_model_runner.request import Request
+from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
+from draftwood_service.auth import Principal, Role
+from draftwood_service.engine.bridge import EngineBridge
+from draftwood_service.engine.stream import Sample
+from draftwood_service.errors import DeadlineExceededError, ModelNotServedError
+from draftwood_service.identifiers import check_identifier
+from draftwood_service.live_experiments.live import LiveExperiments
+from draftwood_service.live_experiments.measuring import Measured
+from draftwood_service.live_experiments.placement import Placement
+from draftwood_service.quotas import Limiter
+from draftwood_service.quotas.opening import default_limits
+from draftwood_service.rpc.calls import Call, Method
+from draftwood_service.rpc.parsing.chat import MAX_TOOLS, tool_format_of
+from draftwood_service.rpc.request_log import RequestLog
+from draftwood_service.rpc.requests import (
+    MAX_GRAMMAR_CHARACTERS,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_STRING_CHARACTERS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    read_prompt,
+    read_requests,
+    read_samples,
+    require_in_vocabulary,
+)
+from draftwood_service.rpc.streaming.messages import delta, finished
+from draftwood_service.rpc.streaming.relay import relay
+from draftwood_service.rpc.streaming.writer import Writer
+from draftwood_service.rpc.text_work import TextWork
+from draftwood_service.serving import Serving
+from draftwood_service.settings import Settings
+from draftwood_service.tenants.config import TenantConfig
+from draftwood_service.tenants.shaping import DeltaShaping
+from draftwood_strategies import strategy_names
+
+SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"]
+
+_CLIENT_FIRST = 0.25
+"""Seconds after the client's deadline until the server ends a call: gRPC ends it first, so that two statuses do not
+race. Not tuned."""
+_AT_DEADLINE = 0.05
+"""A cancellation at most so many seconds before the deadline, by the server's clock, is logged as the deadline. Not
+tuned."""
+_TOKEN_TEXTS = 65_536
+"""Texts of tokens that are remembered, for draft trees. Not tuned: 8 MiB."""
+_FEW_TOKENS = 2048
+"""Tokens that are converted to text on the event loop; more go to a worker thread. Not tuned."""
+
+
+_MAX_ANSWER_BYTES = 4 * 2**20
+"""What gRPC clients accept if they set no limit of their own."""
+
+
+class GenerationServicer:
+    """The methods of GenerationService, for `calls.handlers`.
+
+    Args:
+        config_of: a tenant's configuration.
+        experiments: that requests take part in.
+    """
+
+    def __init__(
+        self,
+        serving: Serving,
+        bridge: EngineBridge,
+        settings: Settings,
+        limiter: Limiter,
+        config_of: Callable[[str], TenantConfig],
+        experiments: LiveExperiments,
+    ) -> None:
+        self._serving = serving
+        self._bridge = bridge
+        self._config_of = config_of
+        self._experiments = experiments
+        self._settings = settings
+        self._limiter = limiter
+        self._default_limits = default_limits(settings)
+        self._shaping = settings.delta_shaping
+        decode = serving.model.tokenizer.decode
+        self._token_text = lru_cache(_TOKEN_TEXTS)(lambda token: decode([token], include_special_tokens=True))
+        self._text_work = TextWork()
+        self._format_work = TextWork()
+        self._info = model_info(serving, settings)
+
+    @property
+    def methods(self) -> dict[str, Method]:
+        return {
+            "Generate": self.generate,
+            "Tokenize": self.tokenize,
+            "Detokenize": self.detokenize,
+            "GetModelInfo": self.get_model_info,
+        }
+
+    def close(self) -> None:
+        """Ends its threads."""
+        self._text_work.close()
+        self._format_work.close()
+
+    async def generate(self, request: pb.GenerateRequest, call: Call) -> None:
+        """Streams one Started, Deltas and one Finished, or raises the error that ends the call with one status."""
+        self._require_served(request.model)
+        tenant = call.principal.tenant_for(request.tenant)
+        log = RequestLog(call, tenant, "chat" if request.HasField("chat") else "text_completion")
+        with Measured(log, self._experiments.counting, call.arrived_at) as measured, log as record:
+            placement = self._place(request, call.request_id, tenant)
+            measured.placement = placement
+            config = self._config_of(tenant)
+            shaping = config.streaming.shaping(self._shaping)
+            if request.output.draft_trees:
+                _allow_trees(call.principal, shaping)
+            of_tenant: dict[str, Any] = dict(config.sampling)
+            defaults = replace(self._serving.model.defaults.sampling, **of_tenant)
+            samples = read_samples(request.sampling, self._settings.max_running, defaults)
+            stream = self._bridge.admit(samples, tenant)
+            seconds = self._seconds(call)
+            timer = asyncio.get_running_loop().call_later(seconds, stream.fail, DeadlineExceededError(seconds))
+            try:
+                requests = await read_requests(
+                    request,
+                    self._serving,
+                    self._text_work,
+                    config,
+                    placement,
+                    principal=call.principal.name,
+                    request_id=call.request_id,
+                    tenant=tenant,
+                    arrived_at=call.arrived_at,
+                    deadline=time.perf_counter() + seconds,
+                )
+                record.samples = [Sample(one) for one in requests]
+                reservation = await self._limiter.reserve(
+                    tenant, config.quotas.over(self._default_limits), most_tokens(requests)
+                )
+                try:
+                    stream.submit(*record.samples)
+                    async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
+                        await writer.write(self._started(requests[0], placement))
+                        with_details = request.output.token_details or requests[0].sampling.logprobs is not None
+                        message = partial(delta, with_details=with_details, token_text=self._token_text)
+                        finishes = await relay(stream, writer, message, shaping)
+                        reservation.settle(used_tokens(record.samples))
+                        await reservation.settled()  # a client may send its next request once it has read the end
+                        await writer.write(finished(record.samples, finishes))
+                finally:
+                    reservation.settle(used_tokens(record.samples))
+                record.finish_reasons = [finish.reason.value for finish in finishes]
+                record.outcome = record.finish_reasons[0]
+            except asyncio.CancelledError:
+                own = remaining(call)
+                if own is not None and own < _AT_DEADLINE:
+                    record.outcome = "deadline_exceeded"
+                raise
+            finally:
+                timer.cancel()
+                stream.close()
+
+    async def tokenize(self, request: pb.TokenizeRequest, call: Call) -> pb.TokenizeResponse:
+        self._require_served(request.model)
+        tenant = call.principal.tenant_for("")
+        prompt = await read_prompt(request, self._serving, self._text_work, tenant)
+        ids, decode = prompt.ids.tolist(), self._serving.model.tokenizer.decode
+
+        def response() -> pb.TokenizeResponse:
+            texts = [decode([token], include_special_tokens=True) for token in ids]
+            return pb.TokenizeResponse(token_ids=ids, tokens=texts)
+
+        answer = response() if len(ids) <= _FEW_TOKENS else await self._text_work.run(tenant, response)
+        if (size := answer.ByteSize()) > _MAX_ANSWER_BYTES:
+            problem = f"its {len(ids)} tokens make an answer of {size} bytes; at most {_MAX_ANSWER_BYTES} are sent"
+            raise InvalidInputError(prompt.field, None, problem)
+        return answer
+
+    async def detokenize(self, request: pb.DetokenizeRequest, call: Call) -> pb.DetokenizeResponse:
+        self._require_served(request.model)
+        model = self._serving.model
+        most = self._serving.max_prompt_characters  # as many tokens as Tokenize returns
+        if len(request.token_ids) > most:
+            raise InvalidInputError(
+                "token_ids", None, f"has {len(request.token_ids)} items; at most {most} are allowed"
+            )
+        ids = np.array(request.token_ids, np.int32)
+        require_in_vocabulary("token_ids", ids, model.vocab_size)
+        arguments, decode = (ids, request.include_special_tokens), model.tokenizer.decode
+        few, tenant = ids.size <= _FEW_TOKENS, call.principal.tenant_for("")
+        text = decode(*arguments) if few else await self._text_work.run(tenant, decode, *arguments)
+        return pb.DetokenizeResponse(text=text)
+
+    async def get_model_info(self, request: pb.GetModelInfoRequest, call: Call) -> pb.GetModelInfoResponse:
+        return self._info
+
+    def _place(self, request: pb.GenerateRequest, request_id: str, tenant: str) -> Placement | None:
+        """The request's arm; None if it takes part in no experiment. Raises InvalidInputError."""
+        session, drafting = check_identifier("session", request.session), request.drafting
+        overridden = any(map(drafting.HasField, ("strategy", "max_nodes"))) or (
+            drafting.HasField("enabled") and not drafting.enabled
+        )
+        return self._experiments.placements.place(tenant, request_id=request_id, session=session, overridden=overridden)
+
+    def _started(self, request: Request, placement: Placement | None) -> pb.GenerateResponse:
+        return pb.GenerateResponse(
+            started=pb.Started(
+                request_id=request.request_id,
+                model=self._serving.model.name,
+                tenant=request.tenant,
+                strategy=request.strategy_name,
+                prompt_tokens=request.prompt.size,
+                max_tokens=request.stop.max_tokens,
+                seed=request.sampling.seed if request.sampling.temperature else None,
+                experiment=placement.experiment.config.name if placement else "",
+                arm=placement.arm.id if placement else "",
+            )
+        )
+
+    def _require_served(self, model: str) -> None:
+        """Raises ModelNotServedError if a request names another model than the served one; "" names none."""
+        served = self._serving.model.name
+        if model not in ("", served):
+            raise ModelNotServedError(model, served)
+
+    def _seconds(self, call: Call) -> float:
+        """Seconds until the server ends the call; gRPC itself ends it at the client's deadline."""
+        own = remaining(call)
+        return min(self._settings.default_timeout if own is None else own + _CLIENT_FIRST, self._settings.max_timeout)
+
+
+def _allow_trees(caller: Principal, shaping: DeltaShaping) -> None:
+    """Raises PermissionDeniedError or InvalidInputError if a caller gets no draft trees."""
+    caller.require(Role.TENANT_ADMIN, "output.draft_trees")
+    if shaping.cadence or shaping.padding:
+        problem = "is not served where deltas are padded or sent at a fixed cadence: their sizes would tell the drafts"
+        raise InvalidInputError("output.draft_trees", None, problem)
+
+
+def most_tokens(requests: SequenceOf[Request]) -> int:
+    """What the samples of a request use at most; the prompt counts once."""
+    return requests[0].prompt.size + sum(one.stop.max_tokens for one in requests)
+
+
+def used_tokens(samples: SequenceOf[Sample]) -> int:
+    """What they have used so far, counted as in `most_tokens`."""
+    return samples[0].request.prompt.size + sum(one.completion_tokens for one in samples)
+
+
+def remaining(call: Call) -> float | None:
+    """Seconds until the client's deadline; None if it set none."""
+    seconds: float | None = call.context.time_remaining()
+    return seconds
+
+
+def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
+    """The model's properties and the limits of requests."""
+    model, (tool_format, no_tools_reason) = serving.model, tool_format_of(serving)
+    return pb.GetModelInfoResponse(
+        model=model.name,
+        architecture=model.architecture,
+        parameters=model.parameters,
+        dtype=model.dtype,
+        device=model.device,
+        vocab_size=model.vocab_size,
+        max_context_tokens=model.max_context,
+        max_running_requests=settings.max_running,
+        max_waiting_requests=settings.max_waiting,
+        max_draft_nodes=serving.max_draft_nodes,
+        has_chat_template=model.tokenizer.has_chat_template,
+        strategies=strategy_names(),
+        default_strategy=serving.default_strategy,
+        eos_token_ids=sorted(model.eos_token_ids),
+        server_version=version("draftwood"),
+        exact=model.exact,
+        runner=model.runner_name,
+        runner_reason=model.runner_reason,
+        weights=model.weights,
+        generation_defaults=_defaults(model.defaults),
+        limits=pb.RequestLimits(
+            message_bytes=settings.max_message_bytes,
+            prompt_characters=serving.max_prompt_characters,
+            chat_messages=serving.max_chat_messages,
+            stop_strings=MAX_STOP_STRINGS,
+            stop_string_characters=MAX_STOP_STRING_CHARACTERS,
+            stop_token_ids=MAX_STOP_TOKEN_IDS,
+            logit_biases=MAX_LOGIT_BIASES,
+            format_characters=MAX_GRAMMAR_CHARACTERS,
+            samples=settings.max_running,
+            tools=MAX_TOOLS,
+        ),
+        memory_max_bytes=settings.memory_budget,
+        tool_format=tool_format,
+        no_tools_reason=no_tools_reason,
+    )
+
+
+def _defaults(defaults: GenerationDefaults) -> pb.GenerationDefaults:
+    sampling, constraints = defaults.sampling, defaults.constraints
+    return pb.GenerationDefaults(
+        sampling=pb.SamplingOptions(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+        ),
+        stop=pb.StopOptions(max_tokens=defaults.max_tokens, min_tokens=defaults.min_tokens),
+        constraints=pb.LogitConstraints(
+            no_repeat_ngram_size=constraints.no_repeat_ngram_size,
+            bad_words=[pb.TokenIds(ids=words) for words in constraints.bad_words],
+            suppressed=constraints.suppressed,
+            suppressed_first=constraints.suppressed_first,
+            forced_last=constraints.forced_last,
+        ),
+    )

@@ -1,0 +1,296 @@
+"""MemoryService: statistics, warming, export, import, purge and orphaned memories, for operators.
+
+Translates between messages and the operations of `draftwood_service.memory.operations`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+import numpy as np
+
+from draftwood.v1 import memory_pb2 as pb
+from draftwood_model_runner.errors import InvalidInputError
+from draftwood_model_runner.request import MemoryTerms
+from draftwood_service.auth import Principal, Role
+from draftwood_service.engine.bridge import EngineBridge
+from draftwood_service.identifiers import check_identifier
+from draftwood_service.memory.codec import Kind, Record
+from draftwood_service.memory.naming import MemoryName
+from draftwood_service.memory.operations import (
+    ExportMemory,
+    FillMemory,
+    FillProgress,
+    GetStatistics,
+    ListOrphans,
+    PurgeMemory,
+    PurgeOrphans,
+    StatisticsReport,
+    TenantMemoryStatistics,
+)
+from draftwood_service.memory.orphans import OrphanedMemory
+from draftwood_service.resources.errors import ResourceMissingError
+from draftwood_service.rpc.calls import Call, Method
+from draftwood_service.rpc.request_log import AuditLog
+from draftwood_service.rpc.requests import require_in_vocabulary
+from draftwood_service.rpc.streaming.writer import Writer
+from draftwood_service.serving import ServedModel
+from draftwood_service.settings import Settings
+from draftwood_service.tenants.config import TenantConfig
+from draftwood_strategies.draft import Int32Array
+
+SERVICE = pb.DESCRIPTOR.services_by_name["MemoryService"]
+
+_KINDS = {Kind.OUTPUT: pb.MEMORY_KIND_OUTPUT, Kind.CORPUS: pb.MEMORY_KIND_CORPUS}
+_PAGE_BYTES = 256 * 1024
+_RECORD_BYTES = 2 * 2**20
+"""A message of an export has a new record as long as it is below `_PAGE_BYTES`, so that it has at most `_RECORD_BYTES`
+more: gRPC clients accept 4 MiB. A record has 8,192 tokens at most; its text is cut off if it would not fit."""
+_MAX_PAGE = 1000
+"""Memories of a page of a list. Not tuned: 200 KiB with long names."""
+
+
+class MemoryServicer:
+    """The methods of MemoryService, for `calls.handlers`.
+
+    Args:
+        config_of: a tenant's configuration.
+        is_configured: whether a tenant has one of its own.
+    """
+
+    def __init__(
+        self,
+        bridge: EngineBridge,
+        model: ServedModel,
+        settings: Settings,
+        config_of: Callable[[str], TenantConfig],
+        is_configured: Callable[[str], bool],
+    ) -> None:
+        self._bridge = bridge
+        self._config_of = config_of
+        self._is_configured = is_configured
+        self._model = model
+        self._stall_seconds = settings.stall_timeout
+        self._named_store = settings.store if settings.store in ("memory", "embedded") else None
+
+    @property
+    def methods(self) -> dict[str, Method]:
+        return {
+            "GetMemoryStatistics": self.statistics,
+            "WarmMemory": self.warm,
+            "ExportMemory": self.export,
+            "ImportMemory": self.import_,
+            "PurgeMemory": self.purge,
+            "ListOrphanedMemories": self.orphans,
+            "PurgeOrphanedMemories": self.purge_orphans,
+        }
+
+    async def statistics(self, request: pb.GetMemoryStatisticsRequest, call: Call) -> pb.GetMemoryStatisticsResponse:
+        """Of one tenant; without one, of all that the caller may see."""
+        principal = call.principal
+        is_operator = principal.role is Role.OPERATOR
+        named = request.HasField("tenant") or not is_operator
+        tenant = principal.tenant_for(request.tenant) if named else None
+        first, limit = _page_of(request.page_size, request.page_token)
+        report = await self._bridge.run_operation(GetStatistics(tenant, first, limit))
+        if tenant is not None and not report.known:
+            self._require_configured(tenant, principal)
+        following = "" if report.following is None else str(report.following)
+        response = pb.GetMemoryStatisticsResponse(fingerprint=self._model.fingerprint, next_page_token=following)
+        response.tenants.extend(map(_tenant_statistics, report.memories))
+        if is_operator:
+            response.store.CopyFrom(_store_statistics(report, self._named_store or report.store))
+        return response
+
+    def _terms(self, name: MemoryName) -> MemoryTerms:
+        return self._config_of(name.tenant).learning.terms
+
+    async def warm(self, requests: AsyncIterator[pb.WarmMemoryRequest], call: Call) -> None:
+        """Streams progress."""
+        name, progress = None, FillProgress()
+        with AuditLog("warm", call) as audit:
+            async with Writer(call.context, self._stall_seconds) as writer:
+                async for request in writer.reading(requests):
+                    if name is None:
+                        name = MemoryName(call.principal.tenant_for(request.tenant))
+                        audit.tenant = name.tenant
+                    sequences = await asyncio.to_thread(self._encode, [*request.texts])
+                    fill = FillMemory(name, Kind.CORPUS, sequences, progress, self._terms(name))
+                    progress = await self._bridge.run_operation(fill)
+                    audit.records += len(request.texts)
+                    await writer.write(pb.WarmMemoryResponse(texts=audit.records, tokens=progress.tokens))
+
+    async def export(self, request: pb.ExportMemoryRequest, call: Call) -> None:
+        """Streams records."""
+        name = MemoryName(call.principal.tenant_for(request.tenant), check_identifier("arm", request.arm))
+        with AuditLog("export", call, name.tenant) as audit:
+            if not await self._has_memory(name.tenant):
+                self._require_configured(name.tenant, call.principal)
+            records = deque(await self._bridge.run_operation(ExportMemory(name)))
+            async with Writer(call.context, self._stall_seconds) as writer:
+                await writer.write(pb.ExportMemoryResponse(fingerprint=self._model.fingerprint, model=self._model.name))
+                while records:
+                    page = await asyncio.to_thread(self._page, records, not request.without_text)
+                    await writer.write(page)
+                    audit.records += len(page.records)
+
+    async def import_(self, requests: AsyncIterator[pb.ImportMemoryRequest], call: Call) -> None:
+        """Streams progress."""
+        name, progress, same_model = None, FillProgress(), False
+        with AuditLog("import", call) as audit:
+            async with Writer(call.context, self._stall_seconds) as writer:
+                async for request in writer.reading(requests):
+                    if name is None:
+                        name = MemoryName(call.principal.tenant_for(request.tenant))
+                        audit.tenant = name.tenant
+                        same_model = request.fingerprint == self._model.fingerprint
+                    for kind, sequences in await asyncio.to_thread(self._read, request, same_model):
+                        fill = FillMemory(name, kind, sequences, progress, self._terms(name))
+                        progress = await self._bridge.run_operation(fill)
+                        audit.records = progress.records
+                    await writer.write(pb.ImportMemoryResponse(records=progress.records, tokens=progress.tokens))
+
+    async def purge(self, request: pb.PurgeMemoryRequest, call: Call) -> pb.PurgeMemoryResponse:
+        tenant = call.principal.tenant_for(request.tenant)
+        with AuditLog("purge", call, tenant) as audit:
+            was_known = await self._has_memory(tenant)
+            purged = await self._bridge.run_operation(PurgeMemory(tenant))
+            audit.memories, audit.tokens = purged.memories, purged.tokens
+            if not (was_known or purged.tokens):
+                self._require_configured(tenant, call.principal)
+        return pb.PurgeMemoryResponse(memories=purged.memories, tokens=purged.tokens)
+
+    async def orphans(self, request: pb.ListOrphanedMemoriesRequest, call: Call) -> pb.ListOrphanedMemoriesResponse:
+        first, limit = _page_of(request.page_size, request.page_token)
+        found = await self._bridge.run_operation(ListOrphans())
+        following = str(first + limit) if first + limit < len(found) else ""
+        page = map(_orphaned_memory, found[first : first + limit])
+        return pb.ListOrphanedMemoriesResponse(memories=page, next_page_token=following)
+
+    async def purge_orphans(
+        self, request: pb.PurgeOrphanedMemoriesRequest, call: Call
+    ) -> pb.PurgeOrphanedMemoriesResponse:
+        with AuditLog("purge orphans", call) as audit:
+            purged = await self._bridge.run_operation(PurgeOrphans(request.fingerprint))
+            audit.memories, audit.tokens = purged.memories, purged.tokens
+        return pb.PurgeOrphanedMemoriesResponse(memories=purged.memories, tokens=purged.tokens)
+
+    async def _has_memory(self, tenant: str) -> bool:
+        return (await self._bridge.run_operation(GetStatistics(tenant, 0, 1))).known
+
+    def _require_configured(self, tenant: str, caller: Principal) -> None:
+        """Raises ResourceMissingError for a tenant without a memory that has no configuration either, and is not the
+        caller's own.
+        """
+        if tenant != caller.tenant_for("") and not self._is_configured(tenant):
+            raise ResourceMissingError(f"tenants/{tenant}")
+
+    def _encode(self, texts: list[str]) -> list[Int32Array]:
+        return [ids for text in texts if (ids := self._model.tokenizer.encode(text)).size]
+
+    def _page(self, records: deque[Record], with_text: bool) -> pb.ExportMemoryResponse:
+        """A message of the first records, which are removed."""
+        response, size = pb.ExportMemoryResponse(), 0
+        while records and size < _PAGE_BYTES:
+            record = records.popleft()
+            message = response.records.add(kind=_KINDS[record.kind])
+            message.tokens.ids.extend(record.tokens.tolist())
+            if with_text:
+                message.text = self._model.tokenizer.decode(record.tokens)
+                if message.ByteSize() > _RECORD_BYTES:
+                    message.text = ""
+            size += message.ByteSize()
+        return response
+
+    def _read(self, request: pb.ImportMemoryRequest, same_model: bool) -> list[tuple[Kind, list[Int32Array]]]:
+        """The request's sequences, grouped into runs of one kind."""
+        runs: list[tuple[Kind, list[Int32Array]]] = []
+        for index, record in enumerate(request.records):
+            kind = Kind.OUTPUT if record.kind == pb.MEMORY_KIND_OUTPUT else Kind.CORPUS
+            tokens = self._tokens(record, f"records[{index}]", same_model)
+            if not runs or runs[-1][0] is not kind:
+                runs.append((kind, []))
+            if tokens.size:
+                runs[-1][1].append(tokens)
+        return runs
+
+    def _tokens(self, record: pb.MemoryRecord, field: str, same_model: bool) -> Int32Array:
+        if same_model:
+            tokens = np.array(record.tokens.ids, np.int32)
+            require_in_vocabulary(f"{field}.tokens.ids", tokens, self._model.vocab_size)
+            return tokens
+        if not record.text:
+            problem = "must be set, since the token ids belong to a model with another fingerprint"
+            raise InvalidInputError(f"{field}.text", None, problem)
+        return self._model.tokenizer.encode(record.text)
+
+
+def _page_of(size: int, token: str) -> tuple[int, int]:
+    """First item and number of items of a page of a list. Raises InvalidInputError."""
+    if size < 0:
+        raise InvalidInputError("page_size", size, "must not be negative")
+    if token and not (token.isascii() and token.isdecimal() and len(token) < 10):
+        raise InvalidInputError("page_token", token, "must be empty or the next_page_token of another page")
+    return int(token or 0), min(size or _MAX_PAGE, _MAX_PAGE)
+
+
+def _orphaned_memory(memory: OrphanedMemory) -> pb.OrphanedMemory:
+    stored, name = memory.stored, memory.name
+    message = pb.OrphanedMemory(
+        tag=stored.tag, fingerprint=memory.fingerprint, tokens=stored.tokens, stored_bytes=stored.bytes
+    )
+    if name is not None:
+        message.tenant, message.arm = name.tenant, name.arm
+    message.unserved.FromSeconds(round(memory.unserved))
+    return message
+
+
+def _tenant_statistics(memory: TenantMemoryStatistics) -> pb.TenantMemoryStatistics:
+    stored = memory.stored
+    message = pb.TenantMemoryStatistics(
+        tenant=memory.name.tenant,
+        arm=memory.name.arm,
+        tokens=stored.tokens,
+        stored_bytes=stored.bytes,
+        log_records=stored.log_entries,
+        epoch=stored.epoch,
+        read_only=stored.newer,
+        resident=memory.resident,
+        index_bytes=memory.index_bytes,
+    )
+    if stored.snapshot_age is not None:
+        message.snapshot_age.FromNanoseconds(round(stored.snapshot_age * 1e9))
+    return message
+
+
+def _store_statistics(report: StatisticsReport, store: str) -> pb.MemoryStoreStatistics:
+    counters = report.counters
+    message = pb.MemoryStoreStatistics(
+        store=store,
+        healthy=report.healthy,
+        outbox_records=counters.outbox_records,
+        learned_records=counters.learned,
+        pushed_records=counters.pushed,
+        received_records=counters.received,
+        dropped_records=counters.dropped,
+        stale_records=counters.stale,
+        unreadable_values=counters.unreadable,
+        failures=counters.failures,
+        reconnects=counters.reconnects,
+        reloads=counters.reloads,
+        folds=counters.folds,
+        resident_tenants=counters.tenants,
+        resident_tokens=counters.tokens,
+        index_bytes=counters.index_bytes,
+        resident_bytes=counters.resident_bytes,
+        max_bytes=report.max_bytes,
+        evicted_tenants=counters.evicted,
+        late_memories=counters.late,
+        read_only_memories=counters.newer_memories,
+        read_only_records=counters.newer_records,
+        servers_with_other_settings=counters.other_settings,
+    )
+    message.last_lag.FromNanoseconds(round(counters.last_lag * 1e9))
+    return message

@@ -1,0 +1,311 @@
+"""From a request's message to the `Request`s of its samples. Errors name the field that is wrong.
+
+A rule that the engine's own types check (`SamplingParams`, `StopParams`, `Request`) is not repeated here, except for
+stop strings, so that the error names the one that is wrong.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from draftwood.v1 import generation_pb2 as pb
+from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
+from draftwood_model_runner.request import Format, GrammarKind, Request, SamplingParams, StopParams
+from draftwood_service.auth import PermissionDeniedError
+from draftwood_service.live_experiments.placement import Placement
+from draftwood_service.rpc.parsing.chat import read_chat
+from draftwood_service.rpc.text_work import TextWork
+from draftwood_service.serving import ServedModel, Serving
+from draftwood_service.tenants.config import LearningScope, TenantConfig
+from draftwood_service.tenants.reading import sampling_values
+from draftwood_strategies import strategy_names
+from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.options import Options
+from draftwood_strategies.registry import options_of
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARACTERS = 256
+MAX_STOP_TOKEN_IDS = 256
+MAX_LOGIT_BIASES = 1024
+MAX_GRAMMAR_CHARACTERS = 64 * 1024
+NO_DRAFTS = "none"
+
+_SHORT_TEXT = 8 * 1024
+"""Characters that are tokenized on the event loop; longer texts go to a worker thread, so that other streams continue.
+Not tuned; any value near works."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt's tokens, int32[n], and the request's field that it came from."""
+
+    field: str
+    ids: Int32Array
+
+
+def read_samples(options: pb.SamplingOptions, limit: int, defaults: SamplingParams) -> int:
+    """The number of samples.
+
+    Args:
+        limit: upper bound.
+        defaults: of the model.
+
+    Raises:
+        InvalidValueError: it is out of range, or above 1 with greedy decoding, which would repeat one answer.
+    """
+    if not options.HasField("n"):
+        return 1
+    if not 1 <= options.n <= limit:
+        raise InvalidValueError("sampling.n", options.n, f"it must lie in [1, {limit}]")
+    temperature = options.temperature if options.HasField("temperature") else defaults.temperature
+    if options.n > 1 and not temperature:
+        raise InvalidInputError("sampling.n", options.n, "several samples need a temperature above 0")
+    return options.n
+
+
+async def read_requests(
+    request: pb.GenerateRequest,
+    serving: Serving,
+    text_work: TextWork,
+    config: TenantConfig,
+    placement: Placement | None,
+    *,
+    principal: str,
+    request_id: str,
+    tenant: str,
+    arrived_at: float,
+    deadline: float,
+) -> list[Request]:
+    """What the message asks for, one for each sample.
+
+    Args:
+        text_work: reads long texts.
+        config: the tenant's.
+        placement: the arm, whose drafting replaces the tenant's.
+        principal: the caller, for the log of refusals.
+        tenant: of the call (see `Principal.tenant_for`).
+        arrived_at, deadline: of the request, on the clock of `time.perf_counter`.
+
+    Raises:
+        InvalidValueError: a field is wrong.
+        PermissionDeniedError: the tenant's requests may not choose how they are drafted.
+        TooMuchTextError: too many long texts wait already.
+    """
+    sampling = read_sampling(request, serving.model, config)
+    if not config.allow_draft_override:
+        _refuse_override(request.drafting, principal, tenant)
+    if placement is not None:
+        config = replace(config, drafting=placement.arm.drafting)
+    strategy_name, options, max_nodes = _drafting(request.drafting, serving, config)
+    learns = request.drafting.learn if request.drafting.HasField("learn") else True
+    prompt = await read_prompt(request, serving, text_work, tenant)
+    stop = read_stop(request.stop, serving.model, prompt)
+    if request.format.WhichOneof("format"):
+        for name in ("ignore_eos", "min_tokens"):
+            if getattr(request.stop, name):
+                problem = "cannot be combined with format, which determines the end of the answer"
+                raise InvalidInputError(f"stop.{name}", None, problem)
+        stop = replace(stop, min_tokens=0)
+    output_format = await read_format(request.format, serving.model, text_work, tenant)
+    return [
+        Request(
+            request_id=request_id,
+            prompt=prompt.ids,
+            stop=stop,
+            sampling=replace(sampling, seed=(sampling.seed + sample) % 2**64),
+            strategy_name=strategy_name,
+            strategy_options=options,
+            max_draft_nodes=max_nodes,
+            learns=learns and config.learning.scope is not LearningScope.NOTHING,
+            format=output_format,
+            include_special_tokens=request.output.include_special_tokens,
+            tenant=tenant,
+            priority=request.priority,
+            deadline=deadline,
+            arrived_at=arrived_at,
+            arm="" if placement is None else placement.label,
+            memory=replace(config.learning.terms, forked=placement is not None and placement.arm.forked),
+            draft_trees=request.output.draft_trees,
+        )
+        for sample in range(max(request.sampling.n, 1))
+    ]
+
+
+def read_sampling(request: pb.GenerateRequest, model: ServedModel, config: TenantConfig) -> SamplingParams:
+    """The options that are set, with the tenant's and then the model's defaults for the others; a seed is drawn if one
+    is needed and none is given.
+
+    Raises:
+        InvalidValueError: an option is outside its range.
+    """
+    values = {**config.sampling, **sampling_values(request.sampling)}
+    bias = sorted(request.sampling.logit_bias.items())
+    if len(bias) > MAX_LOGIT_BIASES:
+        problem = f"has {len(bias)} items; at most {MAX_LOGIT_BIASES} are allowed"
+        raise InvalidInputError("sampling.logit_bias", None, problem)
+    for token, _ in bias:
+        if not 0 <= token < model.vocab_size:
+            problem = f"the key must lie in [0, {model.vocab_size - 1}], the model's vocabulary"
+            raise InvalidInputError(f"sampling.logit_bias[{token}]", None, problem)
+    logprobs = request.output.top_logprobs if request.output.HasField("top_logprobs") else None
+    sampling = replace(model.defaults.sampling, **values, logit_bias=tuple(bias), logprobs=logprobs)
+    if sampling.temperature and not request.sampling.HasField("seed"):
+        return replace(sampling, seed=secrets.randbits(64))
+    return sampling
+
+
+async def read_format(options: pb.OutputFormat, model: ServedModel, text_work: TextWork, tenant: str) -> Format | None:
+    """The format that the answer must follow; tried in a worker thread, since a large grammar takes long.
+
+    Raises:
+        InvalidValueError: it cannot be compiled, or takes too much time or memory.
+        TooMuchTextError: too many formats wait already.
+    """
+    kind = options.WhichOneof("format")
+    if kind is None:
+        if options.ByteSize():
+            raise InvalidInputError(
+                "format", None, "is of a kind that this server does not know; it must not be ignored"
+            )
+        return None
+    text: str = getattr(options, kind)
+    if not 1 <= len(text) <= MAX_GRAMMAR_CHARACTERS:
+        problem = f"must have 1 to {MAX_GRAMMAR_CHARACTERS} characters; it has {len(text)}"
+        raise InvalidInputError(f"format.{kind}", None, problem)
+    checked = Format(GrammarKind(kind), text)
+    await text_work.run(tenant, model.grammars.check, checked.kind, checked.text)
+    return checked
+
+
+async def read_prompt(
+    request: pb.GenerateRequest | pb.TokenizeRequest, serving: Serving, text_work: TextWork, tenant: str
+) -> Prompt:
+    """The prompt: text, chat messages or token ids. Sizes are checked before anything else is done with them.
+
+    Raises:
+        InvalidValueError: it is missing, empty or too long, or a token id or a message is wrong.
+        TooMuchTextError: too many long texts wait already.
+    """
+    model = serving.model
+    if request.HasField("text"):
+        if not request.text:
+            raise InvalidInputError("text", None, "must not be empty")
+        require_characters("text", len(request.text), serving.max_prompt_characters)
+        encode = model.tokenizer.encode
+        return _not_empty(Prompt("text", await _read(text_work, tenant, len(request.text), encode, request.text)))
+    if request.HasField("chat"):
+        messages, tools, characters = read_chat(request.chat, serving)
+        encode_chat = partial(model.tokenizer.encode_chat, tools=tools) if tools else model.tokenizer.encode_chat
+        return _not_empty(Prompt("chat.messages", await _read(text_work, tenant, characters, encode_chat, messages)))
+    if isinstance(request, pb.GenerateRequest) and request.HasField("token_ids"):
+        given = request.token_ids.ids
+        if len(given) >= model.max_context:
+            raise _too_long("token_ids.ids", len(given), model)
+        ids = np.array(given, np.int32)
+        require_in_vocabulary("token_ids.ids", ids, model.vocab_size)
+        return _not_empty(Prompt("token_ids.ids", ids))
+    if isinstance(request, pb.GenerateRequest):
+        raise InvalidInputError("prompt", None, "one of text, token_ids and chat must be set")
+    raise InvalidInputError("input", None, "one of text and chat must be set")
+
+
+def read_stop(options: pb.StopOptions, model: ServedModel, prompt: Prompt) -> StopParams:
+    """When the answer ends; without max_tokens and a default of the model, at the end of the context.
+
+    Raises:
+        InvalidValueError: a value is wrong, or prompt and answer do not fit the context.
+    """
+    available = model.max_context - prompt.ids.size
+    if available < 1:
+        raise _too_long(prompt.field, prompt.ids.size, model)
+    defaults = model.defaults
+    usual = min(defaults.max_tokens or available, available)
+    max_tokens = options.max_tokens if options.HasField("max_tokens") else usual
+    if max_tokens > available:
+        prompt_part = f"the prompt has {prompt.ids.size} of the context's {model.max_context} tokens"
+        allowed = f"it must be at most {available}, since {prompt_part}"
+        raise InvalidValueError("stop.max_tokens", max_tokens, allowed)
+    if len(options.strings) > MAX_STOP_STRINGS:
+        problem = f"has {len(options.strings)} items; at most {MAX_STOP_STRINGS} are allowed"
+        raise InvalidInputError("stop.strings", None, problem)
+    for index, text in enumerate(options.strings):
+        if not 1 <= len(text) <= MAX_STOP_STRING_CHARACTERS:
+            problem = f"must have 1 to {MAX_STOP_STRING_CHARACTERS} characters; it has {len(text)}"
+            raise InvalidInputError(f"stop.strings[{index}]", None, problem)
+    if len(options.token_ids) > MAX_STOP_TOKEN_IDS:
+        problem = f"has {len(options.token_ids)} items; at most {MAX_STOP_TOKEN_IDS} are allowed"
+        raise InvalidInputError("stop.token_ids", None, problem)
+    require_in_vocabulary("stop.token_ids", np.array(options.token_ids, np.int32), model.vocab_size)
+    return StopParams(
+        max_tokens=max_tokens,
+        min_tokens=options.min_tokens if options.HasField("min_tokens") else min(defaults.min_tokens, max_tokens),
+        strings=tuple(options.strings),
+        token_ids=frozenset(options.token_ids),
+        ignore_eos=options.ignore_eos,
+    )
+
+
+def require_in_vocabulary(field: str, ids: Int32Array, vocab_size: int) -> None:
+    """Raises InvalidValueError for the first token id, int32[n], outside of the model's vocabulary."""
+    outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    if outside.size:
+        index = int(outside[0])
+        allowed = f"it must lie in [0, {vocab_size - 1}], the model's vocabulary"
+        raise InvalidValueError(f"{field}[{index}]", int(ids[index]), allowed)
+
+
+def require_characters(field: str, characters: int, most: int) -> None:
+    """Raises InvalidValueError for a text that is too long to be tokenized."""
+    if characters > most:
+        raise InvalidInputError(field, None, f"must have at most {most} characters; it has {characters}")
+
+
+async def _read(
+    text_work: TextWork, tenant: str, characters: int, encode: Callable[[Any], Int32Array], text: Any
+) -> Int32Array:
+    """int32[n]: what `encode` makes of a text, or of messages; of a long one in a thread."""
+    return encode(text) if characters <= _SHORT_TEXT else await text_work.run(tenant, encode, text)
+
+
+def _refuse_override(options: pb.DraftOptions, principal: str, tenant: str) -> None:
+    """Raises PermissionDeniedError for a request that chooses how it is drafted."""
+    for name in ("strategy", "max_nodes", "enabled"):
+        if options.HasField(name):
+            raise PermissionDeniedError(f"drafting.{name}: requests of this tenant cannot choose it", principal, tenant)
+
+
+def _drafting(options: pb.DraftOptions, serving: Serving, tenant: TenantConfig) -> tuple[str, Options, int]:
+    """The strategy's name and options, and the limit of draft nodes a step. The tenant's options are for its strategy,
+    not for another one that the request names."""
+    config = tenant.drafting
+    usual = config.strategy or serving.default_strategy
+    name = options.strategy if options.HasField("strategy") else usual
+    if options.HasField("strategy") and name not in strategy_names():
+        raise InvalidValueError("drafting.strategy", name, f"it must be one of {', '.join(strategy_names())}")
+    most = serving.max_draft_nodes if config.max_nodes is None else config.max_nodes
+    max_nodes = options.max_nodes if options.HasField("max_nodes") else most
+    if max_nodes < 0:
+        raise InvalidValueError("drafting.max_nodes", max_nodes, "it must be at least 0")
+    if name == NO_DRAFTS or (options.HasField("enabled") and not options.enabled):
+        return NO_DRAFTS, (), 0
+    chosen = dict(config.options if name == usual else ())
+    if tenant.learning.terms.with_prompts and "learn" in options_of(name, chosen):
+        chosen["learn"] = "both"
+    return name, tuple(sorted(chosen.items())), min(max_nodes, most, serving.max_draft_nodes)
+
+
+def _not_empty(prompt: Prompt) -> Prompt:
+    if prompt.ids.size == 0:
+        raise InvalidInputError(prompt.field, None, "must not be empty")
+    return prompt
+
+
+def _too_long(field: str, tokens: int, model: ServedModel) -> InvalidValueError:
+    problem = f"the prompt has {tokens} tokens; at most {model.max_context - 1} fit, one less than the context"
+    return InvalidInputError(field, None, problem)

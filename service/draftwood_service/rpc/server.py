@@ -1,0 +1,169 @@
+"""The server of a model: serving, draining, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from typing import Any
+
+import structlog
+from grpc_health.v1 import health_pb2
+
+from draftwood_service.audits.ledger import AuditLedger
+from draftwood_service.audits.results import AuditOutcome, AuditResult
+from draftwood_service.engine.bridge import EngineBridge
+from draftwood_service.engine.recovery import EngineRecovery
+from draftwood_service.engine.reporting.liveness import EngineLiveness
+from draftwood_service.errors import ShuttingDownError
+from draftwood_service.quotas.opening import opened_limiter
+from draftwood_service.rpc.admin.administration import Administration
+from draftwood_service.rpc.admin.audit import AuditServicer
+from draftwood_service.rpc.admin.status import StatusServicer
+from draftwood_service.rpc.bound import STOP_SECONDS, BoundServer
+from draftwood_service.rpc.calls import Call, Method
+from draftwood_service.rpc.generation import GenerationServicer
+from draftwood_service.rpc.memory import MemoryServicer
+from draftwood_service.rpc.parsing.deserializer import Deserializer
+from draftwood_service.serving import ServedModel, Serving
+
+_log = structlog.get_logger(__name__)
+
+_STREAMS_SHARE = 0.75
+"""The part of the grace in which live calls may finish; the rest is for their status and the end of the engine."""
+_BEFORE_AWAY = 0.1
+"""The part of it that passes between NOT_SERVING and GOAWAY. A call that arrives in the moment of GOAWAY ends with
+CANCELLED, by gRPC itself: until then clients that watch health have gone, and others are refused with UNAVAILABLE."""
+_STATUS_SECONDS = 1.0
+"""For cut-off streams to send their status. Not tuned."""
+_LEAST_ENGINE_SECONDS = 1.0
+"""For the engine to end by itself, however little is left of the grace. Not tuned."""
+
+
+class RunningServer:
+    """Serves a model until it is stopped.
+
+    Attributes:
+        recovery: starts an engine anew that has died; once it has failed, what is left to do is to stop.
+        audits: the counts of the losslessness audit, for metrics and experiments.
+        gate: counts the calls that it refused.
+        limiter: of requests, by their tenants' quotas.
+        serving: what health says.
+        slots: requests that can run at once.
+
+    Args:
+        bridge: to the engine of this model, started. The server closes it.
+    """
+
+    def __init__(self, bound: BoundServer, model: ServedModel, bridge: EngineBridge) -> None:
+        settings = bound.settings
+        self.address = bound.address
+        self.port = bound.port
+        self.health_port = bound.health_port
+        self._settings = settings
+        self._bound = bound
+        self.model = model
+        self.gate = bound.gate
+        self.slots = settings.max_running
+        self.serving = False
+        self._stopping: asyncio.Task[None] | None = None
+        self.bridge = bridge
+        self.recovery = EngineRecovery(bridge, settings.engine_restarts, self._set_serving)
+        self._liveness = EngineLiveness(bridge, settings.engine_stall_timeout, bound.set_alive)
+        self._administration = Administration(settings, f"{socket.gethostname()}:{self.port}", bridge.run_operation)
+        bridge.weight_of = self._weight_of
+        self.limiter = opened_limiter(settings)
+        self._servicer = GenerationServicer(
+            Serving.of(model, settings),
+            self.bridge,
+            settings,
+            self.limiter,
+            self._administration.catalog.config_of,
+            self._administration.experiments,
+        )
+        catalog = self._administration.catalog
+        memory = MemoryServicer(
+            bridge, model, settings, catalog.config_of, lambda tenant: catalog.tenant_message(tenant) is not None
+        )
+        of_memory = {name: _counted(method, bridge) for name, method in memory.methods.items()}
+        self.audits = AuditLedger(model)
+        self.audits.listeners.append(self._count_audit)
+        bridge.on_audited = self.audits.record
+        audit = AuditServicer(self.audits, self.recovery, settings.audit_share)
+        status = StatusServicer(bridge, self.audits, self.recovery, settings)
+        administrative = (audit.methods, status.methods, *self._administration.methods)
+        methods = (self._servicer.methods, of_memory, *administrative)
+        for of_service, its_methods in zip(bound.handlers, methods, strict=True):
+            of_service.use(its_methods, Deserializer)
+        bound.telemetry.watch(self)
+
+    async def start(self) -> None:
+        """Starts serving."""
+        self.limiter.start()
+        await self._bound.start()
+        await self._administration.start()
+        self._liveness.start()
+        if not self.bridge.stopped:
+            await self._set_serving(True)
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Drains and stops; further calls wait for the same stop.
+
+        Health becomes NOT_SERVING, requests that wait and new ones end with UNAVAILABLE, and a little later the port is
+        closed and clients are told to go elsewhere (GOAWAY). Requests that run, and calls to MemoryService, may finish
+        or end so as well; then the engine is closed. All of it takes `grace` seconds at most (None: the settings'
+        `drain_grace`), and one more for an engine that does not end.
+        """
+        if self._stopping is None:
+            seconds = self._settings.drain_grace if grace is None else grace
+            self._stopping = asyncio.create_task(self._stop(seconds))
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self, grace: float) -> None:
+        await self._set_serving(False)
+        await self.recovery.close()
+        await self._set_serving(False)  # also if the engine was just started anew
+        self.bridge.drain()
+        _log.info("draining", live=self.bridge.live, grace_seconds=grace)
+        deadline = time.monotonic() + grace
+        idle = await self.bridge.wait_idle(_BEFORE_AWAY * grace)
+        going_away = asyncio.create_task(self._bound.grpc_server.stop(STOP_SECONDS if idle else grace))
+        if not await self.bridge.wait_idle((_STREAMS_SHARE - _BEFORE_AWAY) * grace):
+            _log.warning("drain grace is over", aborted=self.bridge.live)
+            self.bridge.fail_live(ShuttingDownError)
+            await self.bridge.wait_idle(_STATUS_SECONDS)
+        await asyncio.gather(self._bound.close(), going_away)
+        await self._liveness.close()
+        await self.bridge.close(max(deadline - time.monotonic(), _LEAST_ENGINE_SECONDS))
+        await self._administration.close()
+        self._servicer.close()
+        await self.limiter.close()
+        await self._bound.telemetry.close()
+        _log.info("stopped")
+
+    def _weight_of(self, tenant: str) -> float:
+        weight = self._administration.catalog.config_of(tenant).weight
+        return self._settings.tenant_weights.get(tenant, 1.0) if weight is None else weight
+
+    def _count_audit(self, result: AuditResult) -> None:
+        """Ties are no difference: rounding explains them, in every arm."""
+        if result.outcome in (AuditOutcome.SAME, AuditOutcome.DIFFERENT):
+            differing = result.difference is not None and not self.audits.is_tie(result.difference)
+            self._administration.experiments.count_audit(
+                result.tenant, result.arm, result.request_id, differing=differing
+            )
+
+    async def _set_serving(self, serving: bool) -> None:
+        self.serving = serving
+        answer = health_pb2.HealthCheckResponse
+        await self._bound.set_health(answer.SERVING if serving else answer.NOT_SERVING)
+
+
+def _counted(method: Method, bridge: EngineBridge) -> Method:
+    """The same method, as a call that a drain waits for."""
+
+    async def run(request: Any, call: Call) -> Any:
+        with bridge.other_call():
+            return await method(request, call)
+
+    return run

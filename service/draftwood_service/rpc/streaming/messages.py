@@ -1,0 +1,89 @@
+"""The messages of an answer, but for its first one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+from draftwood.v1 import generation_pb2 as pb
+from draftwood_model_runner.output import Finish, FinishReason
+from draftwood_model_runner.statistics import SequenceStats
+from draftwood_service.engine.stream import Pending, Sample
+
+_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+
+
+TokenText = Callable[[int], str]
+"""The text of a token by itself."""
+
+
+def delta(pending: Pending, with_details: bool, token_text: TokenText) -> pb.GenerateResponse:
+    """The message with the tokens of one or several steps."""
+    response = pb.GenerateResponse()
+    message = response.delta
+    message.text = "".join(pending.texts)
+    message.token_ids.extend(pending.token_ids)
+    message.sample = pending.sample
+    if with_details:
+        for text, drafted in zip(pending.texts, pending.drafted, strict=True):
+            message.details.add(text=text, drafted=drafted)
+        for detail, logprobs in zip(message.details, pending.logprobs, strict=False):
+            detail.logprob = logprobs.logprob
+            for token, logprob in zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True):
+                detail.top_logprobs.add(token_id=token, logprob=logprob)
+    for tree in pending.trees:
+        texts = map(token_text, tree.token_ids)
+        message.draft_trees.add(token_ids=tree.token_ids, tokens=texts, parents=tree.parents, accepted=tree.accepted)
+    return response
+
+
+def finished(samples: SequenceOf[Sample], finishes: SequenceOf[Finish]) -> pb.GenerateResponse:
+    """The last message of an answer, for all of its samples."""
+    request, stats = samples[0].request, SequenceStats.over([sample.stats for sample in samples])
+    written = sum(sample.completion_tokens for sample in samples)
+    message = pb.Finished(
+        reason=_REASONS[finishes[0].reason],
+        stop_string=finishes[0].stop_string,
+        stop_token_id=finishes[0].stop_token_id,
+        usage=pb.Usage(
+            prompt_tokens=request.prompt.size,
+            completion_tokens=written,
+            cached_prompt_tokens=samples[0].stats.cached_prompt_tokens,
+        ),
+        drafting=pb.DraftStatistics(
+            strategy=request.strategy_name,
+            mean_acceptance_length=written / max(stats.decode_steps, 1),
+            steps=stats.decode_steps,
+            draft_tokens=stats.draft_tokens,
+            accepted_tokens=stats.accepted_tokens,
+            accepted_by_depth=stats.accepted_by_depth,
+            disabled_reason=stats.drafting_disabled_reason,
+        ),
+    )
+    if len(samples) > 1:
+        for sample, finish in zip(samples, finishes, strict=True):
+            message.samples.add(
+                reason=_REASONS[finish.reason],
+                stop_string=finish.stop_string,
+                stop_token_id=finish.stop_token_id,
+                completion_tokens=sample.completion_tokens,
+                seed=sample.request.sampling.seed,
+            )
+    for name, counts in stats.sources(request.strategy_name).items():
+        source = message.drafting.by_source[name]
+        source.draft_tokens, source.accepted_tokens = counts.verified, counts.accepted
+    _set_seconds(message.timings.queue, stats.first_scheduled_at - stats.arrived_at)
+    _set_seconds(message.timings.prefill, stats.first_token_at - stats.first_scheduled_at)
+    _set_seconds(message.timings.decode, stats.finished_at - stats.first_token_at)
+    _set_seconds(message.drafting.draft_time, stats.draft_seconds)
+    _set_seconds(message.drafting.step_time, stats.step_seconds)
+    _set_seconds(message.drafting.model_time, stats.model_seconds)
+    return pb.GenerateResponse(finished=message)
+
+
+def _set_seconds(duration: Any, seconds: float) -> None:
+    duration.FromNanoseconds(max(0, round(seconds * 1e9)))

@@ -1,0 +1,128 @@
+"""The served model as the service needs it: its properties, its tokenizer, and the limits of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+from draftwood_model_runner.loading.facts import ModelFacts
+from draftwood_model_runner.loading.tool_format import NoToolFormatError, ToolFormat
+from draftwood_model_runner.request import GrammarKind
+from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
+from draftwood_model_runner.sequence import Grammar
+from draftwood_service.settings import Settings
+from draftwood_strategies.draft import Int32Array
+
+_CHARACTERS_OF_TOKEN = 16
+"""Characters of a prompt for each token of the context, four times what text has on average. Not tuned."""
+_LEAST_CHARACTERS = 65_536
+
+
+class TextTokenizer(Protocol):
+    """`draftwood_model_runner.loading.tokenizer.Tokenizer`, as far as requests need it. Called from several threads."""
+
+    @property
+    def has_chat_template(self) -> bool: ...
+    def encode(self, text: str) -> Int32Array: ...
+    @property
+    def tool_format(self) -> ToolFormat | NoToolFormatError: ...
+    def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> Int32Array: ...
+    def decode(self, ids: SequenceOf[int] | Int32Array, include_special_tokens: bool = False) -> str: ...
+
+
+class Grammars(Protocol):
+    """`draftwood_model_runner.sampling.grammar.GrammarCompiler`. Called from several threads."""
+
+    def compile(self, kind: GrammarKind, text: str) -> Grammar: ...
+
+
+class GrammarChecks(Protocol):
+    """`draftwood_model_runner.sampling.grammar_trial.GrammarTrials`. Called from several threads."""
+
+    def check(self, kind: GrammarKind, text: str) -> None: ...
+
+
+class ServedModel(Protocol):
+    """`draftwood_model_runner.loading.model.LoadedModel`, as far as requests and GetModelInfo need it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def parameters(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def weights(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def exact(self) -> bool: ...
+    @property
+    def runner_name(self) -> str: ...
+    @property
+    def runner_reason(self) -> str: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_context(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+    @property
+    def defaults(self) -> GenerationDefaults: ...
+    @property
+    def tokenizer(self) -> TextTokenizer: ...
+    @property
+    def grammars(self) -> GrammarChecks: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo(ModelFacts):
+    """The properties of a model, sent from the engine's process. The service adds tokenizer and grammars."""
+
+    name: str
+    exact: bool
+    runner_name: str
+
+    @classmethod
+    def of(cls, model: Any) -> ModelInfo:
+        """The properties of a `ServedModel`."""
+        return cls(**{one.name: getattr(model, one.name) for one in fields(ModelInfo)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteModel(ModelInfo):
+    """A `ServedModel` with its weights in the engine's process."""
+
+    tokenizer: TextTokenizer
+    grammars: GrammarChecks
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Model and limits that requests are checked against.
+
+    Attributes:
+        default_strategy: the drafting strategy of requests that name none.
+        max_draft_nodes: limit of draft nodes a step and sequence.
+        max_prompt_characters: of all chat messages together.
+        max_chat_messages: of one prompt.
+    """
+
+    model: ServedModel
+    default_strategy: str
+    max_draft_nodes: int
+    max_prompt_characters: int
+    max_chat_messages: int
+
+    @classmethod
+    def of(cls, model: ServedModel, settings: Settings) -> Serving:
+        """The model with the limits of the settings."""
+        characters = settings.max_prompt_characters
+        if characters is None:
+            characters = max(_CHARACTERS_OF_TOKEN * model.max_context, _LEAST_CHARACTERS)
+        return cls(model, settings.strategy, settings.max_draft_nodes, characters, settings.max_chat_messages)

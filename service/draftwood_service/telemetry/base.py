@@ -1,0 +1,89 @@
+"""What the service calls to be watched, and its implementation for a service that nobody watches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from draftwood_model_runner.request import Request
+    from draftwood_model_runner.statistics import SequenceStats
+    from draftwood_service.rpc.server import RunningServer
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """A request that has ended.
+
+    Attributes:
+        operation: chat or text_completion.
+        error: reason of the error that it ended with, or "cancelled"; "" for none.
+        request: its first sample; None if it was refused before it was read.
+        stats: over all samples.
+        output_tokens: of all samples.
+        finish_reasons: of the samples that ended.
+        seconds: from its arrival to its end.
+    """
+
+    tenant: str
+    operation: str
+    error: str
+    request: Request | None
+    stats: SequenceStats
+    output_tokens: int
+    finish_reasons: Sequence[str]
+    seconds: float
+
+
+class CallRecord(Protocol):
+    """An RPC, from its arrival to its end."""
+
+    def request(self, record: RequestRecord) -> None:
+        """A request of the call has ended."""
+
+    def end(self, code: str) -> None:
+        """The call has ended with a gRPC status."""
+
+
+class Telemetry(Protocol):
+    """All methods are for the event loop."""
+
+    def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None, arrived_at: float) -> CallRecord:
+        """A call has arrived.
+
+        Args:
+            method: with its service, such as "draftwood.v1.GenerationService/Generate".
+            metadata: of the caller, with the trace that the call is a part of.
+            arrived_at: on the clock of `time.perf_counter`.
+        """
+
+    def watch(self, server: RunningServer) -> None:
+        """Reads the server's counters from now on."""
+
+    async def close(self) -> None:
+        """Sends what is left, for a second at most."""
+
+
+class _NoCall:
+    def request(self, record: RequestRecord) -> None:
+        pass
+
+    def end(self, code: str) -> None:
+        pass
+
+
+class _NoTelemetry:
+    _call = _NoCall()
+
+    def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None, arrived_at: float) -> CallRecord:
+        return self._call
+
+    def watch(self, server: RunningServer) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+NO_TELEMETRY: Telemetry = _NoTelemetry()

@@ -1,0 +1,89 @@
+"""The instruments: histograms and counters of requests and calls, and what is observed of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
+
+from draftwood_service.telemetry import names
+from draftwood_service.telemetry.base import RequestRecord
+from draftwood_service.telemetry.names import Kind, Metric
+from draftwood_service.telemetry.observed import Observed
+
+
+class Metrics:
+    """The instruments of a service.
+
+    Args:
+        tenants: that are shown by name; the requests of others have no label of a tenant.
+
+    Attributes:
+        model: name of the served model; "" until it is known.
+    """
+
+    def __init__(self, meter: Meter, tenants: frozenset[str]) -> None:
+        self._meter = meter
+        self._tenants = tenants
+        self._instruments: dict[Metric, Any] = {metric: self._recorded(metric) for metric in names.RECORDED}
+        self.model = ""
+
+    def observe(self, observed: Observed) -> None:
+        """Collects the metrics of a server from now on."""
+        for metric in names.OBSERVED:
+            gauge = metric.kind is Kind.GAUGE
+            make: Any = self._meter.create_observable_gauge if gauge else self._meter.create_observable_counter
+            make(metric.name, [_callback(observed, metric)], metric.unit, metric.description)
+
+    def call(self, method: str, code: str, seconds: float) -> None:
+        attributes = {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: method, names.RPC_STATUS: code}
+        if code != "OK":
+            attributes[names.ERROR_TYPE] = code
+        self._instruments[names.CALL_DURATION].record(seconds, attributes)
+
+    def request(self, record: RequestRecord) -> None:
+        attributes, stats = self.attributes(record), record.stats
+        values = [(names.REQUEST_DURATION, record.seconds)]
+        if stats.first_scheduled_at:
+            values.append((names.QUEUE_TIME, stats.first_scheduled_at - stats.arrived_at))
+        if stats.first_token_at:
+            values.append((names.PREFILL_TIME, stats.first_token_at - stats.first_scheduled_at))
+            values.append((names.TIME_TO_FIRST_TOKEN, stats.first_token_at - stats.arrived_at))
+        if stats.finished_at and record.output_tokens > 1:
+            seconds = (stats.finished_at - stats.first_token_at) / (record.output_tokens - 1)
+            values.append((names.TIME_PER_OUTPUT_TOKEN, seconds))
+        for metric, value in values:
+            self._instruments[metric].record(max(value, 0.0), attributes)
+        if record.request is not None:
+            self._instruments[names.USED_INPUT_TOKENS].add(int(record.request.prompt.size), attributes)
+            self._instruments[names.USED_OUTPUT_TOKENS].add(record.output_tokens, attributes)
+
+    def attributes(self, record: RequestRecord) -> dict[str, str]:
+        """Of the points of a request."""
+        attributes = {names.OPERATION: record.operation, names.PROVIDER: "draftwood", names.MODEL: self.model}
+        if record.request is not None:
+            drafts = record.request.max_draft_nodes > 0
+            attributes[names.STRATEGY] = record.request.strategy_name if drafts else "none"
+            if record.request.arm:
+                attributes[names.ARM] = record.request.arm
+        if record.tenant in self._tenants:
+            attributes[names.TENANT] = record.tenant
+        if record.error:
+            attributes[names.ERROR_TYPE] = record.error
+        return attributes
+
+    def _recorded(self, metric: Metric) -> Any:
+        if metric.kind is Kind.COUNTER:
+            return self._meter.create_counter(metric.name, metric.unit, metric.description)
+        return self._meter.create_histogram(
+            metric.name, metric.unit, metric.description, explicit_bucket_boundaries_advisory=metric.buckets
+        )
+
+
+def _callback(observed: Observed, metric: Metric) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    def read(options: CallbackOptions) -> Iterator[Observation]:
+        for value, attributes in observed(metric):
+            yield Observation(value, attributes)
+
+    return read

@@ -1,0 +1,165 @@
+"""OpenTelemetry's providers, exporters and the port for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIServer
+
+import structlog
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from prometheus_client import CollectorRegistry, start_http_server
+
+from draftwood_model_runner.errors import InvalidInputError
+from draftwood_service.settings import Settings
+from draftwood_service.telemetry.base import RequestRecord
+from draftwood_service.telemetry.exporters import Exporters
+from draftwood_service.telemetry.logs import OtlpHandler, divert_complaints, restore
+from draftwood_service.telemetry.loop_lag import LoopLag
+from draftwood_service.telemetry.metrics import Metrics
+from draftwood_service.telemetry.observed import Observed
+from draftwood_service.telemetry.traces import CallTrace, Traces
+
+if TYPE_CHECKING:
+    from draftwood_service.rpc.server import RunningServer
+
+_log = structlog.get_logger(__name__)
+
+_CLOSE_SECONDS = 1.0
+
+
+class OpenTelemetry:
+    """`Telemetry` by OpenTelemetry: to a collector, for Prometheus, or both.
+
+    Args:
+        collector: URL of a collector; "" for none.
+
+    Attributes:
+        metrics_port: where Prometheus collects; None if it does not.
+
+    Raises:
+        InvalidInputError: the port of metrics cannot be listened on.
+        InvalidValueError: the protocol to the collector does not exist.
+    """
+
+    def __init__(self, settings: Settings, collector: str) -> None:
+        exporters = Exporters.to(collector)
+        resource = Resource.create(
+            {
+                "service.name": os.environ.get("OTEL_SERVICE_NAME") or "draftwood",
+                "service.version": version("draftwood"),
+                "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
+            }
+        )
+        self._tenants = frozenset(settings.metrics_tenants)
+        self._complaints = divert_complaints()
+        self._closing: list[Callable[[], object]] = []
+        self._lag: LoopLag | None = None
+        self.metrics_port: int | None = None
+        readers = self._readers(settings, exporters)
+        meters = MeterProvider(readers, resource, shutdown_on_exit=False)
+        self._closing.append(meters.shutdown)
+        self._metrics = Metrics(meters.get_meter("draftwood"), self._tenants)
+        self._traces = self._opened_traces(exporters, resource, settings.trace_share)
+        self._handler = self._opened_logs(exporters, resource)
+
+    def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None, arrived_at: float) -> WatchedCall:
+        trace = None if self._traces is None else self._traces.call(method, metadata, arrived_at)
+        return WatchedCall(self._metrics, trace, method, arrived_at)
+
+    def watch(self, server: RunningServer) -> None:
+        self._metrics.model = server.model.name
+        self._lag = LoopLag()
+        self._metrics.observe(Observed(server, self._tenants, self._lag.longest))
+
+    async def close(self) -> None:
+        if self._lag is not None:
+            await self._lag.close()
+        if self._handler is not None:
+            logging.getLogger().removeHandler(self._handler)
+        # On threads of their own: an exporter whose collector is away waits for as long as it likes.
+        threads = [threading.Thread(target=close, daemon=True) for close in self._closing]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for thread in threads:
+            await asyncio.to_thread(thread.join, max(deadline - time.monotonic(), 0.0))
+        restore(self._complaints)
+
+    def _readers(self, settings: Settings, exporters: Exporters) -> list[MetricReader]:
+        readers: list[MetricReader] = []
+        if settings.metrics_port is not None:
+            registry = CollectorRegistry()
+            readers.append(PrometheusMetricReader(registry=registry, scope_info_enabled=False))
+            host = settings.metrics_host or settings.host
+            try:
+                server, _ = start_http_server(settings.metrics_port, host, registry)
+            except OSError as error:
+                restore(self._complaints)
+                problem = f"cannot listen on {host}:{settings.metrics_port}"
+                raise InvalidInputError("metrics_port", settings.metrics_port, problem) from error
+            self.metrics_port = server.server_port
+            self._closing.append(partial(_stop, server))
+            _log.info("metrics", address=f"http://{host}:{self.metrics_port}/metrics")
+        if (exporter := exporters.metrics()) is not None:
+            readers.append(PeriodicExportingMetricReader(exporter))
+        return readers
+
+    def _opened_traces(self, exporters: Exporters, resource: Resource, share: float) -> Traces | None:
+        if (exporter := exporters.spans()) is None:
+            return None
+        provider = TracerProvider(ParentBased(TraceIdRatioBased(share)), resource, shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._closing.append(provider.shutdown)
+        return Traces(provider)
+
+    def _opened_logs(self, exporters: Exporters, resource: Resource) -> OtlpHandler | None:
+        if (exporter := exporters.logs()) is None:
+            return None
+        provider = LoggerProvider(resource, shutdown_on_exit=False)
+        provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
+        self._closing.append(provider.shutdown)
+        handler = OtlpHandler(provider.get_logger("draftwood"))
+        logging.getLogger().addHandler(handler)
+        return handler
+
+
+def _stop(server: WSGIServer) -> None:
+    server.shutdown()
+    server.server_close()
+
+
+class WatchedCall:
+    """A `CallRecord`: its time, its span, and the requests in it."""
+
+    def __init__(self, metrics: Metrics, trace: CallTrace | None, method: str, arrived_at: float) -> None:
+        self._metrics = metrics
+        self._trace = trace
+        self._method = method
+        self._arrived_at = arrived_at
+
+    def request(self, record: RequestRecord) -> None:
+        self._metrics.request(record)
+        if self._trace is not None:
+            self._trace.request(record, self._metrics.attributes(record))
+
+    def end(self, code: str) -> None:
+        self._metrics.call(self._method, code, time.perf_counter() - self._arrived_at)
+        if self._trace is not None:
+            self._trace.end(code)

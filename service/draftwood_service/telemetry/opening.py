@@ -1,0 +1,23 @@
+"""Opens what the settings and OpenTelemetry's own variables switch on."""
+
+from __future__ import annotations
+
+import os
+
+from draftwood_service.settings import Settings
+from draftwood_service.telemetry.base import NO_TELEMETRY, Telemetry
+
+
+def opened_telemetry(settings: Settings) -> Telemetry:
+    """Telemetry as the settings ask for it; nothing is imported for it if they do not.
+
+    Raises:
+        InvalidInputError: the port of metrics cannot be listened on.
+        InvalidValueError: OTEL_EXPORTER_OTLP_PROTOCOL is not one that is served.
+    """
+    collector = settings.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    if settings.metrics_port is None and not collector:
+        return NO_TELEMETRY
+    from draftwood_service.telemetry.open_telemetry import OpenTelemetry
+
+    return OpenTelemetry(settings, collector or "")

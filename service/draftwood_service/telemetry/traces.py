@@ -1,0 +1,100 @@
+"""Spans: a call, the request in it, and the parts of the request's time. They contain no text of prompt or answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import structlog
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from draftwood_service.telemetry import names
+from draftwood_service.telemetry.base import RequestRecord
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+_HEADERS = ("traceparent", "tracestate")
+_SERVERS_FAULT = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
+"""Statuses that make the span of a server an error, by the conventions."""
+
+
+class Traces:
+    """Starts the spans of calls."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._tracer = provider.get_tracer("draftwood")
+
+    def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None, arrived_at: float) -> CallTrace:
+        """The span of a call, within the caller's trace. Log lines of the call name the trace from now on."""
+        carrier = {key: value for key, value in metadata or () if key in _HEADERS and isinstance(value, str)}
+        parent = _PROPAGATOR.extract(carrier)
+        attributes = {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: method}
+        clock = _Clock()
+        span = self._tracer.start_span(method, parent, SpanKind.SERVER, attributes, start_time=clock.at(arrived_at))
+        context = span.get_span_context()
+        if span.is_recording() or carrier:
+            structlog.contextvars.bind_contextvars(
+                trace_id=f"{context.trace_id:032x}", span_id=f"{context.span_id:016x}"
+            )
+        return CallTrace(self._tracer, span, clock)
+
+
+class CallTrace:
+    """The spans of one call."""
+
+    def __init__(self, tracer: Tracer, span: Span, clock: _Clock) -> None:
+        self._tracer = tracer
+        self._clock = clock
+        self._span = span
+
+    def request(self, record: RequestRecord, attributes: dict[str, str]) -> None:
+        """The spans of a request that has ended."""
+        if not self._span.is_recording():
+            return
+        at, stats, ended = self._clock.at, record.stats, time.perf_counter()
+        name = f"{record.operation} {attributes[names.MODEL]}"
+        span = self._tracer.start_span(
+            name,
+            set_span_in_context(self._span),
+            attributes={**attributes, names.TENANT: record.tenant},
+            start_time=at(ended - record.seconds),
+        )
+        if record.request is not None:
+            span.set_attribute(names.RESPONSE_ID, record.request.request_id)
+            span.set_attribute(names.INPUT_TOKENS, int(record.request.prompt.size))
+            span.set_attribute(names.OUTPUT_TOKENS, record.output_tokens)
+            span.set_attribute(names.CACHED_TOKENS, stats.cached_prompt_tokens)
+        if record.finish_reasons:
+            span.set_attribute(names.FINISH_REASONS, [*record.finish_reasons])
+        if stats.decode_steps:
+            span.set_attribute(names.ACCEPTANCE_LENGTH, record.output_tokens / stats.decode_steps)
+        if record.error:
+            span.set_status(Status(StatusCode.ERROR, record.error))
+        times = (stats.arrived_at, stats.first_scheduled_at, stats.first_token_at, stats.finished_at or ended)
+        for part, start, end in zip(("queue", "prefill", "decode"), times, times[1:], strict=False):
+            if start:
+                child = self._tracer.start_span(part, set_span_in_context(span), start_time=at(start))
+                child.end(at(end or ended))
+            if not end:
+                break
+        span.end(at(ended))
+
+    def end(self, code: str) -> None:
+        self._span.set_attribute(names.RPC_STATUS, code)
+        if code != "OK":
+            self._span.set_attribute(names.ERROR_TYPE, code)
+        if code in _SERVERS_FAULT:
+            self._span.set_status(Status(StatusCode.ERROR))
+        self._span.end(self._clock.at(time.perf_counter()))
+
+
+class _Clock:
+    """Times of `time.perf_counter` as nanoseconds since 1970."""
+
+    def __init__(self) -> None:
+        self._offset = time.time_ns() - time.perf_counter_ns()
+
+    def at(self, seconds: float) -> int:
+        return round(1e9 * seconds) + self._offset

@@ -1,6 +1,0 @@
-"""Metrics, traces and logs by OpenTelemetry: only this package imports it, and only where something is switched on."""
-
-from service.telemetry.base import NO_TELEMETRY, CallRecord, RequestRecord, Telemetry
-from service.telemetry.opening import opened_telemetry
-
-__all__ = ["NO_TELEMETRY", "CallRecord", "RequestRecord", "Telemetry", "opened_telemetry"]

@@ -1,0 +1,65 @@
+"""The recycling strategy: drafts the tokens that the model held most probable after the same context before.
+
+Token Recycling (arXiv 2408.08696) with contexts of up to four tokens instead of one, and with learned weights for ranks
+and contexts instead of a fixed template: the tree takes the shape that the budget and the recent hits of each rank
+give it. It can draft text that was never written, for it also learns at rejected nodes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from draftwood_strategies.base import Feedback
+from draftwood_strategies.draft import DraftTree
+from draftwood_strategies.mixing.mixer import Mixer, SequenceMixer
+from draftwood_strategies.native import Int32Array
+from draftwood_strategies.options import Range, check, read_options
+from draftwood_strategies.registry import register
+from draftwood_strategies.successors import WIDTH, SuccessorTable
+
+
+@register("recycling")
+class RecyclingStrategy:
+    """One tenant's successor table; a `SuccessorSource`.
+
+    Args:
+        capacity_contexts: how many contexts the table holds at most, 44 bytes each; those written longest ago leave
+            first. At least 1024; rounded down to a power of two.
+
+    Raises:
+        ValueError: the option's value is not allowed.
+    """
+
+    top_k = WIDTH
+
+    def __init__(self, *, capacity_contexts: Annotated[int, Range(least=SuccessorTable.LEAST)] = 1 << 17) -> None:
+        check(read_options(RecyclingStrategy), {"capacity_contexts": capacity_contexts})
+        self.successors = SuccessorTable(capacity_contexts)
+        self._mixer = Mixer(self.successors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of table and weights."""
+        return self._mixer.nbytes
+
+    def start(self, prompt: Int32Array) -> RecyclingDrafter:
+        return RecyclingDrafter(self._mixer, prompt)
+
+    def start_reading(self, prompt: Int32Array) -> RecyclingDrafter:
+        return RecyclingDrafter(self._mixer, prompt, learns=False)
+
+
+class RecyclingDrafter:
+    """Drafts for one sequence, and writes the model's predictions into the tenant's table, if it `learns`."""
+
+    def __init__(self, mixer: Mixer, prompt: Int32Array, learns: bool = True) -> None:
+        self._sequence = SequenceMixer(mixer, prompt, learns)
+
+    def propose(self, budget: int) -> DraftTree:
+        return self._sequence.draft((), True, budget)
+
+    def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
+        self._sequence.observe(accepted, feedback)
+
+    def close(self) -> None:
+        """The tenant's table keeps what was learned."""

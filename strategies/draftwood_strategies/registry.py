@@ -1,0 +1,146 @@
+"""Strategies by name: the built-in ones, and those that other packages register by entry point.
+
+A package adds its own under the entry-point group "draftwood.strategies", as a callable that takes options as
+keyword arguments and returns a `Strategy`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import TypeVar
+
+import numpy as np
+
+from draftwood_strategies.base import Feedback, Strategy
+from draftwood_strategies.draft import DraftTree
+from draftwood_strategies.options import Option, OptionValue, check, read_options
+
+ENTRY_POINT_GROUP = "draftwood.strategies"
+
+StrategyFactory = Callable[..., Strategy]
+FactoryT = TypeVar("FactoryT", bound=StrategyFactory)
+
+_NODES = 64
+"""Draft nodes of a warm-up: more than an empty memory can fill, so that what fills unused ones is compiled too."""
+_log = logging.getLogger(__name__)
+_factories: dict[str, StrategyFactory] = {}
+_entry_points_loaded = False
+
+
+class UnknownStrategyError(LookupError):
+    """No strategy has this name.
+
+    Attributes:
+        name: the unknown name.
+        known: the registered names.
+    """
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        super().__init__(f"no strategy is named {name!r}; there are: {', '.join(known)}")
+        self.name = name
+        self.known = known
+
+
+def register(name: str) -> Callable[[FactoryT], FactoryT]:
+    """Decorator: makes a factory known by `name`, and returns it as it is.
+
+    Raises:
+        ValueError: the name is taken by another factory.
+    """
+
+    def add(factory: FactoryT) -> FactoryT:
+        if _factories.setdefault(name, factory) is not factory:
+            raise ValueError(f"strategy name {name!r} is taken by {_factories[name]!r}")
+        return factory
+
+    return add
+
+
+def create(name: str, **options: object) -> Strategy:
+    """A new strategy, with nothing learned.
+
+    Raises:
+        UnknownStrategyError: nothing is registered under `name`.
+        TypeError: the strategy has no such option.
+        ValueError: an option's value is not allowed.
+    """
+    return _factory(name)(**options)
+
+
+def options_of(name: str, given: Mapping[str, OptionValue] = MappingProxyType({})) -> Mapping[str, Option]:
+    """The options that the strategy `name` takes, by name.
+
+    Args:
+        given: values that decide which others there are: a hybrid has those of its `sources`.
+
+    Raises:
+        UnknownStrategyError: nothing is registered under `name`, or a strategy that `given` names.
+        ValueError: a value in `given` is not allowed.
+    """
+    factory = _factory(name)
+    offered = getattr(factory, "options", None)
+    return read_options(factory) if offered is None else offered(given)
+
+
+def check_options(name: str, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
+    """The options in their types, if the strategy accepts them all. Makes an instance to find out, and drops it.
+
+    Raises:
+        UnknownStrategyError: nothing is registered under `name`, or it is the name of a source in `options`.
+        ValueError: an option is unknown, or a value not allowed; the text begins with the option's name.
+    """
+    checked = check(options_of(name, options), options)
+    create(name, **checked)
+    return checked
+
+
+def _factory(name: str) -> StrategyFactory:
+    _load_entry_points()
+    if name not in _factories:
+        raise UnknownStrategyError(name, strategy_names())
+    return _factories[name]
+
+
+def warm_up(name: str) -> None:
+    """Runs an instance once and drops it, so that functions that are compiled at the first call are ready."""
+    strategy = create(name)
+    drafter = strategy.start(np.zeros(4, np.int32))
+    for token in range(4):
+        drafter.observe(np.full(1, token, np.int32), _made_up_feedback(drafter.propose(_NODES), strategy.top_k))
+    drafter.observe(np.zeros(4, np.int32), None)
+    drafter.propose(_NODES)
+    drafter.close()
+
+
+def _made_up_feedback(tree: DraftTree, top_k: int) -> Feedback:
+    """Feedback that accepts nothing of a tree."""
+    nodes = 1 + tree.tokens.size  # a plugin's tree need not be a DraftTree
+    top = np.tile(np.arange(top_k, dtype=np.int32), (nodes, 1)) if top_k else None
+    return Feedback(
+        tokens=np.concatenate([np.zeros(1, np.int32), tree.tokens]),
+        parents=np.concatenate([np.full(1, -1, np.int32), tree.parents + np.int32(1)]),
+        predictions=np.zeros(nodes, np.int32),
+        top_tokens=top,
+    )
+
+
+def strategy_names() -> list[str]:
+    """All registered names, sorted."""
+    _load_entry_points()
+    return sorted(_factories)
+
+
+def _load_entry_points() -> None:
+    """Registers the strategies of other packages; one that cannot be imported is logged and left out."""
+    global _entry_points_loaded
+    if _entry_points_loaded:
+        return
+    _entry_points_loaded = True
+    for entry_point in entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            register(entry_point.name)(entry_point.load())
+        except Exception:
+            _log.exception("strategy plugin %r (%s) could not be loaded", entry_point.name, entry_point.value)

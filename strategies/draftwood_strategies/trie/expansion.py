@@ -1,0 +1,260 @@
+"""One draft of the trie strategy: retrieve candidates, let them vote, take the most probable nodes first.
+
+At every node each candidate that agrees with the path so far votes for the token that follows there; other occurrences
+of the node's token join as further candidates. Knows nothing of tenants and strategies.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from draftwood_strategies.native import Int64Array, Integer, Real, compiled, flattened
+from draftwood_strategies.trie.candidates import (
+    LENGTH,
+    NEAR,
+    POSITION,
+    SHORTER,
+    complete,
+    copy_candidate,
+    in_memory,
+    log2_bin,
+    near_bin,
+    recent_bin,
+)
+from draftwood_strategies.trie.frontier import pop, push
+from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays, following
+from draftwood_strategies.trie.retrieval import CONTEXT, mark_start, read_context, resume, search, search_token
+from draftwood_strategies.trie.weights import COUNT_BINS, Weights, calibrated, length_at, trust_of, weight_of
+from draftwood_strategies.trie.workspace import (
+    MOST_ROOTS,
+    WIDEN_BY,
+    WIDEN_SCORE,
+    WIDEN_TIMES,
+    TrieDraft,
+    Workspace,
+)
+
+_MOST_OWN, _MOST_MEMORY, _MOST_SUBSTITUTED = 48, 96, 16
+"""Candidates of a search in the own index, in the memory, and with the last token replaced. Half of them change
+acceptance lengths by -0.3%, twice by +0.2% (docs/decisions.md, "The trie's constants are flat")."""
+
+AT_END, OWNER_NUMBER, PROMPT_END, WRITTEN = range(4)
+"""The state of a sequence, int64[4]: its last position in its own index, its owner number in the memory, the position
+in its own index where its output begins, and how many of its last tokens the memory learns."""
+
+_TOKEN, _PARENT, _FIRST, _DEPTH, _LONGEST, _RECENT = range(6)
+"""Columns of a node: its token, its parent in the draft, its first candidate, its depth, the longest match among the
+candidates of its parent, and the bin of how recently the sequence had its token."""
+
+
+@flattened
+@compiled
+def expand(
+    own: IndexArrays,
+    memory: IndexArrays,
+    weights: Weights,
+    workspace: Workspace,
+    state: Int64Array,
+    followed: Int64Array,
+    branch_length: int,
+    draft: TrieDraft,
+) -> tuple[int, int]:
+    """Writes the nodes of a draft, as many as there is space for.
+
+    Args:
+        own, memory: the indexes of the sequence and of its tenant.
+        state: int64[4], see `AT_END` and the others.
+        followed: int64[4], the positions that the sequence follows, see `learning.learn`.
+
+    Returns:
+        The number of nodes and the number of candidates at the root.
+    """
+    nodes, node_scores, tokens = workspace.nodes, workspace.scores, draft.tokens
+    root_count = _retrieve(own, memory, weights, workspace, state, followed)
+    for slot in range(workspace.table.shape[0]):
+        workspace.table[slot] = -1
+    count = root_count
+    first: Integer = 0 if count else -1
+    parent = -1
+    depth: Integer = 0
+    score: Real = np.float32(1.0)
+    made, waiting, drafted, widened = 0, 0, 0, 0
+    while True:
+        if 0 < depth < branch_length and score > WIDEN_SCORE and widened < WIDEN_TIMES:
+            widened += 1
+            node: Integer = parent
+            for back in range(depth):
+                workspace.path[CONTEXT + depth - 1 - back] = tokens[node]
+                node = draft.parents[node]
+            first, count = _widen(own, memory, weights, workspace, state, followed, depth, first, count)
+        if first >= 0 and depth < branch_length:
+            before = made
+            made = _vote(own, memory, weights, workspace, state[AT_END], first, parent, depth, score, made)
+            for new in range(before, made):
+                push(workspace.heap, waiting, node_scores, new)
+                waiting += 1
+        if waiting == 0:
+            return drafted, root_count
+        node = pop(workspace.heap, waiting, node_scores)
+        waiting -= 1
+        score = node_scores[node, 0]
+        tokens[drafted] = nodes[node, _TOKEN]
+        draft.parents[drafted] = nodes[node, _PARENT]
+        draft.scores[drafted] = score
+        draft.shares[drafted] = node_scores[node, 1]
+        draft.longest[drafted] = nodes[node, _LONGEST]
+        parent, depth, first = drafted, nodes[node, _DEPTH], nodes[node, _FIRST]
+        drafted += 1
+        if drafted == tokens.shape[0]:
+            return drafted, root_count
+
+
+@compiled
+def _retrieve(
+    own: IndexArrays,
+    memory: IndexArrays,
+    weights: Weights,
+    workspace: Workspace,
+    state: Int64Array,
+    followed: Int64Array,
+) -> int:
+    """Fills the workspace with the candidates at the root, chained; returns how many there are."""
+    context, marked, seen, found = workspace.path, workspace.marked, workspace.seen, workspace.candidates
+    read_context(own, state[AT_END], context)
+    mark_start(context, state[WRITTEN], marked)
+    mine, prompt, n = state[OWNER_NUMBER], state[PROMPT_END], CONTEXT
+    end = search(own, context, n, 0, NOWHERE, prompt, _MOST_OWN, seen, found, 0)
+    end = search(memory, marked, n, 0, mine, NOWHERE, _MOST_MEMORY, seen, found, end)
+    for replaced in range(1, 3):
+        end = search(own, context, n, replaced, NOWHERE, prompt, _MOST_SUBSTITUTED, seen, found, end)
+        end = search(memory, marked, n, replaced, mine, NOWHERE, _MOST_SUBSTITUTED, seen, found, end)
+    end = resume(own, context, n, followed[0], prompt, found, end)
+    end = resume(memory, marked, n, followed[1], NOWHERE, found, end)
+    end = min(end, MOST_ROOTS)
+    complete(found, end, followed)
+    for j in range(end):
+        copy_candidate(found, j, workspace.roots, j)
+        workspace.trust[j] = trust_of(found, j, weights.features)
+        workspace.chain[j] = j + 1 if j + 1 < end else -1
+    return end
+
+
+@compiled
+def _vote(
+    own: IndexArrays,
+    memory: IndexArrays,
+    weights: Weights,
+    workspace: Workspace,
+    own_at: Integer,
+    first: Integer,
+    parent: int,
+    depth: Integer,
+    score: Real,
+    made: int,
+) -> int:
+    """Moves the candidates from `first` on by one token and groups them into nodes from `made` on.
+
+    Returns how many nodes are made then; their chains are disjoint parts of the one from `first`.
+    """
+    candidates, nodes, scores = workspace.candidates, workspace.nodes, workspace.scores
+    begin = made
+    total: Real = np.float32(0.0)
+    longest: Integer = 0
+    votes = 0
+    j: Integer = first
+    while j >= 0:
+        rest = workspace.chain[j]
+        index = memory if in_memory(candidates, j) else own
+        at = following(index, candidates[j, POSITION])
+        if at >= 0 and index.log[at] >= 0:
+            candidates[j, POSITION] = at
+            node, made = _node_for(own, workspace, own_at, index.log[at], parent, depth, begin, made)
+            if node >= 0:
+                weight = weight_of(candidates, j, workspace.trust[j], depth, nodes[node, _RECENT], weights.features)
+                longest = max(longest, length_at(candidates, j, depth))
+                votes += 1
+                total += weight
+                scores[node, 1] += weight
+                workspace.chain[j] = nodes[node, _FIRST]
+                nodes[node, _FIRST] = j
+        j = rest
+    total += weights.escapes[longest, log2_bin(votes, COUNT_BINS)]
+    for node in range(begin, made):
+        share = scores[node, 1] / total
+        nodes[node, _LONGEST] = longest
+        scores[node, 1] = share
+        scores[node, 0] = score * calibrated(weights.calibration, depth, longest, share)
+    return made
+
+
+@compiled
+def _node_for(
+    own: IndexArrays,
+    workspace: Workspace,
+    own_at: Integer,
+    token: Integer,
+    parent: int,
+    depth: Integer,
+    begin: int,
+    made: int,
+) -> tuple[Integer, int]:
+    """The node of `token` among those from `begin` on, made where there is none; -1 where the workspace is full.
+
+    The hash table has nodes of other parents as well: they are below `begin`.
+    """
+    nodes, table = workspace.nodes, workspace.table
+    slot = (np.int64(token) * 0x9E3779B1 >> 8) & (table.shape[0] - 1)
+    while table[slot] >= begin and nodes[table[slot], _TOKEN] != token:
+        slot = (slot + 1) & (table.shape[0] - 1)
+    if table[slot] >= begin:
+        return table[slot], made
+    if made == nodes.shape[0]:
+        return -1, made
+    table[slot] = made
+    nodes[made, _TOKEN] = token
+    nodes[made, _PARENT] = parent
+    nodes[made, _FIRST] = -1
+    nodes[made, _DEPTH] = depth + 1
+    nodes[made, _RECENT] = recent_bin(own, own_at, token)
+    workspace.scores[made, 1] = 0.0
+    return made, made + 1
+
+
+@compiled
+def _widen(
+    own: IndexArrays,
+    memory: IndexArrays,
+    weights: Weights,
+    workspace: Workspace,
+    state: Int64Array,
+    followed: Int64Array,
+    depth: Integer,
+    first: Integer,
+    count: int,
+) -> tuple[Integer, int]:
+    """Adds to a node's candidates the positions where its token, the last of the path, comes after something else.
+
+    Returns the new first candidate and the new count of candidates.
+    """
+    candidates, chain, n = workspace.candidates, workspace.chain, CONTEXT + depth
+    end = search_token(own, workspace.path, n, NOWHERE, state[PROMPT_END], WIDEN_BY, candidates, count)
+    end = search_token(memory, workspace.path, n, state[OWNER_NUMBER], NOWHERE, WIDEN_BY, candidates, end)
+    kept = count
+    for found in range(count, end):
+        remembered = in_memory(candidates, found)
+        known = False
+        j = first
+        while j >= 0 and not known:
+            known = candidates[j, POSITION] == candidates[found, POSITION] and in_memory(candidates, j) == remembered
+            j = chain[j]
+        if known:
+            continue
+        copy_candidate(candidates, found, candidates, kept)
+        candidates[kept, LENGTH] -= depth
+        candidates[kept, NEAR] = near_bin(candidates[kept, POSITION] - depth, followed[1 if remembered else 0])
+        candidates[kept, SHORTER] = 1
+        workspace.trust[kept] = trust_of(candidates, kept, weights.features)
+        chain[kept] = first
+        first = kept
+        kept += 1
+    return first, kept

@@ -1,0 +1,106 @@
+"""The trie's weights before any traffic: where online learning starts.
+
+The logarithms of the weights, at a few points each, linear between them. They were learned online on the first halves
+of recorded outputs of seven kinds and rounded to one decimal; there is no command for it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from draftwood_strategies.trie.candidates import KINDS, LONGEST, PROMPT, SUBSTITUTED
+from draftwood_strategies.trie.weights import (
+    AGREEING_AT,
+    COUNT_BINS,
+    DEPTH_BINS,
+    FEATURES,
+    LENGTH_BINS,
+    NEAR_AT,
+    NEWER_AT,
+    RECENT_AT,
+    SHARE_BINS,
+    SHORTER_AT,
+    Weights,
+)
+
+_LENGTH_POINTS = (0, 1, 2, 4, 8, 12, 16)
+_AGREEING_POINTS = (0, 4, 12)
+_NEWER_POINTS = (0, 3, 6)
+
+# One line for each kind: own prompt, own output, memory, and the same after a substituted token.
+_LENGTH = (
+    (0.1, 3.8, 4.5, 5.2, 6.5, 7.3, 7.9),
+    (1.2, 4.5, 4.9, 4.9, 6.0, 7.4, 7.7),
+    (-0.6, 1.9, 3.0, 3.4, 4.7, 5.8, 6.2),
+    (-2.0, -1.3, -0.4, 0.9, 3.4, 4.8, 4.5),
+    (-2.0, -1.3, 0.4, 1.8, 3.2, 4.2, 4.5),
+    (-2.1, -1.4, 0.5, 0.8, 3.2, 4.6, 4.5),
+)
+_AGREEING = (
+    (-1.0, -0.7, 0.0),
+    (-1.2, -0.7, -0.1),
+    (-1.4, -0.4, 0.4),
+    (-1.0, 0.0, 0.0),
+    (-0.5, -0.1, 0.1),
+    (-0.9, -0.1, 0.2),
+)
+_NEWER = (
+    (0.0, -1.0, -1.5),
+    (-0.4, -1.2, -1.3),
+    (0.6, -0.3, -1.2),
+    (-0.8, -0.3, 0.0),
+    (0.1, -0.6, -0.6),
+    (-0.5, -0.5, -0.5),
+)
+# No occurrence is followed; it is this one; within 2, 8, 32, 128 tokens of it; further away.
+_NEAR = (
+    (-0.6, -0.6, -0.1, -0.8, -1.4, -1.4, -1.7),
+    (-1.3, -1.0, -0.6, -0.8, -1.2, -1.2, -1.3),
+    (-0.8, -0.8, 0.7, 0.1, -0.5, -1.3, -1.2),
+    (0.2, -1.6, 0.0, 0.2, -0.2, -0.4, -0.4),
+    (-0.1, -0.8, 0.0, 0.2, -0.1, -0.3, -0.3),
+    (-0.6, -1.2, 0.2, 0.2, 0.1, -0.3, -0.4),
+)
+# The longest match of all, or a shorter one.
+_SHORTER = ((0.6, -0.1), (0.4, -0.2), (0.7, 0.1), (-0.1, -0.1), (-0.1, 0.0), (0.2, 0.1))
+# How long ago the sequence had the predicted token: never; within 4, 16, 64, 256, 1024 tokens; longer.
+_RECENT = (
+    (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+    (-0.1, 0.0, 0.1, 0.1, -0.1, -0.1, 0.0),
+    (-1.2, 0.3, 0.5, 0.5, 0.1, 0.1, 0.0),
+    (0.0, 0.0, 0.1, 0.0, -0.1, 0.0, 0.0),
+    (-0.1, 0.2, 0.3, -0.1, -0.3, -0.1, 0.0),
+    (-0.9, 0.1, 0.5, 0.3, 0.1, -0.1, 0.0),
+)
+
+_ESCAPE_POINTS = (0, 1, 2, 5, 10, 16)
+_ESCAPE_OF_FEW = (2.3, 2.1, 1.6, 1.9, 3.5, 3.4)
+_ESCAPE_OF_MANY = (2.3, 2.7, 2.5, 2.5, 2.6, 2.4)
+
+_SHARE_POINTS = (0, 4, 8, 15)
+_CALIBRATION = (-0.1, 0.0, 0.2, 0.0)
+
+Line = npt.NDArray[np.float64]
+
+
+def prior_weights(prompt_weight: float) -> Weights:
+    """New weights; votes of the own prompt are multiplied by `prompt_weight`."""
+    features = np.zeros((KINDS, FEATURES))
+    for kind in range(KINDS):
+        row = features[kind]
+        row[:AGREEING_AT] = _line(_LENGTH_POINTS, _LENGTH[kind], AGREEING_AT)
+        row[AGREEING_AT:NEWER_AT] = _line(_AGREEING_POINTS, _AGREEING[kind], NEWER_AT - AGREEING_AT)
+        row[NEWER_AT:NEAR_AT] = _line(_NEWER_POINTS, _NEWER[kind], NEAR_AT - NEWER_AT)
+        row[NEAR_AT:SHORTER_AT] = _NEAR[kind]
+        row[SHORTER_AT:RECENT_AT] = _SHORTER[kind]
+        row[RECENT_AT:] = _RECENT[kind]
+    features[[PROMPT, PROMPT + SUBSTITUTED], :AGREEING_AT] += np.log(prompt_weight)
+    few, many = (_line(_ESCAPE_POINTS, values, LONGEST + 1) for values in (_ESCAPE_OF_FEW, _ESCAPE_OF_MANY))
+    escapes = few[:, None] + (many - few)[:, None] * np.linspace(0.0, 1.0, COUNT_BINS)
+    calibration = np.tile(_line(_SHARE_POINTS, _CALIBRATION, SHARE_BINS), (DEPTH_BINS, LENGTH_BINS, 1))
+    return Weights(*(np.exp(table).astype(np.float32) for table in (features, escapes, calibration)))
+
+
+def _line(points: tuple[int, ...], values: tuple[float, ...], length: int) -> Line:
+    return np.interp(np.arange(length), points, values)

@@ -1,0 +1,231 @@
+"""Retrieval of candidates from phrase indexes, the longest matches and the newest occurrences first.
+
+Knows nothing of weights and trees.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from draftwood_strategies.native import Int32Array, Integer, compiled
+from draftwood_strategies.trie.candidates import AGREEING_BINS, LONGEST, SUBSTITUTED, source_of, write
+from draftwood_strategies.trie.phrase_index import (
+    NOWHERE,
+    ORDERS,
+    OWNER,
+    PREVIOUS,
+    START,
+    TOKENS_PER_BLOCK,
+    IndexArrays,
+    following,
+    phrase_hash,
+    preceding,
+)
+
+_LEAST, _MISSES = 8, 8
+"""Candidates that each order may add, however many longer ones were found, and occurrences with other tokens (hash
+collisions) after which a search stops. Half of both changes acceptance lengths by -0.1%, twice by +0.3%."""
+SEEN = 1024
+"""Slots of the hash set of positions seen in one search; at least twice as many as a search finds."""
+_BEHIND = 16
+"""Tokens behind the match that are compared, with gaps allowed. 8 changes acceptance lengths by less than 0.1%."""
+CONTEXT = 40
+"""Tokens at the end of the sequence that are compared; at least `LONGEST` and `_BEHIND`, the break between them and two
+substituted tokens."""
+UNKNOWN = -2
+"""Fills a context where there is no token; equals none."""
+
+
+@compiled
+def compare(index: IndexArrays, at: Integer, context: Int32Array, n: Integer) -> tuple[int, int]:
+    """Compares the tokens up to `at` with the end of `context[:n]`.
+
+    Returns how many are equal without a break, at most `LONGEST`, and the bin of how many of the `_BEHIND` tokens
+    behind the break agree.
+    """
+    log, blocks = index.log, index.blocks
+    length, agreeing = 0, 0
+    block = at // TOKENS_PER_BLOCK
+    if block >= 2 and blocks[block, PREVIOUS] == block - 1 and blocks[block - 1, PREVIOUS] == block - 2:
+        # The usual case: all of it lies in one piece. Unsigned indices need no check for negative ones.
+        here, there, one = np.uint64(at), np.uint64(n - 1), np.uint64(1)
+        while length < LONGEST and log[here] == context[there]:
+            length += 1
+            here -= one
+            there -= one
+        if length < LONGEST:
+            here -= np.uint64(_BEHIND)
+            there -= np.uint64(_BEHIND)
+            for i in range(_BEHIND):
+                agreeing += 1 if log[here + np.uint64(i)] == context[there + np.uint64(i)] else 0
+        return length, min(agreeing, AGREEING_BINS - 1)
+    while length < LONGEST and at >= 0 and log[at] == context[n - 1 - length]:
+        length += 1
+        at = preceding(index, at)
+    if length < LONGEST:
+        for back in range(n - 2 - length, n - 2 - length - _BEHIND, -1):
+            at = preceding(index, at) if at >= 0 else at
+            if at < 0:
+                break
+            agreeing += 1 if log[at] == context[back] else 0
+    return length, min(agreeing, AGREEING_BINS - 1)
+
+
+@compiled
+def first_time(seen: Int32Array, at: Integer) -> bool:
+    """Whether `at` is not yet in the hash set `seen`; it is afterwards."""
+    slot = (at * 0x9E3779B1 >> 12) & (SEEN - 1)
+    for _ in range(SEEN // 2):
+        if seen[slot] == at:
+            return False
+        if seen[slot] == NOWHERE:
+            seen[slot] = at
+            return True
+        slot = (slot + 1) & (SEEN - 1)
+    return False
+
+
+@compiled
+def search(
+    index: IndexArrays,
+    context: Int32Array,
+    n: Integer,
+    substituted: int,
+    own: Integer,
+    prompt: Integer,
+    most: int,
+    seen: Int32Array,
+    candidates: Int32Array,
+    count: int,
+) -> int:
+    """Adds the newest occurrences of the end of `context[:n]`, the longest first, at most `most` of each order.
+
+    Args:
+        context: int32[CONTEXT or more].
+        substituted: look for what precedes the last token, followed by another token.
+        own: the owner number of the sequence itself, which is left out; `NOWHERE` in its own index.
+        prompt: in the sequence's own index, the position where its output begins; `NOWHERE` in the memory.
+        seen: int32[SEEN], workspace.
+        candidates: int32[m, COLUMNS], of which `count` are taken.
+
+    Returns:
+        The new count.
+    """
+    phrase = n - substituted
+    for slot in range(SEEN):
+        seen[slot] = NOWHERE
+    mask = index.heads.shape[1] - 1
+    before = count
+    for order in range(len(ORDERS) - 1, 0 if substituted else -1, -1):
+        if context[phrase - ORDERS[order]] == UNKNOWN:
+            continue
+        at: Integer = index.heads[order, phrase_hash(context, phrase, ORDERS[order]) & mask]
+        misses = 0
+        found = 0
+        enough = max(_LEAST, min(most - (count - before), most >> max(order, 1)))
+        for _ in range(2 * enough):
+            if at < 0 or found == enough or misses > _MISSES or count == candidates.shape[0]:
+                break
+            position: Integer = at
+            at = index.links[position, order]
+            if index.blocks[position // TOKENS_PER_BLOCK, OWNER] == own:
+                continue
+            end = _end_of_context(index, position, context, phrase, substituted)
+            if end < 0:
+                continue
+            length, agreeing = compare(index, position, context, phrase)
+            if length < ORDERS[order]:
+                misses += 1
+                continue
+            if not first_time(seen, position):
+                continue
+            kind = source_of(end, prompt) + (SUBSTITUTED if substituted else 0)
+            write(candidates, count, end, length, kind, agreeing, found)
+            count += 1
+            found += 1
+    return count
+
+
+@compiled
+def _end_of_context(
+    index: IndexArrays, position: Integer, context: Int32Array, phrase: Integer, substituted: int
+) -> Integer:
+    """The position that corresponds to the last token of the context, for an occurrence of `context[:phrase]` at
+    `position`; `NOWHERE` where it has no such position, or no other token than the context there."""
+    if substituted == 0:
+        return position
+    end = following(index, position)
+    if end < 0 or index.log[end] == context[phrase]:
+        return NOWHERE
+    if substituted == 2:
+        end = following(index, end)
+    return end if end >= 0 and index.log[end] >= 0 else NOWHERE
+
+
+@compiled
+def search_token(
+    index: IndexArrays,
+    context: Int32Array,
+    n: Integer,
+    own: Integer,
+    prompt: Integer,
+    most: int,
+    candidates: Int32Array,
+    count: int,
+) -> int:
+    """Like `search`, for the last token alone and at most `most` steps: cheap enough for every node of a draft."""
+    at: Integer = index.heads[0, phrase_hash(context, n, 1) & (index.heads.shape[1] - 1)]
+    found = 0
+    for _ in range(2 * most):
+        if at < 0 or found == most or count == candidates.shape[0]:
+            break
+        position: Integer = at
+        at = index.links[position, 0]
+        if index.blocks[position // TOKENS_PER_BLOCK, OWNER] == own:
+            continue
+        length, agreeing = compare(index, position, context, n)
+        if length == 0:
+            continue
+        write(candidates, count, position, length, source_of(position, prompt), agreeing, found)
+        count += 1
+        found += 1
+    return count
+
+
+@compiled
+def resume(
+    index: IndexArrays,
+    context: Int32Array,
+    n: Integer,
+    followed: Integer,
+    prompt: Integer,
+    candidates: Int32Array,
+    count: int,
+) -> int:
+    """Adds the position that the sequence was following, if its last token is another one there: the text may have
+    replaced one word and go on as before (the recovery of match models in lossless compressors)."""
+    if followed < 0 or count == candidates.shape[0]:
+        return count
+    if index.log[followed] < 0 or index.log[followed] == context[n - 1]:
+        return count
+    _, agreeing = compare(index, followed, context, n)
+    write(candidates, count, followed, 0, source_of(followed, prompt), agreeing, 0)
+    return count + 1
+
+
+@compiled
+def read_context(index: IndexArrays, at: Integer, context: Int32Array) -> None:
+    """Copies the tokens up to `at` into `context[:CONTEXT]`, at its end; the rest is `UNKNOWN`."""
+    for i in range(CONTEXT - 1, -1, -1):
+        context[i] = index.log[at] if at >= 0 else UNKNOWN
+        if at >= 0:
+            at = preceding(index, at)
+
+
+@compiled
+def mark_start(context: Int32Array, written: Integer, marked: Int32Array) -> None:
+    """Copies `context[:CONTEXT]` into `marked` as it is in the memory: a start mark before the last `written` tokens,
+    the only ones of the sequence that the memory learns, and `UNKNOWN` before that."""
+    for i in range(CONTEXT):
+        back = CONTEXT - 1 - i
+        marked[i] = context[i] if back < written else (START if back == written else UNKNOWN)

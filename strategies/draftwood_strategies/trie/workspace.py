@@ -1,0 +1,96 @@
+"""The scratch arrays of a draft of the trie strategy, and the draft that is made in them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from draftwood_strategies.native import Float32Array, Int32Array
+from draftwood_strategies.trie.candidates import COLUMNS
+from draftwood_strategies.trie.retrieval import CONTEXT, SEEN
+
+DEEPEST = 256
+"""The greatest branch length."""
+
+WIDEN_BY, WIDEN_SCORE, WIDEN_TIMES = 8, 0.005, 6
+"""Candidates that a node gets from each index besides its parent's, the score above which it gets them, and how many
+nodes of a draft do. Without them acceptance lengths are 1.1% shorter, with half of the counts 0.3%; twice the counts
+add 0.2% and take longer (docs/decisions.md, "The trie's constants are flat")."""
+MOST_ROOTS = 768
+"""Bounds the candidates at the root: more than the searches find."""
+
+
+class Workspace(NamedTuple):
+    """Scratch arrays of a draft. Nothing in them outlives it but `roots`, until the next one.
+
+    Attributes:
+        candidates: int32[m, COLUMNS].
+        trust: float32[m], each candidate's vote but for the factors of match length and token.
+        chain: int32[m], the next candidate of the same node.
+        nodes: int32[k, 6], the frontier and the draft.
+        scores: float32[k, 2], each node's score and its share of the votes.
+        heap: int32[k], the frontier's nodes, the best first.
+        table: int32[t], t a power of two above m: nodes hashed by token.
+        seen: int32[SEEN], positions found in one search.
+        path: int32[CONTEXT + DEEPEST], the end of the sequence, and the path to a node after it.
+        marked: int32[CONTEXT], the end of the sequence with the start mark that the memory has in it.
+        roots: int32[r, COLUMNS], set to the candidates at the root.
+    """
+
+    candidates: Int32Array
+    trust: Float32Array
+    chain: Int32Array
+    nodes: Int32Array
+    scores: Float32Array
+    heap: Int32Array
+    table: Int32Array
+    seen: Int32Array
+    path: Int32Array
+    marked: Int32Array
+    roots: Int32Array
+
+
+def workspace_for(budget: int) -> Workspace:
+    """A workspace for trees of at most `budget` nodes."""
+    candidates, nodes = MOST_ROOTS + 2 * WIDEN_BY * WIDEN_TIMES, 1024 + 32 * budget
+    return Workspace(
+        candidates=np.empty((candidates, COLUMNS), np.int32),
+        trust=np.empty(candidates, np.float32),
+        chain=np.empty(candidates, np.int32),
+        nodes=np.empty((nodes, 6), np.int32),
+        scores=np.empty((nodes, 2), np.float32),
+        heap=np.empty(nodes, np.int32),
+        table=np.empty(1 << candidates.bit_length(), np.int32),
+        seen=np.empty(SEEN, np.int32),
+        path=np.empty(CONTEXT + DEEPEST, np.int32),
+        marked=np.empty(CONTEXT, np.int32),
+        roots=np.empty((MOST_ROOTS, COLUMNS), np.int32),
+    )
+
+
+class TrieDraft(NamedTuple):
+    """A draft, and what the calibration of its scores learns from.
+
+    Attributes:
+        tokens, parents, scores: int32[n], int32[n] and float32[n], as in `DraftTree`.
+        shares, longest: float32[n] and int32[n], what `calibrated` took for each node: its share of the votes and the
+            longest match among the candidates that voted.
+    """
+
+    tokens: Int32Array
+    parents: Int32Array
+    scores: Float32Array
+    shares: Float32Array
+    longest: Int32Array
+
+    def cut(self, n: int) -> TrieDraft:
+        """The first n nodes."""
+        return TrieDraft(self.tokens[:n], self.parents[:n], self.scores[:n], self.shares[:n], self.longest[:n])
+
+
+def empty_draft(budget: int) -> TrieDraft:
+    """Space for a draft of `budget` nodes."""
+    tokens, parents, longest = np.empty((3, budget), np.int32)
+    scores, shares = np.empty((2, budget), np.float32)
+    return TrieDraft(tokens, parents, scores, shares, longest)
