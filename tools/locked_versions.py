@@ -1,0 +1,19 @@
+"""Prints the lock file as constraints for pip, for an environment that needs a part of it: `python locked_versions.py FILE`.
+
+torch is without its kind of build, so that the one for CUDA fits too.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+
+def constraints(lock: Path) -> list[str]:
+    packages = tomllib.loads(lock.read_text())["packages"]
+    return [f"{package['name']}=={package['version'].partition('+')[0]}" for package in packages]
+
+
+if __name__ == "__main__":
+    print("\n".join(constraints(Path(sys.argv[1]))))
