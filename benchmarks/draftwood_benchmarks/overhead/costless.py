@@ -123,7 +123,7 @@ class _Factory:
         self._runner = runner
 
     def default_kv_tokens(self, context: int, sequences: int) -> int:
-        return self._runner.pages * _PAGE_SIZE
+        return int(self._runner.pages) * _PAGE_SIZE
 
     def runner(self, kv_tokens: int, threads: int | None = None) -> CostlessRunner:
         return self._runner
