@@ -14,7 +14,7 @@ from draftwood_strategies.draft import EMPTY_TREE, DraftTrees, checked, checked_
 from draftwood_strategies.native import Int32Array
 
 Failed = Callable[[int, str, Exception], None]
-"""Called with the number of a sequence, the method that failed, and what it raised."""
+"""Called with the number of a sequence, "propose" or "observe", and what that raised."""
 
 
 class Timed(Protocol):
@@ -44,7 +44,7 @@ def propose_all(
             return checked_all(found, budgets, vocab_size)
         except Exception as error:
             if len(drafters) == 1:
-                failed(0, "propose_all", error)
+                failed(0, "propose", error)
                 return DraftTrees.of([EMPTY_TREE])
         alone = [
             propose_all(strategy, [drafter], budgets[i : i + 1], vocab_size, *_alone(i, failed, timed))[0]
@@ -77,7 +77,7 @@ def observe_all(
             return
         except Exception as error:
             if len(drafters) == 1:
-                failed(0, "observe_all", error)
+                failed(0, "observe", error)
                 return
     bounds = begins.tolist()
     for i, drafter in enumerate(drafters):

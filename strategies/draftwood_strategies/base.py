@@ -62,16 +62,31 @@ class StepFeedback:
         begins = np.array([0, feedback.tokens.shape[0]], np.int32)
         return cls(feedback.tokens, feedback.parents, feedback.predictions, feedback.top_tokens, begins)
 
+    def of_row(self, sequence: int) -> slice:
+        """Where the nodes of a sequence are."""
+        return slice(int(self.begins[sequence]), int(self.begins[sequence + 1]))
+
+    def part(self, sequences: SequenceOf[int]) -> StepFeedback:
+        """That of some of the sequences, at least one."""
+        bounds = [self.begins[i : i + 2].tolist() for i in sequences]
+        nodes = np.concatenate([np.arange(begin, end) for begin, end in bounds])
+        return StepFeedback(
+            self.tokens[nodes],
+            self.parents[nodes],
+            self.predictions[nodes],
+            None if self.top_tokens is None else self.top_tokens[nodes],
+            np.cumsum([0, *(end - begin for begin, end in bounds)], dtype=np.int32),
+        )
+
     def feedback(self, sequence: int, top_k: int) -> Feedback:
         """That of one sequence, for a strategy with this `top_k`."""
-        begin, end = self.begins[sequence : sequence + 2].tolist()
-        top_tokens = None
+        own, top_tokens = self.of_row(sequence), None
         if top_k and self.top_tokens is not None:
-            top_tokens = np.ascontiguousarray(self.top_tokens[begin:end, :top_k])
+            top_tokens = np.ascontiguousarray(self.top_tokens[own, :top_k])
         return Feedback(
-            tokens=self.tokens[begin:end],
-            parents=self.parents[begin:end],
-            predictions=self.predictions[begin:end],
+            tokens=self.tokens[own],
+            parents=self.parents[own],
+            predictions=self.predictions[own],
             top_tokens=top_tokens,
         )
 

@@ -134,6 +134,26 @@ class DraftTrees:
         )
 
     @classmethod
+    def placed(cls, parts: SequenceOf[tuple[SequenceOf[int], DraftTrees]], sequences: int) -> DraftTrees:
+        """Trees for so many sequences, of parts that are each for some of them, in ascending order; others get none."""
+        if len(parts) == 1 and len(parts[0][0]) == sequences:
+            return parts[0][1]
+        sizes = np.zeros(sequences + 1, np.int32)
+        for rows, trees in parts:
+            sizes[np.asarray(rows, np.int64) + 1] = np.diff(trees.begins)
+        begins = np.cumsum(sizes, dtype=np.int32)
+        if len(parts) == 1:
+            only = parts[0][1]
+            return cls(only.tokens, only.parents, only.scores, begins)
+        n = int(begins[-1])
+        made = cls(np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.float32), begins)
+        for rows, trees in parts:
+            starts = begins[np.asarray(rows, np.int64)]
+            nodes = np.arange(trees.tokens.shape[0]) + np.repeat(starts - trees.begins[:-1], np.diff(trees.begins))
+            made.tokens[nodes], made.parents[nodes], made.scores[nodes] = trees.tokens, trees.parents, trees.scores
+        return made
+
+    @classmethod
     def with_space(cls, sequences: int, nodes: int) -> DraftTrees:
         """For `sequences` trees of so many nodes together, which are to be written."""
         tokens, parents = np.empty((2, nodes), np.int32)

@@ -74,14 +74,16 @@ def _view_of(kind: Any, dimensions: int) -> Any:
     Not `numba.carray`, a function, since functions without reference counts may return no array.
     """
 
+    arrays: Any = arrayobj
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = arrayobj.make_array(signature.return_type)(context, builder)
+        array = arrays.make_array(signature.return_type)(context, builder)
         item_size = context.get_abi_sizeof(context.get_data_type(kind))
         address, shape = arguments[0], list(arguments[1:])
         strides = [context.get_constant(types.intp, item_size)]
         for extent in reversed(shape[1:]):
             strides.insert(0, builder.mul(strides[0], extent))
-        arrayobj.populate_array(
+        arrays.populate_array(
             array,
             data=builder.inttoptr(address, context.get_data_type(kind).as_pointer()),
             shape=shape,

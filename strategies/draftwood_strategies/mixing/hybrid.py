@@ -154,11 +154,7 @@ class HybridStrategy:
         having = [drafters[i] for i in asked]
         vocab_size, calls = having[0].vocab_size, _calls(name, having)
         found = propose_all(self.parts[name], [one.parts[name] for one in having], budgets[asked], vocab_size, *calls)
-        if len(asked) == len(drafters):
-            return found
-        sizes = np.zeros(len(drafters) + 1, np.int32)
-        sizes[np.array(asked) + 1] = np.diff(found.begins)
-        return DraftTrees(found.tokens, found.parents, found.scores, np.cumsum(sizes, dtype=np.int32))
+        return DraftTrees.placed([(asked, found)], len(drafters))
 
     def _observe(
         self,

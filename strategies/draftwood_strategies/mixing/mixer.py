@@ -107,7 +107,8 @@ class Mixer:
         foreign = self.table is not None and not isinstance(self.table, SuccessorTable)
         if len(sequences) > 1 and (foreign or not all(one.learns for one in sequences)):
             for i, one in enumerate(sequences):
-                one.observe(accepted[begins[i] : begins[i + 1]], feedback and feedback.feedback(i, WIDTH))
+                own = None if feedback is None else feedback.feedback(i, WIDTH)
+                one.observe(accepted[begins[i] : begins[i + 1]], own)
             return
         verified = _verified(accepted, begins, feedback)
         if verified.known:

@@ -74,9 +74,8 @@ class MixedSequence:
         self._active = np.zeros(SOURCES + 1, np.int32)
         self._row = np.zeros(_ROW, np.int64)
         self._row[_DRAFTED] = self._row[_TOPS] = -1
-        self._row[_TAIL], self._row[_ACTIVE], self._row[_COUNTS] = map(
-            address_of, (self.tail, self._active, self.counts)
-        )
+        self._row[_TAIL], self._row[_ACTIVE] = address_of(self.tail), address_of(self._active)
+        self._row[_COUNTS] = address_of(self.counts)
         self.nodes = self.merged = self.tops = 0
         self.address = address_of(self._row)
         """Of its row."""

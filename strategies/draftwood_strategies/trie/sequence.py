@@ -5,6 +5,8 @@ The arrays of a sequence keep their addresses until its index grows; a call take
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from draftwood_strategies.native import (
@@ -81,7 +83,7 @@ class TrieSequence:
         self._draft = empty_draft(0)
         self.nodes = 0
         self._row = np.zeros(_ROW, np.int64)
-        kept = (self._index.ring, self._own_writer, writer, self._state, self._followed, self._roots)
+        kept: list[Any] = [self._index.ring, self._own_writer, writer, self._state, self._followed, self._roots]
         self._row[_RING : _ROOTS + 1] = [*map(address_of, kept)]
         self._refer_to_index()
         self.address = address_of(self._row)
