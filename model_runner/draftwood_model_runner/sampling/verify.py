@@ -44,6 +44,40 @@ def _follow(index: TreeIndex, parents: Int32Array, predicted: Int32Array, nodes:
     return found
 
 
+@compiled
+def follow_all(
+    tokens: Int32Array,
+    parents: Int32Array,
+    begins: Int32Array,
+    predicted: Int32Array,
+    nodes: Int32Array,
+    written: Int32Array,
+    ends: Int32Array,
+) -> None:
+    """`walk_predicted` for all sequences of a step.
+
+    A node comes after its parent, and has one child at most with a given token, so that one pass over a tree finds the
+    path in it: trees need no index for it.
+
+    Args:
+        tokens, parents, begins, predicted: as in `StepFeedback`.
+        nodes, written: int32[as many as tokens], set to the node and token of each step of the paths, one path after
+            the other; the last node of each is `ROOT_NODE`: its token was not drafted.
+        ends: int32[s], set to the end of each path.
+    """
+    end = 0
+    for s in range(ends.shape[0]):
+        begin, at = begins[s], 0
+        for node in range(1, begins[s + 1] - begin):
+            if parents[begin + node] == at and tokens[begin + node] == predicted[begin + at]:
+                nodes[end], written[end] = node, tokens[begin + node]
+                end += 1
+                at = node
+        nodes[end], written[end] = ROOT_NODE, predicted[begin + at]
+        end += 1
+        ends[s] = end
+
+
 def walk(tokens: Int32Array, parents: Int32Array, choose: Callable[[int], int]) -> Iterator[tuple[int, int]]:
     """Walks from the root along the tokens that the model chooses, and yields each with the node that carries it.
 
