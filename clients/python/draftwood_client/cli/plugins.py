@@ -41,9 +41,13 @@ KNOWN = {
     "gateway": KnownCommand("Serve the API of OpenAI over HTTP, in front of a service.", "'draftwood[gateway]'"),
     "key": KnownCommand("Create, list and revoke API keys of a server's file.", _SERVER),
     "models": KnownCommand("List the families of models that can be served.", _SERVER),
-    "demo": KnownCommand("Compare drafting off, with an empty and with a warm memory, on the bundled model.", _BENCHMARKS),
+    "demo": KnownCommand(
+        "Compare drafting off, with an empty and with a warm memory, on the bundled model.", _BENCHMARKS
+    ),
     "bench": KnownCommand("Measure speed, load and drafting.", _BENCHMARKS),
-    "experiment.replay": KnownCommand("Tokens per step of several strategies over the same recorded answers.", _BENCHMARKS),
+    "experiment.replay": KnownCommand(
+        "Tokens per step of several strategies over the same recorded answers.", _BENCHMARKS
+    ),
 }
 _OURS = frozenset({"draftwood", "draftwood-benchmarks"})
 """The distributions that add them."""
@@ -122,8 +126,8 @@ def _load(entry_point: EntryPoint) -> Callable[[list[str]], int | None]:
         if place := _other_package(entry_point, error):
             package = entry_point.module.partition(".")[0]
             problem += f"; the package {package!r} that Python finds is {place}, which is not the one of {owner}"
-        elif owner in _OURS and isinstance(error, ModuleNotFoundError) and entry_point.name in KNOWN:
-            problem += f"; reinstall it: pip install {KNOWN[entry_point.name].install}"
+        elif owner in _OURS and isinstance(error, ModuleNotFoundError):
+            problem += f"; reinstall it: pip install {owner}"
         _fail(problem)
     return command
 
