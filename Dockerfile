@@ -7,7 +7,7 @@ FROM ${BASE_BUILD} AS build
 ENV PATH=/opt/draftwood/bin:$PATH
 WORKDIR /source
 RUN python3 -m venv /opt/draftwood
-COPY pylock.toml tools/locked_versions.py ./
+COPY pylock.toml tools/distributions/locked_versions.py ./
 RUN python3 locked_versions.py pylock.toml > constraints.txt
 
 # From its own index, PyPI's torch on Linux brings 3 GB of CUDA. An empty TORCH_INDEX means pip's own configuration.

@@ -121,10 +121,10 @@ docs: $(STAMP)  ## Build the documentation's site into build/site; broken links 
 	$(BIN)/zensical build --strict
 
 lock: $(STAMP)  ## Write pylock.toml anew after a change of dependencies; UPGRADE=1 takes newer versions
-	$(BIN)/python -m tools.lock $(if $(UPGRADE),--upgrade)
+	$(BIN)/python -m tools.distributions.lock $(if $(UPGRADE),--upgrade)
 
 hosts: $(STAMP)  ## Resolve vLLM and SGLang anew, for tests/distributions: what the core is installed beside
-	$(BIN)/python -m tools.host_versions
+	$(BIN)/python -m tools.distributions.host_versions
 
 wheels: $(STAMP)  ## Build all wheels into dist/
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist $(addprefix ./,$(DISTRIBUTIONS))

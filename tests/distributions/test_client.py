@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributions.workspace import Wheel, environment, run
-from tools.lock import ROOT
+from tools.distributions.lock import ROOT
 
 STUBS = {
     path.relative_to(ROOT / "protos").as_posix()
@@ -41,7 +41,8 @@ def test_it_brings_the_stubs(client: Wheel) -> None:
 
 def test_it_runs_with_its_dependencies_alone(bare: Path) -> None:
     code = (
-        "import sys, draftwood_client, draftwood_client.aio, draftwood_client.admin.client, draftwood_client.admin.status\n"
+        "import sys, draftwood_client, draftwood_client.aio\n"
+        "import draftwood_client.admin.client, draftwood_client.admin.status\n"
         "from draftwood.v1 import generation_pb2_grpc, memory_pb2_grpc\n"
         "print(sorted({name.partition('.')[0] for name in sys.modules} & set(sys.argv[1:])))"
     )

@@ -1,7 +1,7 @@
 """The core is installed beside vLLM and SGLang without changing one of their versions.
 
-`hosts` has what pip installs for each of them (`make hosts`). Requirements of ours, and of what they bring, are met by those
-versions, or by packages that the host does not have, in the version of our lock.
+`hosts` has what pip installs for each of them (`make hosts`). Requirements of ours, and of what they bring, are met by
+those versions, or by packages that the host does not have, in the version of our lock.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ NUMBA = {"vllm-0.32": "0.65.0", "sglang-0.5.23": "0.65.1"}
 
 
 def versions(host: Path) -> dict[str, str]:
-    lines = [line.split("==") for line in host.read_text().splitlines() if not line.startswith("#")]
-    return dict((name, version) for name, version in lines)
+    lines = [line.partition("==") for line in host.read_text().splitlines() if not line.startswith("#")]
+    return {name: version for name, _, version in lines}
 
 
 def needed(wheels: dict[str, Wheel], held: dict[str, str]) -> Iterator[tuple[str, Requirement]]:

@@ -10,14 +10,14 @@ from importlib.metadata import distribution, version
 from typing import Any
 
 import pytest
-from packaging.markers import Marker, default_environment
+from packaging.markers import Marker
 from packaging.pylock import Pylock
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.distributions.workspace import required, with_dependencies
-from tools.lock import LOCK, ROOT, TORCH_NEEDS, distributions, made_small, requirements, without_torch
-from tools.locked_versions import constraints
+from tools.distributions.lock import LOCK, ROOT, TORCH_NEEDS, made_small, projects, requirements, without_torch
+from tools.distributions.locked_versions import constraints
 
 TEXT = LOCK.read_text()
 PACKAGES: list[dict[str, Any]] = tomllib.loads(TEXT)["packages"]
@@ -57,7 +57,7 @@ def one_of(name: str) -> dict[str, Any]:
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11) or sys.platform != "linux", reason="CI's Python and system")
 def test_it_is_what_is_installed() -> None:
-    here = [one for one in PACKAGES if "marker" not in one or Marker(one["marker"]).evaluate(default_environment())]
+    here = [one for one in PACKAGES if "marker" not in one or Marker(one["marker"]).evaluate()]
     assert {one["name"]: version(one["name"]) for one in here} == {one["name"]: one["version"] for one in here}
 
 
@@ -91,7 +91,7 @@ def test_wheels_of_other_systems_are_left_out() -> None:
 
 
 def test_the_image_gets_the_locked_versions() -> None:
-    command = [sys.executable, "-I", str(ROOT / "tools/locked_versions.py"), str(LOCK)]
+    command = [sys.executable, "-I", str(ROOT / "tools/distributions/locked_versions.py"), str(LOCK)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert printed == constraints(LOCK)
     assert "torch==2.13.0" in printed
@@ -100,6 +100,6 @@ def test_the_image_gets_the_locked_versions() -> None:
 
 def test_the_workspace_has_every_distribution() -> None:
     found = {path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("*/pyproject.toml")}
-    assert found | {"clients/python"} == distributions().keys()
+    assert found | {"clients/python"} == projects().keys()
     sources = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["sources"]
-    assert sources == {project["name"]: {"workspace": True} for project in distributions().values()}
+    assert sources == {project["name"]: {"workspace": True} for project in projects().values()}

@@ -1,4 +1,4 @@
-"""The Python example in the README of each distribution runs as it is. Those of the client: tests/client/test_readme.py."""
+"""The Python example in the README of each distribution runs as it is; tests/client/test_readme.py has the client's."""
 
 from __future__ import annotations
 

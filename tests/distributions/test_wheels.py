@@ -10,7 +10,7 @@ import pytest
 from hatchling.builders.sdist import SdistBuilder
 
 from tests.distributions.workspace import FOLDERS, MODULES, Wheel
-from tools.lock import ROOT
+from tools.distributions.lock import ROOT
 
 
 def test_every_top_level_module_begins_with_draftwood(wheels: dict[str, Wheel]) -> None:

@@ -17,9 +17,9 @@ from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tools.lock import ROOT, distributions
+from tools.distributions.lock import ROOT, projects
 
-FOLDERS = {project["name"]: ROOT / folder for folder, project in distributions().items()}
+FOLDERS = {project["name"]: ROOT / folder for folder, project in projects().items()}
 """Of each distribution, by its name."""
 MODULES = {
     "draftwood": {"draftwood_service"},

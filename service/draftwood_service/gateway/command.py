@@ -11,7 +11,7 @@ import typer
 
 from draftwood_client import AsyncClient
 from draftwood_client.cli.options import ServerOptions, command
-from draftwood_service.extras import MissingExtraError, needs_extra
+from draftwood_service.starting.extras import MissingExtraError, needs_extra
 
 _CLOSE_SECONDS = 25
 """For streams to end after SIGTERM, as for a service."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from draftwood_service.extras import needs_extra
 from draftwood_service.settings import Settings
+from draftwood_service.starting.extras import needs_extra
 from draftwood_service.telemetry.base import NO_TELEMETRY, Telemetry
 
 

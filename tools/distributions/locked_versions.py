@@ -1,4 +1,4 @@
-"""Prints the lock file as constraints for pip, for an environment that needs a part of it: `python locked_versions.py FILE`.
+"""Prints a lock file as constraints for pip, for an environment that needs a part of it: `locked_versions.py FILE`.
 
 torch is without its kind of build, so that the one for CUDA fits too.
 """

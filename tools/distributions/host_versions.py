@@ -13,7 +13,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-FOLDER = Path(__file__).resolve().parents[1] / "tests/distributions/hosts"
+FOLDER = Path(__file__).resolve().parents[2] / "tests/distributions/hosts"
 HOSTS = ("vllm==0.32.*", "sglang==0.5.23")
 
 
@@ -31,7 +31,7 @@ def main() -> None:
     for requirement in HOSTS:
         name, _, version = requirement.partition("==")
         lines = [f"{package}=={found}" for package, found in sorted(resolved(requirement).items())]
-        heading = f"# What pip installs for {requirement}, with CPython 3.11 on Linux, x86-64 (tools/host_versions.py)."
+        heading = f"# What pip installs for {requirement}, with CPython 3.11 on Linux, x86-64 (`make hosts`)."
         (FOLDER / f"{name}-{version.removesuffix('.*')}.txt").write_text("\n".join([heading, *lines]) + "\n")
 
 

@@ -1,6 +1,6 @@
 """Writes `pylock.toml`: what `make setup`, CI and the image install, by uv. `make lock` runs it.
 
-Versions that are locked stay, unless `--upgrade` asks for newer ones. The lock is for Linux and macOS, and of torch it has
+Versions that are locked stay, unless `--upgrade` asks for newer ones. The lock is for Linux and macOS. Of torch it has
 the build for CPUs alone: PyPI's brings 3 GB of CUDA on Linux.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "pylock.toml"
 OLDEST_PYTHON = "3.11.5"
 """pymdown-extensions, a development tool, needs it."""
@@ -46,7 +46,7 @@ _WHEEL_LINE = re.compile(r'^    \{ url = "[^"]*/([^"/]+\.whl)"')
 _UNNEEDED_FIELDS = re.compile(r", (upload-time = [^,}]+|size = \d+)(?=[, }])")
 
 
-def distributions() -> dict[str, dict[str, Any]]:
+def projects() -> dict[str, dict[str, Any]]:
     """The table `project` of each distribution of the workspace, by its folder."""
     root = tomllib.loads((ROOT / "pyproject.toml").read_text())
     members = root["tool"]["uv"]["workspace"]["members"]
@@ -56,14 +56,14 @@ def distributions() -> dict[str, dict[str, Any]]:
 def requirements() -> Iterator[Requirement]:
     """What the distributions, with all of their extras, and the development tools require of others."""
     root = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    projects = distributions().values()
+    all_projects = projects().values()
     of_projects = [
         one
-        for project in projects
+        for project in all_projects
         for group in (project["dependencies"], *project.get("optional-dependencies", {}).values())
         for one in group
     ]
-    ours = {project["name"] for project in projects}
+    ours = {project["name"] for project in all_projects}
     for text in dict.fromkeys([*of_projects, *root["dependency-groups"]["dev"]]):
         if (required := Requirement(text)).name not in ours:
             yield required
@@ -86,7 +86,7 @@ def resolve(output: Path) -> None:
     folder = output.parent
     (folder / "requirements.in").write_text("\n".join([*map(str, requirements()), *TORCH_NEEDS]))
     (folder / "excluded.txt").write_text("torch\n")
-    uv = Path(sys.executable).with_name("uv")
+    uv = str(Path(sys.executable).with_name("uv"))
     command = [uv, "pip", "compile", "--no-config", "--quiet", "--universal", "--python-version", OLDEST_PYTHON]
     command += ["--default-index", "https://pypi.org/simple", "--excludes", "excluded.txt", "--no-header"]
     command += ["--output-file", output.name, "requirements.in"]
