@@ -123,7 +123,7 @@ docs: $(STAMP)  ## Build the documentation's site into build/site; broken links 
 lock: $(STAMP)  ## Write pylock.toml anew after a change of dependencies; UPGRADE=1 takes newer versions
 	$(BIN)/python -m tools.distributions.lock $(if $(UPGRADE),--upgrade)
 
-hosts: $(STAMP)  ## Resolve vLLM and SGLang anew, for tests/distributions: what the core is installed beside
+hosts: $(STAMP)  ## What pip would change to install the core beside vLLM and SGLang
 	$(BIN)/python -m tools.distributions.host_versions
 
 wheels: $(STAMP)  ## Build all wheels into dist/
