@@ -95,7 +95,7 @@ def test_the_image_gets_the_locked_versions() -> None:
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert printed == constraints(LOCK)
     assert "torch==2.13.0" in printed
-    assert len(printed) == len(LOCKED)
+    assert {line.partition("==")[0] for line in printed} == LOCKED.keys() - {"triton"}
 
 
 def test_the_workspace_has_every_distribution() -> None:
