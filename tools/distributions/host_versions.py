@@ -76,7 +76,9 @@ def main() -> None:
         heading = f"# What pip installs for {requirement}, with CPython 3.11 on Linux, x86-64 (`make hosts`)."
         lines = [heading, *(f"{package}=={found}" for package, found in sorted(versions.items()))]
         (FOLDER / f"{name}-{version.removesuffix('.*')}.txt").write_text("\n".join(lines) + "\n")
-        print(f"beside {name} {versions[name]}, {len(held)} packages, pip adds: {', '.join(sorted(changes(held)))}")
+        print(
+            f"beside {name} {versions[canonicalize_name(name)]}, {len(held)} packages, pip adds: {', '.join(sorted(changes(held)))}"
+        )
 
 
 if __name__ == "__main__":
