@@ -76,9 +76,8 @@ def main() -> None:
         heading = f"# What pip installs for {requirement}, with CPython 3.11 on Linux, x86-64 (`make hosts`)."
         lines = [heading, *(f"{package}=={found}" for package, found in sorted(versions.items()))]
         (FOLDER / f"{name}-{version.removesuffix('.*')}.txt").write_text("\n".join(lines) + "\n")
-        print(
-            f"beside {name} {versions[canonicalize_name(name)]}, {len(held)} packages, pip adds: {', '.join(sorted(changes(held)))}"
-        )
+        added, version = ", ".join(sorted(changes(held))), versions[canonicalize_name(name)]
+        print(f"beside {name} {version}, {len(held)} packages, pip adds: {added}")
 
 
 if __name__ == "__main__":
