@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from draftwood_strategies.base import BatchStrategy, StepFeedback, Strategy
 from draftwood_strategies.draft import EMPTY_TREE, DraftTrees, checked, checked_all
@@ -38,7 +38,7 @@ def propose_all(
         budgets: int32[s], the most nodes of each draft, 1 or more.
         vocab_size: tokens are below it; None for any.
     """
-    if isinstance(strategy, BatchStrategy):
+    if _takes_batches(strategy):
         try:
             found = timed(range(len(drafters)), strategy, strategy.propose_all, drafters, budgets)
             return checked_all(found, budgets, vocab_size)
@@ -71,7 +71,7 @@ def observe_all(
     timed: Timed,
 ) -> None:
     """Passes on what a step wrote, see `BatchStrategy.observe_all`."""
-    if isinstance(strategy, BatchStrategy):
+    if _takes_batches(strategy):
         try:
             timed(range(len(drafters)), strategy, strategy.observe_all, drafters, accepted, begins, feedback)
             return
@@ -86,6 +86,11 @@ def observe_all(
             timed([i], drafter, drafter.observe, accepted[bounds[i] : bounds[i + 1]], own)
         except Exception as error:
             failed(i, "observe", error)
+
+
+def _takes_batches(strategy: Strategy) -> TypeGuard[BatchStrategy]:
+    """As `isinstance`, which takes longer than a draft: it looks up every member of the protocol."""
+    return hasattr(strategy, "propose_all") and hasattr(strategy, "observe_all")
 
 
 def _alone(i: int, failed: Failed, timed: Timed) -> tuple[Failed, Timed]:

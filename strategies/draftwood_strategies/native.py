@@ -10,7 +10,8 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, cast, get_type_hints
 import numba
 import numpy as np
 import numpy.typing as npt
-from numba.core import types
+from llvmlite import ir
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba.np import arrayobj
 
@@ -119,6 +120,28 @@ float32s: Callable[[Integer, Integer], Float32Array] = _view_of(types.float32, 1
 """As `int32s`."""
 float32_rows: Callable[[Integer, Integer, Integer], Float32Array] = _view_of(types.float32, 2)
 """As `int32_rows`."""
+
+
+@intrinsic
+def _prefetch(typing_context: Any, array: Any, offset: Any) -> Any:
+    arrays: Any = arrayobj
+    utilities: Any = cgutils
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = arrays.make_array(signature.args[0])(context, builder, arguments[0]).data
+        line = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+        word = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [line.type, word, word, word])
+        function = utilities.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [line, word(0), word(3), word(1)])  # to be read, again and again, as data
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
+prefetch: Callable[[Int32Array, Integer], None] = cast(Any, _prefetch)
+"""In compiled code: begins to load the entry of an array that is that far behind its first one. It need not lie in the
+array."""
 
 
 def _define(source: str, python: Any, namespace: dict[str, Any]) -> None:

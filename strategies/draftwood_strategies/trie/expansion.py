@@ -27,6 +27,7 @@ from draftwood_strategies.trie.retrieval import CONTEXT, mark_start, read_contex
 from draftwood_strategies.trie.weights import COUNT_BINS, Weights, calibrated, length_at, trust_of, weight_of
 from draftwood_strategies.trie.workspace import (
     MOST_ROOTS,
+    NODES_PER_WIDENING,
     WIDEN_BY,
     WIDEN_SCORE,
     WIDEN_TIMES,
@@ -78,11 +79,12 @@ def expand(
     depth: Integer = 0
     score: Real = np.float32(1.0)
     frontier, budget = workspace.frontier, tokens.shape[0]
+    widenings = min(WIDEN_TIMES, budget // NODES_PER_WIDENING)
     made, end, drafted, widened = 0, 0, 0, 0
     while True:
         # Of a node that scores less than all that there is space for, no child is drafted.
         if end - drafted < budget - drafted or score > node_scores[frontier[end - 1], 0]:
-            if 0 < depth < branch_length and score > WIDEN_SCORE and widened < WIDEN_TIMES:
+            if 0 < depth < branch_length and score > WIDEN_SCORE and widened < widenings:
                 widened += 1
                 node: Integer = parent
                 for back in range(depth):
