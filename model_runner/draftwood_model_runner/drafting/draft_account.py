@@ -74,6 +74,9 @@ class DraftAccount:
     Args:
         tenant: what drafts of this tenant by the same strategy gain and cost. The sequence expects the same of its
             own, and adds its results.
+
+    Attributes:
+        overdrawn: drafting must end, see `verdict`.
     """
 
     def __init__(self, tenant: Payoff) -> None:
@@ -82,7 +85,8 @@ class DraftAccount:
         self._pause = 0
         self._first_step: float | None = None
         self._sharing = 1
-        self._step_seconds, self._credit = 0.0, LEAST_CREDIT
+        self._step_seconds, self._credit, self._limit = 0.0, LEAST_CREDIT, math.inf
+        self.overdrawn = False
         self.clear()
 
     @property
@@ -125,21 +129,19 @@ class DraftAccount:
         self._charged += min(seconds, _LARGEST_CHARGE * self._credit)
         if seconds > self._longest:
             self._longest = seconds
+        if self._charged > self._limit or seconds > LONGEST_CALL:
+            self.overdrawn = True
 
     def verdict(self) -> str:
         """Why drafting must end; "" while it may go on."""
+        if not self.overdrawn:
+            return ""
         if self._longest > LONGEST_CALL:
             return f"it is too slow: one call took {self._longest:.3g} s"
-        step = self._step_seconds
-        if step == 0.0:
-            return ""
-        saved = step * self._accepted
-        if self._charged > saved + TOLERATED_SHARE * self._step_total + self._credit:
-            return (
-                f"it is too slow: it took {self._spent:.3g} s, and its {self._accepted} accepted tokens saved"
-                f" {saved:.3g} s"
-            )
-        return ""
+        saved = self._step_seconds * self._accepted
+        return (
+            f"it is too slow: it took {self._spent:.3g} s, and its {self._accepted} accepted tokens saved {saved:.3g} s"
+        )
 
     def pause(self) -> int:
         """Steps to go without a draft, after one with: 0 while accepted tokens save more time than drafting takes, else
@@ -161,7 +163,10 @@ class DraftAccount:
 
     def _estimate(self) -> None:
         """Sets the share of this sequence in a step of the model (before a second one that of the first, 0 before
-        that), and what drafting may cost before it saves anything."""
+        that), what drafting may cost before it saves anything, and what it may have cost by now."""
         step = self._step_total / self._steps if self._steps else self._first_step or 0.0
         self._step_seconds = step
         self._credit = max(LEAST_CREDIT / self._sharing, CREDIT_STEPS * step / math.sqrt(self._sharing))
+        saved = step * self._accepted
+        self._limit = saved + TOLERATED_SHARE * self._step_total + self._credit if step else math.inf
+        self.overdrawn = self._longest > LONGEST_CALL or self._charged > self._limit

@@ -123,11 +123,13 @@ class GuardedDrafter:
     def proposed(self, nodes: int) -> None:
         """It drafted so many."""
         self._sequence.stats.proposed_tokens += nodes
-        self._judge()
+        if self.account.overdrawn:
+            self._judge()
 
     def observed(self) -> None:
         """It was told what was accepted."""
-        self._judge()
+        if self.account.overdrawn:
+            self._judge()
         if self._asked:
             self._asked = False
             self._pause = self.account.pause()
