@@ -290,7 +290,7 @@ class Settings(BaseModel):
     def memory_budget(self) -> int:
         """Bytes of all tenants' memories in RAM."""
         # Imported here: strategies take most of a second to import, which --help need not wait for.
-        from draftwood_service.memory.config import default_max_bytes
+        from draftwood_memory.config import default_max_bytes
 
         return default_max_bytes() if self.memory_max_bytes is None else self.memory_max_bytes
 
@@ -368,9 +368,13 @@ class Settings(BaseModel):
     def _known_store(cls, given: str) -> str:
         if given not in ("memory", "embedded"):
             # Imported here: the Redis library takes a while to import, which --help need not wait for.
-            from draftwood_service.memory.store.redis_client import RedisClient
+            from draftwood_memory.errors import InvalidSettingError
+            from draftwood_memory.store.redis_client import RedisClient
 
-            RedisClient(given)
+            try:
+                RedisClient(given)
+            except InvalidSettingError as error:
+                raise InvalidInputError(error.field, error.value, error.problem) from None
         return given
 
     @field_validator("strategy")

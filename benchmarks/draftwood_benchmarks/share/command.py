@@ -20,7 +20,7 @@ from draftwood_benchmarks.share.memory import boot, lags, many_tenants
 from draftwood_benchmarks.share.replicas import measure_replicas
 from draftwood_benchmarks.shared.report import OutputOptions, console, percentile, shown
 from draftwood_client.cli.options import command
-from draftwood_service.memory.store.embedded import EmbeddedServer
+from draftwood_memory.store.embedded import EmbeddedServer
 
 _STORE_BYTES = 1 << 30
 """Memory limit of the store; more than the tenants of the benchmark need."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from draftwood_memory.memory import Memory
 from draftwood_model_runner.answer import Answer, Difference
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.scheduling.kv_pool import KVUse
 from draftwood_model_runner.sequence import Sequence
 from draftwood_model_runner.statistics import EngineCounts
-from draftwood_service.memory.manager import MemoryManager
 from draftwood_service.serving import Grammars
 
 
@@ -57,7 +57,7 @@ class LoadedEngine:
     """
 
     engine: StepEngine
-    memory: MemoryManager
+    memory: Memory
     grammars: Grammars
     info: Any = None
     preload: int = 0

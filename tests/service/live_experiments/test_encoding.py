@@ -10,7 +10,7 @@ import pytest
 
 from draftwood_service.experiments.counters import Counts, Origin, Snapshot
 from draftwood_service.live_experiments.store import encoding
-from draftwood_service.memory.errors import CorruptValueError, NewerFormatError
+from draftwood_memory.errors import CorruptValueError, NewerFormatError
 from tests.service.experiments.test_report import run
 
 ORIGIN = Origin("a", "1")

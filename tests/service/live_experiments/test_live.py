@@ -28,7 +28,7 @@ from draftwood_service.live_experiments import counting, watch
 from draftwood_service.live_experiments.placement import target_of
 from draftwood_service.live_experiments.store.encoding import decode
 from draftwood_service.live_experiments.store.redis_counts import RedisCounts
-from draftwood_service.memory.store.redis_client import RedisClient
+from draftwood_memory.store.redis_client import RedisClient
 from draftwood_service.resources.sealing import Seal
 from tests.service.fakes import FakeEngine, Served, serving, until
 from tests.service.memory.servers import Valkey

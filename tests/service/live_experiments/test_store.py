@@ -19,8 +19,8 @@ from draftwood_service.live_experiments.store.base import CountStore, Stored, Ta
 from draftwood_service.live_experiments.store.encoding import encode
 from draftwood_service.live_experiments.store.in_process import InProcessCounts
 from draftwood_service.live_experiments.store.redis_counts import RedisCounts
-from draftwood_service.memory.codec import read_keys
-from draftwood_service.memory.store.redis_client import RedisClient
+from draftwood_memory.encryption import read_keys
+from draftwood_memory.store.redis_client import RedisClient
 from draftwood_service.resources.sealing import Seal
 from draftwood_service.tenants.config import DraftConfig
 from tests.service.memory.servers import Valkey, wait_for

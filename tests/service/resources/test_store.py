@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from draftwood_service.memory.codec import KeyRing, read_keys
-from draftwood_service.memory.errors import StoreRefusedError, StoreUnavailableError
-from draftwood_service.memory.store.redis_client import RedisClient
+from draftwood_memory.encryption import KeyRing, read_keys
+from draftwood_memory.errors import StoreRefusedError, StoreUnavailableError
+from draftwood_memory.store.redis_client import RedisClient
 from draftwood_service.resources import base, redis_resources
 from draftwood_service.resources.base import ConflictError, Cursor, ResourceStore, Write
 from draftwood_service.resources.follower import ResourceFollower

@@ -21,9 +21,9 @@ from draftwood.v1 import memory_pb2 as pb
 from draftwood_client import InvalidRequestError, MemoryClient, MemoryRecord, NotFoundError, UnavailableError
 from draftwood_client.cli import build_app
 from draftwood_model_runner.request import MemoryTerms
-from draftwood_service.memory.manager import MemoryManager, StrategyUse
-from draftwood_service.memory.naming import MemoryName
-from draftwood_service.memory.replica.instances import InstanceKey
+from draftwood_memory.memory import Memory, StrategyUse
+from draftwood_memory.naming import MemoryName
+from draftwood_memory.residents import StrategyKey
 from draftwood_strategies import Strategy
 from tests.service.fakes import FakeModel, Served, answer, serving, until
 from tests.service.memory.helpers import agreed, known_to, learn_output, log_of, numbers, replicas
@@ -145,11 +145,11 @@ async def test_a_malformed_message_is_named(server: Valkey) -> None:
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def _holds_one(memory: MemoryManager, tenant: str) -> bool:
+def _holds_one(memory: Memory, tenant: str) -> bool:
     return len(log_of(memory, tenant)) == 1
 
 
-def _knows(memory: MemoryManager, tenant: str, tokens: int) -> bool:
+def _knows(memory: Memory, tenant: str, tokens: int) -> bool:
     return [len(sequence) for sequence in known_to(memory, tenant)] == [tokens]
 
 
@@ -190,7 +190,7 @@ async def test_admission_reveals_nothing_of_other_tenants(server: Valkey) -> Non
         server.pause()
         try:
             delivered: list[Strategy] = []
-            uses = [StrategyUse(MemoryName(one), InstanceKey("trie"), MemoryTerms()) for one in ("known", "stranger")]
+            uses = [StrategyUse(MemoryName(one), StrategyKey("trie"), MemoryTerms()) for one in ("known", "stranger")]
             waits = [memory.fetch(use, delivered.append) is None for use in uses]
             assert waits[0] == waits[1]
             await until(lambda: len(delivered) == sum(waits))
@@ -341,7 +341,7 @@ async def test_what_is_done_to_a_memory_leaves_an_audit_line(caplog: pytest.LogC
 
 
 async def test_orphans_through_the_client(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_service.memory.operations.ORPHANED_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.operations.ORPHANED_SECONDS", 0.0)
     async with replicas(1, server.url, fingerprint="e" * 16) as [old]:
         await learn_output(old, "acme", numbers(11))
         await agreed([old], "acme")

@@ -1,6 +1,7 @@
-"""Errors of a memory store.
+"""What can go wrong with a memory or its store, as types.
 
-DraftwoodError
+DraftwoodMemoryError
+├── InvalidSettingError         an address, key or folder cannot be used
 └── MemoryStoreError
     ├── StoreUnavailableError   no answer, or the answer that it cannot serve now
     ├── StoreFullError          out of memory
@@ -9,16 +10,36 @@ DraftwoodError
     │   └── NewerMemoryError    a newer version of this program wrote to the memory
     └── CorruptValueError       a stored value cannot be read
         ├── NewerFormatError    written by a newer version
-        ├── ForeignValueError   belongs to another model
-        └── UnknownKeyError     encrypted with a key that this server does not have
+        └── UnknownKeyError     encrypted with a key that this process does not have
 """
 
 from __future__ import annotations
 
-from draftwood_model_runner.errors import DraftwoodError
+from typing import Any
 
 
-class MemoryStoreError(DraftwoodError):
+class DraftwoodMemoryError(Exception):
+    """Any error that this package raises on purpose."""
+
+
+class InvalidSettingError(DraftwoodMemoryError, ValueError):
+    """A setting cannot be used. The text is "FIELD VALUE: PROBLEM".
+
+    Attributes:
+        value: without passwords; None leaves it out of the text.
+    """
+
+    def __init__(self, field: str, value: object, problem: str) -> None:
+        super().__init__(f"{field}{'' if value is None else f' {value}'}: {problem}")
+        self.field = field
+        self.value = value
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.field, self.value, self.problem)
+
+
+class MemoryStoreError(DraftwoodMemoryError):
     """The memory store failed; generation goes on without it."""
 
 
@@ -27,7 +48,7 @@ class StoreUnavailableError(MemoryStoreError):
 
 
 class StoreFullError(MemoryStoreError):
-    """The store is out of memory, or a memory's log has reached its quota."""
+    """The store is out of memory."""
 
 
 class MemoryPurgedError(MemoryStoreError):
@@ -41,8 +62,10 @@ class StoreRefusedError(MemoryStoreError):
 class NewerMemoryError(StoreRefusedError):
     """A newer version of this program wrote to the memory, so that this one must not change it."""
 
-    def __init__(self) -> None:
-        super().__init__("a newer version of this program wrote to the memory; upgrade this server to change it")
+    def __init__(
+        self, text: str = "a newer version of this program wrote to the memory; upgrade this server to change it"
+    ) -> None:
+        super().__init__(text)
 
 
 class CorruptValueError(MemoryStoreError):
@@ -53,9 +76,5 @@ class NewerFormatError(CorruptValueError):
     """A newer version of this program wrote the value."""
 
 
-class ForeignValueError(CorruptValueError):
-    """The value was written for another model or tokenizer."""
-
-
 class UnknownKeyError(CorruptValueError):
-    """The value is encrypted, and this server does not have the key."""
+    """The value is encrypted, and this process does not have the key."""

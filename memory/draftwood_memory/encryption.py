@@ -1,8 +1,8 @@
 """Encryption of stored values with AES-256-GCM, since token ids are users' text.
 
 An encrypted value names its key, so that keys can be rotated: the first key of a ring encrypts, all of them decrypt,
-and folding re-encrypts. Each memory has keys of its own, derived with HKDF-SHA256 from those of the ring, so that no
-key comes near the 2^32 values that random nonces of 96 bits allow. Tag, purpose and epoch are authenticated with a
+and entries with an old key leave a memory as new ones come. Each memory has keys of its own, derived with HKDF-SHA256 from those of the ring, so that no
+key comes near the 2^32 values that random nonces of 96 bits allow. Tag, purpose and generation are authenticated with a
 value: moved elsewhere, or brought back after a purge, it does not decrypt.
 """
 
@@ -21,8 +21,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from draftwood_model_runner.errors import InvalidInputError
-from draftwood_service.memory.errors import CorruptValueError, NewerFormatError, UnknownKeyError
+from draftwood_memory.errors import CorruptValueError, InvalidSettingError, NewerFormatError, UnknownKeyError
 
 _PLAIN, _AES_GCM = b"\x00", b"\x01"
 _NONCE_BYTES = 12
@@ -116,7 +115,7 @@ def read_keys(text: str, setting: str) -> KeyRing:
         setting: the setting that the text comes from. Errors name it and never contain the text.
 
     Raises:
-        InvalidInputError: the text does not have this form.
+        InvalidSettingError: the text does not have this form.
     """
     form = "expected lines of ID=BASE64 with 32 bytes each, one of them with the id names"
     keys: dict[str, bytes] = {}
@@ -127,21 +126,21 @@ def read_keys(text: str, setting: str) -> KeyRing:
         try:
             key = base64.b64decode(encoded, validate=True)
         except binascii.Error:
-            raise InvalidInputError(setting, None, f"the key {key_id!r} is not valid base64; {form}") from None
+            raise InvalidSettingError(setting, None, f"the key {key_id!r} is not valid base64; {form}") from None
         if len(key) != _KEY_BYTES or not 1 <= len(key_id.encode()) <= _MAX_ID_BYTES or key_id in keys:
             problem = f"the key {key_id!r} has {len(key)} bytes, a bad id or an id used before; {form}"
-            raise InvalidInputError(setting, None, problem)
+            raise InvalidSettingError(setting, None, problem)
         keys[key_id] = key
     naming_key = keys.pop(_NAMING_ID, None)
     if naming_key is None or not keys:
-        raise InvalidInputError(setting, None, f"a key is missing; {form}")
+        raise InvalidSettingError(setting, None, f"a key is missing; {form}")
     return KeyRing(keys, naming_key)
 
 
 def read_key_file(path: Path, setting: str) -> KeyRing:
-    """As `read_keys`. Raises InvalidInputError also if the file cannot be read."""
+    """As `read_keys`. Raises InvalidSettingError also if the file cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(setting, path, f"cannot be read: {error}") from None
+        raise InvalidSettingError(setting, path, f"cannot be read: {error}") from None
     return read_keys(text, setting)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from redis import exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from draftwood_model_runner.errors import InvalidInputError
-from draftwood_service.memory.errors import (
+from draftwood_memory.errors import (
+    InvalidSettingError,
     MemoryStoreError,
     StoreFullError,
     StoreRefusedError,
@@ -58,7 +59,7 @@ class RedisClient:
     Sentinels' own user and password as `?sentinel_user=...&sentinel_password=...`. With TLS `rediss+...`.
 
     Raises:
-        InvalidInputError: the URL has none of these forms.
+        InvalidSettingError: the URL has none of these forms.
     """
 
     def __init__(self, url: str, tls: RedisTls | None = None, timeout: float = _TIMEOUT) -> None:
@@ -73,6 +74,17 @@ class RedisClient:
         """The address, without passwords."""
         return self._target.description
 
+    @property
+    def is_cluster(self) -> bool:
+        """One call cannot span keys with different hash tags."""
+        return self._target.kind == "cluster"
+
+    def sibling(self, seconds: float) -> RedisClient:
+        """Another client of the same store, whose calls may take so many seconds longer."""
+        other = copy(self)
+        other._timeout, other._client, other._sentinel = self._timeout + seconds, None, None
+        return other
+
     async def run(self, script: Script) -> Any:
         """The script's result; strings are bytes. Raises MemoryStoreError."""
         answer = (await self.run_all([script]))[0]
@@ -86,12 +98,22 @@ class RedisClient:
         Raises:
             StoreUnavailableError, StoreRefusedError: any of the scripts may have run.
         """
-        if not scripts:
+        return await self.commands([("EVAL", one.text, len(one.keys), *one.keys, *one.arguments) for one in scripts])
+
+    async def commands(self, commands: SequenceOf[SequenceOf[str | int | bytes]]) -> list[Any]:
+        """Each command's result, or a MemoryStoreError in its place, in one round trip to each server.
+
+        Those on one hash tag run in their order.
+
+        Raises:
+            StoreUnavailableError, StoreRefusedError: any of the commands may have run.
+        """
+        if not commands:
             return []
         try:
-            pipeline = self._connected().pipeline(**({} if self._target.kind == "cluster" else {"transaction": False}))
-            for script in scripts:
-                pipeline.eval(script.text, len(script.keys), *script.keys, *script.arguments)
+            pipeline = self._connected().pipeline(**({} if self.is_cluster else {"transaction": False}))
+            for words in commands:
+                pipeline.execute_command(*words)
             answers = await pipeline.execute(raise_on_error=False)
         except (exceptions.RedisError, OSError, TimeoutError) as error:
             raise _mapped(error) from error
@@ -194,7 +216,7 @@ class _Target:
         address, question, _ = location.partition("?")  # a query may have the password of Sentinels
         hidden = f"{scheme}{separator}{'...@' if credentials else ''}{address}{question and '?...'}"
         if scheme not in _SCHEMES or not location:
-            raise InvalidInputError("store", hidden, form)
+            raise InvalidSettingError("store", hidden, form)
         base, _, kind = scheme.partition("+")
         user, _, password = credentials.partition(":")
         # Only the query is parsed by the library: several hosts separated by commas are not a valid netloc.
@@ -206,10 +228,10 @@ class _Target:
             group = parts.pop(0) if kind == "sentinel" else ""
             database = 0 if base == "unix" or not parts else int(parts[0])
         except (ValueError, IndexError):
-            raise InvalidInputError("store", hidden, form) from None
+            raise InvalidSettingError("store", hidden, form) from None
         if (not kind and len(hosts) > 1) or (kind == "cluster" and database):
             problem = "several hosts need +cluster or +sentinel, and a cluster has no db"
-            raise InvalidInputError("store", hidden, problem)
+            raise InvalidSettingError("store", hidden, problem)
         return cls(
             kind=kind or "server",
             tls=base == "rediss",

@@ -1,7 +1,13 @@
 """Names of memories and of their keys in the store. Two memories never share a key, whatever their tenants' names.
 
-All keys of a memory carry the same hash tag, so that a cluster keeps them in one slot and one script can change them
-together: `dw:{FINGERPRINT:TENANT:ARM}:log`, and `:snap`, `:meta`, `:lease`, `:aside`.
+All keys of a tenant have one hash tag, so that a cluster keeps them in one slot:
+
+- `dw:{t:TENANT}:tenant`, a hash with the tenant's generations (see `store.memories`), and
+- `dw:{t:TENANT}:SCHEMA:FINGERPRINT:ARM:GENERATION`, the stream of one memory.
+
+The other keys: `dw:{FINGERPRINT}:memories`, the tags of a model's memories by the time of their last write;
+`dw:{purges}:log`, a stream of the tenants that were purged; `dw:{kinds}:served`, the kinds of memories (see `Naming`) by
+the time at which a process last noted its use; `dw:{wake:ID}`, a stream that ends a blocking read of one process.
 """
 
 from __future__ import annotations
@@ -11,8 +17,11 @@ import hmac
 from dataclasses import dataclass
 from urllib.parse import quote
 
+SCHEMA = 3
+"""Version of everything that is stored of a memory: keys, fields of the tenant's hash, entries, their encryption. Raised
+by every change that an older program cannot read. A memory with a higher one is read and not changed."""
 KINDS_KEY = "dw:{kinds}:served"
-"""A sorted set of the kinds of memories (see `Naming.kind`) by the time at which a process last noted its use."""
+PURGES_KEY = "dw:{purges}:log"
 _KEY_ID_DIGITS = 8
 _MAX_QUOTED = 128
 """Characters; longer names are hashed. Keeps keys short; not tuned, any bound near works."""
@@ -28,7 +37,7 @@ class MemoryName:
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """Tags of the memories of one model.
+    """Tags of the memories of one model: FINGERPRINT:TENANT:ARM, with the names quoted, hashed or hidden.
 
     Attributes:
         fingerprint: of model and tokenizer, hexadecimal digits.
@@ -39,16 +48,12 @@ class Naming:
     secret: bytes | None = None
 
     def tag(self, name: MemoryName) -> str:
-        """The hash tag: what stands between the braces of a memory's keys."""
+        """What identifies a memory in the store."""
         return f"{self.fingerprint}:{self.part(name.tenant)}:{self.part(name.arm)}"
 
     def tenant_prefix(self, tenant: str) -> str:
         """Common prefix of the tags of all memories of a tenant, and of no other tenant's."""
         return f"{self.fingerprint}:{self.part(tenant)}:"
-
-    def is_of_arm(self, tag: str, arm: str) -> bool:
-        """Whether a tag is of a memory of this arm, whatever its tenant and model."""
-        return tag.rpartition(":")[2] == self.part(arm)
 
     @property
     def kind(self) -> str:
@@ -80,34 +85,32 @@ def fingerprint_of(kind_or_tag: str) -> str:
     return kind_or_tag.partition(":")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """The keys of one memory."""
-
-    log: str
-    snapshot: str
-    meta: str
-    lease: str
-    aside: str
-
-    @classmethod
-    def of(cls, tag: str) -> Keys:
-        return cls(*(f"dw:{{{tag}}}:{suffix}" for suffix in ("log", "snap", "meta", "lease", "aside")))
+def tenant_part(tag: str) -> str:
+    """The tenant as it is named in keys."""
+    return tag.split(":")[1]
 
 
-def activity_keys(fingerprint: str) -> tuple[str, str]:
-    """Of all memories of a model: a sorted set of tags by their last write, and the counter that scores the writes.
-
-    The counter's key ends in `turn`; stores in use have it, so the key stays.
-    """
-    return f"dw:{{{fingerprint}}}:active", f"dw:{{{fingerprint}}}:turn"
+def arm_part(tag: str) -> str:
+    """The arm as it is named in keys."""
+    return tag.split(":")[2]
 
 
-def instances_key(fingerprint: str) -> str:
-    """A hash of the processes that use a model's memories: instance to time and settings."""
-    return f"dw:{{{fingerprint}}}:instances"
+def tenant_key(part: str) -> str:
+    """The hash of a tenant, by its name in keys."""
+    return f"dw:{{t:{part}}}:tenant"
 
 
-def quota_tag(tenant: str, secret: bytes | None = None) -> str:
-    """The hash tag of the keys that count what a tenant uses of its limits, whatever the model."""
-    return f"quota:{Naming('', secret).part(tenant)}"
+def stream_key(tag: str, generation: int) -> str:
+    """The stream of a memory in a generation."""
+    fingerprint, tenant, arm = tag.split(":")
+    return f"dw:{{t:{tenant}}}:{SCHEMA}:{fingerprint}:{arm}:{generation}"
+
+
+def memories_key(fingerprint: str) -> str:
+    """The sorted set of a model's memories."""
+    return f"dw:{{{fingerprint}}}:memories"
+
+
+def wake_key(process: str) -> str:
+    """The stream that ends a blocking read of a process."""
+    return f"dw:{{wake:{process}}}"

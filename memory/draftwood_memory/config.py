@@ -1,4 +1,4 @@
-"""Limits of the memories of one process."""
+"""Limits of the memories of one process, and of one tenant's."""
 
 from __future__ import annotations
 
@@ -8,15 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from draftwood_model_runner.request import MemoryTerms
-
 _SHARE_OF_RAM = 4
 """A quarter. Half of what is free goes to keys and values on a CPU, and weights and the system need the rest."""
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-ROUND_SECONDS = 0.2
-"""Between two rounds with the store. A record needs one round to be sent and one to be read: `draftwood bench share`
-measured 161 ms at the median and 400 ms at the 99th percentile. Half of it would halve the lag, and double the commands
-of an idle process (ten a second with 1,000 tenants)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +27,36 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """What a tenant's memory may be and keep. None: as the process's `MemoryConfig` says.
+
+    Attributes:
+        forked: a memory of an arm that holds nothing yet begins with what its tenant's has.
+        max_tokens, max_bytes: of the memory; at most those of the process.
+        idle_ttl: seconds after its last record until the memory is deleted.
+        max_age: seconds until a record is dropped; at most that of the process.
+    """
+
+    forked: bool = False
+    max_tokens: int | None = None
+    max_bytes: int | None = None
+    idle_ttl: float | None = None
+    max_age: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryConfig:
     """Limits of the memories of one process.
 
     Attributes:
         tokens: of one memory.
-        bytes: of one memory in the store, log and snapshot together.
+        bytes: of one memory, in the store and its records in RAM.
         max_resident: memories in this process.
         max_bytes: of all memories in this process, records and indexes.
-        idle_seconds: a memory that no request used for so long is evicted from this process.
-        ttl: seconds after its last record until the store deletes a memory; 0 for never.
+        idle_seconds: a memory that no request used for so long is evicted from this process, if there is a store.
+        ttl: seconds after its last record until a memory is deleted; 0 for never.
         max_age: seconds until a record is dropped; 0 for never.
-        orphan_ttl: seconds after which memories that no process uses are deleted; 0 for never.
-        round_seconds: between two rounds with the store.
+        orphan_ttl: seconds after which the store deletes a memory that no process wrote to or loaded; 0 for never.
     """
 
     tokens: int = 1_000_000
@@ -56,9 +67,8 @@ class MemoryConfig:
     ttl: float = 0.0
     max_age: float = 0.0
     orphan_ttl: float = 30 * 24 * 3600.0
-    round_seconds: float = ROUND_SECONDS
 
-    def under(self, terms: MemoryTerms) -> MemoryConfig:
+    def under(self, terms: Terms) -> MemoryConfig:
         """The limits of a memory with these terms."""
         return replace(
             self,
@@ -73,19 +83,18 @@ class MemoryConfig:
         """How long the store keeps a memory after its last record, all of which are too old by then; 0 for ever."""
         return _shorter(self.ttl, self.max_age)
 
+    @property
+    def expiry(self) -> float:
+        """How long the store keeps a memory after a write, or a load if only `orphan_ttl` applies; 0 for ever."""
+        return self.stored_seconds or self.orphan_ttl
+
     def oldest(self, now: float) -> float:
         """The Unix time before which records are too old at `now`."""
         return now - self.max_age if self.max_age else -math.inf
 
     @property
     def capacity(self) -> Capacity:
-        """Of the records: half of the bytes, since the snapshot holds them all."""
-        return Capacity(self.tokens, self.bytes // 2)
-
-    @property
-    def log_bytes(self) -> int:
-        """Of the log between two folds: the other half of the bytes."""
-        return self.bytes // 2
+        return Capacity(self.tokens, self.bytes)
 
 
 def _shorter(first: float, second: float) -> float:

@@ -8,6 +8,7 @@ it again.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import stat
 import subprocess
@@ -17,12 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-import structlog
+from draftwood_memory.errors import InvalidSettingError, StoreUnavailableError
 
-from draftwood_model_runner.errors import InvalidInputError
-from draftwood_service.memory.errors import StoreUnavailableError
-
-_log = structlog.get_logger(__name__)
+_log = logging.getLogger(__name__)
 
 _SOCKET = "valkey.sock"
 _MAX_SOCKET_PATH = 100
@@ -59,7 +57,7 @@ class EmbeddedServer:
         max_bytes: limit of its memory.
 
     Raises:
-        InvalidInputError: the folder cannot be used.
+        InvalidSettingError: the folder cannot be used.
         StoreUnavailableError: on entering, if the server's binary is missing or does not start.
     """
 
@@ -75,23 +73,23 @@ class EmbeddedServer:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._make_private()
         except OSError as error:
-            raise InvalidInputError("store_folder", folder, f"not a usable folder: {error.strerror}") from None
+            raise InvalidSettingError("store_folder", folder, f"not a usable folder: {error.strerror}") from None
         if len(str(self.socket)) > _MAX_SOCKET_PATH:
             problem = f"the path is longer than {_MAX_SOCKET_PATH - 12} bytes"
-            raise InvalidInputError("store_folder", folder, problem)
+            raise InvalidSettingError("store_folder", folder, problem)
 
     def _make_private(self) -> None:
-        """Raises InvalidInputError, OSError."""
+        """Raises InvalidSettingError, OSError."""
         found = self._folder.stat()
         if found.st_uid != os.geteuid():
-            raise InvalidInputError("store_folder", self._folder, "belongs to another user, who could read it")
+            raise InvalidSettingError("store_folder", self._folder, "belongs to another user, who could read it")
         if stat.S_IMODE(found.st_mode) & 0o077:
             others = sorted({*os.listdir(self._folder)} - _OWN_FILES)
             if others:
                 problem = f"other users have access to it, and it has files of others, such as {others[0]}"
-                raise InvalidInputError("store_folder", self._folder, f"{problem}; use a folder of its own")
+                raise InvalidSettingError("store_folder", self._folder, f"{problem}; use a folder of its own")
             self._folder.chmod(0o700)
-            _log.warning("access to the embedded store's folder was taken from other users", folder=str(self._folder))
+            _log.warning("access to the embedded store's folder %s was taken from other users", self._folder)
 
     @property
     def socket(self) -> Path:
@@ -139,7 +137,7 @@ class EmbeddedServer:
         if self._process is not None:
             if self._process.poll() is None:
                 return
-            _log.warning("embedded store ended; restarting it", status=self._process.returncode)
+            _log.warning("embedded store ended with status %s; restarting it", self._process.returncode)
             self._process = None
         if self._lock is None and not self._take_lock():
             return
@@ -172,7 +170,7 @@ class EmbeddedServer:
         )
         (self._folder / "pid").write_text(str(self._process.pid), encoding="utf-8")
         self.starts += 1
-        _log.info("embedded store started", folder=str(self._folder), pid=self._process.pid)
+        _log.info("embedded store started in %s, pid %d", self._folder, self._process.pid)
 
     def _end_orphan(self) -> None:
         """Ends the server of a service that was killed: two servers on one folder would ruin its data."""
@@ -184,7 +182,7 @@ class EmbeddedServer:
         # A running server's title contains its socket's path; the pid may belong to another program by now.
         if str(self._folder).encode() not in command:
             return
-        _log.warning("ending the embedded store of a service that was killed", pid=pid)
+        _log.warning("ending the embedded store of a service that was killed, pid %d", pid)
         _end(pid)
 
     def _stop(self) -> None:
@@ -193,7 +191,7 @@ class EmbeddedServer:
             try:
                 self._process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                _log.error("embedded store does not stop; killing it", pid=self._process.pid)
+                _log.error("embedded store does not stop; killing it, pid %d", self._process.pid)
                 self._process.kill()
                 self._process.wait()
             (self._folder / "pid").unlink(missing_ok=True)
