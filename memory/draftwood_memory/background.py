@@ -40,6 +40,9 @@ _POLL_SECONDS, _POLL_STREAM_SECONDS = 0.05, 200e-6
 """The same on a cluster, where reads do not block."""
 _READ_ENTRIES = 64
 """Of a stream in one read. Not tuned: it bounds the size of an answer."""
+_CHECK_SECONDS = 30.0
+"""Memories in use are compared with the store's so often, besides after failures: a connection that broke while nothing
+waited on it is replaced without one. Not tuned."""
 _MAX_BACKOFF = 5.0
 """Between two rounds at most while the store fails; the pause doubles from a fifth of a second with a random factor of
 0.5 to 1, so that replicas do not return together. Not tuned."""
@@ -79,12 +82,12 @@ class MemoryThread:
         self._counters = counters
         self._wake_key = wake_key(process)
         self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
-        self._loop = asyncio.new_event_loop()
         self._awake = asyncio.Event()
         self._ending = asyncio.Event()
         self._healthy = asyncio.Event()
         self._failures = 0
         self._check_all = False
+        self._checked_at = time.monotonic()
         self._round_since: float | None = None
         self._pushed_at = -_PUSH_SECONDS
         self._followed: frozenset[Resident] = frozenset()
@@ -104,6 +107,7 @@ class MemoryThread:
         return self._failures > 0
 
     def start(self) -> None:
+        self._loop = asyncio.new_event_loop()
         self._thread.start()
 
     def wake(self) -> None:
@@ -131,7 +135,6 @@ class MemoryThread:
         """Sends the outbox, for so long at most, and ends the thread. Returns whether it ended in time."""
         self._stopped = True
         if self._thread.ident is None:
-            self._loop.close()
             return True
         self._call(self._ending.set)
         self._call(self._awake.set)
@@ -139,8 +142,9 @@ class MemoryThread:
         return not self._thread.is_alive()
 
     def _call(self, callback: Callable[[], object]) -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(callback)
+        if self._thread.ident is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(callback)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -195,11 +199,11 @@ class MemoryThread:
             await self._keep()
 
     async def _with_store(self, replica: Replica) -> None:
-        if self._check_all:
-            await replica.check()
-            self._check_all = False
-        await replica.load()
         now = time.monotonic()
+        if self._check_all or now - self._checked_at > _CHECK_SECONDS:
+            await replica.check(live_only=not self._check_all)
+            self._check_all, self._checked_at = False, now
+        await replica.load()
         if self._outbox.pending:
             if now - self._pushed_at >= _PUSH_SECONDS:
                 self._pushed_at = now
@@ -242,7 +246,7 @@ class MemoryThread:
                         [last] = await self._replica.memories.client.commands(
                             [("XREVRANGE", PURGES_KEY, "+", "-", "COUNT", 1)]
                         )
-                        ids = {PURGES_KEY: last[0][0] if last else b"0-0", self._wake_key: b"$"}
+                        ids = {PURGES_KEY: last[0][0] if last else b"0-0", self._wake_key: b"0-0"}
                     await self._follow(self._replica, client, ids)
                 except MemoryStoreError as error:
                     self._fail(error)

@@ -144,9 +144,9 @@ class Replica:
         self._counters.received += len(held)
         await self._learn(resident, [one.record for one in held])
 
-    async def check(self) -> None:
-        """Compares all memories with the store's, after calls to it failed. Raises MemoryStoreError."""
-        residents = [one for one in self._residents.all() if one.loaded]
+    async def check(self, live_only: bool) -> None:
+        """Compares memories with the store's, which may have lost something. Raises MemoryStoreError."""
+        residents = [one for one in self._residents.all() if (one.live if live_only else one.loaded)]
         for start in range(0, len(residents), _CHECKED):
             some = residents[start : start + _CHECKED]
             for resident, head in zip(some, await self.memories.heads([one.tag for one in some]), strict=True):

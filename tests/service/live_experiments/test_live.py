@@ -31,7 +31,7 @@ from draftwood_service.live_experiments.store.redis_counts import RedisCounts
 from draftwood_memory.store.redis_client import RedisClient
 from draftwood_service.resources.sealing import Seal
 from tests.service.fakes import FakeEngine, Served, serving, until
-from tests.service.memory.servers import Valkey
+from tests.memory.servers import Valkey
 from tests.service.rpc.test_administration import experiments, refused, tenants
 
 CODE = grpc.StatusCode

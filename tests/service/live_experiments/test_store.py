@@ -23,7 +23,7 @@ from draftwood_memory.encryption import read_keys
 from draftwood_memory.store.redis_client import RedisClient
 from draftwood_service.resources.sealing import Seal
 from draftwood_service.tenants.config import DraftConfig
-from tests.service.memory.servers import Valkey, wait_for
+from tests.memory.servers import Valkey, wait_for
 
 KEYS = read_keys(f"k={'A' * 43}=,names={'C' * 42}A=", "store_keys")
 A, B = Origin("host:1", "b/1"), Origin("host:2", "b2")

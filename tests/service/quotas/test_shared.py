@@ -14,7 +14,7 @@ from draftwood_service.quotas import NO_LIMITS, QuotaExceededError, RateLimits
 from draftwood_service.quotas.limits import Reservation
 from draftwood_service.quotas.shared import LEASE_SECONDS, REFRESH_SECONDS, SharedLimiter
 from tests.service.fakes import until
-from tests.service.memory.servers import Valkey, cluster
+from tests.memory.servers import Valkey, cluster
 
 
 @pytest.fixture

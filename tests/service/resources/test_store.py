@@ -20,7 +20,7 @@ from draftwood_service.resources.in_process import InProcessResources
 from draftwood_service.resources.redis_resources import RedisResources
 from draftwood_service.resources.sealing import Seal
 from tests.service.fakes import until
-from tests.service.memory.servers import Valkey, wait_for
+from tests.memory.servers import Valkey, wait_for
 
 KEYS = read_keys(f"k={'A' * 43}=,names={'C' * 42}A=", "store_keys")
 

@@ -26,8 +26,8 @@ from draftwood_memory.naming import MemoryName
 from draftwood_memory.residents import StrategyKey
 from draftwood_strategies import Strategy
 from tests.service.fakes import FakeModel, Served, answer, serving, until
-from tests.service.memory.helpers import agreed, known_to, learn_output, log_of, numbers, replicas
-from tests.service.memory.servers import Valkey
+from tests.memory.helpers import agreed, known_to, learn_output, log_of, numbers, replicas
+from tests.memory.servers import Valkey
 
 
 @asynccontextmanager

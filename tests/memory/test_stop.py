@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from tests.service.memory.helpers import agreed, learn_output, numbers, replicas
-from tests.service.memory.servers import Proxy, Valkey
+from tests.memory.helpers import agreed, learn_output, numbers, replicas
+from tests.memory.servers import Proxy, Valkey
 
 OUTPUTS = [numbers(40, start=100 * n) for n in range(5)]
 

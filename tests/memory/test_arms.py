@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from draftwood_service.memory.arms import PurgeArms
-from draftwood_service.memory.codec import read_keys
-from draftwood_service.memory.manager import MemoryManager
-from draftwood_service.memory.naming import MemoryName
+from tests.memory.helpers import Answer, numbers, perform, replicas
+from tests.memory.servers import Valkey
 from tests.service.fakes import until
-from tests.service.memory.helpers import Answer, numbers, perform, replicas
-from tests.service.memory.servers import Valkey
 
 KEYS = read_keys(f"k={'A' * 43}=,names={'C' * 42}A=", "store_keys")
 

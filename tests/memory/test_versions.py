@@ -11,19 +11,9 @@ import numpy as np
 import pytest
 
 from draftwood_model_runner.request import MemoryTerms
-from draftwood_service.memory.codec import Kind, Record
-from draftwood_service.memory.codec.records import pack
-from draftwood_service.memory.errors import NewerMemoryError, StoreRefusedError
-from draftwood_service.memory.manager import MemoryManager
-from draftwood_service.memory.naming import Keys, MemoryName
-from draftwood_service.memory.operations import FillMemory, FillProgress, GetStatistics, PurgeMemory
-from draftwood_service.memory.store.base import SCHEMA, Append, Entry, Fold, Limits
-from draftwood_service.memory.store.in_process import InProcessStore
-from draftwood_service.memory.store.redis_client import RedisClient
-from draftwood_service.memory.store.redis_store import RedisStore
+from tests.memory.helpers import FINGERPRINT, agreed, learn_output, log_of, numbers, perform, replicas
+from tests.memory.servers import Valkey
 from tests.service.fakes import until
-from tests.service.memory.helpers import FINGERPRINT, agreed, learn_output, log_of, numbers, perform, replicas
-from tests.service.memory.servers import Valkey
 
 T = MemoryName("t")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_service.memory.store.embedded import EmbeddedServer, binary
 
 
 def mode(folder: Path) -> int:

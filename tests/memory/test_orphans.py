@@ -6,17 +6,10 @@ from typing import Any
 
 import pytest
 
-from draftwood_service.memory.codec.encryption import read_keys
-from draftwood_service.memory.config import MemoryConfig
-from draftwood_service.memory.naming import MemoryName
-from draftwood_service.memory.operations import GetStatistics, ListOrphans, PurgeMemory, PurgeOrphans
-from draftwood_service.memory.orphans import PurgeResult
-from draftwood_service.memory.store.base import Limits
-from draftwood_service.memory.store.in_process import InProcessStore
+from tests.memory.helpers import agreed, learn_output, log_of, numbers, perform, replicas
+from tests.memory.servers import Valkey
+from tests.memory.test_sharing import KEY_A, KEY_B
 from tests.service.fakes import until
-from tests.service.memory.helpers import agreed, learn_output, log_of, numbers, perform, replicas
-from tests.service.memory.servers import Valkey
-from tests.service.memory.test_sharing import KEY_A, KEY_B
 
 OLD = "e" * 16
 KEYS = read_keys(f"names={KEY_B}\nk1={KEY_A}", "keys")

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftwood.v1 import generation_pb2 as pb
-from draftwood_service.memory.manager import MemoryManager
-from draftwood_service.memory.naming import MemoryName
+
+
 from tests.service.fakes import FakeEngine, Served, answer, serving, until
-from tests.service.memory.stalls import Stalls
+from tests.service.stalls import Stalls
 
 TENANTS = ("a", "b:c", "{a}")
 _SLOWEST = 0.5

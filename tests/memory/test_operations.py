@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from draftwood_model_runner.request import MemoryTerms
-from draftwood_service.memory.codec import Kind
-from draftwood_service.memory.config import MemoryConfig
-from draftwood_service.memory.errors import MemoryPurgedError, StoreFullError, StoreUnavailableError
-from draftwood_service.memory.manager import MemoryManager
-from draftwood_service.memory.naming import MemoryName
-from draftwood_service.memory.operations import (
+
+
+
+
+
+
     ExportMemory,
     FillMemory,
     FillProgress,
@@ -25,11 +25,11 @@ from draftwood_service.memory.operations import (
     PurgeMemory,
     submit,
 )
-from draftwood_service.memory.orphans import PurgeResult
-from draftwood_service.memory.store.base import Limits
-from draftwood_service.memory.store.in_process import InProcessStore
+
+
+
 from tests.service.fakes import until
-from tests.service.memory.helpers import FINGERPRINT, log_of, numbers, perform
+from tests.memory.helpers import FINGERPRINT, log_of, numbers, perform
 
 NAME = MemoryName("t")
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from draftwood_service.memory.naming import Keys, MemoryName
-from draftwood_service.memory.operations import PurgeMemory
+
+
 from tests.service.fakes import until
-from tests.service.memory.helpers import agreed, learn_output, log_of, numbers, perform, replicas
-from tests.service.memory.live import live
-from tests.service.memory.servers import Proxy, Valkey, cluster, sentinel, wait_for
+from tests.memory.helpers import agreed, learn_output, log_of, numbers, perform, replicas
+from tests.service.live import live
+from tests.memory.servers import Proxy, Valkey, cluster, sentinel, wait_for
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -18,7 +18,7 @@ from typing import Self
 
 import redis
 
-from draftwood_service.memory.store.embedded import binary
+from draftwood_memory.store.embedded import binary
 
 _BUS = 10_000
 """Nodes of a cluster use a second port, so much above their own."""

@@ -15,14 +15,9 @@ import pytest
 
 from draftwood_benchmarks.shared.certificates import make_certificate
 from draftwood_model_runner.errors import InvalidValueError
-from draftwood_service.memory.errors import StoreFullError, StoreUnavailableError
-from draftwood_service.memory.store.base import Fold, Limits
-from draftwood_service.memory.store.embedded import EmbeddedServer
-from draftwood_service.memory.store.redis_client import RedisClient, RedisTls
-from draftwood_service.memory.store.redis_store import RedisStore
+from tests.memory.helpers import FINGERPRINT, agreed, learn_output, numbers, replicas
+from tests.memory.servers import Valkey, alive, wait_for
 from tests.service.fakes import until
-from tests.service.memory.helpers import FINGERPRINT, agreed, learn_output, numbers, replicas
-from tests.service.memory.servers import Valkey, alive, wait_for
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood_model_runner.errors import InvalidValueError
-from draftwood_service.memory.codec import snapshots
-from draftwood_service.memory.codec.encryption import KeyRing, Plain, read_key_file, read_keys
-from draftwood_service.memory.codec.records import MAX_TOKENS, Kind, Record, pack, split, unpack
-from draftwood_service.memory.config import Capacity
-from draftwood_service.memory.errors import CorruptValueError, ForeignValueError, NewerFormatError, UnknownKeyError
-from draftwood_service.memory.naming import Keys, MemoryName, Naming
-from draftwood_service.memory.replica.outbox import Outbox
-from draftwood_service.memory.replica.tenant_log import TenantLog
-from draftwood_service.memory.store.chain import chained
 
 KEY = base64.b64encode(bytes(range(32))).decode()
 OTHER = base64.b64encode(bytes(range(1, 33))).decode()

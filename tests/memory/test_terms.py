@@ -11,21 +11,11 @@ import pytest
 
 from draftwood_model_runner.request import MemoryTerms, Request, StopParams
 from draftwood_model_runner.sequence import Sequence
-from draftwood_service.memory.codec import Kind
-from draftwood_service.memory.config import MemoryConfig
-from draftwood_service.memory.manager import MemoryManager, StrategyUse
-from draftwood_service.memory.naming import Keys, MemoryName
-from draftwood_service.memory.operations import FillMemory, FillProgress, GetStatistics, PurgeMemory
-from draftwood_service.memory.replica.instances import InstanceKey, make
-from draftwood_service.memory.replica.residents import Resident
-from draftwood_service.memory.replica.tenant_log import TenantLog
-from draftwood_service.memory.store.base import Limits
-from draftwood_service.memory.store.in_process import InProcessStore
 from draftwood_strategies import Strategy
 from draftwood_strategies.options import Options
+from tests.memory.helpers import FAST, Answer, learn_output, numbers, perform, replicas
+from tests.memory.servers import Valkey
 from tests.service.fakes import until
-from tests.service.memory.helpers import FAST, Answer, learn_output, numbers, perform, replicas
-from tests.service.memory.servers import Valkey
 
 
 def request(
