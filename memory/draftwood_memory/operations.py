@@ -168,14 +168,13 @@ class PurgeMemory:
                     one.reset((one.generation or 0) + 1, time.monotonic())
                     one.loaded = True
                 return PurgeResult(len(own), tokens)
-            tokens, tags = 0, set[str]()
+            purged: dict[str, int] = {}
             newer: NewerMemoryError | None = None
             at_least = max([one.generation or 0 for one in own], default=-1) + 1
             for naming in {memory.naming, Naming(memory.naming.fingerprint)}:
                 part, arm = naming.part(self.tenant), None if self.arm is None else naming.part(self.arm)
                 try:
-                    tokens += await _tokens(replica.memories, part, arm, naming.fingerprint)
-                    tags |= {*await replica.memories.purge(part, arm, at_least)}
+                    purged |= await replica.memories.purge(part, arm, at_least)
                 except NewerMemoryError as error:
                     newer = error
                 prefix = f"{naming.fingerprint}:{part}:"
@@ -183,7 +182,7 @@ class PurgeMemory:
             await replica.purged(frozenset(tenant_part(one.tag) for one in own))
             if newer is not None:
                 raise newer
-            return PurgeResult(max(len(tags), 1), tokens)
+            return PurgeResult(max(len(purged), 1), sum(purged.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,11 +353,6 @@ async def _kinds(memories: Memories) -> dict[str, float]:
     found = await memories.client.command("ZRANGE", KINDS_KEY, 0, -1)
     scores = await memories.client.commands([("ZSCORE", KINDS_KEY, kind) for kind in found])
     return {kind.decode(): max(0.0, time.time() - float(score or 0)) for kind, score in zip(found, scores, strict=True)}
-
-
-async def _tokens(memories: Memories, part: str, arm: str | None, fingerprint: str) -> int:
-    tags = [tag for tag in await memories.tags_of(part, fingerprint) if arm in (None, tag.split(":")[2])]
-    return sum(info.tokens for info in await memories.info(tags))
 
 
 def _name(memory: Memory, stored: StoredMemory) -> MemoryName | None:

@@ -136,6 +136,7 @@ class Resident:
             self.forked = forked
             self.resized |= config.capacity != self.config.capacity
             self.config = config
+            self.log.capacity = config.capacity
 
     def instance(self, key: StrategyKey) -> tuple[Strategy, Future[None] | None]:
         """The instance of a strategy, and the future that completes when it has learned the log; None if it has.

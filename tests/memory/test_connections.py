@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from draftwood_benchmarks.shared.certificates import make_certificate
-from draftwood_model_runner.errors import InvalidValueError
-from tests.memory.helpers import FINGERPRINT, agreed, learn_output, numbers, replicas
+from draftwood_memory import RedisClient, RedisTls
+from draftwood_memory.errors import InvalidSettingError, StoreUnavailableError
+from draftwood_memory.store.embedded import EmbeddedServer
+from tests.memory.helpers import agreed, learn_output, numbers, replicas, until
 from tests.memory.servers import Valkey, alive, wait_for
-from tests.service.fakes import until
 
 
 @pytest.mark.parametrize(
@@ -43,38 +44,9 @@ def test_urls(url: str, description: str) -> None:
      "redis+sentinel://h:port/main?sentinel_password=secret"],
 )  # fmt: skip
 def test_bad_urls_are_refused_without_their_password(url: str) -> None:
-    with pytest.raises(InvalidValueError, match="store") as raised:
+    with pytest.raises(InvalidSettingError, match="store") as raised:
         RedisClient(url)
     assert "secret" not in str(raised.value)
-
-
-async def test_what_makes_room_works_in_a_full_store() -> None:
-    """Purges, and leases for folds, which replace a log by a smaller snapshot; and registrations, without which
-    memories in use would become orphans."""
-    with Valkey() as server:
-        async with replicas(1, server.url) as [memory]:
-            for start in range(3):
-                await learn_output(memory, "acme", numbers(50, 100 * start))
-            await until(lambda: memory.outbox.pending == 0 and memory.counters().pushed >= 3)
-        store = RedisStore(RedisClient(server.url), FINGERPRINT, Limits(1 << 20, 0.0))
-        [tag] = await store.tags()
-        server.client.config_set("maxmemory-policy", "noeviction")
-        server.client.config_set("maxmemory", "1")
-        with pytest.raises(StoreFullError):
-            await store.seed(Fold(tag, 1, 1, "", b"x", 1, 1))
-        assert await store.register("f:", "one", "settings") == []
-        assert await store.register(f"{FINGERPRINT}:", "two", "x" * 100) == [
-            "tokens=1000000 bytes=16777216 ttl=0 age=0 names=plain"
-        ]
-        assert {"f:", f"{FINGERPRINT}:"} == set(await store.kinds())
-        assert await store.lease(tag, "one", 30.0)
-        assert not await store.lease(tag, "two", 30.0)
-        [before] = await store.info([tag])
-        await store.purge(tag, 0)
-        server.client.config_set("maxmemory", "0")
-        assert before.tokens == 150
-        assert [one.tokens for one in await store.info([tag])] in ([], [0])
-        await store.close()
 
 
 async def test_a_refused_connection() -> None:
@@ -177,7 +149,7 @@ def test_two_services_share_one_server_and_the_second_takes_over(folder: Path) -
 
 def test_the_server_of_a_service_that_was_killed_is_replaced(folder: Path) -> None:
     code = (
-        "import sys,time,pathlib;from draftwood_service.memory.store.embedded import EmbeddedServer\n"
+        "import sys,time,pathlib;from draftwood_memory.store.embedded import EmbeddedServer\n"
         "s=EmbeddedServer(pathlib.Path(sys.argv[1]),64<<20).__enter__();s.wait();print(s.pid,flush=True);time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
@@ -201,7 +173,7 @@ def test_the_server_of_a_service_that_was_killed_is_replaced(folder: Path) -> No
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    with pytest.raises(InvalidValueError, match="store_folder"):
+    with pytest.raises(InvalidSettingError, match="store_folder"):
         EmbeddedServer(file, 64 << 20)
-    with pytest.raises(InvalidValueError, match="bytes"):
+    with pytest.raises(InvalidSettingError, match="bytes"):
         EmbeddedServer(tmp_path / ("x" * 120), 64 << 20)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from draftwood_model_runner.errors import InvalidInputError
+from draftwood_memory.errors import InvalidSettingError
+from draftwood_memory.store.embedded import EmbeddedServer, binary
 
 
 def mode(folder: Path) -> int:
@@ -34,14 +35,14 @@ def test_a_folder_with_other_files_is_refused_rather_than_closed(tmp_path: Path)
     folder.mkdir()
     folder.chmod(0o755)
     (folder / "letters").write_text("x")
-    with pytest.raises(InvalidInputError, match=r"letters.*folder of its own"):
+    with pytest.raises(InvalidSettingError, match=r"letters.*folder of its own"):
         EmbeddedServer(folder, 1 << 23)
     assert mode(folder) == 0o755
 
 
 def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
-    with pytest.raises(InvalidInputError, match="another user"):
+    with pytest.raises(InvalidSettingError, match="another user"):
         EmbeddedServer(tmp_path, 1 << 23)
 
 
@@ -51,7 +52,7 @@ def test_the_server_does_not_inherit_keys(tmp_path: Path, monkeypatch: pytest.Mo
     program, seen = tmp_path / "program", tmp_path / "environment"  # the server overwrites its own with its title
     program.write_text(f'#!/bin/sh\nenv > {seen}\nexec {binary()} "$@"\n')
     program.chmod(0o700)
-    monkeypatch.setattr("draftwood_service.memory.store.embedded.binary", lambda: program)
+    monkeypatch.setattr("draftwood_memory.store.embedded.binary", lambda: program)
     with EmbeddedServer(tmp_path / "store", 1 << 23) as server:
         server.wait()
     assert "PATH=" in seen.read_text()

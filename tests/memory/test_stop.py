@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.memory.helpers import agreed, learn_output, numbers, replicas
+from tests.memory.helpers import agreed, learn_output, numbers, replicas, strategy_of
 from tests.memory.servers import Proxy, Valkey
 
 OUTPUTS = [numbers(40, start=100 * n) for n in range(5)]
@@ -15,14 +15,13 @@ OUTPUTS = [numbers(40, start=100 * n) for n in range(5)]
 
 async def assert_stored(server: Valkey) -> None:
     async with replicas(1, server.url) as later:
-        await later[0].strategy("t", "trie")
         assert sorted(await agreed(later, "t")) == OUTPUTS
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.3])
 async def test_the_last_answers_reach_a_slow_store(server: Valkey, delay: float) -> None:
     async with Proxy(server.port) as proxy, replicas(1, proxy.url, timeout=3.0) as memories:
-        await memories[0].strategy("t", "trie")
+        await strategy_of(memories[0], "t")
         proxy.delay = delay
         for output in OUTPUTS:
             await learn_output(memories[0], "t", output)
@@ -33,7 +32,7 @@ async def test_the_last_answers_reach_a_slow_store(server: Valkey, delay: float)
 
 async def test_the_last_answers_reach_a_store_that_comes_back(server: Valkey) -> None:
     async with Proxy(server.port) as proxy, replicas(1, proxy.url, timeout=0.3) as memories:
-        await memories[0].strategy("t", "trie")
+        await strategy_of(memories[0], "t")
         proxy.open.clear()
         for output in OUTPUTS:
             await learn_output(memories[0], "t", output)
@@ -47,7 +46,7 @@ async def test_the_last_answers_reach_a_store_that_comes_back(server: Valkey) ->
 
 async def test_a_store_that_stays_away_does_not_keep_the_process(server: Valkey) -> None:
     async with Proxy(server.port) as proxy, replicas(1, proxy.url, timeout=0.3) as memories:
-        await memories[0].strategy("t", "trie")
+        await strategy_of(memories[0], "t")
         proxy.open.clear()
         await learn_output(memories[0], "t", OUTPUTS[0])
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Records, snapshots, names and encryption as bytes; logs and outboxes."""
+"""Entries, names and encryption as bytes; records and outboxes in a process."""
 
 from __future__ import annotations
 
@@ -14,96 +14,84 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_model_runner.errors import InvalidValueError
+from draftwood_memory import MemoryConfig, MemoryName, Terms
+from draftwood_memory.config import Capacity
+from draftwood_memory.encryption import KeyRing, Plain, read_key_file, read_keys
+from draftwood_memory.errors import CorruptValueError, InvalidSettingError, NewerFormatError, UnknownKeyError
+from draftwood_memory.naming import Naming, stream_key
+from draftwood_memory.outbox import Outbox, Waiting
+from draftwood_memory.record_log import Held, RecordLog
+from draftwood_memory.records import MAX_ENTRY_TOKENS, MAX_TOKENS, Codec, Kind, Record, runs, split
 
 KEY = base64.b64encode(bytes(range(32))).decode()
 OTHER = base64.b64encode(bytes(range(1, 33))).decode()
+WRITER = b"process1"
 
-tokens_of = st.lists(st.integers(0, 2**31 - 2), min_size=1, max_size=40)
 records_of = st.lists(
     st.builds(
-        lambda source, seq, kind, tokens, at: Record(f"{source:016x}", seq, kind, np.array(tokens, np.int32), at),
-        st.integers(0, 2**64 - 1),
-        st.integers(1, 2**53),
+        lambda kind, tokens, at: Record(kind, np.array(tokens, np.int32), at),
         st.sampled_from(Kind),
-        tokens_of,
+        st.lists(st.integers(0, 2**31 - 2), min_size=1, max_size=40),
         st.integers(0, 2**32 - 1),
     ),
+    min_size=1,
     max_size=8,
 )
 
 
-def plain(records: list[Record]) -> list[tuple[str, int, Kind, list[int], int]]:
-    return [(one.source, one.seq, one.kind, one.tokens.tolist(), one.learned_at) for one in records]
+def plain(records: list[Record]) -> list[tuple[Kind, list[int], int]]:
+    return [(one.kind, one.tokens.tolist(), one.learned_at) for one in records]
 
 
-def record(seq: int, count: int = 3, source: str = "0" * 16) -> Record:
-    return Record(source, seq, Kind.OUTPUT, np.full(count, seq, np.int32))
+def record(token: int, count: int = 3, at: int = 0) -> Record:
+    return Record(Kind.OUTPUT, np.full(count, token, np.int32), at)
 
 
 @given(records_of)
-def test_packed_records_unpack_to_the_same(records: list[Record]) -> None:
-    assert plain(unpack(pack(records))) == plain(records)
+def test_entries_decode_to_the_same(records: list[Record]) -> None:
+    codec = Codec()
+    writer, back = codec.decode("tag", 7, codec.encode("tag", 7, WRITER, records))
+    assert (writer, plain(back)) == (WRITER, plain(records))
 
 
-@given(records_of, st.binary(max_size=60), st.integers(0, 400))
-def test_other_bytes_raise_corrupt_value_and_nothing_else(records: list[Record], junk: bytes, cut: int) -> None:
-    whole = pack(records)
-    for data in (junk, whole[: cut % (len(whole) or 1)]):
+@given(records_of, st.binary(max_size=60), st.integers(0, 400), st.integers(0, 10_000), st.integers(1, 255))
+def test_other_bytes_raise_corrupt_value_and_nothing_else(
+    records: list[Record], junk: bytes, cut: int, at: int, flip: int
+) -> None:
+    codec = Codec()
+    whole = codec.encode("tag", 0, WRITER, records)
+    changed = bytearray(whole)
+    changed[at % len(changed)] ^= flip
+    for data in (junk, whole[:cut], bytes(changed)):
         try:
-            found = unpack(data)
+            codec.decode("tag", 0, data)
         except CorruptValueError:
             continue
-        assert data == whole[: len(data)] or plain(unpack(pack(found))) == plain(found)
-        assert data != whole[: len(data)] or plain(found) == plain(records)[: len(found)]
-        assert all(1 <= one.tokens.size <= MAX_TOKENS for one in found)
 
 
-def test_records_of_a_newer_version_are_told_from_damaged_ones() -> None:
-    data = pack([record(1)])
-    with pytest.raises(NewerFormatError, match="format 3"):
-        unpack(b"\x03" + data[1:])
-    kind_at = 8 + 8 + 4 + 8  # after head, source, its number and the sequence number
-    with pytest.raises(NewerFormatError, match="kind 7"):
-        unpack(data[:kind_at] + b"\x07" + data[kind_at + 1 :])
-    with pytest.raises(CorruptValueError, match="does not exist"):
-        unpack(b"\x00" + data[1:])
+def test_entries_of_a_newer_version_are_told_from_damaged_ones() -> None:
+    codec = Codec()
+    entry = codec.encode("tag", 0, WRITER, [record(1)])
+    with pytest.raises(NewerFormatError, match="format 2"):
+        codec.decode("tag", 0, entry[:1] + b"\x02" + entry[2:])
+    with pytest.raises(NewerFormatError, match="kind 9"):
+        codec.decode("tag", 0, codec.encode("tag", 0, WRITER, [Record(9, np.ones(3, np.int32), 0)]))  # type: ignore[arg-type]
 
 
 def test_small_vocabularies_take_two_bytes_a_token() -> None:
-    small, large = (pack([Record("0" * 16, 1, Kind.OUTPUT, np.full(1000, top, np.int32))]) for top in (65_535, 65_536))
-    assert len(small) < 2050
-    assert len(large) < 4050
+    draw = np.random.default_rng(0)
+    codec = Codec()
+    small = codec.encode("t", 0, WRITER, [Record(Kind.OUTPUT, draw.integers(0, 65536, 1000).astype(np.int32), 0)])
+    large = codec.encode("t", 0, WRITER, [Record(Kind.OUTPUT, draw.integers(0, 130_000, 1000).astype(np.int32), 0)])
+    assert len(small) < 2100 < len(large)
 
 
-def test_long_sequences_become_several_records() -> None:
-    tokens = np.arange(2 * MAX_TOKENS + 5, dtype=np.int32)
-    assert np.concatenate(split(tokens)).tolist() == tokens.tolist()
-    assert [part.size for part in split(tokens)] == [MAX_TOKENS, MAX_TOKENS, 5]
-
-
-@given(records_of)
-def test_encoded_snapshots_decode_to_the_same(records: list[Record]) -> None:
-    data = snapshots.encode(snapshots.Snapshot("f" * 16, 3, 70, "c" * 16, records))
-    back = snapshots.decode(data, "f" * 16)
-    assert (back.epoch, back.position, back.chain, plain(back.records)) == (3, 70, "c" * 16, plain(records))
-
-
-@given(st.integers(0, 10_000), st.integers(1, 255))
-def test_one_changed_byte_of_a_snapshot_is_noticed(at: int, flip: int) -> None:
-    data = bytearray(snapshots.encode(snapshots.Snapshot("f" * 16, 0, 2, "", [record(1), record(2)])))
-    data[at % len(data)] ^= flip
-    with pytest.raises(CorruptValueError):
-        snapshots.decode(bytes(data), "f" * 16)
-
-
-def test_snapshots_of_other_models_and_versions_are_refused() -> None:
-    data = snapshots.encode(snapshots.Snapshot("f" * 16, 0, 0, "", []))
-    with pytest.raises(ForeignValueError, match="of the model"):
-        snapshots.decode(data, "e" * 16)
-    newer = data[:8] + (snapshots.VERSION + 1).to_bytes(2, "little") + b"anything at all" * 5
-    with pytest.raises(NewerFormatError, match="version 2"):
-        snapshots.decode(newer, "f" * 16)
+def test_long_sequences_become_several_records_and_entries() -> None:
+    pieces = split(np.arange(2 * MAX_ENTRY_TOKENS + 1, dtype=np.int32))
+    assert {piece.size for piece in pieces} == {MAX_TOKENS, 1}
+    found = [*runs([Record(Kind.OUTPUT, piece, 0) for piece in pieces])]
+    assert [sum(one.tokens.size for one in run) for run in found] == [MAX_ENTRY_TOKENS, MAX_ENTRY_TOKENS, 1]
+    assert [*runs([])] == []
 
 
 NASTY = ["a", "a:b", "a%3Ab", "{a}", "a}", "{", "a:", ":a", "", " ", "A", "é", "e\u0301", "%C3%A9", "!", "#", "\ud800"]
@@ -129,7 +117,7 @@ def test_no_two_names_share_a_key(secret: bytes | None) -> None:
         assert tag.count(":") == 2
         assert not set("{}\n\x00 ") & set(tag)
         assert len(tag) < 300
-        assert Keys.of(tag).log == f"dw:{{{tag}}}:log"
+        assert len({stream_key(tag, generation) for generation in (0, 1, 10)}) == 3
     prefixes = [naming.tenant_prefix(tenant) for tenant in NASTY]
     for tenant, prefix in zip(NASTY, prefixes, strict=True):
         others = {naming.tag(MemoryName(other, "arm")) for other in NASTY if other != tenant}
@@ -192,7 +180,7 @@ def test_each_memory_has_keys_of_its_own() -> None:
     ["", f"a={KEY}", f"names={KEY}", f"names={KEY},a=short", f"names={KEY},a=%%%", f"names={KEY},a={KEY},a={KEY}"],
 )
 def test_bad_keys_are_refused_and_never_shown(text: str) -> None:
-    with pytest.raises(InvalidValueError, match="store_keys") as raised:
+    with pytest.raises(InvalidSettingError, match="store_keys") as raised:
         read_keys(text, "store_keys")
     assert KEY not in str(raised.value)
 
@@ -204,85 +192,68 @@ def test_key_files(tmp_path: Path) -> None:
     assert [*ring.keys] == ["new", "old"]
     assert KEY not in repr(ring)
     assert str(ring.keys["new"]) not in repr(ring)
-    with pytest.raises(InvalidValueError, match="store_key_file"):
+    with pytest.raises(InvalidSettingError, match="store_key_file"):
         read_key_file(tmp_path / "none", "store_key_file")
 
 
 def test_a_log_keeps_the_newest_records() -> None:
-    log = TenantLog(Capacity(10, 1 << 20))
-    chain = ""
-    for seq in range(1, 8):
-        log.append(record(seq), bytes([seq]))
-        chain = chained(chain, bytes([seq]))
-    assert [one.seq for one in log] == [5, 6, 7]
-    assert (log.position, log.chain, log.tokens) == (7, chain, 9)
-    log.append(record(8, 50), b"8")
-    assert [one.seq for one in log] == [8]
-    log.append(None, b"unreadable")
-    assert (log.position, len(log)) == (9, 1)
+    log = RecordLog(Capacity(10, 1 << 20))
+    for number in range(1, 8):
+        log.append(Held(record(number, at=number), None if number == 7 else b"%d-0" % number))
+    assert [int(held.record.tokens[0]) for held in log] == [5, 6, 7]
+    assert (log.tokens, log.first_id, log.trimmed) == (9, b"5-0", True)
+    assert log.drop_older(6)
+    assert not log.drop_older(6)
+    assert (log.tokens, log.first_id) == (6, b"6-0")
+    log.append(Held(record(8, 50)))
+    assert (len(log), log.tokens, log.first_id) == (1, 50, None)
 
 
 class TestOutbox:
     name, other = MemoryName("t"), MemoryName("u")
 
-    def filled(self, count: int, **limits: float) -> Outbox:
-        outbox = Outbox("0" * 16, **limits)  # type: ignore[arg-type]
-        for _ in range(count):
-            outbox.add(self.name, 0, Kind.OUTPUT, np.ones(10, np.int32))
-        return outbox
+    def waiting(self, token: int, name: MemoryName = name, generation: int = 0, learned: float = 1e12) -> Waiting:
+        return Waiting(name, generation, 0.0, learned, Held(record(token, 10)))
 
-    def seqs(self, outbox: Outbox, tokens: int = 1000) -> list[int]:
-        return [waiting.record.seq for waiting in outbox.take(self.name, tokens)]
+    def tokens(self, waiting: list[Waiting]) -> list[int]:
+        return [int(one.held.record.tokens[0]) for one in waiting]
 
-    def test_records_stay_until_they_are_confirmed(self) -> None:
-        outbox = self.filled(5)
-        assert self.seqs(outbox, 25) == [1, 2]
-        assert self.seqs(outbox, 1) == [1]
-        outbox.confirm(self.name, 3)
-        assert self.seqs(outbox) == [4, 5]
-        assert (outbox.pending, outbox.retained) == (2, 3)
+    def test_what_could_not_be_sent_comes_first_again(self) -> None:
+        outbox = Outbox()
+        for token in range(5):
+            outbox.add(self.waiting(token))
+        taken = outbox.take(25)
+        assert (self.tokens(taken), outbox.pending) == ([0, 1, 2], 5)
+        outbox.add(self.waiting(5))
+        outbox.settle(taken[1:])
+        assert (self.tokens(outbox.take(1000)), outbox.pending) == ([1, 2, 3, 4, 5], 5)
+        outbox.settle([])
+        assert outbox.pending == 0
+        assert outbox.take(1) == []
 
-    def test_what_the_store_lost_is_sent_again_in_order(self) -> None:
-        outbox = self.filled(5)
-        outbox.confirm(self.name, 4)
-        assert outbox.rewind(self.name, 2) == 2
-        assert self.seqs(outbox) == [3, 4, 5]
-        assert outbox.rewind(self.name, 2) == 0
+    def test_the_oldest_are_dropped(self) -> None:
+        outbox = Outbox(max_tokens=30)
+        for token in range(5):
+            outbox.add(self.waiting(token))
+        assert (outbox.dropped, outbox.pending) == (2, 3)
+        outbox = Outbox(max_seconds=60.0)
+        outbox.add(self.waiting(1, learned=-1e6))
+        outbox.add(self.waiting(2))
+        assert (self.tokens(outbox.take(1000)), outbox.dropped) == ([2], 1)
 
-    def test_the_oldest_are_dropped_when_it_is_full(self) -> None:
-        outbox = self.filled(5, max_tokens=30, retained_tokens=30)
-        assert self.seqs(outbox) == [3, 4, 5]
-        assert outbox.dropped == 2
-        outbox.confirm(self.name, 5)
-        assert (outbox.retained, outbox.dropped) == (3, 2)
-        for _ in range(3):
-            outbox.add(self.other, 0, Kind.OUTPUT, np.ones(10, np.int32))
-        outbox.confirm(self.other, 8)
-        assert outbox.rewind(self.name, 0) == 0
+    def test_what_a_purge_made_stale_is_discarded(self) -> None:
+        outbox = Outbox()
+        for token in range(4):
+            outbox.add(self.waiting(token, self.other if token == 3 else self.name, generation=token % 2))
+        assert outbox.names() == {self.name, self.other}
+        assert outbox.discard(self.name, lambda one: one.generation == 0) == 2
+        assert [int(held.record.tokens[0]) for held in outbox.of(self.name)] == [1]
+        assert outbox.names() == {self.name, self.other}
 
-    def test_nothing_confirmed_is_kept_for_a_store_that_loses_nothing(self) -> None:
-        outbox = self.filled(5, retained_tokens=0)
-        outbox.confirm(self.name, 3)
-        assert (outbox.pending, outbox.retained, outbox.confirmed(self.name)) == (2, 0, 0)
 
-    def test_records_that_are_too_old_are_dropped(self) -> None:
-        outbox = self.filled(2, max_seconds=5.0)
-        outbox._clock = lambda: 1e12
-        outbox.add(self.name, 0, Kind.OUTPUT, np.ones(10, np.int32))
-        assert self.seqs(outbox) == [3]
-        assert outbox.dropped == 2
-
-    def test_a_purge_drops_earlier_records(self) -> None:
-        outbox = Outbox("0" * 16)
-        now = 100.0
-        outbox._clock = lambda: now
-        outbox.add(self.name, 1, Kind.OUTPUT, np.ones(1, np.int32))
-        outbox.add(self.name, None, Kind.OUTPUT, np.ones(1, np.int32))
-        now = 200.0
-        outbox.add(self.name, None, Kind.OUTPUT, np.ones(1, np.int32))
-        outbox.add(self.other, 1, Kind.OUTPUT, np.ones(1, np.int32))
-        now = 201.0
-        assert outbox.settle(self.name, 2, since_purge=50.0) == 2
-        assert self.seqs(outbox) == [3]
-        assert outbox.take(self.name, 1)[0].epoch == 2
-        assert outbox.pending == 2
+def test_the_servers_maximum_age_is_the_limit_of_a_tenants() -> None:
+    config = MemoryConfig(max_age=1000.0, ttl=50.0)
+    assert [config.under(Terms(max_age=age)).max_age for age in (None, 10.0, 5000.0)] == [1000.0, 10.0, 1000.0]
+    assert MemoryConfig().under(Terms(max_age=10.0)).max_age == 10.0
+    assert (config.stored_seconds, config.expiry, MemoryConfig(orphan_ttl=7.0).expiry) == (50.0, 50.0, 7.0)
+    assert MemoryConfig().oldest(1e9) == -float("inf")

@@ -1,125 +1,122 @@
-"""Two versions of the program over one store: the older reads what it can, and changes nothing that the newer wrote."""
+"""Several versions over one store: an older one reads what it can and changes nothing; what is older is discarded."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import numpy as np
 import pytest
 
-from draftwood_model_runner.request import MemoryTerms
-from tests.memory.helpers import FINGERPRINT, agreed, learn_output, log_of, numbers, perform, replicas
+from draftwood_memory import Memory, MemoryName, Terms
+from draftwood_memory.errors import StoreRefusedError
+from draftwood_memory.naming import SCHEMA, tenant_key
+from draftwood_memory.operations import FillMemory, FillProgress, GetStatistics, PurgeArms, PurgeMemory
+from draftwood_memory.records import Kind
+from tests.memory.helpers import (
+    FINGERPRINT,
+    agreed,
+    learn_output,
+    log_of,
+    numbers,
+    perform,
+    replicas,
+    resident,
+    strategy_of,
+    stream_of,
+    until,
+)
 from tests.memory.servers import Valkey
-from tests.service.fakes import until
-
-T = MemoryName("t")
-
-
-@asynccontextmanager
-async def newer_store(server: Valkey) -> AsyncIterator[RedisStore]:
-    """The store as a newer version uses it."""
-    store = RedisStore(RedisClient(server.url), FINGERPRINT, Limits(1 << 20), schema=SCHEMA + 1)
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-def value_of_kind(kind: int, seq: int, tokens: list[int]) -> bytes:
-    record = Record("a" * 16, seq, kind, np.array(tokens, np.int32))  # type: ignore[arg-type]
-    return b"\x00" + pack([record])
-
-
-async def append(store: Any, memory: MemoryManager, seq: int, value: bytes) -> None:
-    """As a newer server appends: in the epoch that the store has."""
-    tag = memory.naming.tag(T)
-    epoch = memory.residents.open(T).epoch or 0
-    name = memory.codec.encode_name(tag, T)
-    [result] = await store.append([Append(tag, epoch, "a" * 16, name, [Entry(seq, 3, value)])])
-    assert not isinstance(result, Exception)
 
 
 async def test_an_old_replica_keeps_what_a_newer_one_wrote(server: Valkey) -> None:
-    """Folding what it cannot read would lose it for all."""
-    async with replicas(1, server.url) as [old], newer_store(server) as store:
+    async with replicas(1, server.url) as [old], replicas(1, server.url, schema=SCHEMA + 1) as [new]:
         await learn_output(old, "t", numbers(10))
-        assert await agreed([old], "t") == [numbers(10)]
-        await append(store, old, 1, value_of_kind(Kind.OUTPUT, 1, [5, 6, 7]))
-        await append(store, old, 2, value_of_kind(9, 2, [8, 8, 8]))
-        await until(lambda: log_of(old, "t") == [numbers(10), [5, 6, 7]])
-        assert old.counters().newer_memories == 1
-        keys = Keys.of(old.naming.tag(T))
-        before = server.client.xrange(keys.log), server.client.hgetall(keys.meta)
-        old.residents.open(T).fold_due = True
-        await learn_output(old, "t", numbers(11))
+        assert await agreed([old, new], "t") == [numbers(10)]
+        await learn_output(new, "t", numbers(11))
+        server.client.xadd(stream_of(new, "t"), {"e": b"\x00\x63a format of the future"})
+        await until(lambda: log_of(old, "t") == [numbers(10), numbers(11)])
+        old.thread._checked_at -= 60.0
+        old.thread.wake()
+        await until(lambda: old.counters().newer_memories == 1)
+        before = server.client.xrange(stream_of(old, "t")), server.client.hgetall(tenant_key("t"))
+        await learn_output(old, "t", numbers(12))
         await until(lambda: old.counters().newer_records == 1)
-        assert old.outbox.pending == 0
-        await asyncio.sleep(0.2)
-        assert (server.client.xrange(keys.log), server.client.hgetall(keys.meta)) == before
-        assert old.counters().folds == 0
-        # A request is still drafted for, from what can be read and from what it learned itself.
-        assert getattr(await old.strategy("t", "trie"), "tokens", 0) >= 13
+        await until(lambda: not old.outbox.pending)
+        assert (server.client.xrange(stream_of(old, "t")), server.client.hgetall(tenant_key("t"))) == before
+        # A request is still drafted for, from what can be read and from what was learned here.
+        assert (await strategy_of(old, "t")).tokens == 10 + 11 + 12
         [shown] = (await perform(GetStatistics("t"), old)).memories
         assert shown.stored.newer
-        assert not old.thread.failing
+        assert old.healthy
 
 
 async def test_operators_of_an_old_replica_are_told(server: Valkey) -> None:
-    async with replicas(1, server.url) as [old], newer_store(server) as store:
-        await append(store, old, 1, value_of_kind(9, 1, [5, 6, 7]))
-        fill = FillMemory(T, Kind.CORPUS, [np.array([1, 2], np.int32)], FillProgress(), MemoryTerms())
+    async with replicas(1, server.url) as [old], replicas(1, server.url, schema=SCHEMA + 1) as [new]:
+        await learn_output(new, "t", numbers(10), arm="x/a")
+        await learn_output(new, "t", numbers(10))
+        await agreed([new], "t")
+        fill = FillMemory(MemoryName("t"), Kind.CORPUS, [np.arange(2, dtype=np.int32)], FillProgress(), Terms())
         for operation in (PurgeMemory("t"), fill):
             with pytest.raises(StoreRefusedError, match="newer version"):
                 await perform(operation, old)
-        assert server.client.xlen(Keys.of(old.naming.tag(T)).log) == 1
+        assert await perform(PurgeArms(("x/a",)), old) == 0
+        assert server.client.xlen(stream_of(new, "t")) == 1
 
 
-async def test_a_snapshot_of_a_newer_version_is_neither_replaced_nor_set_aside(server: Valkey) -> None:
-    async with replicas(1, server.url) as [writer]:
-        await learn_output(writer, "t", numbers(10))
-        await agreed([writer], "t")
-        fold = writer.replica.folder.snapshot(writer.residents.open(T))
-    async with newer_store(server) as store:
-        assert await store.lease(fold.tag, "newer", 5.0)
-        unknown = Fold(fold.tag, fold.epoch, fold.position, fold.chain, b"\x00another format", 10, 1)
-        assert await store.fold(unknown, "newer")
-    keys = Keys.of(fold.tag)
-    async with replicas(1, server.url) as [old]:
-        await old.strategy("t", "trie")
-        await until(lambda: old.counters().newer_memories == 1)
-        old.residents.open(T).fold_due = True
-        await asyncio.sleep(0.2)
-        assert (old.counters().folds, old.counters().unreadable) == (0, 1)
-        assert server.client.get(keys.snapshot) == b"\x00another format"
-        assert not server.client.exists(keys.aside)
+async def test_both_versions_write_while_neither_is_newer(server: Valkey) -> None:
+    """A service and a worker of another release, with the same schema, share a memory."""
+    async with replicas(3, server.url) as memories:
+        for number in range(30):
+            await learn_output(memories[number % 3], "t", numbers(10, 20 * number))
+        assert len(await agreed(memories, "t")) == 30
 
 
-@pytest.mark.parametrize("with_redis", [False, True])
-async def test_no_call_of_an_old_store_changes_a_newer_memory(server: Valkey, with_redis: bool) -> None:
-    limits = Limits(1 << 20)
-    newer: Any = InProcessStore(limits, schema=SCHEMA + 1)
-    old: Any = InProcessStore(limits)
-    old._memories = newer._memories
-    if with_redis:
-        newer = RedisStore(RedisClient(server.url), FINGERPRINT, limits, schema=SCHEMA + 1)
-        old = RedisStore(RedisClient(server.url), FINGERPRINT, limits)
-    entry = Append("x:t:", 3, "a" * 16, b"n", [Entry(1, 1, b"v")])
-    await newer.append([entry])
-    fold = Fold("x:t:", 3, 1, "", b"s", 1, 1)
-    [result] = await old.append([entry])
-    assert isinstance(result, NewerMemoryError)
-    for only_raise in (False, True):
-        with pytest.raises(NewerMemoryError):
-            await old.purge("x:t:", 9, only_raise)
-    assert await old.lease("x:t:", "h", 5.0)
-    assert not await old.fold(fold, "h")
-    assert not await old.seed(fold)
-    assert not await old.set_aside("x:t:", b"s")
-    [info] = await old.info(["x:t:"])
-    assert (info.newer, info.epoch, info.position) == (True, 3, 1)
-    assert await newer.purge("x:t:", 9) > 9
-    for store in (old, newer):
-        await store.close()
+def _stored_before(server: Valkey, tenant: str = "t") -> list[str]:
+    """The keys of a memory as the version before stored it."""
+    tag = f"{FINGERPRINT}:{tenant}:"
+    server.client.xadd(f"dw:{{{tag}}}:log", {"r": b"x"}, id="1-0")
+    server.client.set(f"dw:{{{tag}}}:snap", b"x")
+    server.client.hset(f"dw:{{{tag}}}:meta", mapping={"epoch": 0, "pos": 1, "schema": 2})
+    server.client.zadd(f"dw:{{{FINGERPRINT}}}:active", {tag: 1})
+    return [f"dw:{{{tag}}}:{one}" for one in ("log", "snap", "meta")]
+
+
+async def test_what_the_version_before_stored_is_discarded_with_a_line(
+    server: Valkey, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = _stored_before(server)
+    async with replicas(1, server.url) as [memory]:
+        await until(lambda: not server.client.exists(*keys))
+        await learn_output(memory, "t", numbers(5))
+        assert await agreed([memory], "t") == [numbers(5)]
+    assert "memories of an earlier version were deleted, since this one does not read them: 1" in caplog.text
+
+
+async def test_replicas_of_the_version_before_keep_theirs_and_hear_of_purges(server: Valkey) -> None:
+    keys, other = _stored_before(server), _stored_before(server, "other")
+    server.client.hset(f"dw:{{{FINGERPRINT}}}:instances", "a", f"{server.client.time()[0]} settings")
+    async with replicas(1, server.url) as [memory]:
+        await learn_output(memory, "t", numbers(5))
+        await agreed([memory], "t")
+        await asyncio.sleep(0.1)
+        assert server.client.exists(*keys) == 3
+        await perform(PurgeMemory("t"), memory)
+        assert server.client.exists(*keys[:2]) == 0
+        epoch = server.client.hget(keys[2], "epoch")
+        assert isinstance(epoch, bytes)
+        assert int(epoch) > 10**15  # what makes those replicas drop their copies
+        assert server.client.exists(*other) == 3
+
+
+def _generation(memory: Memory) -> int | None:
+    return resident(memory, "t").generation
+
+
+async def test_generations_go_on_after_the_store_lost_everything(server: Valkey) -> None:
+    async with replicas(1, server.url) as [memory]:
+        await perform(PurgeMemory("t"), memory)
+        await strategy_of(memory, "t")
+        first = _generation(memory)
+        server.client.flushall()
+        await perform(PurgeMemory("t"), memory)
+        await until(lambda: (_generation(memory) or 0) > (first or 0))

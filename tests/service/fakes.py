@@ -16,6 +16,7 @@ import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
+from draftwood_memory.memory import Memory
 from draftwood_model_runner.answer import Answer as FinishedAnswer
 from draftwood_model_runner.answer import Difference
 from draftwood_model_runner.errors import InvalidInputError
@@ -29,12 +30,11 @@ from draftwood_model_runner.statistics import EngineCounts
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.loaded import LoadedEngine, StepEngine
 from draftwood_service.engine.thread import EngineThread
-from draftwood_memory.memory import Memory
-from draftwood_service.store_client import opened_memory
 from draftwood_service.rpc.bound import BoundServer
 from draftwood_service.rpc.server import RunningServer
 from draftwood_service.serving import ServedModel
 from draftwood_service.settings import Settings
+from draftwood_service.store_client import opened_memory
 from draftwood_service.telemetry import opened_telemetry
 from draftwood_strategies import Drafter
 from draftwood_strategies.draft import Int32Array

@@ -108,6 +108,8 @@ class Memories:
         self._schema = schema
 
     async def heads(self, tags: SequenceOf[str]) -> list[Head]:
+        if not tags:
+            return []
         answers = await self._all([("TIME",), *map(_head, tags)])
         now = int(answers[0][0]) + int(answers[0][1]) / 1e6
         return [self._head(answer, now) for answer in answers[1:]]
@@ -187,7 +189,7 @@ class Memories:
         """The right to begin a memory with a copy of other records; one process gets it."""
         return bool(await self.client.command("HSETNX", tenant_key(tenant_part(tag)), f"f:{_field(tag)}", 1))
 
-    async def purge(self, part: str, arm: str | None = None, at_least: int = 0) -> list[str]:
+    async def purge(self, part: str, arm: str | None = None, at_least: int = 0) -> dict[str, int]:
         """Raises the generation of a tenant, or of one of its arms, and deletes the streams of earlier ones.
 
         The generation comes first: if this process dies after it, nothing reads those streams, the next purge deletes
@@ -198,7 +200,7 @@ class Memories:
             at_least: lower bound of the new generation.
 
         Returns:
-            The tags of the memories that the hash named.
+            The tags of the memories that the hash named, with their tokens.
 
         Raises:
             NewerMemoryError: a newer version wrote to the tenant's memories.
@@ -222,7 +224,7 @@ class Memories:
             await self._all([raise_])
         await self._all([*unlink, *(("HDEL", key, f"t:{_field(tag)}") for tag in tags), ("HDEL", key, "dead")])
         await self._all([("XADD", PURGES_KEY, "MAXLEN", "~", _PURGES, "*", "t", part)])
-        return tags
+        return {tag: int(fields.get(f"t:{_field(tag)}", 0)) for tag in tags}
 
     async def raise_again(self, tag: str, generation: int, found: int) -> None:
         """The store lost a purge, as in a failover: this memory's generation is `generation`, not `found`."""

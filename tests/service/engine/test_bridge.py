@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from draftwood_memory.memory import Memory
 from draftwood_model_runner.errors import EngineStoppedError, InvalidValueError
 from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.request import Format, GrammarKind, Request, StopParams
@@ -23,7 +24,6 @@ from draftwood_service.engine.loaded import LoadedEngine
 from draftwood_service.engine.stream import MAX_PART_TOKENS, Pending, Sample, Stream
 from draftwood_service.engine.thread import EngineThread
 from draftwood_service.errors import QueueFullError, ReaderStalledError, ShuttingDownError
-from draftwood_memory.memory import Memory
 from draftwood_service.settings import Settings
 from draftwood_strategies import Strategy, create
 from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, loaded_engine, until

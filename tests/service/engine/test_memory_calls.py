@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from draftwood_model_runner.errors import EngineStoppedError
-from draftwood_service.errors import ShuttingDownError
 from draftwood_memory.errors import StoreFullError
 from draftwood_memory.memory import Memory
+from draftwood_model_runner.errors import EngineStoppedError
+from draftwood_service.errors import ShuttingDownError
 from tests.service.engine.test_bridge import bridge_to, running, sample
 from tests.service.fakes import FakeEngine
 

@@ -17,6 +17,7 @@ from draftwood.admin.v1 import experiments_pb2 as xp
 from draftwood.admin.v1 import tenants_pb2
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc
+from draftwood_memory.store.redis_client import RedisClient
 from draftwood_model_runner.errors import ModelError
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.request import Request
@@ -28,10 +29,9 @@ from draftwood_service.live_experiments import counting, watch
 from draftwood_service.live_experiments.placement import target_of
 from draftwood_service.live_experiments.store.encoding import decode
 from draftwood_service.live_experiments.store.redis_counts import RedisCounts
-from draftwood_memory.store.redis_client import RedisClient
 from draftwood_service.resources.sealing import Seal
-from tests.service.fakes import FakeEngine, Served, serving, until
 from tests.memory.servers import Valkey
+from tests.service.fakes import FakeEngine, Served, serving, until
 from tests.service.rpc.test_administration import experiments, refused, tenants
 
 CODE = grpc.StatusCode

@@ -19,8 +19,8 @@ from draftwood_service.resources.follower import ResourceFollower
 from draftwood_service.resources.in_process import InProcessResources
 from draftwood_service.resources.redis_resources import RedisResources
 from draftwood_service.resources.sealing import Seal
-from tests.service.fakes import until
 from tests.memory.servers import Valkey, wait_for
+from tests.service.fakes import until
 
 KEYS = read_keys(f"k={'A' * 43}=,names={'C' * 42}A=", "store_keys")
 
