@@ -21,6 +21,7 @@ from draftwood_memory.naming import MemoryName
 from draftwood_memory.records import Kind, Record
 from draftwood_memory.store.memories import Append
 from draftwood_memory.store.redis_client import RedisClient
+from draftwood_strategies.registry import warm_up
 
 _RECORD_TOKENS = 200
 _FINGERPRINT = "0" * 16
@@ -83,6 +84,7 @@ async def boot(url: str) -> float:
     await memory.memories.announce([tag], time.time())
     await memory.memories.client.close()
     memory.stop()
+    warm_up(STRATEGY)  # as a service does before it loads its model
     memory = _memory(url)
     began = time.perf_counter()
     with _started(memory, preload=1):
@@ -94,12 +96,16 @@ async def boot(url: str) -> float:
     return seconds
 
 
-async def lags(url: str, records: int) -> list[float]:
-    """Seconds from the end of a request on one replica until the other drafts from its answer."""
+async def lags(url: str, records: int) -> tuple[list[float], float]:
+    """Seconds from the end of a request on one replica until the other drafts from its answer; and the bytes to and
+    from the store for each learned token, of both replicas."""
     found: list[float] = []
+    client = RedisClient(url)
     with _started(_memory(url)) as first, _started(_memory(url)) as second:
         await _strategy(second, "lag")
         await _strategy(first, "lag")
+        await asyncio.sleep(0.5)  # until both follow
+        before = await _statistic(client, "total_net_input_bytes", "total_net_output_bytes")
         draw = np.random.default_rng(1)
         for number in range(records):
             strategy = await _strategy(second, "lag")
@@ -109,7 +115,9 @@ async def lags(url: str, records: int) -> list[float]:
             await _until(lambda strategy=strategy, before=before: strategy.tokens >= before + _RECORD_TOKENS)
             found.append(time.perf_counter() - began)
             await asyncio.sleep(float(draw.uniform(0.0, 0.2)))
-    return found
+    traffic = await _statistic(client, "total_net_input_bytes", "total_net_output_bytes") - before
+    await client.close()
+    return found, traffic / (records * _RECORD_TOKENS)
 
 
 async def many_tenants(url: str, tenants: int) -> dict[str, Any]:
@@ -162,10 +170,11 @@ async def many_tenants(url: str, tenants: int) -> dict[str, Any]:
 
 async def _idle_load(client: RedisClient) -> tuple[float, float]:
     """(CPU seconds, store commands) per second of this process without requests."""
-    commands, cpu, began = await _commands(client), time.process_time(), time.monotonic()
+    processed = "total_commands_processed"
+    commands, cpu, began = await _statistic(client, processed), time.process_time(), time.monotonic()
     await asyncio.sleep(5.0)
     seconds = time.monotonic() - began
-    return (time.process_time() - cpu) / seconds, (await _commands(client) - commands - 1) / seconds
+    return (time.process_time() - cpu) / seconds, (await _statistic(client, processed) - commands - 1) / seconds
 
 
 def _resident_bytes() -> int:
@@ -173,9 +182,9 @@ def _resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-async def _commands(client: RedisClient) -> int:
-    """How many commands the server has processed."""
+async def _statistic(client: RedisClient, *names: str) -> int:
+    """The sum of some of the server's counters."""
     found = await client.command("INFO", "stats")
-    if isinstance(found, dict):
-        return int(found["total_commands_processed"])
-    return int(found.split(b"total_commands_processed:")[1].split()[0])
+    if not isinstance(found, dict):
+        found = dict(line.split(":", 1) for line in found.decode().splitlines() if ":" in line)
+    return sum(int(found[name]) for name in names)
