@@ -1,4 +1,4 @@
-"""The memory thread: an event loop that loads, sends and follows memories, and runs operations, so that no request waits.
+"""The memory thread: an event loop that loads, sends and follows memories, and runs operations.
 
 Two tasks share it. The rounds load what requests ask for and send the outbox, as soon as there is something to do. The
 follower waits in one blocking read of all streams that are live here; on a cluster, where one call cannot span slots,

@@ -326,9 +326,9 @@ class Memory:
     def _fork(self, resident: Resident) -> None:
         """Without a store: an arm that is to begin with the tenant's records does."""
         base = self.residents.get(MemoryName(resident.name.tenant))
-        if resident.forked and base is not None and base is not resident and not resident.generation:
-            if not len(resident.log):
-                resident.replace_log([Held(held.record) for held in base.log], b"0-0")
+        empty = not resident.generation and not len(resident.log)
+        if resident.forked and empty and base is not None and base is not resident:
+            resident.replace_log([Held(held.record) for held in base.log], b"0-0")
 
     async def _trim(self, resident: Resident) -> None:
         if self.memories is not None and resident.config.max_age and not resident.newer and not self.thread.failing:

@@ -6,8 +6,8 @@ All keys of a tenant have one hash tag, so that a cluster keeps them in one slot
 - `dw:{t:TENANT}:SCHEMA:FINGERPRINT:ARM:GENERATION`, the stream of one memory.
 
 The other keys: `dw:{FINGERPRINT}:memories`, the tags of a model's memories by the time of their last write;
-`dw:{purges}:log`, a stream of the tenants that were purged; `dw:{kinds}:served`, the kinds of memories (see `Naming`) by
-the time at which a process last noted its use; `dw:{wake:ID}`, a stream that ends a blocking read of one process.
+`dw:{purges}:log`, a stream of the tenants that were purged; `dw:{kinds}:served`, the kinds of memories by the time
+at which a process last noted its use; `dw:{wake:ID}`, a stream that ends a blocking read of one process.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 SCHEMA = 3
-"""Version of everything that is stored of a memory: keys, fields of the tenant's hash, entries, their encryption. Raised
-by every change that an older program cannot read. A memory with a higher one is read and not changed."""
+"""Version of everything that is stored of a memory: keys, the tenant's hash, entries, their encryption. Raised by every
+change that an older program cannot read. A memory with a higher one is read and not changed."""
 KINDS_KEY = "dw:{kinds}:served"
 PURGES_KEY = "dw:{purges}:log"
 _KEY_ID_DIGITS = 8

@@ -22,8 +22,8 @@ from draftwood_strategies.registry import options_of
 _log = logging.getLogger(__name__)
 
 LIVE_SECONDS = 60.0
-"""A memory is followed for so long after its last request. It bounds the keys that a blocking read names; a request that
-comes later reads on from where the memory is. Not tuned."""
+"""A memory is followed for so long after its last request. It bounds the keys that a blocking read names; what a
+later request uses reads on from where the memory is. Not tuned."""
 _WAITED_SECONDS = 1.0
 """A memory that is being loaded is not evicted so soon after a request asked for it. Requests wait 50 ms."""
 _MOST_INSTANCES = 8

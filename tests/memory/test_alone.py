@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from draftwood_memory import MemoryConfig, MemoryName, StrategyKey, StrategyUse, Terms
+from draftwood_memory import Memory, MemoryConfig, MemoryName, StrategyKey, StrategyUse, Terms
 from draftwood_memory.config import default_max_bytes
 from draftwood_memory.operations import ExportMemory, GetStatistics, ListOrphans, PurgeArms, PurgeMemory, PurgeResult
 from draftwood_strategies import UnknownStrategyError
@@ -142,7 +143,11 @@ async def test_memories_fit_their_bytes(server: Valkey, monkeypatch: pytest.Monk
         assert memory.counters().dropped == 0
         for number in range(0, 40, 7):
             await strategy_of(memory, f"t{number}")
-            await until(lambda number=number: known_to(memory, f"t{number}") == [numbers(2000, 100 * number)])
+            await until(partial(_knows, memory, number))
+
+
+def _knows(memory: Memory, number: int) -> bool:
+    return known_to(memory, f"t{number}") == [numbers(2000, 100 * number)]
 
 
 async def test_a_stopped_memory_runs_nothing() -> None:

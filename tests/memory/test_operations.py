@@ -99,7 +99,7 @@ async def test_a_fill_of_nothing_reaches_no_store() -> None:
         assert NAME not in memory.residents
         for operation in (fill(FillProgress(), 3), ExportMemory(NAME), PurgeMemory("t"), GetStatistics(None)):
             with pytest.raises(StoreUnavailableError):
-                await perform(operation, memory)  # type: ignore[arg-type]
+                await perform(operation, memory)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +149,7 @@ async def test_orphans_are_listed_and_purged(server: Valkey) -> None:
         await agreed([memory], "live")
         assert await perform(ListOrphans(), memory) == []  # they were used lately
         for kind in server.client.zrange(KINDS_KEY, 0, -1):
+            assert isinstance(kind, bytes)
             server.client.zincrby(KINDS_KEY, -3700, kind)
         found = await perform(ListOrphans(), memory)
         assert [(one.fingerprint, one.name, one.stored.tokens) for one in found] == [

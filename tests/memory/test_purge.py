@@ -94,6 +94,7 @@ async def test_a_store_that_went_back_behind_a_purge_is_purged_again(
         saved = server.client.dump(old), server.client.dump(tenant_key("t"))
         await perform(PurgeMemory("t"), memory)
         for key, value in zip((old, tenant_key("t")), saved, strict=True):  # an old primary took over
+            assert isinstance(value, bytes)
             server.client.restore(key, 0, value, replace=True)
         await until(lambda: not server.client.exists(old))
         await learn_output(memory, "t", numbers(5))

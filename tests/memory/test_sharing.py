@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 
 import pytest
 
-from draftwood_memory import MemoryConfig, MemoryName, RedisClient
+from draftwood_memory import Memory, MemoryConfig, MemoryName, RedisClient
 from draftwood_memory.encryption import read_keys
 from draftwood_memory.naming import memories_key
 from draftwood_service.quotas import RateLimits
@@ -42,10 +43,14 @@ async def test_answers_reach_the_other_replicas_in_a_tenth_of_a_second(server: V
             expected = numbers(40, 50 * number)
             await learn_output(memories[number % 3], "t", expected)
             began = time.monotonic()
-            await until(lambda expected=expected: all(expected in known_to(one, "t") for one in memories))
+            await until(partial(_know, memories, expected))
             lags.append(time.monotonic() - began)
         assert sorted(lags)[15] < 0.1
         assert len(await agreed(memories, "t")) == 30  # once each
+
+
+def _know(memories: list[Memory], tokens: list[int]) -> bool:
+    return all(tokens in known_to(one, "t") for one in memories)
 
 
 async def test_a_new_process_loads_what_others_have_learned(server: Valkey) -> None:

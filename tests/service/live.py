@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from draftwood.v1 import generation_pb2 as pb
@@ -72,7 +73,7 @@ class Live:
         for number, (served, other) in enumerate(zip(self.services, reversed(self.memories), strict=True)):
             for tenant in TENANTS:
                 await self.ask(served, tenant, 50 + number)
-                await until(lambda other=other, tenant=tenant: self._heard(other, tenant), seconds)
+                await until(partial(self._heard, other, tenant), seconds)
         assert not any(memory.counters().dropped for memory in self.memories)
         assert not any(memory.thread.failing for memory in self.memories)
         if lossless:

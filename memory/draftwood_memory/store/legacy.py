@@ -1,6 +1,6 @@
 """What earlier versions stored (schemas 1 and 2, keys `dw:{FINGERPRINT:TENANT:ARM}:log` and others).
 
-It is not read. While replicas of those versions run, it is theirs, and a purge here reaches it; afterwards it is deleted.
+It is not read. While replicas of those versions run, it is theirs, and a purge here reaches it; then it is deleted.
 """
 
 from __future__ import annotations

@@ -244,10 +244,7 @@ class Memories:
     async def info(self, tags: SequenceOf[str]) -> list[StoredMemory]:
         """Of those memories that hold something, in the order of the tags."""
         found: list[StoredMemory] = []
-        fields = [_field(tag) for tag in tags]
-        words = [
-            ("HMGET", tenant_key(tenant_part(tag)), f"n:{field}", f"t:{field}") for tag, field in zip(tags, fields)
-        ]
+        words = [("HMGET", tenant_key(tenant_part(tag)), f"n:{_field(tag)}", f"t:{_field(tag)}") for tag in tags]
         named = await self._all(words)
         heads = await self.heads(tags)
         streams = [stream_key(tag, head.generation) for tag, head in zip(tags, heads, strict=True)]

@@ -451,7 +451,7 @@ async def test_requests_that_end_before_their_memory_is_loaded() -> None:
     engine, callbacks = FakeEngine(), list[Callable[[Strategy], object]]()
 
     def late(memory: Memory) -> None:
-        memory.fetch = lambda request, later: callbacks.append(later)  # type: ignore[method-assign]
+        memory.fetch = lambda use, later: callbacks.append(later)  # type: ignore[method-assign]
 
     runner = EngineThread(lambda: loaded_engine(Settings(), FakeModel(), lambda: engine, late))
     bridge = EngineBridge(runner, max_running=2, max_waiting=2)
