@@ -105,7 +105,7 @@ async def lags(url: str, records: int) -> tuple[list[float], float]:
         await _strategy(second, "lag")
         await _strategy(first, "lag")
         await asyncio.sleep(0.5)  # until both follow
-        before = await _statistic(client, "total_net_input_bytes", "total_net_output_bytes")
+        sent = await _statistic(client, "total_net_input_bytes", "total_net_output_bytes")
         draw = np.random.default_rng(1)
         for number in range(records):
             strategy = await _strategy(second, "lag")
@@ -115,7 +115,7 @@ async def lags(url: str, records: int) -> tuple[list[float], float]:
             await _until(lambda strategy=strategy, before=before: strategy.tokens >= before + _RECORD_TOKENS)
             found.append(time.perf_counter() - began)
             await asyncio.sleep(float(draw.uniform(0.0, 0.2)))
-    traffic = await _statistic(client, "total_net_input_bytes", "total_net_output_bytes") - before
+    traffic = await _statistic(client, "total_net_input_bytes", "total_net_output_bytes") - sent
     await client.close()
     return found, traffic / (records * _RECORD_TOKENS)
 
