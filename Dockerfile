@@ -7,7 +7,8 @@ FROM ${BASE_BUILD} AS build
 ENV PATH=/opt/draftwood/bin:$PATH
 WORKDIR /source
 RUN python3 -m venv /opt/draftwood
-COPY constraints.txt ./
+COPY pylock.toml tools/distributions/locked_versions.py ./
+RUN python3 locked_versions.py pylock.toml > constraints.txt
 
 # From its own index, PyPI's torch on Linux brings 3 GB of CUDA. An empty TORCH_INDEX means pip's own configuration.
 FROM build AS torch-cpu
@@ -20,16 +21,16 @@ RUN pip install --no-cache-dir --constraint constraints.txt torch accelerate
 # hadolint ignore=DL3006
 FROM torch-${VARIANT} AS installed
 WORKDIR /source
-COPY pyproject.toml README.md LICENSE ./
 COPY protos protos
 COPY clients/python clients/python
 COPY strategies strategies
+COPY memory memory
 COPY model_runner model_runner
 COPY service service
-COPY benchmarks benchmarks
-# Two steps: the service requires the client, which no index has.
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels ./clients/python . \
-    && pip install --no-cache-dir --constraint constraints.txt /wheels/*.whl \
+# Two steps: each is asked for by file, so that none is looked for in an index. Without benchmarks.
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels ./strategies ./memory ./model_runner ./clients/python ./service \
+    && pip install --no-cache-dir --constraint constraints.txt \
+        /wheels/draftwood_*.whl "$(echo /wheels/draftwood-*.whl)[embedded,gateway,telemetry]" \
     && pip check
 # Headers, tests and tools to compile extensions, which need a compiler anyway.
 RUN site=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
@@ -37,10 +38,11 @@ RUN site=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
     && find "$site/torch/bin" -type f ! -name torch_shm_manager -delete
 # For any CPU of the architecture, not for the one that builds.
 ENV NUMBA_CPU_NAME=generic NUMBA_CPU_FEATURES=
+COPY benchmarks benchmarks
 COPY tools/fill_compiled.py tools/
 # Elsewhere, so that Python imports what is installed and not what lies here.
 WORKDIR /
-RUN NUMBA_CACHE_DIR=/opt/draftwood/compiled python /source/tools/fill_compiled.py \
+RUN NUMBA_CACHE_DIR=/opt/draftwood/compiled PYTHONPATH=/source/benchmarks python /source/tools/fill_compiled.py \
     && pip uninstall --yes pip setuptools \
     && mkdir -p /image/var/lib/draftwood /image/var/cache/draftwood
 

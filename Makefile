@@ -1,6 +1,7 @@
 # Every target does its own set-up. PYTHON chooses the interpreter of a new environment.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP = $(BIN)/pip install --quiet --disable-pip-version-check
 STAMP := .venv/.installed
 DISTRIBUTIONS := strategies memory model_runner clients/python service benchmarks
 NODE := build/node/.installed
@@ -11,18 +12,22 @@ HELM := build/helm/.installed
 # Models that tests convert are kept in a folder of their own.
 TEST_ENV := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 XDG_CACHE_HOME=$(CURDIR)/build/cache
 
-.PHONY: compiled test-gpu help setup demo docs reference serve bench test test-slow check format protos baseline dashboards golden test-monitoring test-quantized stream-cost peers clean image-test install-test screenshots
+.PHONY: lock hosts wheels compiled test-gpu help setup demo docs reference serve bench test test-slow check format protos baseline dashboards golden test-monitoring test-quantized stream-cost peers clean image-test install-test screenshots
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: $(STAMP)  ## Create .venv with client, server and development tools
 
-$(STAMP): pyproject.toml $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) constraints.txt
+# A build of torch that pip finds by its own configuration is taken, if it has the locked version; else the lock's URL.
+# The last step installs nothing else where the lock has all: on Linux, x86-64, with Python 3.11.
+$(STAMP): pyproject.toml $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) pylock.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check pip==26.2
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --group dev \
-		$(addprefix --editable ./,$(DISTRIBUTIONS))
+	mkdir -p build
+	$(PIP) pip==26.2
+	$(PIP) --no-index --no-deps torch 2>build/no-torch.log || true
+	$(PIP) --no-deps --requirement pylock.toml
+	$(PIP) --no-build-isolation $(addprefix --editable ./,$(DISTRIBUTIONS))
 	touch $@
 
 demo: $(STAMP)  ## Run the main job: questions through the service, drafting off, cold and warm; an experiment
@@ -115,11 +120,20 @@ reference: $(STAMP)  ## Write the generated pages of docs/reference anew, from p
 docs: $(STAMP)  ## Build the documentation's site into build/site; broken links and anchors are errors
 	$(BIN)/zensical build --strict
 
+lock: $(STAMP)  ## Write pylock.toml anew after a change of dependencies; UPGRADE=1 takes newer versions
+	$(BIN)/python -m tools.distributions.lock $(if $(UPGRADE),--upgrade)
+
+hosts: $(STAMP)  ## What pip would change to install the core beside vLLM and SGLang
+	$(BIN)/python -m tools.distributions.host_versions
+
+wheels: $(STAMP)  ## Build all wheels into dist/
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist $(addprefix ./,$(DISTRIBUTIONS))
+
 install-test:  ## Install from git as a user does, into build/install, and ask twice; downloads gigabytes
 	rm -rf build/install
 	$(PYTHON) -m venv build/install
 	build/install/bin/pip install --quiet --disable-pip-version-check \
-		"git+file://$(CURDIR)#subdirectory=clients/python" "git+file://$(CURDIR)"
+		$(foreach folder,$(DISTRIBUTIONS),"git+file://$(CURDIR)#subdirectory=$(folder)")
 	cd build/install && bin/python -I $(CURDIR)/tools/install_test.py
 
 # Draftwood need not be installed there.

@@ -11,11 +11,14 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from io import TextIOWrapper
 from typing import NoReturn
 
 INTERRUPTED = 130
+_EXTRA = ("rich", "typer", "yaml")
+"""What the extra `cli` of draftwood-client brings."""
 _FIRST_SECONDS, _NEXT_SECONDS = 1.5, 10.0
 """Until the first sign of life, and between further ones. Not tuned: people wonder after two seconds."""
 
@@ -40,8 +43,7 @@ def main() -> NoReturn:
 
     atexit.register(leave_if_interrupted)
     try:
-        from draftwood_client.cli import main as run
-
+        run = _command_line()
         if handled:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         run()
@@ -56,6 +58,18 @@ def main() -> NoReturn:
     if handled:
         signal.signal(signal.SIGINT, _leave)
     sys.exit(status)
+
+
+def _command_line() -> Callable[[], None]:
+    """The command line's own `main`. Prints one line and exits if the packages of its extra are not installed."""
+    try:
+        from draftwood_client.cli import main as run
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRA:
+            raise
+        print("error: `draftwood` needs pip install 'draftwood-client[cli]'", file=sys.stderr)
+        sys.exit(1)
+    return run
 
 
 def _interrupt_again(ignored: sys.UnraisableHookArgs) -> None:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from draftwood_model_runner.drafting.draft_policy import Draft
 from draftwood_model_runner.runners.base import Predictions, StepBatch, StepInFlight
+from draftwood_model_runner.scheduling.scheduler import Work
 from draftwood_model_runner.sequence import Sequence, SequenceState
 
 
@@ -17,7 +17,7 @@ class BegunStep(NamedTuple):
     """What the device computes, and for whom.
 
     Attributes:
-        drafts: what its sequences compute.
+        work: what its sequences compute.
         runs: of each sequence, see `Sequence.runs`.
         kept: bool[S], the batch rows whose accepted keys and values the runner moves; None for no row.
         started: on the clock of `time.perf_counter`.
@@ -25,7 +25,7 @@ class BegunStep(NamedTuple):
     """
 
     batch: StepBatch
-    drafts: SequenceOf[Draft]
+    work: SequenceOf[Work]
     runs: SequenceOf[int]
     kept: npt.NDArray[np.bool_] | None
     on_device: StepInFlight
@@ -34,25 +34,25 @@ class BegunStep(NamedTuple):
 
     @property
     def sequences(self) -> set[Sequence]:
-        return {draft.work.sequence for draft in self.drafts}
+        return {work.sequence for work in self.work}
 
     @property
     def can_overlap(self) -> bool:
         """Whether another step may begin before this one ends: nothing that is left to the host needs its logits."""
         if self.kept is None:
             return False
-        writes = np.array([draft.work.reaches_end for draft in self.drafts])
-        masked = any(draft.work.sequence.grammar is not None for draft in self.drafts)
+        writes = np.array([work.reaches_end for work in self.work])
+        masked = any(work.sequence.grammar is not None for work in self.work)
         return not masked and bool(self.kept[writes].all())
 
     @property
     def only_decodes(self) -> bool:
         """No sequence reads more than its latest token, beside its draft."""
-        return all(draft.work.tokens == 1 for draft in self.drafts)
+        return all(work.tokens == 1 for work in self.work)
 
     def is_valid(self, row: int) -> bool:
         """Whether the sequence of a batch row still has the slot that it had when the step began."""
-        sequence = self.drafts[row].work.sequence
+        sequence = self.work[row].sequence
         return sequence.state is SequenceState.RUNNING and sequence.runs == self.runs[row]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import FIRST_COMPLETED, wait
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import numpy as np
 
 from draftwood_model_runner.answer import Answer
 from draftwood_model_runner.begun_step import BegunStep, Computed
-from draftwood_model_runner.drafting.draft_policy import Draft, DraftPolicy, Outcome
+from draftwood_model_runner.drafting.draft_policy import DraftPolicy, Drafts, Outcomes
 from draftwood_model_runner.drafting.overlap import Overlap
 from draftwood_model_runner.drafting.step_measuring import measure_step_times
 from draftwood_model_runner.drafting.watchdog import Watchdog
@@ -32,17 +32,18 @@ from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import StepOutput, VerifiedTree
 from draftwood_model_runner.redecoding import Redecoding
 from draftwood_model_runner.runners.base import KVMoves, OverlappingRunner, Predictions, StepBatch, StepInFlight
-from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.batch import Chains, lay_out_trees
 from draftwood_model_runner.runners.choices import ON_HOST, Choices, ScoreRules
 from draftwood_model_runner.sampling.background import background_threads
 from draftwood_model_runner.sampling.output_text import OutputText
 from draftwood_model_runner.sampling.sequence_writer import AcceptedPath, SequenceWriter
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.verify import follow_all
 from draftwood_model_runner.scheduling.kv_pool import KVPool, KVUse
 from draftwood_model_runner.scheduling.scheduler import Plan, Scheduler, Work
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_model_runner.statistics import EngineCounts
-from draftwood_strategies import Feedback
+from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.draft import Int32Array
 
 __all__ = ["Engine", "EngineConfig"]
@@ -60,18 +61,25 @@ some hundred tokens on: only measured times tell where (`Overlap`). Not tuned.""
 
 
 class _Verified(NamedTuple):
-    """What a sequence writes in the step.
+    """What sequences write in the step.
 
     Attributes:
-        committed: tokens whose keys and values are computed, before those of the path.
-        kept: the runner has moved keys and values of the path.
+        feedback: at all nodes of the step.
+        rows: the batch row of each sequence that writes.
+        committed: of each, tokens whose keys and values are computed, before those of the path.
+        kept: of each, whether the runner has moved keys and values of the path.
     """
 
-    sequence: Sequence
-    committed: int
-    kept: bool
-    path: AcceptedPath
-    feedback: Feedback
+    feedback: StepFeedback
+    rows: list[int]
+    sequences: list[Sequence]
+    committed: list[int]
+    kept: list[bool]
+    paths: list[AcceptedPath]
+
+    def each(self) -> Iterator[tuple[Sequence, int, bool, AcceptedPath]]:
+        """Sequence, committed tokens, kept and path of each row."""
+        return zip(self.sequences, self.committed, self.kept, self.paths, strict=True)
 
 
 class Engine:
@@ -251,20 +259,20 @@ class Engine:
         """Begins the step of a plan; None if there is nothing to do, or the step failed, which `outputs` tells then."""
         stand_back = plan.prompts_wait and not self._runner.rides_along
         drafts = self._policy.propose(plan.work, stand_back)
-        if not drafts:
+        if not drafts.work:
             return None
         batch = self._lay_out(drafts)
         try:
-            choices = self._choices(batch, drafts) if self._runner.chooses else None
+            choices = self._choices(batch, drafts.work) if self._runner.chooses else None
             begun = self._hand_over(batch, drafts, choices)
         except DeviceLostError:
             raise
         except Exception as error:
-            outputs += self._failed(drafts, error)
+            outputs += self._failed(drafts.work, error)
             return None
         kept = None if choices is None else choices.kinds != ON_HOST
-        runs = [draft.work.sequence.runs for draft in drafts]
-        return BegunStep(batch, drafts, runs, kept, begun, started, time.perf_counter() - started)
+        runs = [work.sequence.runs for work in drafts.work]
+        return BegunStep(batch, drafts.work, runs, kept, begun, started, time.perf_counter() - started)
 
     def _end_step(self, step: BegunStep, outputs: list[StepOutput]) -> None:
         """Waits for a step, and adds what its sequences write to `outputs`."""
@@ -277,24 +285,26 @@ class Engine:
         except DeviceLostError:
             raise
         except Exception as error:
-            outputs += self._failed([draft for row, draft in enumerate(step.drafts) if step.is_valid(row)], error)
+            outputs += self._failed([work for row, work in enumerate(step.work) if step.is_valid(row)], error)
             return
-        outputs += [self._commit(one, seconds, len(step.drafts)) for one in verified]
+        outputs += self._commit(verified, seconds, len(step.work))
         ended = time.perf_counter()
         if step.only_decodes:
             self._overlap.observe(step.batch, step.host_seconds + ended - began)
         self._steps += 1
         self._model_seconds += seconds
-        for draft in step.drafts:
-            draft.work.sequence.stats.model_seconds += seconds
-            draft.work.sequence.stats.step_seconds += ended - step.started
+        taken = ended - step.started
+        for work in step.work:
+            stats = work.sequence.stats
+            stats.model_seconds += seconds
+            stats.step_seconds += taken
 
-    def _failed(self, drafts: SequenceOf[Draft], error: Exception) -> list[StepOutput]:
+    def _failed(self, work: SequenceOf[Work], error: Exception) -> list[StepOutput]:
         """What becomes of the sequences of a step that failed: fewer run from now on, or they end."""
         if isinstance(error, DeviceMemoryError) and self._scheduler.run_fewer():
             _log.warning("%s; from now on %d sequences run at once", error, self._scheduler.max_running)
             return []
-        return self._fail(drafts, error)
+        return self._fail(work, error)
 
     def _await_mask(self) -> None:
         """Waits a moment for a mask if the running sequences wait for nothing else."""
@@ -327,26 +337,34 @@ class Engine:
         chooser = TokenChooser(sequence, eos, self.model.vocab_size, self.model.defaults.constraints)
         self._writers[sequence] = SequenceWriter(sequence, chooser, OutputText(decoder, request.stop, eos))
 
-    def _lay_out(self, drafts: SequenceOf[Draft]) -> StepBatch:
+    def _lay_out(self, drafts: Drafts) -> StepBatch:
         """The flat batch: of each draft, the nodes that are worth their time."""
-        rows = []
-        for work, tree in drafts:
-            sequence = work.sequence
-            chain = sequence.tokens(sequence.committed, work.tokens)
-            rows.append(BatchRow(self._pool.pages(sequence), sequence.committed, chain, tree, work.tokens - 1))
-        return lay_out(rows, self._policy.least_score(drafts))
+        sizes = [work.tokens for work in drafts.work]
+        sequences = [work.sequence for work in drafts.work]
+        if all(one.committed + 1 == one.length for one in sequences):  # all decode
+            tokens = np.array([one.last_token for one in sequences], np.int32)
+        else:
+            tokens = np.concatenate([one.tokens(one.committed, n) for one, n in zip(sequences, sizes, strict=True)])
+        chains = Chains(
+            pages=[self._pool.pages(one) for one in sequences],
+            contexts=np.array([one.committed for one in sequences], np.int32),
+            tokens=tokens,
+            begins=np.cumsum([0, *sizes], dtype=np.int32),
+            logits_from=np.array(sizes, np.int32) - np.int32(1),
+        )
+        return lay_out_trees(chains, drafts.trees, drafts.levels, self._policy.least_score(drafts))
 
-    def _choices(self, batch: StepBatch, drafts: SequenceOf[Draft]) -> Choices:
-        """How a runner that chooses tokens does so for each draft."""
+    def _choices(self, batch: StepBatch, works: SequenceOf[Work]) -> Choices:
+        """How a runner that chooses tokens does so for each sequence."""
         rows: list[ScoreRules | int] = []
         logprobs: list[int | None] = []
-        for row, (work, _) in enumerate(drafts):
+        for row, work in enumerate(works):
             writer = self._writers[work.sequence]
             rows.append(writer.rules(*_tree(batch, row, work)) if work.reaches_end else ON_HOST)
             logprobs.append(writer.logprobs if work.reaches_end else None)
         return Choices.of(rows, logprobs)
 
-    def _hand_over(self, batch: StepBatch, drafts: SequenceOf[Draft], choices: Choices | None) -> StepInFlight:
+    def _hand_over(self, batch: StepBatch, drafts: Drafts, choices: Choices | None) -> StepInFlight:
         """Begins the forward pass."""
         top_k = self._policy.top_k(drafts)
         if self._overlapping is not None:
@@ -355,65 +373,91 @@ class Engine:
         predictions = self._runner.step(batch, top_k, choices)
         return Computed(predictions, time.perf_counter() - started)
 
-    def _verify(self, step: BegunStep, predictions: Predictions, outputs: list[StepOutput]) -> list[_Verified]:
+    def _verify(self, step: BegunStep, predictions: Predictions, outputs: list[StepOutput]) -> _Verified:
         """What each sequence writes. A sequence that fails is ended, and its last output added to `outputs`."""
-        verified, logit_row, kept = [], 0, step.kept
-        for row, (work, _) in enumerate(step.drafts):
-            tokens, parents = _tree(step.batch, row, work)
-            rows = slice(logit_row, logit_row + tokens.size)
-            logit_row = rows.stop
-            sequence = work.sequence
+        feedback = _feedback(step.batch, step.work, predictions)
+        nodes, tokens = np.empty((2, feedback.tokens.shape[0]), np.int32)
+        ends = np.empty(len(step.work), np.int32)
+        follow_all(feedback.tokens, feedback.parents, feedback.begins, feedback.predictions, nodes, tokens, ends)
+        nodes_of, tokens_of, begin = nodes.tolist(), tokens.tolist(), 0
+        verified = _Verified(feedback, [], [], [], [], [])
+        for row, (work, end) in enumerate(zip(step.work, ends.tolist(), strict=True)):
+            path_of, begin = slice(begin, end), end
             if not step.is_valid(row):
                 continue
+            sequence = work.sequence
             if not work.reaches_end:
                 sequence.committed += work.tokens
                 continue
+            writer = self._writers[sequence]
             try:
-                at_nodes = predictions.of_rows(rows)
-                path = self._writers[sequence].verify(tokens, parents, at_nodes)
+                if writer.follows_predictions:
+                    path = writer.write(tokens_of[path_of], nodes_of[path_of])
+                else:
+                    own = feedback.of_row(row)
+                    path = writer.verify(feedback.tokens[own], feedback.parents[own], predictions.of_rows(own))
             except Exception as error:
                 if not isinstance(error, DraftwoodError):
                     _log.exception("request %r failed in verification", sequence.request.request_id)
                 outputs.append(self._end(sequence, error, keep=False))
                 continue
-            top_tokens = at_nodes.top(self._policy.feedback_top_k(sequence))
-            feedback = Feedback(tokens, parents, at_nodes.tokens, top_tokens)
-            moved = kept is not None and bool(kept[row])
-            verified.append(_Verified(sequence, sequence.committed + work.tokens, moved, path, feedback))
+            verified.rows.append(row)
+            verified.sequences.append(sequence)
+            verified.committed.append(sequence.committed + work.tokens)
+            verified.kept.append(step.kept is not None and bool(step.kept[row]))
+            verified.paths.append(path)
         return verified
 
-    def _keep(self, verified: SequenceOf[_Verified]) -> None:
+    def _keep(self, verified: _Verified) -> None:
         """Moves the KV entries of accepted nodes behind the committed ones."""
         sources, targets, begins = [], [], [0]
-        for one in verified:
-            for depth, node in enumerate(one.path.nodes):
-                if node != depth and not one.kept:
-                    sources.append(self._pool.slot(one.sequence, one.committed + node))
-                    targets.append(self._pool.slot(one.sequence, one.committed + depth))
-            if len(sources) > begins[-1]:
-                begins.append(len(sources))
+        for sequence, committed, kept, path in verified.each():
+            if kept or not path.nodes or path.nodes[-1] == len(path.nodes) - 1:
+                continue  # they are there
+            for depth, node in enumerate(path.nodes):
+                if node != depth:
+                    sources.append(self._pool.slot(sequence, committed + node))
+                    targets.append(self._pool.slot(sequence, committed + depth))
+            begins.append(len(sources))
         if sources:
             self._runner.keep(KVMoves(*(np.array(part, np.int32) for part in (sources, targets, begins))))
 
-    def _commit(self, one: _Verified, model_seconds: float, sharing: int) -> StepOutput:
-        sequence, path, accepted = one.sequence, one.path, len(one.path.nodes)
-        sequence.committed = one.committed + accepted
-        sequence.output.extend(path.token_ids)
-        sequence.stats.record_step(len(one.feedback.tokens) - 1, accepted)
-        self._policy.observe(sequence, Outcome(path.token_ids, accepted, one.feedback, model_seconds, sharing))
-        if path.finish:
-            self._finish(sequence)
-        elif sequence.grammar is not None:
-            sequence.grammar.prepare(self._masking)
-        drafted = [i < accepted for i in range(len(path.token_ids))]
-        tree = _verified_tree(one) if sequence.request.draft_trees else None
-        return StepOutput(sequence, path.token_ids, path.texts, drafted, path.finish, path.logprobs, tree)
+    def _commit(self, verified: _Verified, model_seconds: float, sharing: int) -> list[StepOutput]:
+        """Appends what was written, lets drafters learn, and ends the sequences that are complete."""
+        if not verified.rows:
+            return []
+        sizes = np.diff(verified.feedback.begins).tolist()
+        outputs, written, lengths, accepted_of = [], [], [], []
+        for row, (sequence, committed, _, path) in zip(verified.rows, verified.each(), strict=True):
+            accepted, token_ids = len(path.nodes), path.token_ids
+            sequence.committed = committed + accepted
+            sequence.output.extend(token_ids)
+            sequence.stats.record_step(sizes[row] - 1, accepted)
+            written += token_ids
+            lengths.append(len(token_ids))
+            accepted_of.append(accepted)
+            drafted = [True] * accepted + [False] * (len(token_ids) - accepted)
+            tree = _verified_tree(verified.feedback, row, path) if sequence.request.draft_trees else None
+            outputs.append(StepOutput(sequence, token_ids, path.texts, drafted, path.finish, path.logprobs, tree))
+        all_rows = len(verified.rows) == len(sizes)
+        feedback = verified.feedback if all_rows else verified.feedback.part(verified.rows)
+        begins = np.cumsum([0, *lengths], dtype=np.int32)
+        tokens = np.array(written, np.int32)
+        self._policy.observe(
+            Outcomes(verified.sequences, tokens, begins, accepted_of, feedback, model_seconds, sharing)
+        )
+        for output in outputs:
+            if output.finish:
+                self._finish(output.sequence)
+            elif output.sequence.grammar is not None:
+                output.sequence.grammar.prepare(self._masking)
+        return outputs
 
-    def _fail(self, drafts: SequenceOf[Draft], cause: Exception) -> list[StepOutput]:
+    def _fail(self, works: SequenceOf[Work], cause: Exception) -> list[StepOutput]:
         """Ends the sequences of a step that failed in the model."""
-        _log.error("the model failed in a step of %d sequences", len(drafts), exc_info=cause)
+        _log.error("the model failed in a step of %d sequences", len(works), exc_info=cause)
         outputs = []
-        for work, _ in drafts:
+        for work in works:
             error = ModelError(f"the model failed: {type(cause).__name__}: {cause}")
             error.__cause__ = cause
             if work.sequence.state is not SequenceState.FINISHED:
@@ -438,6 +482,18 @@ def _tree(batch: StepBatch, row: int, work: Work) -> tuple[Int32Array, Int32Arra
     return batch.tokens[root:end], batch.parents[root:end] - np.int32(work.tokens - 1)
 
 
-def _verified_tree(one: _Verified) -> VerifiedTree:
-    tokens, parents = one.feedback.tokens[1:], one.feedback.parents[1:] - 1  # without the root
-    return VerifiedTree(tokens.tolist(), parents.tolist(), one.path.nodes)
+def _feedback(batch: StepBatch, works: SequenceOf[Work], predictions: Predictions) -> StepFeedback:
+    """The predictions at all nodes: of each row, the last token of its chain and the draft tree under it."""
+    before = np.array([work.tokens for work in works], np.int32) - np.int32(1)
+    if not before.any():
+        return StepFeedback(batch.tokens, batch.parents, predictions.tokens, predictions.top_tokens, batch.begins)
+    begins = batch.begins - np.concatenate([np.zeros(1, np.int32), np.cumsum(before, dtype=np.int32)])
+    parents = batch.parents[batch.logit_rows] - np.repeat(before, np.diff(begins))
+    tokens = batch.tokens[batch.logit_rows]
+    return StepFeedback(tokens, parents, predictions.tokens, predictions.top_tokens, begins)
+
+
+def _verified_tree(feedback: StepFeedback, row: int, path: AcceptedPath) -> VerifiedTree:
+    own = feedback.of_row(row)
+    tokens, parents = feedback.tokens[own][1:], feedback.parents[own][1:] - 1  # without the root
+    return VerifiedTree(tokens.tolist(), parents.tolist(), path.nodes)

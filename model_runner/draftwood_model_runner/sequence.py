@@ -60,9 +60,11 @@ class Sequence:
     committed: int = 0
     runs: int = 0
     stats: SequenceStats = field(default_factory=SequenceStats)
+    _prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.stats.arrived_at = self.request.arrived_at
+        self._prompt_tokens = int(self.request.prompt.size)
 
     def __repr__(self) -> str:
         request = self.request
@@ -84,17 +86,22 @@ class Sequence:
     @property
     def length(self) -> int:
         """Tokens of prompt and output together."""
-        return int(self.request.prompt.size) + len(self.output)
+        return self._prompt_tokens + len(self.output)
+
+    @property
+    def last_token(self) -> int:
+        """Of prompt and output."""
+        return self.output[-1] if self.output else int(self.request.prompt[-1])
 
     @property
     def longest(self) -> int:
         """Tokens of the prompt and of the longest output that the request allows."""
-        return int(self.request.prompt.size) + self.request.stop.max_tokens
+        return self._prompt_tokens + self.request.stop.max_tokens
 
     def tokens(self, start: int, count: int) -> Int32Array:
         """int32[count]: prompt and output from position `start` on."""
         prompt = self.request.prompt
-        written = start - int(prompt.size)
+        written = start - self._prompt_tokens
         if written >= 0:
             return np.array(self.output[written : written + count], np.int32)
         tail = np.array(self.output[: max(written + count, 0)], np.int32)

@@ -21,9 +21,9 @@ from draftwood_model_runner.errors import DraftwoodError, InvalidInputError
 from draftwood_model_runner.loading.checkpoint import require_folder
 from draftwood_service.config import SettingsError, read_settings
 from draftwood_service.engine.process import EngineProcess
-from draftwood_service.listening import require_free
 from draftwood_service.logging_config import configure_logging
 from draftwood_service.settings import Settings
+from draftwood_service.starting.listening import require_free
 from draftwood_service.telemetry import opened_telemetry
 
 if TYPE_CHECKING:

@@ -6,10 +6,13 @@ A third party implements these without importing them; see `registry` for how on
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from draftwood_strategies.draft import DraftTree
+import numpy as np
+
+from draftwood_strategies.draft import DraftTree, DraftTrees
 from draftwood_strategies.native import Int32Array
 
 
@@ -25,12 +28,67 @@ class Feedback:
         predictions: int32[m], the model's most probable token after each node.
         top_tokens: int32[m, k], its k most probable ones, best first, for a strategy with `top_k` above 0; None
             otherwise.
+
+    Further attributes may be added behind these, always with None as their default: the logits or probabilities of
+    `top_tokens`, say, which a strategy would ask for by an attribute of its own as it does by `top_k`. So drafters read
+    attributes by name, and make a `Feedback` by keyword; one that does neither need nor get more works on unchanged.
     """
 
     tokens: Int32Array
     parents: Int32Array
     predictions: Int32Array
     top_tokens: Int32Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepFeedback:
+    """The `Feedback` of several sequences of a step in flat arrays, one tree after the other.
+
+    Attributes:
+        tokens, parents, predictions, top_tokens: as in `Feedback`; parents are counted from the beginning of their
+            tree. `top_tokens` may have more columns than the strategy's `top_k`.
+        begins: int32[s + 1]; the nodes of tree i, its node 0 first, are `begins[i]` to `begins[i + 1]`.
+    """
+
+    tokens: Int32Array
+    parents: Int32Array
+    predictions: Int32Array
+    top_tokens: Int32Array | None
+    begins: Int32Array
+
+    @classmethod
+    def of(cls, feedback: Feedback) -> StepFeedback:
+        """That of a single sequence."""
+        begins = np.array([0, feedback.tokens.shape[0]], np.int32)
+        return cls(feedback.tokens, feedback.parents, feedback.predictions, feedback.top_tokens, begins)
+
+    def of_row(self, sequence: int) -> slice:
+        """Where the nodes of a sequence are."""
+        return slice(int(self.begins[sequence]), int(self.begins[sequence + 1]))
+
+    def part(self, sequences: SequenceOf[int]) -> StepFeedback:
+        """That of some of the sequences, at least one."""
+        bounds = [self.begins[i : i + 2].tolist() for i in sequences]
+        nodes = np.concatenate([np.arange(begin, end) for begin, end in bounds])
+        return StepFeedback(
+            self.tokens[nodes],
+            self.parents[nodes],
+            self.predictions[nodes],
+            None if self.top_tokens is None else self.top_tokens[nodes],
+            np.cumsum([0, *(end - begin for begin, end in bounds)], dtype=np.int32),
+        )
+
+    def feedback(self, sequence: int, top_k: int) -> Feedback:
+        """That of one sequence, for a strategy with this `top_k`."""
+        own, top_tokens = self.of_row(sequence), None
+        if top_k and self.top_tokens is not None:
+            top_tokens = np.ascontiguousarray(self.top_tokens[own, :top_k])
+        return Feedback(
+            tokens=self.tokens[own],
+            parents=self.parents[own],
+            predictions=self.predictions[own],
+            top_tokens=top_tokens,
+        )
 
 
 @runtime_checkable
@@ -86,6 +144,32 @@ class Strategy(Protocol):
 
     def start(self, prompt: Int32Array) -> Drafter:
         """A drafter for a sequence that begins with `prompt`, int32[p] with p >= 1."""
+
+
+@runtime_checkable
+class BatchStrategy(Strategy, Protocol):
+    """What a strategy offers besides so that all sequences of a step are one call, which costs less than one for each.
+
+    A strategy without it is asked sequence by sequence. The drafters are those that its `start` returned, each at most
+    once in a call.
+    """
+
+    def propose_all(self, drafters: SequenceOf[Any], budgets: Int32Array) -> DraftTrees:
+        """For each drafter what its `propose` returns.
+
+        Args:
+            budgets: int32[s], the most nodes of each tree, 1 or more.
+        """
+
+    def observe_all(
+        self, drafters: SequenceOf[Any], accepted: Int32Array, begins: Int32Array, feedback: StepFeedback | None
+    ) -> None:
+        """For each drafter what its `observe` does, in this order.
+
+        Args:
+            accepted: int32[a], what all sequences wrote, one after the other.
+            begins: int32[s + 1]; sequence i wrote `accepted[begins[i] : begins[i + 1]]`, at least one token.
+        """
 
 
 @runtime_checkable

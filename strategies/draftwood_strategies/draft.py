@@ -73,25 +73,12 @@ class DraftTree:
 
     def check(self, vocab_size: int | None = None) -> None:
         """Raises `MalformedTreeError` when an invariant is violated, or a token is not below `vocab_size`."""
-        for name, array, dtype in (
-            ("tokens", self.tokens, np.int32),
-            ("parents", self.parents, np.int32),
-            ("scores", self.scores, np.float32),
-        ):
-            if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
-                found = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
-                raise MalformedTreeError(f"{name} must be a {np.dtype(dtype).name}[n] array, not {found}")
-        if not len(self.tokens) == len(self.parents) == len(self.scores):
-            lengths = (len(self.tokens), len(self.parents), len(self.scores))
-            raise MalformedTreeError(f"tokens, parents and scores must be of one length, not {lengths}")
+        _check_arrays(self.tokens, self.parents, self.scores)
         violated, node = _first_violation(
             unlinked(self.tokens), self.parents, self.scores, 2**31 if vocab_size is None else vocab_size
         )
         if violated:
-            raise MalformedTreeError(
-                f"{_INVARIANTS[violated]}, but node {node} has token {self.tokens[node]}, parent {self.parents[node]},"
-                f" score {self.scores[node]}"
-            )
+            raise MalformedTreeError(_described(violated, self, node))
 
     @cached_property
     def depths(self) -> Int32Array:
@@ -113,6 +100,76 @@ class DraftTree:
 
 
 EMPTY_TREE = DraftTree(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class DraftTrees:
+    """The draft trees of several sequences in flat arrays, one tree after the other.
+
+    Attributes:
+        tokens, parents, scores: int32[n], int32[n] and float32[n], as in `DraftTree`; parents are counted from the
+            beginning of their tree.
+        begins: int32[s + 1]; the nodes of tree i are `begins[i]` to `begins[i + 1]`.
+    """
+
+    tokens: Int32Array
+    parents: Int32Array
+    scores: Float32Array
+    begins: Int32Array
+
+    @classmethod
+    def of(cls, trees: SequenceOf[DraftTree]) -> DraftTrees:
+        """The trees of a sequence each, in this order."""
+        if len(trees) == 1:
+            tree = trees[0]
+            return cls(tree.tokens, tree.parents, tree.scores, np.array([0, len(tree)], np.int32))
+        filled = [tree for tree in trees if len(tree)] or [EMPTY_TREE]
+        begins = np.zeros(len(trees) + 1, np.int32)
+        np.cumsum([len(tree) for tree in trees], out=begins[1:])
+        return cls(
+            np.concatenate([tree.tokens for tree in filled]),
+            np.concatenate([tree.parents for tree in filled]),
+            np.concatenate([tree.scores for tree in filled]),
+            begins,
+        )
+
+    @classmethod
+    def placed(cls, parts: SequenceOf[tuple[SequenceOf[int], DraftTrees]], sequences: int) -> DraftTrees:
+        """Trees for so many sequences, of parts that are each for some of them, in ascending order; others get none."""
+        if len(parts) == 1 and len(parts[0][0]) == sequences:
+            return parts[0][1]
+        sizes = np.zeros(sequences + 1, np.int32)
+        for rows, trees in parts:
+            sizes[np.asarray(rows, np.int64) + 1] = np.diff(trees.begins)
+        begins = np.cumsum(sizes, dtype=np.int32)
+        if len(parts) == 1:
+            only = parts[0][1]
+            return cls(only.tokens, only.parents, only.scores, begins)
+        n = int(begins[-1])
+        made = cls(np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.float32), begins)
+        for rows, trees in parts:
+            starts = begins[np.asarray(rows, np.int64)]
+            nodes = np.arange(trees.tokens.shape[0]) + np.repeat(starts - trees.begins[:-1], np.diff(trees.begins))
+            made.tokens[nodes], made.parents[nodes], made.scores[nodes] = trees.tokens, trees.parents, trees.scores
+        return made
+
+    @classmethod
+    def with_space(cls, sequences: int, nodes: int) -> DraftTrees:
+        """For `sequences` trees of so many nodes together, which are to be written."""
+        tokens, parents = np.empty((2, nodes), np.int32)
+        return cls(tokens, parents, np.empty(nodes, np.float32), np.zeros(sequences + 1, np.int32))
+
+    def cut(self) -> DraftTrees:
+        """What was written of it."""
+        end = int(self.begins[-1])
+        return DraftTrees(self.tokens[:end], self.parents[:end], self.scores[:end], self.begins)
+
+    def __len__(self) -> int:
+        return int(self.begins.shape[0]) - 1
+
+    def __getitem__(self, sequence: int) -> DraftTree:
+        begin, end = self.begins[sequence : sequence + 2].tolist()
+        return DraftTree(self.tokens[begin:end], self.parents[begin:end], self.scores[begin:end])
 
 
 class TreeBuilder:
@@ -169,9 +226,65 @@ def checked(proposed: Any, budget: int, vocab_size: int | None) -> DraftTree:
     return cast(DraftTree, tree)
 
 
+def checked_all(proposed: Any, budgets: Int32Array, vocab_size: int | None) -> DraftTrees:
+    """What a strategy proposes for a step, of whatever class, as checked trees of arrays that compiled code takes.
+
+    Args:
+        budgets: int32[s], the most nodes of each.
+
+    Raises:
+        MalformedTreeError: a tree has more nodes than its budget, or violates an invariant.
+        AttributeError: an array is missing.
+    """
+    arrays = proposed.tokens, proposed.parents, proposed.scores, proposed.begins
+    plain = type(proposed) is DraftTrees and all(type(a) is np.ndarray and a.flags.carray for a in arrays)
+    trees = proposed if plain else DraftTrees(*(_plain(array) for array in arrays))
+    _check_array("begins", trees.begins, np.int32)
+    sizes = np.diff(trees.begins)
+    if sizes.shape != budgets.shape or trees.begins[0] != 0 or trees.begins[-1] != len(trees.tokens):
+        raise MalformedTreeError(f"begins must delimit {budgets.size} trees of {len(trees.tokens)} nodes")
+    if not ((sizes >= 0) & (sizes <= budgets)).all():
+        raise MalformedTreeError(f"drafts have at most {budgets.tolist()} nodes, not {sizes.tolist()}")
+    _check_arrays(trees.tokens, trees.parents, trees.scores)
+    n, most = int(trees.begins[-1]), 2**31 if vocab_size is None else vocab_size
+    children, siblings = np.empty(n + 1, np.int32), np.empty(n, np.int32)
+    violated, sequence, node = _first_violation_of_all(
+        trees.tokens, trees.parents, trees.scores, trees.begins, children, siblings, most
+    )
+    if violated:
+        raise MalformedTreeError(f"tree {sequence}: {_described(violated, trees[sequence], node)}")
+    return cast(DraftTrees, trees)
+
+
 def _plain(array: Any) -> Any:
     """A contiguous, writable copy of an array; anything else as it is, for `check` to refuse."""
     return np.array(array, order="C") if isinstance(array, np.ndarray) else array
+
+
+def _check_arrays(tokens: Any, parents: Any, scores: Any) -> None:
+    """Types and lengths of the arrays of one tree or of several."""
+    for name, array, dtype in (
+        ("tokens", tokens, np.int32),
+        ("parents", parents, np.int32),
+        ("scores", scores, np.float32),
+    ):
+        _check_array(name, array, dtype)
+    if not len(tokens) == len(parents) == len(scores):
+        lengths = (len(tokens), len(parents), len(scores))
+        raise MalformedTreeError(f"tokens, parents and scores must be of one length, not {lengths}")
+
+
+def _check_array(name: str, array: Any, dtype: npt.DTypeLike) -> None:
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
+        found = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+        raise MalformedTreeError(f"{name} must be a {np.dtype(dtype).name}[n] array, not {found}")
+
+
+def _described(violated: int, tree: DraftTree, node: int) -> str:
+    return (
+        f"{_INVARIANTS[violated]}, but node {node} has token {tree.tokens[node]}, parent {tree.parents[node]},"
+        f" score {tree.scores[node]}"
+    )
 
 
 _INVARIANTS = (
@@ -184,9 +297,8 @@ _INVARIANTS = (
 )
 
 
-@flattened
 @compiled
-def _first_violation(index: TreeIndex, parents: Int32Array, scores: Float32Array, vocab_size: int) -> tuple[int, int]:
+def _violation_in(index: TreeIndex, parents: Int32Array, scores: Float32Array, vocab_size: int) -> tuple[int, int]:
     """Index into `_INVARIANTS` and the node, or (0, 0). Links the nodes of the tree as it goes."""
     tokens = index.tokens
     for i in range(tokens.shape[0]):
@@ -203,6 +315,30 @@ def _first_violation(index: TreeIndex, parents: Int32Array, scores: Float32Array
             return 5, i
         link(index, i, p)
     return 0, 0
+
+
+_first_violation = flattened(_violation_in)
+
+
+@compiled
+def _first_violation_of_all(
+    tokens: Int32Array,
+    parents: Int32Array,
+    scores: Float32Array,
+    begins: Int32Array,
+    children: Int32Array,
+    siblings: Int32Array,
+    vocab_size: int,
+) -> tuple[int, int, int]:
+    """As `_violation_in`, with the number of the tree; `children`, int32[n + 1], and `siblings` are workspace."""
+    for s in range(begins.shape[0] - 1):
+        begin, end = begins[s], begins[s + 1]
+        index = TreeIndex(tokens[begin:end], children, siblings)
+        children[0] = NO_NODE
+        violated, node = _violation_in(index, parents[begin:end], scores[begin:end], vocab_size)
+        if violated:
+            return violated, s, node
+    return 0, 0, 0
 
 
 @flattened

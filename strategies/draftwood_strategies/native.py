@@ -10,6 +10,10 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, cast, get_type_hints
 import numba
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+from numba.np import arrayobj
 
 Integer: TypeAlias = int | np.integer[Any]
 """A whole number: an int in Python, any width of it in compiled code."""
@@ -58,6 +62,86 @@ def flattened(function: Callable[Parameters, Result]) -> Callable[Parameters, Re
     namespace[name] = compiled(namespace[name])
     _define(f"def call({', '.join(parameters)}):\n    return {name}({apart})\n", python, namespace)
     return cast(Callable[Parameters, Result], wraps(python)(namespace["call"]))
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Where the data of a contiguous array lies, which stays there while the array lives."""
+    return int(array.__array_interface__["data"][0])
+
+
+def _view_of(kind: Any, dimensions: int) -> Any:
+    """An intrinsic that makes an array out of an address and its shape; see `int32s`.
+
+    Not `numba.carray`, a function, since functions without reference counts may return no array.
+    """
+
+    arrays: Any = arrayobj
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = arrays.make_array(signature.return_type)(context, builder)
+        item_size = context.get_abi_sizeof(context.get_data_type(kind))
+        address, shape = arguments[0], list(arguments[1:])
+        strides = [context.get_constant(types.intp, item_size)]
+        for extent in reversed(shape[1:]):
+            strides.insert(0, builder.mul(strides[0], extent))
+        arrays.populate_array(
+            array,
+            data=builder.inttoptr(address, context.get_data_type(kind).as_pointer()),
+            shape=shape,
+            strides=strides,
+            itemsize=item_size,
+            meminfo=None,
+        )
+        return array._getvalue()
+
+    if dimensions == 1:
+
+        def view(typing_context: Any, address: Any, size: Any) -> Any:
+            return types.Array(kind, 1, "C")(types.intp, types.intp), generate
+
+    else:
+
+        def view(typing_context: Any, address: Any, rows: Any, columns: Any) -> Any:  # type: ignore[misc]
+            return types.Array(kind, 2, "C")(types.intp, types.intp, types.intp), generate
+
+    return intrinsic(view)
+
+
+int32s: Callable[[Integer, Integer], Int32Array] = _view_of(types.int32, 1)
+"""In compiled code: the array at an address (`address_of`) with so many entries, so that one call can work on arrays of
+many sequences. Compiled functions cannot return it."""
+int32_rows: Callable[[Integer, Integer, Integer], Int32Array] = _view_of(types.int32, 2)
+"""As `int32s`, with so many rows and columns."""
+int64s: Callable[[Integer, Integer], Int64Array] = _view_of(types.int64, 1)
+"""As `int32s`."""
+int64_rows: Callable[[Integer, Integer, Integer], Int64Array] = _view_of(types.int64, 2)
+"""As `int32_rows`."""
+float32s: Callable[[Integer, Integer], Float32Array] = _view_of(types.float32, 1)
+"""As `int32s`."""
+float32_rows: Callable[[Integer, Integer, Integer], Float32Array] = _view_of(types.float32, 2)
+"""As `int32_rows`."""
+
+
+@intrinsic
+def _prefetch(typing_context: Any, array: Any, offset: Any) -> Any:
+    arrays: Any = arrayobj
+    utilities: Any = cgutils
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = arrays.make_array(signature.args[0])(context, builder, arguments[0]).data
+        line = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+        word = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [line.type, word, word, word])
+        function = utilities.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [line, word(0), word(3), word(1)])  # to be read, again and again, as data
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
+prefetch: Callable[[Int32Array, Integer], None] = cast(Any, _prefetch)
+"""In compiled code: begins to load the entry of an array that is that far behind its first one. It need not lie in the
+array."""
 
 
 def _define(source: str, python: Any, namespace: dict[str, Any]) -> None:

@@ -9,9 +9,11 @@ of a bucket that was written longest ago leaves.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from draftwood_strategies.native import Int32Array, Integer, compiled
+from draftwood_strategies.native import Int32Array, Int64Array, Integer, compiled, flattened
 
 ORDERS = 4
 """The longest context, in tokens. Acceptance length, cold, 64 nodes, by this: 2.71, 3.14, 3.32 and 3.46 for one to four
@@ -50,6 +52,23 @@ def has_layout(rows: Int32Array) -> bool:
     )
 
 
+class TableArrays(NamedTuple):
+    """The arrays of a successor table, until it grows.
+
+    Attributes:
+        rows: int32[r, COLUMNS].
+        state: int64[3], how often it was written, how many contexts it holds, and the most rows that it may have.
+        context: int32[ORDERS], workspace.
+    """
+
+    rows: Int32Array
+    state: Int64Array
+    context: Int32Array
+
+
+_CLOCK, _CONTEXTS, _CAPACITY = range(3)
+
+
 class SuccessorTable:
     """One tenant's contexts and their successors.
 
@@ -60,11 +79,20 @@ class SuccessorTable:
     LEAST = 1024
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = 1 << (capacity.bit_length() - 1)
-        self.rows: Int32Array = np.zeros((self.LEAST, COLUMNS), np.int32)
-        self._context = np.empty(ORDERS, np.int32)
-        self._clock = 0
-        self.contexts = 0
+        self.arrays = TableArrays(
+            rows=np.zeros((self.LEAST, COLUMNS), np.int32),
+            state=np.array([0, 0, 1 << (capacity.bit_length() - 1)], np.int64),
+            context=np.empty(ORDERS, np.int32),
+        )
+
+    @property
+    def rows(self) -> Int32Array:
+        return self.arrays.rows
+
+    @property
+    def contexts(self) -> int:
+        """How many it holds."""
+        return int(self.arrays.state[_CONTEXTS])
 
     @property
     def nbytes(self) -> int:
@@ -78,12 +106,23 @@ class SuccessorTable:
             tokens, parents, top_tokens: int32[m], int32[m] and int32[m, k >= WIDTH], as in `Feedback`; node 0 is the
                 last token of `tail`.
         """
-        self._clock += 1
-        self.contexts += _note(self.rows, self._clock, self._context, tail, tokens, parents, top_tokens)
-        while 2 * self.contexts > self.rows.shape[0] < self._capacity:
+        _note(self.arrays, tail, tokens, parents, top_tokens)
+        self.grow()
+
+    def grow(self) -> None:
+        """Makes it larger while it is half full, as far as its capacity allows."""
+        _, state, context = self.arrays
+        while 2 * state[_CONTEXTS] > self.rows.shape[0] < state[_CAPACITY]:
             larger: Int32Array = np.zeros((2 * self.rows.shape[0], COLUMNS), np.int32)
-            self.contexts = _move(self.rows, larger)
-            self.rows = larger
+            state[_CONTEXTS] = _move(self.rows, larger)
+            self.arrays = TableArrays(larger, state, context)
+
+
+@compiled
+def wants_growth(table: TableArrays) -> bool:
+    """Whether `SuccessorTable.grow` would make it larger."""
+    rows = table.rows.shape[0]
+    return bool(2 * table.state[_CONTEXTS] > rows and rows < table.state[_CAPACITY])
 
 
 @compiled
@@ -130,17 +169,10 @@ def _bucket(rows: Int32Array, context_hash: Integer) -> int:
 
 
 @compiled
-def _note(
-    rows: Int32Array,
-    clock: int,
-    context: Int32Array,
-    tail: Int32Array,
-    tokens: Int32Array,
-    parents: Int32Array,
-    top_tokens: Int32Array,
-) -> int:
-    """Returns how many empty rows it took."""
-    taken = 0
+def note(table: TableArrays, tail: Int32Array, tokens: Int32Array, parents: Int32Array, top_tokens: Int32Array) -> None:
+    """As `SuccessorTable.note`, which may have to grow afterwards."""
+    rows, state, context = table.rows, table.state, table.context
+    state[_CLOCK] += 1
     for node in range(tokens.shape[0]):
         read_context(tail, tokens, parents, node, 1, context)
         context_hash: Integer = 0
@@ -155,15 +187,17 @@ def _note(
                 rows[row, STEADY] = min(rows[row, STEADY] + 1, STEADY_BINS - 1) if same else 0
             else:
                 row = _oldest(rows, context_hash)
-                taken += 1 if rows[row, WRITTEN] == 0 else 0
+                state[_CONTEXTS] += 1 if rows[row, WRITTEN] == 0 else 0
                 rows[row, TAG] = np.int32(context_hash - 0x80000000)
                 rows[row, STEADY] = 0
-            rows[row, WRITTEN] = clock
+            rows[row, WRITTEN] = state[_CLOCK]
             for rank in range(WIDTH):
                 rows[row, rank] = top_tokens[node, rank]
             if not known and order + 1 >= _ALWAYS_KEPT:
                 break
-    return taken
+
+
+_note = flattened(note)
 
 
 @compiled

@@ -17,7 +17,7 @@ MINUTES = (
 )
 
 NOT_RUN = {
-    r"(\S*/)?pip install .*": INSTALLS,
+    r"(\S*/)?pip (install|wheel) .*": INSTALLS,
     r"python3 -m venv .*": INSTALLS,
     r"docker (build|run) .*": DOCKER,
     r"helm test .*": CLUSTER,

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from draftwood_service.settings import Settings
+from tools.distributions.lock import projects
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT = (REPOSITORY / "Dockerfile").read_text()
@@ -48,7 +49,7 @@ def test_hadolint_finds_nothing() -> None:
 
 def test_what_is_copied_exists_and_is_sent_to_the_builder() -> None:
     names = copied()
-    assert {"pyproject.toml", "constraints.txt", "service"} <= set(names)
+    assert {"pylock.toml", "service"} <= set(names)
     for name in names:
         assert (REPOSITORY / name).exists(), name
         assert sent(name), name
@@ -65,10 +66,17 @@ def test_the_builder_gets_nothing_else() -> None:
 
 
 def test_the_wheels_find_all_that_they_are_made_of() -> None:
-    """Packages and files that pyproject.toml names."""
-    packages = re.search(r"^packages = (\[.*\])$", (REPOSITORY / "pyproject.toml").read_text(), re.M)
-    assert packages is not None
-    assert {*re.findall(r'"(.*?)"', packages[1]), "README.md", "LICENSE", "clients/python", "protos"} <= set(copied())
+    """The folders of all distributions, and the stubs."""
+    assert {*projects(), "protos"} <= set(copied())
+
+
+def test_the_image_has_the_extras_that_its_command_needs() -> None:
+    [installed] = [line for line in arguments("RUN") if "pip wheel" in line]
+    extras = projects()["service"]["optional-dependencies"]
+    assert "[embedded,gateway,telemetry]" in installed
+    assert {"embedded", "gateway", "telemetry"} <= extras.keys()
+    for folder, project in projects().items():
+        assert (f"./{folder} " in installed) == (project["name"] != "draftwood-benchmarks")
 
 
 @pytest.mark.parametrize("document", ["docs/image.md", "helm/draftwood/templates/_helpers.tpl"])
@@ -88,9 +96,8 @@ def test_the_ports_are_those_of_the_command() -> None:
 
 
 def test_the_version_is_that_of_the_distribution() -> None:
-    version = re.search(r'^version = "(.*)"$', (REPOSITORY / "pyproject.toml").read_text(), re.M)
-    assert version is not None
-    assert f"VERSION={version[1]}" in arguments("ARG")
+    [version] = {project["version"] for project in projects().values()}
+    assert f"VERSION={version}" in arguments("ARG")
 
 
 def test_bases_are_arguments_that_a_digest_fits_into() -> None:

@@ -117,7 +117,7 @@ def test_steps_that_read_prompts_tell_nothing_of_decoding() -> None:
 def test_cancelled_in_flight() -> None:
     engine, _ = engine_of()
     sequences = add_all(engine, oracle(1))
-    while engine._in_flight is None or len(engine._in_flight.drafts) < 2:
+    while engine._in_flight is None or len(engine._in_flight.work) < 2:
         engine.step()
     lost, *_ = engine._in_flight.sequences
     before = list(lost.output)

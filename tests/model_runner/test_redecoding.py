@@ -156,6 +156,7 @@ def test_a_token_changed_by_a_draft_is_found(engine: Engine, monkeypatch: pytest
 
     written = [0]
     with monkeypatch.context() as patch:
+        patch.setattr(SequenceWriter, "follows_predictions", False)
         patch.setattr(SequenceWriter, "verify", faulty)
         answer = drafted(engine, truth=truth)
     assert [*answer.output] != truth

@@ -42,8 +42,8 @@ def test_every_field_arrives_where_it_belongs() -> None:
 def test_another_process_finds_it_compiled() -> None:
     DraftTree.of([1, 2])
     program = (
-        "from strategies import draft; draft.DraftTree.of([1, 2]);"
-        "stats = draft._first_violation.__globals__['_first_violation_flattened'].stats;"
+        "from draftwood_strategies import draft; draft.DraftTree.of([1, 2]);"
+        "stats = draft._first_violation.__globals__['_violation_in_flattened'].stats;"
         "print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)

@@ -61,7 +61,7 @@ class OutputOptions:
 def require(package: str, needed_by: str) -> None:
     """Raises BenchmarkError if an optional package is missing."""
     if find_spec(package) is None:
-        raise BenchmarkError(f'{needed_by} needs {package}: pip install "draftwood[bench]"')
+        raise BenchmarkError(f"{needed_by} needs pip install 'draftwood[benchmarks]' (no {package})")
 
 
 def console() -> Console:

@@ -9,31 +9,28 @@ narrow, lest its first token come late.
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
 
 import numba
 import numpy as np
 import numpy.typing as npt
 
-from draftwood_strategies import DraftTree
 from draftwood_strategies.draft import Float32Array
 
 
 def worthwhile_score(
-    trees: SequenceOf[DraftTree], base_tokens: int, step_times: Callable[[int, int], npt.NDArray[np.float64]]
+    scores: Float32Array, base_tokens: int, step_times: Callable[[int, int], npt.NDArray[np.float64]]
 ) -> float:
     """The score below which a node is not worth its time in this step.
 
     Args:
-        trees: what the step's sequences propose.
+        scores: float32[n], of all nodes that the step's sequences propose.
         base_tokens: tokens that the step runs anyway.
         step_times: (n, m) -> seconds that the step takes with n, n + 1, ... m tokens, float64[m - n + 1].
     """
-    drafted = [tree.scores for tree in trees if len(tree)]
-    if not drafted:
+    if not scores.size:
         return 0.0
-    scores = np.sort(drafted[0] if len(drafted) == 1 else np.concatenate(drafted))
-    return float(_least_worthwhile(scores, base_tokens, step_times(base_tokens, base_tokens + scores.size)))
+    seconds = step_times(base_tokens, base_tokens + scores.size)
+    return float(_least_worthwhile(np.sort(scores), base_tokens, seconds))
 
 
 @numba.njit(cache=True, nogil=True)

@@ -82,6 +82,7 @@ class DraftAccount:
         self._pause = 0
         self._first_step: float | None = None
         self._sharing = 1
+        self._step_seconds, self._credit = 0.0, LEAST_CREDIT
         self.clear()
 
     @property
@@ -95,6 +96,7 @@ class DraftAccount:
         self._steps, self._accepted, self._step_total = 0, 0, 0.0
         self._verifying = self._latest_verifying = 0.0
         self._paused_at = self._spent, self._accepted
+        self._estimate()
 
     def step(self, seconds: float, accepted: int, sharing: int = 1, verifying: float = 0.0) -> None:
         """A step in which the sequence wrote tokens.
@@ -115,22 +117,24 @@ class DraftAccount:
             self._steps += 1
             self._step_total += share
             self._verifying += min(verifying, share)
+        self._estimate()
 
     def charge(self, seconds: float) -> None:
         """Time that a call of the drafter took."""
         self._spent += seconds
-        self._charged += min(seconds, _LARGEST_CHARGE * self._credit())
-        self._longest = max(self._longest, seconds)
+        self._charged += min(seconds, _LARGEST_CHARGE * self._credit)
+        if seconds > self._longest:
+            self._longest = seconds
 
     def verdict(self) -> str:
         """Why drafting must end; "" while it may go on."""
         if self._longest > LONGEST_CALL:
             return f"it is too slow: one call took {self._longest:.3g} s"
-        step = self._step_seconds()
+        step = self._step_seconds
         if step == 0.0:
             return ""
         saved = step * self._accepted
-        if self._charged > saved + TOLERATED_SHARE * self._step_total + self._credit():
+        if self._charged > saved + TOLERATED_SHARE * self._step_total + self._credit:
             return (
                 f"it is too slow: it took {self._spent:.3g} s, and its {self._accepted} accepted tokens saved"
                 f" {saved:.3g} s"
@@ -142,7 +146,7 @@ class DraftAccount:
         twice as many as the last time. Drafting that is not even cheap is ended by `verdict` instead."""
         spent, accepted = self._paused_at
         self._paused_at = self._spent, self._accepted
-        step = self._step_seconds()
+        step = self._step_seconds
         # More than a step is a stall of the machine, or a strategy that `verdict` ends.
         latest = self._accepted - accepted, min(self._spent - spent, step), self._latest_verifying
         self._own.add(*latest, _RECENT)
@@ -154,9 +158,9 @@ class DraftAccount:
         self._pause = min(2 * self._pause + 1, longest) if idle else 0
         return self._pause
 
-    def _credit(self) -> float:
-        return max(LEAST_CREDIT / self._sharing, CREDIT_STEPS * self._step_seconds() / math.sqrt(self._sharing))
-
-    def _step_seconds(self) -> float:
-        """The share of this sequence in a step of the model; before a second one, that of the first; 0 before that."""
-        return self._step_total / self._steps if self._steps else self._first_step or 0.0
+    def _estimate(self) -> None:
+        """Sets the share of this sequence in a step of the model (before a second one that of the first, 0 before
+        that), and what drafting may cost before it saves anything."""
+        step = self._step_total / self._steps if self._steps else self._first_step or 0.0
+        self._step_seconds = step
+        self._credit = max(LEAST_CREDIT / self._sharing, CREDIT_STEPS * step / math.sqrt(self._sharing))

@@ -24,14 +24,15 @@ import numpy as np
 
 from draftwood_model_runner.drafting.budget import worthwhile_score
 from draftwood_model_runner.drafting.draft_account import Payoff
-from draftwood_model_runner.drafting.guarded_drafter import GuardedDrafter
+from draftwood_model_runner.drafting.guarded_drafter import GuardedDrafter, observe_all, propose_all, runs_of
 from draftwood_model_runner.drafting.step_time import StepTimes
 from draftwood_model_runner.drafting.watchdog import Watchdog
 from draftwood_model_runner.runners.base import DraftLimits, StepBatch
 from draftwood_model_runner.scheduling.scheduler import Work
 from draftwood_model_runner.sequence import Sequence
-from draftwood_strategies import EMPTY_TREE, DraftTree, Feedback
-from draftwood_strategies.draft import merged
+from draftwood_strategies import DraftTree
+from draftwood_strategies.base import StepFeedback
+from draftwood_strategies.draft import DraftTrees, Int32Array, merged
 
 _log = logging.getLogger(__name__)
 
@@ -43,29 +44,48 @@ _REMEMBERED_PAYOFFS = 4096
 """Arms and strategies of tenants whose payoff is remembered; the least recently used one is dropped."""
 
 
-class Draft(NamedTuple):
-    """The work of a sequence that takes part in the step, and its draft."""
-
-    work: Work
-    tree: DraftTree
-
-
-class Outcome(NamedTuple):
-    """What came of a step for one sequence.
+class Drafts(NamedTuple):
+    """What takes part in a step, and what is drafted.
 
     Attributes:
-        token_ids: what it wrote.
-        accepted_drafts: how many of them were drafted.
+        work: of each sequence that takes part.
+        trees: a draft for each.
+        levels: int32[s], how deep each may be at most.
+    """
+
+    work: list[Work]
+    trees: DraftTrees
+    levels: Int32Array
+
+
+class Outcomes(NamedTuple):
+    """What came of a step for the sequences that wrote.
+
+    Attributes:
+        sequences: in the order of the other attributes.
+        written: int32[a], what they wrote, one after the other.
+        begins: int32[s + 1]; sequence i wrote `written[begins[i] : begins[i + 1]]`.
+        accepted: of each, how many of these tokens were drafted.
         feedback: the predictions of the model at every node.
         model_seconds: what the forward pass took.
         sharing: how many sequences shared it.
     """
 
-    token_ids: list[int]
-    accepted_drafts: int
-    feedback: Feedback
+    sequences: list[Sequence]
+    written: Int32Array
+    begins: Int32Array
+    accepted: list[int]
+    feedback: StepFeedback
     model_seconds: float
     sharing: int
+
+
+class _Rework(NamedTuple):
+    """How the draft of a sequence is changed: the tokens that its grammar forces, and what the runner can verify."""
+
+    forced: list[int]
+    nodes: int
+    branches: bool
 
 
 @dataclass(eq=False, slots=True)
@@ -130,8 +150,8 @@ class DraftPolicy:
         if state is not None:
             state.drafter.close()
 
-    def propose(self, plan: SequenceOf[Work], prompts_wait: bool) -> list[Draft]:
-        """Which work of the plan is done in this step, each with its draft.
+    def propose(self, plan: SequenceOf[Work], prompts_wait: bool) -> Drafts:
+        """Which work of the plan is done in this step, with a draft for each sequence.
 
         A prompt that needs further steps waits for each of them to end. So nothing is drafted then, and sequences
         whose drafts pay skip a few steps altogether: one step with a draft makes up for them afterwards.
@@ -139,29 +159,48 @@ class DraftPolicy:
         Args:
             prompts_wait: as `Plan.prompts_wait`.
         """
-        drafts = []
-        for work in plan:
-            state = self._states[work.sequence]
-            if prompts_wait and _may_skip(work, state):
+        work, asked, drafters, budgets, reworked = list[Work](), [], [], [], dict[int, _Rework]()
+        levels: Int32Array = np.zeros(len(plan), np.int32)
+        for one in plan:
+            sequence, state = one.sequence, self._states[one.sequence]
+            if prompts_wait and _may_skip(one, state):
                 state.skipped += 1
                 continue
-            asked = work.reaches_end and (not prompts_wait or state.skipped == _MOST_SKIPPED)
+            may_draft = one.reaches_end and (not prompts_wait or state.skipped == _MOST_SKIPPED)
             state.skipped = 0
-            drafts.append(Draft(work, self._draft(work.sequence, state.drafter) if asked else EMPTY_TREE))
-        return drafts
+            work.append(one)
+            if not may_draft or (sequence.grammar is None and not state.drafter.active):
+                continue
+            left, nodes = sequence.request.stop.max_tokens - len(sequence.output), sequence.request.max_draft_nodes
+            if left <= 1 or nodes == 0 or (sequence.grammar is not None and sequence.grammar.slow):
+                continue  # with a grammar whose masks are slow, a step writes one token only
+            limits, row = self._draft_limits(sequence.length - 1), len(work) - 1
+            levels[row] = min(left - 1, limits.levels)
+            forced = forced_tokens(sequence)[:nodes]
+            if forced or not limits.branches:
+                reworked[row] = _Rework(forced, min(nodes, limits.nodes), limits.branches)
+            if sequence.output and state.drafter.ready():  # the first token waits for no drafter
+                asked.append(row)
+                drafters.append(state.drafter)
+                budgets.append(nodes if row in reworked else min(nodes, limits.nodes))
+        trees = DraftTrees.with_space(len(work), 0)
+        if asked:
+            found = propose_all(drafters, np.array(budgets, np.int32))
+            trees = DraftTrees.placed([(asked, found)], len(work))
+        return Drafts(work, _reworked(trees, reworked), levels[: len(work)])
 
-    def least_score(self, drafts: SequenceOf[Draft]) -> float:
+    def least_score(self, drafts: Drafts) -> float:
         """The score below which draft nodes are not worth their time in this step."""
-        if self._step_times is None:
+        if self._step_times is None or not drafts.trees.scores.shape[0]:
             return 0.0
-        tokens = sum(draft.work.tokens for draft in drafts)
-        context = sum(draft.work.tokens * draft.work.sequence.committed for draft in drafts) // tokens
-        step_times = partial(self._step_times.between, sequences=len(drafts), context=context)
-        return worthwhile_score([draft.tree for draft in drafts], tokens, step_times)
+        tokens = sum(work.tokens for work in drafts.work)
+        context = sum(work.tokens * work.sequence.committed for work in drafts.work) // tokens
+        step_times = partial(self._step_times.between, sequences=len(drafts.work), context=context)
+        return worthwhile_score(drafts.trees.scores, tokens, step_times)
 
-    def top_k(self, drafts: SequenceOf[Draft]) -> int:
+    def top_k(self, drafts: Drafts) -> int:
         """How many of the most probable tokens at each node the drafters of the step need, at most."""
-        return max(self._states[draft.work.sequence].drafter.top_k for draft in drafts)
+        return max(self._states[work.sequence].drafter.top_k for work in drafts.work)
 
     def observe_step(self, batch: StepBatch, seconds: float) -> None:
         """The model took so many seconds for a batch."""
@@ -169,16 +208,25 @@ class DraftPolicy:
         if self._step_times is not None:
             self._step_times.observe(batch.size, batch.rows, seconds, self._context)
 
-    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        """A step in which a sequence wrote tokens."""
-        drafter = self._states[sequence].drafter
-        verifying = self._verifying_seconds(len(outcome.feedback.tokens) - 1)
-        drafter.account.step(outcome.model_seconds, outcome.accepted_drafts, outcome.sharing, verifying)
-        drafter.observe(outcome.token_ids, outcome.feedback)
-
-    def feedback_top_k(self, sequence: Sequence) -> int:
-        """How many of the most probable tokens at each node the drafter of a sequence needs."""
-        return self._states[sequence].drafter.top_k
+    def observe(self, outcomes: Outcomes) -> None:
+        """A step in which sequences wrote tokens."""
+        nodes, verifying = np.diff(outcomes.feedback.begins).tolist(), dict[int, float]()
+        drafters, active = [], []
+        for i, sequence in enumerate(outcomes.sequences):
+            drafter = self._states[sequence].drafter
+            if not drafter.active:
+                continue
+            if nodes[i] not in verifying:
+                verifying[nodes[i]] = self._verifying_seconds(nodes[i] - 1)
+            seconds, sharing = outcomes.model_seconds, outcomes.sharing
+            drafter.account.step(seconds, outcomes.accepted[i], sharing, verifying[nodes[i]])
+            drafters.append(drafter)
+            active.append(i)
+        if len(active) == len(outcomes.sequences):
+            observe_all(drafters, outcomes.written, outcomes.begins, outcomes.feedback)
+        elif active:
+            written, begins = runs_of(outcomes.written, outcomes.begins, active)
+            observe_all(drafters, written, begins, outcomes.feedback.part(active))
 
     def _verifying_seconds(self, nodes: int) -> float:
         """What so many nodes added to the latest step, by the step-time model."""
@@ -189,25 +237,17 @@ class DraftPolicy:
         whole, without = (self._step_times.at(size, batch.rows, self._context) for size in sizes)
         return whole - without
 
-    def _draft(self, sequence: Sequence, drafter: GuardedDrafter) -> DraftTree:
-        """What to verify after a sequence that is committed but for its last token.
 
-        The first token of the output waits for no drafter. Tokens that the grammar forces are a draft at no cost; with
-        one whose masks are slow, a step writes one token only.
-        """
-        if sequence.grammar is not None and sequence.grammar.slow:
-            return EMPTY_TREE
-        left, nodes = sequence.request.stop.max_tokens - len(sequence.output), sequence.request.max_draft_nodes
-        if left <= 1 or nodes == 0:
-            return EMPTY_TREE
-        limits = self._draft_limits(sequence.length - 1)
-        tree = drafter.propose(nodes) if sequence.output else EMPTY_TREE
-        forced = forced_tokens(sequence)[:nodes]
-        if forced:
-            tree = merged([DraftTree.of(forced), tree])
-        if not limits.branches:
-            tree = best_chain(tree)
-        return within_depth(tree.pruned(min(nodes, limits.nodes)), min(left - 1, limits.levels))
+def _reworked(trees: DraftTrees, rows: dict[int, _Rework]) -> DraftTrees:
+    """With the drafts of some rows changed: tokens that a grammar forces, which are a draft at no cost, laid over them,
+    and cut to what the runner can verify."""
+    if not rows:
+        return trees
+    each = [trees[row] for row in range(len(trees))]
+    for row, (forced, nodes, branches) in rows.items():
+        tree = merged([DraftTree.of(forced), each[row]]) if forced else each[row]
+        each[row] = (tree if branches else best_chain(tree)).pruned(nodes)
+    return DraftTrees.of(each)
 
 
 def _may_skip(work: Work, state: _State) -> bool:
@@ -239,16 +279,3 @@ def best_chain(tree: DraftTree) -> DraftTree:
         path.append(parents[path[-1]])
     nodes = np.array(path[::-1])
     return DraftTree(tree.tokens[nodes], np.arange(-1, nodes.size - 1, dtype=np.int32), tree.scores[nodes])
-
-
-def within_depth(tree: DraftTree, depth: int) -> DraftTree:
-    """The nodes of the tree that lie fewer than `depth` levels deep."""
-    if depth <= 0:
-        return EMPTY_TREE
-    if len(tree) <= depth or tree.depths.max() < depth:
-        return tree
-    kept = tree.depths < depth
-    index = np.cumsum(kept, dtype=np.int32) - 1
-    parents = tree.parents[kept]
-    parents = np.where(parents < 0, parents, index[parents]).astype(np.int32)
-    return DraftTree(tree.tokens[kept], parents, tree.scores[kept])

@@ -1,4 +1,4 @@
-"""A drafter that cannot do harm: whatever a strategy does wrong, its sequence continues at plain speed. No torch."""
+"""Drafters that cannot do harm: whatever a strategy does wrong, its sequence continues at plain speed. No torch."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Sequence as SequenceOf
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from draftwood_model_runner.drafting.draft_account import DraftAccount, Payoff, is_first_call
 from draftwood_model_runner.drafting.watchdog import Watchdog
 from draftwood_model_runner.sequence import Sequence
-from draftwood_strategies import EMPTY_TREE, Drafter, DraftTree, Feedback, Strategy
-from draftwood_strategies.base import Composite, Readable
-from draftwood_strategies.draft import checked
+from draftwood_strategies import EMPTY_TREE, Drafter, DraftTree, Feedback, NoDrafts, Strategy, asking
+from draftwood_strategies.base import Composite, Readable, StepFeedback
+from draftwood_strategies.draft import DraftTrees, Int32Array
 
 CALL_LIMIT, FIRST_CALL_LIMIT = 5.0, 120.0
 """Seconds after which a call into a strategy is interrupted; the first one of a class may compile."""
@@ -42,6 +43,8 @@ class GuardedDrafter:
 
     Attributes:
         account: what its calls cost and gained.
+        strategy: the tenant's; None for one that never drafts.
+        drafter: what it started; None before that, and once drafting is switched off.
     """
 
     def __init__(
@@ -57,8 +60,9 @@ class GuardedDrafter:
         self._vocab_size = vocab_size
         self._failures = failures
         self._watchdog = watchdog
-        self._unstarted = sequence.strategy
-        self._drafter: Drafter | None = None
+        self._unstarted = None if isinstance(sequence.strategy, NoDrafts) else sequence.strategy
+        self.strategy = self._unstarted
+        self.drafter: Drafter | None = None
         self._top_k = 0
         self._pause = 0
         self._paused = self._asked = False
@@ -67,7 +71,7 @@ class GuardedDrafter:
     @property
     def active(self) -> bool:
         """It drafts, or will when it is asked."""
-        return self._drafter is not None or self._unstarted is not None
+        return self.drafter is not None or self._unstarted is not None
 
     @property
     def expected(self) -> float:
@@ -81,41 +85,67 @@ class GuardedDrafter:
         """How many of the most probable tokens at each node the next `observe` needs."""
         return 0 if self._paused else self._top_k
 
+    @property
+    def vocab_size(self) -> int:
+        """Draft tokens are below it."""
+        return self._vocab_size
+
     def propose(self, budget: int) -> DraftTree:
-        """A valid tree of at most `budget` nodes; empty if there is no draft, or while drafts do not pay."""
+        """As `propose_all`, for this sequence alone; an empty tree where it is not `ready`."""
+        if budget <= 0 or not self.ready():
+            return EMPTY_TREE
+        return propose_all([self], np.array([budget], np.int32))[0]
+
+    def observe(self, accepted: list[int], feedback: Feedback) -> None:
+        """As `observe_all`, for this sequence alone."""
+        begins = np.array([0, len(accepted)], np.int32)
+        observe_all([self], np.array(accepted, np.int32), begins, StepFeedback.of(feedback))
+
+    def ready(self) -> bool:
+        """Whether it drafts in this step, to be asked before each: it may pause, while drafts do not pay."""
         self._paused = self._pause > 0
         if self._paused:
             self._pause -= 1
-            return EMPTY_TREE
-        self._catch_up()
-        drafter = self._drafter
-        if drafter is None or budget <= 0:
-            return EMPTY_TREE
-        self._asked = True
-        tree = EMPTY_TREE
-        try:
-            tree = checked(self._timed(drafter, "propose", drafter.propose, budget), budget, self._vocab_size)
-        except Exception as error:
-            self._switch_off(_raised("propose", error), error)
-        self._sequence.stats.proposed_tokens += len(tree)
-        self._judge()
-        return tree
+            return False
+        if self._unstarted is not None or self._unseen:
+            self._catch_up()
+        self._asked = self.drafter is not None
+        return self._asked
 
-    def observe(self, accepted: list[int], feedback: Feedback) -> None:
-        """Passes on what was accepted; in a pause it is kept until the next draft."""
+    def takes(self, accepted: Int32Array) -> bool:
+        """Whether it learns of what was accepted now; in a pause that is kept until the next draft."""
         if self._paused or self._unstarted is not None:
-            self._unseen += accepted
-        elif self._drafter is not None:
-            self._observe(accepted, feedback)
-            if self._asked:
-                self._asked = False
-                self._pause = self.account.pause()
+            self._unseen += accepted.tolist()
+            return False
+        return self.drafter is not None
+
+    def proposed(self, nodes: int) -> None:
+        """It drafted so many."""
+        self._sequence.stats.proposed_tokens += nodes
+        self._judge()
+
+    def observed(self) -> None:
+        """It was told what was accepted."""
+        self._judge()
+        if self._asked:
+            self._asked = False
+            self._pause = self.account.pause()
+
+    def failed(self, call: str, error: Exception) -> None:
+        """A call raised this."""
+        self._switch_off(_raised(call, error), error)
+
+    def took(self, seconds: float, first: bool) -> None:
+        """A call took so long for this sequence; that of a class's `first` call is not charged."""
+        self._sequence.stats.draft_seconds += seconds
+        if not first:
+            self.account.charge(seconds)
 
     def close(self) -> None:
         """Closes the drafter; further calls do nothing."""
         if self._unseen:
             self._catch_up()
-        drafter, self._drafter, self._unstarted = self._drafter, None, None
+        drafter, self.drafter, self._unstarted = self.drafter, None, None
         if drafter is None:
             return
         try:
@@ -123,7 +153,7 @@ class GuardedDrafter:
                 if isinstance(drafter, Composite):
                     self._sequence.stats.by_source = dict(drafter.by_source)
             finally:
-                self._limited(False, drafter.close)
+                self.limited(False, drafter.close)
         except Exception as error:
             if not self._sequence.stats.drafting_disabled_reason:
                 self._switch_off(_raised("close", error), error)
@@ -133,61 +163,39 @@ class GuardedDrafter:
         if self._unstarted is not None:
             strategy, self._unstarted = self._unstarted, None
             self._start(strategy)
-        if self._unseen:
-            unseen, self._unseen = self._unseen, []
-            self._observe(unseen, None)
-
-    def _observe(self, accepted: list[int], feedback: Feedback | None) -> None:
-        drafter = self._drafter
-        if drafter is not None:
+        unseen, self._unseen = self._unseen, []
+        if unseen and self.drafter is not None:
             try:
-                self._timed(drafter, "observe", drafter.observe, np.array(accepted, np.int32), feedback)
+                _timed([self], self.drafter, self.drafter.observe, np.array(unseen, np.int32), None)
             except Exception as error:
-                self._switch_off(_raised("observe", error), error)
+                self.failed("observe", error)
             self._judge()
 
     def _start(self, strategy: Strategy) -> None:
+        method = "start"
         try:
             top_k = int(strategy.top_k)
             if not 0 <= top_k <= self._vocab_size:
                 raise ValueError(f"top_k: {top_k} is not allowed; it must lie in [0, {self._vocab_size}]")
             request = self._sequence.request
             if request.learns:
-                method, start = "start", strategy.start
+                start = strategy.start
             elif isinstance(strategy, Readable):
                 method, start = "start_reading", strategy.start_reading
             else:
                 self._sequence.stats.drafting_disabled_reason = f"{request.strategy_name} cannot draft without learning"
                 return
-            self._drafter = self._timed(strategy, method, start, request.prompt.copy())
+            self.drafter = _timed([self], strategy, start, request.prompt.copy())
             self._top_k = top_k
-            if isinstance(self._drafter, Composite):
-                self._drafter.limit_tokens(self._vocab_size)
+            if isinstance(self.drafter, Composite):
+                self.drafter.limit_tokens(self._vocab_size)
         except Exception as error:
-            self._switch_off(_raised("start", error), error)
+            self._switch_off(_raised(method, error), error)
 
-    def _timed(
-        self,
-        owner: object,
-        method: str,
-        function: Callable[Arguments, Result],
-        *args: Arguments.args,
-        **kwargs: Arguments.kwargs,
-    ) -> Result:
-        """What `function`, the method of that name, returns; its time is charged, whether it returns or raises."""
-        first = is_first_call(owner, method)
-        started = time.perf_counter()
-        try:
-            return self._limited(first, function, *args, **kwargs)
-        finally:
-            seconds = time.perf_counter() - started
-            self._sequence.stats.draft_seconds += seconds
-            if not first:
-                self.account.charge(seconds)
-
-    def _limited(
+    def limited(
         self, first: bool, function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Result:
+        """What a call returns, interrupted where it takes too long."""
         if self._watchdog is None:
             return function(*args, **kwargs)
         return self._watchdog.call(FIRST_CALL_LIMIT if first else CALL_LIMIT, function, *args, **kwargs)
@@ -195,10 +203,10 @@ class GuardedDrafter:
     def _judge(self) -> None:
         """If drafting takes too long, drops the part that costs most, or the whole drafter."""
         reason = self.account.verdict()
-        if not reason or self._drafter is None:
+        if not reason or self.drafter is None:
             return
         try:
-            dropped = self._drafter.drop_slowest() if isinstance(self._drafter, Composite) else ""
+            dropped = self.drafter.drop_slowest() if isinstance(self.drafter, Composite) else ""
         except Exception as error:
             self._switch_off(_raised("drop_slowest", error), error)
             return
@@ -219,6 +227,84 @@ class GuardedDrafter:
         self._failures[request.strategy_name] += 1
         self._sequence.stats.drafting_disabled_reason = reason
         self.close()
+
+
+def propose_all(drafters: SequenceOf[GuardedDrafter], budgets: Int32Array) -> DraftTrees:
+    """A valid tree for each drafter, which is `ready`; empty where there is no draft, or a strategy failed.
+
+    Args:
+        budgets: int32[s], the most nodes of each, 1 or more.
+    """
+    placed = []
+    for strategy, rows in _by_strategy(drafters):
+        asked = drafters if len(rows) == len(drafters) else [drafters[row] for row in rows]
+        given = [one.drafter for one in asked]
+        trees = asking.propose_all(strategy, given, budgets[rows], asked[0].vocab_size, *_calls(asked))
+        for one, nodes in zip(asked, np.diff(trees.begins).tolist(), strict=True):
+            one.proposed(nodes)
+        placed.append((rows, trees))
+    return DraftTrees.placed(placed, len(drafters))
+
+
+def observe_all(
+    drafters: SequenceOf[GuardedDrafter], accepted: Int32Array, begins: Int32Array, feedback: StepFeedback
+) -> None:
+    """Passes on what sequences wrote.
+
+    Args:
+        accepted, begins: sequence i wrote `accepted[begins[i] : begins[i + 1]]`.
+    """
+    bounds = begins.tolist()
+    taking = [i for i, one in enumerate(drafters) if one.takes(accepted[bounds[i] : bounds[i + 1]])]
+    for strategy, rows in _by_strategy([drafters[i] for i in taking]):
+        chosen = [taking[row] for row in rows]
+        told = [drafters[i] for i in chosen]
+        if len(told) == len(drafters):
+            part = accepted, begins, feedback
+        else:
+            part = *runs_of(accepted, begins, chosen), feedback.part(chosen)
+        asking.observe_all(strategy, [one.drafter for one in told], *part, *_calls(told))
+        for one in told:
+            one.observed()
+
+
+def _by_strategy(drafters: SequenceOf[GuardedDrafter]) -> list[tuple[Strategy, list[int]]]:
+    """The strategies, and which drafters are of each."""
+    groups: dict[int, tuple[Strategy, list[int]]] = {}
+    for row, one in enumerate(drafters):
+        assert one.strategy is not None
+        groups.setdefault(id(one.strategy), (one.strategy, []))[1].append(row)
+    return [*groups.values()]
+
+
+def runs_of(values: Int32Array, begins: Int32Array, chosen: SequenceOf[int]) -> tuple[Int32Array, Int32Array]:
+    """Some of the runs of an array, and where each begins."""
+    parts = [values[begins[i] : begins[i + 1]] for i in chosen]
+    return np.concatenate(parts), np.cumsum([0, *map(len, parts)], dtype=np.int32)
+
+
+def _calls(drafters: SequenceOf[GuardedDrafter]) -> tuple[asking.Failed, asking.Timed]:
+    """What becomes of faults and time of the calls for these drafters."""
+
+    def failed(i: int, method: str, error: Exception) -> None:
+        drafters[i].failed(method, error)
+
+    def timed(sequences: SequenceOf[int], owner: object, function: Callable[..., Any], *args: Any) -> Any:
+        return _timed([drafters[i] for i in sequences], owner, function, *args)
+
+    return failed, timed
+
+
+def _timed(drafters: SequenceOf[GuardedDrafter], owner: object, function: Callable[..., Any], *args: Any) -> Any:
+    """What `function`, a method of `owner`, returns; its time is charged, whether it returns or raises."""
+    first = is_first_call(owner, function.__name__)
+    started = time.perf_counter()
+    try:
+        return drafters[0].limited(first, function, *args)
+    finally:
+        share = (time.perf_counter() - started) / len(drafters)
+        for one in drafters:
+            one.took(share, first)
 
 
 def _raised(call: str, error: Exception) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from draftwood_model_runner.runners.base import StepBatch
-from draftwood_strategies.draft import DraftTree, Float32Array, Int32Array
+from draftwood_strategies.draft import DraftTree, DraftTrees, Float32Array, Int32Array
+from draftwood_strategies.native import compiled
 
 
 class BatchRow(NamedTuple):
@@ -30,77 +30,123 @@ class BatchRow(NamedTuple):
     logits_from: int
 
 
+class Chains(NamedTuple):
+    """What the sequences of a step compute besides their drafts.
+
+    Attributes:
+        pages: of each sequence int32[p], its KV pages: at least those for its context, the chain and the tree.
+        contexts: int32[s], how many of its tokens are committed.
+        tokens: int32[c], the next tokens of all sequences to compute, one sequence after the other, at least one each.
+        begins: int32[s + 1]; those of sequence i are `begins[i]` to `begins[i + 1]`.
+        logits_from: int32[s], the tokens of a batch row from here on need logits; row size for none.
+    """
+
+    pages: SequenceOf[Int32Array]
+    contexts: Int32Array
+    tokens: Int32Array
+    begins: Int32Array
+    logits_from: Int32Array
+
+
 def lay_out(rows: SequenceOf[BatchRow], least_score: float = 0.0) -> StepBatch:
     """The flat batch of some batch rows, at least one.
 
     Args:
         least_score: of each tree only the nodes with at least this score; they are a tree themselves.
     """
-    most = sum(row.chain.shape[0] + len(row.tree) for row in rows)
+    chains = Chains(
+        [row.pages for row in rows],
+        np.array([row.context for row in rows], np.int32),
+        np.concatenate([row.chain for row in rows]),
+        np.cumsum([0, *(row.chain.shape[0] for row in rows)], dtype=np.int32),
+        np.array([row.logits_from for row in rows], np.int32),
+    )
+    levels = np.full(len(rows), np.iinfo(np.int32).max, np.int32)
+    return lay_out_trees(chains, DraftTrees.of([row.tree for row in rows]), levels, least_score)
+
+
+def lay_out_trees(chains: Chains, trees: DraftTrees, levels: Int32Array, least_score: float) -> StepBatch:
+    """The flat batch of chains with a draft tree under the end of each.
+
+    Args:
+        levels: int32[s], of each tree only the nodes that lie fewer levels deep.
+        least_score: as in `lay_out`.
+    """
+    rows, most = chains.contexts.shape[0], chains.tokens.shape[0] + trees.tokens.shape[0]
     tokens, positions, parents, logit_rows = np.empty((4, most), np.int32)
-    begins, page_begins, filled, logits = [0], [0], 0, 0
-    for row in rows:
-        tree = row.tree
-        taken, with_logits = _fill(
-            row.chain,
-            tree.tokens,
-            tree.parents,
-            tree.scores,
-            least_score,
-            row.context,
-            filled,
-            row.logits_from,
-            tokens[filled:],
-            positions[filled:],
-            parents[filled:],
-            logit_rows[logits:],
-        )
-        filled, logits = filled + taken, logits + with_logits
-        begins.append(filled)
-        page_begins.append(page_begins[-1] + row.pages.shape[0])
+    begins, places = np.zeros(rows + 1, np.int32), np.empty(trees.tokens.shape[0], np.int32)
+    with_logits = _fill(
+        chains.contexts,
+        chains.tokens,
+        chains.begins,
+        chains.logits_from,
+        trees.tokens,
+        trees.parents,
+        trees.scores,
+        trees.begins,
+        levels,
+        least_score,
+        tokens,
+        positions,
+        parents,
+        begins,
+        logit_rows,
+        places,
+    )
+    filled, pages = int(begins[-1]), chains.pages
     return StepBatch(
         tokens=tokens[:filled],
         positions=positions[:filled],
         parents=parents[:filled],
-        begins=np.array(begins, np.int32),
-        contexts=np.array([row.context for row in rows], np.int32),
-        pages=rows[0].pages if len(rows) == 1 else np.concatenate([row.pages for row in rows]),
-        page_begins=np.array(page_begins, np.int32),
-        logit_rows=logit_rows[:logits],
+        begins=begins,
+        contexts=chains.contexts,
+        pages=pages[0] if len(pages) == 1 else np.concatenate(pages),
+        page_begins=np.cumsum([0, *map(len, pages)], dtype=np.int32),
+        logit_rows=logit_rows[:with_logits],
     )
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _fill(
-    chain: Int32Array,
+    contexts: Int32Array,
+    chains: Int32Array,
+    chain_begins: Int32Array,
+    logits_from: Int32Array,
     tree_tokens: Int32Array,
     tree_parents: Int32Array,
     scores: Float32Array,
+    tree_begins: Int32Array,
+    levels: Int32Array,
     least_score: float,
-    context: int,
-    begin: int,
-    logits_from: int,
     tokens: Int32Array,
     positions: Int32Array,
     parents: Int32Array,
+    begins: Int32Array,
     logit_rows: Int32Array,
-) -> tuple[int, int]:
-    """Fills the last four with the chain and the nodes of the tree that score enough; returns how much of them.
+    places: Int32Array,
+) -> int:
+    """Fills the arrays of a batch, `tokens` to `logit_rows`; returns how many tokens need logits.
 
     Args:
-        begin: the tokens of the step before those of this row.
+        places: workspace, for each node of the trees.
     """
-    c = chain.shape[0]
-    for i in range(c):
-        tokens[i], positions[i], parents[i] = chain[i], context + i, i - 1
-    size: int = c
-    places = np.empty(scores.shape[0], np.int32)
-    for node in range(scores.shape[0]):
-        if scores[node] >= least_score:
-            parent = c - 1 if tree_parents[node] < 0 else places[tree_parents[node]]
-            tokens[size], positions[size], parents[size] = tree_tokens[node], positions[parent] + 1, parent
-            places[node] = size
-            size += 1
-    for i in range(logits_from, size):
-        logit_rows[i - logits_from] = begin + i
-    return size, max(size - logits_from, 0)
+    end, with_logits = 0, 0
+    for s in range(contexts.shape[0]):
+        begin, c = end, chain_begins[s + 1] - chain_begins[s]
+        for i in range(c):
+            tokens[end], positions[end], parents[end] = chains[chain_begins[s] + i], contexts[s] + i, i - 1
+            end += 1
+        first, deepest = tree_begins[s], contexts[s] + c - 1 + levels[s]
+        for node in range(first, tree_begins[s + 1]):
+            above = c - 1 if tree_parents[node] < 0 else places[first + tree_parents[node]]
+            places[node] = -1
+            if scores[node] < least_score or above < 0 or positions[begin + above] >= deepest:
+                continue
+            tokens[end], positions[end], parents[end] = tree_tokens[node], positions[begin + above] + 1, above
+            places[node] = end - begin
+            end += 1
+        begins[s + 1] = end
+        for i in range(begin + logits_from[s], end):
+            logit_rows[with_logits] = i
+            with_logits += 1
+    return with_logits

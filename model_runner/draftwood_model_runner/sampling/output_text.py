@@ -42,7 +42,9 @@ class OutputText:
         if self._count >= self._stop.max_tokens:
             self._held = ""
             return text, Finish(FinishReason.LENGTH)
-        keep = max((_overlap(text, s) for s in self._stop.strings), default=0)
+        if not self._stop.strings:
+            return text, None
+        keep = max(_overlap(text, s) for s in self._stop.strings)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], None
 

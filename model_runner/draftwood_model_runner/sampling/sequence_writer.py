@@ -50,6 +50,26 @@ class SequenceWriter:
         self._rules = self._chooser.rules(tokens, parents)
         return self._rules
 
+    @property
+    def follows_predictions(self) -> bool:
+        """It writes the model's most probable tokens, whatever they are, and reports nothing else: see `write`."""
+        return self.logprobs is None and self._chooser.follows_predictions
+
+    def write(self, token_ids: list[int], nodes: list[int]) -> AcceptedPath:
+        """The path that the model accepts, up to the token that ends the output, where it `follows_predictions`.
+
+        Args:
+            token_ids, nodes: of each step of the path its token and node; the last node is `ROOT_NODE`.
+        """
+        texts = list[str]()
+        for count, token in enumerate(token_ids, 1):
+            text, finish = self._text.push(token)
+            texts.append(text)
+            if finish is not None:
+                accepted = [node - 1 for node in nodes[:count] if node != ROOT_NODE]
+                return AcceptedPath(accepted, token_ids[:count], texts, [], finish)
+        return AcceptedPath([node - 1 for node in nodes[:-1]], token_ids, texts)
+
     def verify(self, tokens: Int32Array, parents: Int32Array, predictions: Predictions) -> AcceptedPath:
         """The path that the model accepts, up to the token that ends the output, or that a slow mask comes after.
 

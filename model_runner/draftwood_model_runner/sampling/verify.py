@@ -8,7 +8,7 @@ import numpy as np
 
 from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.native import compiled, flattened
-from draftwood_strategies.tree_index import TreeIndex, find_child, link_all, unlinked
+from draftwood_strategies.tree_index import find_child, link_all, unlinked
 
 _find_child = flattened(find_child)
 _link_all = flattened(link_all)
@@ -22,26 +22,43 @@ def walk_predicted(tokens: Int32Array, parents: Int32Array, predicted: Int32Arra
     if tokens.shape[0] == 1:
         yield int(predicted[ROOT_NODE]), ROOT_NODE
         return
-    nodes = np.empty(tokens.shape[0], np.int32)
-    accepted = nodes[: _follow(unlinked(tokens), parents, predicted, nodes)]
-    at = ROOT_NODE
-    for token, node in zip(tokens[accepted].tolist(), accepted.tolist(), strict=True):
-        yield token, node
-        at = node
-    yield int(predicted[at]), ROOT_NODE
+    nodes, written, ends = *np.empty((2, tokens.shape[0]), np.int32), np.empty(1, np.int32)
+    follow_all(tokens, parents, np.array([0, tokens.shape[0]], np.int32), predicted, nodes, written, ends)
+    yield from zip(written[: ends[0]].tolist(), nodes[: ends[0]].tolist(), strict=True)
 
 
-@flattened
 @compiled
-def _follow(index: TreeIndex, parents: Int32Array, predicted: Int32Array, nodes: Int32Array) -> int:
-    """Sets `nodes` to the accepted ones, from the root down; returns how many."""
-    link_all(index, parents)
-    found, node = 0, find_child(index, ROOT_NODE, predicted[ROOT_NODE])
-    while node >= 0:
-        nodes[found] = node
-        found += 1
-        node = find_child(index, node, predicted[node])
-    return found
+def follow_all(
+    tokens: Int32Array,
+    parents: Int32Array,
+    begins: Int32Array,
+    predicted: Int32Array,
+    nodes: Int32Array,
+    written: Int32Array,
+    ends: Int32Array,
+) -> None:
+    """`walk_predicted` for all sequences of a step.
+
+    A node comes after its parent, and has one child at most with a given token, so that one pass over a tree finds the
+    path in it: trees need no index for it.
+
+    Args:
+        tokens, parents, begins, predicted: as in `StepFeedback`.
+        nodes, written: int32[as many as tokens], set to the node and token of each step of the paths, one path after
+            the other; the last node of each is `ROOT_NODE`: its token was not drafted.
+        ends: int32[s], set to the end of each path.
+    """
+    end = 0
+    for s in range(ends.shape[0]):
+        begin, at = begins[s], 0
+        for node in range(1, begins[s + 1] - begin):
+            if parents[begin + node] == at and tokens[begin + node] == predicted[begin + at]:
+                nodes[end], written[end] = node, tokens[begin + node]
+                end += 1
+                at = node
+        nodes[end], written[end] = ROOT_NODE, predicted[begin + at]
+        end += 1
+        ends[s] = end
 
 
 def walk(tokens: Int32Array, parents: Int32Array, choose: Callable[[int], int]) -> Iterator[tuple[int, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -322,11 +323,14 @@ class Scheduler:
                 del left[sequence]
         pending = dict(left)
         prefill: dict[str, list[Sequence]] = {}
+        decoding = Counter[str]()
         for sequence, tokens in pending.items():
             if tokens > 1:
                 prefill.setdefault(sequence.request.tenant, []).append(sequence)
             else:
-                self._queue.charge(sequence.request.tenant, _STEP_PRICE)
+                decoding[sequence.request.tenant] += 1
+        for tenant, count in decoding.items():
+            self._queue.charge(tenant, count * _STEP_PRICE)
         if prefill:
             decodes = any(sequence.length - sequence.committed == 1 for sequence in self.running)
             wanted = {tenant: sum(map(pending.__getitem__, sequences)) for tenant, sequences in prefill.items()}

@@ -11,6 +11,7 @@ import typer
 
 from draftwood_client import AsyncClient
 from draftwood_client.cli.options import ServerOptions, command
+from draftwood_service.starting.extras import MissingExtraError, needs_extra
 
 _CLOSE_SECONDS = 25
 """For streams to end after SIGTERM, as for a service."""
@@ -52,11 +53,16 @@ def _gateway(
     has the gateway's own credential, if it has one.
     """
     # Imported here: --help need not wait for them.
-    import uvicorn
-
-    from draftwood_service.gateway.app import Gateway
     from draftwood_service.logging_config import configure_logging
 
+    try:
+        with needs_extra("gateway", "`draftwood gateway`", ("httptools", "prometheus_client", "starlette", "uvicorn")):
+            import uvicorn
+
+            from draftwood_service.gateway.app import Gateway
+    except MissingExtraError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
     configure_logging(log_level, "console")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn handles it, and raises it again when it has ended
     made = Gateway(_opener(server), page, max_body_bytes)

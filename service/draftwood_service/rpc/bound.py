@@ -14,12 +14,12 @@ from draftwood.v1 import generation_pb2, memory_pb2
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth import Authenticator
 from draftwood_service.errors import LoadingError
-from draftwood_service.listening import require_free
 from draftwood_service.rpc.access import Gate
 from draftwood_service.rpc.calls import Call, Method, handlers
 from draftwood_service.rpc.reflection import enable_reflection
 from draftwood_service.rpc.tls import server_credentials
 from draftwood_service.settings import Settings
+from draftwood_service.starting.listening import require_free
 from draftwood_service.telemetry import NO_TELEMETRY, Telemetry
 
 STOP_SECONDS = 0.5

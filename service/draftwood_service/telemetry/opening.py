@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from draftwood_service.settings import Settings
+from draftwood_service.starting.extras import needs_extra
 from draftwood_service.telemetry.base import NO_TELEMETRY, Telemetry
 
 
@@ -12,12 +13,15 @@ def opened_telemetry(settings: Settings) -> Telemetry:
     """Telemetry as the settings ask for it; nothing is imported for it if they do not.
 
     Raises:
+        MissingExtraError: the packages of the extra `telemetry` are not installed.
         InvalidInputError: the port of metrics cannot be listened on.
         InvalidValueError: OTEL_EXPORTER_OTLP_PROTOCOL is not one that is served.
     """
     collector = settings.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     if settings.metrics_port is None and not collector:
         return NO_TELEMETRY
-    from draftwood_service.telemetry.open_telemetry import OpenTelemetry
+    option = "--otlp-endpoint" if settings.metrics_port is None else "--metrics-port"
+    with needs_extra("telemetry", option, ("opentelemetry", "prometheus_client")):
+        from draftwood_service.telemetry.open_telemetry import OpenTelemetry
 
-    return OpenTelemetry(settings, collector or "")
+        return OpenTelemetry(settings, collector or "")

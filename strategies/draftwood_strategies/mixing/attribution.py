@@ -1,75 +1,75 @@
 """Verified and accepted nodes by source, where a draft has several sources.
 
-A node counts for its dominant source when it was drafted. What was verified may be less than what was drafted: the
-engine prunes.
+A node counts for its dominant source when it was drafted. What was verified may be less than what was drafted, since
+the engine prunes, and more, where a grammar forces tokens.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
-
+from draftwood_strategies.mixing.expansion import MixedDraft
 from draftwood_strategies.mixing.weights import SOURCES
-from draftwood_strategies.native import Int32Array, Int64Array, compiled, flattened
-from draftwood_strategies.tree_index import TreeIndex, find_child, link_all, locate, unlinked
+from draftwood_strategies.native import Int32Array, Int64Array, Integer, compiled
+from draftwood_strategies.tree_index import NO_NODE
 
 VERIFIED, ACCEPTED = range(2)
 """Rows of the counts, int64[2, SOURCES + 1]: a column for each source, the table last."""
 
 
-class DraftedNodes(NamedTuple):
-    """A tree that was drafted.
-
-    Attributes:
-        tokens, parents: int32[n], as in `DraftTree`.
-        sources: int32[n], the dominant source of each node; below 0 for none.
-    """
-
-    tokens: Int32Array
-    parents: Int32Array
-    sources: Int32Array
-
-
+@compiled
 def attribute(
-    drafted: DraftedNodes, verified: Int32Array, verified_parents: Int32Array, accepted: Int32Array, counts: Int64Array
+    drafted: MixedDraft,
+    verified: Int32Array,
+    verified_parents: Int32Array,
+    accepted: Int32Array,
+    located: Int32Array,
+    counts: Int64Array,
 ) -> None:
     """Adds a step to the counts.
 
     Args:
         verified, verified_parents: int32[m], the tree that was verified, as in `Feedback`: node 0 is its root.
         accepted: int32[a], the tokens that the step wrote.
+        located: int32[m or more], workspace.
         counts: int64[2, SOURCES + 1].
     """
-    located, sources = np.empty(drafted.tokens.shape[0], np.int32), np.empty(verified.shape[0], np.int32)
-    _attribute(drafted, unlinked(verified), verified_parents, accepted, located, sources, counts)
+    located[0] = NO_NODE
+    at, depth, latest = 0, 0, -1
+    for node in range(1, verified.shape[0]):
+        above = verified_parents[node]
+        located[node] = NO_NODE
+        if above == 0 or located[above] >= 0:
+            located[node] = _find(drafted, verified[node], located[above], latest + 1)
+        if above == at and depth < accepted.shape[0] and verified[node] == accepted[depth]:
+            at, depth = node, depth + 1
+        if located[node] >= 0:
+            latest = located[node]
+            source = drafted.sources[latest]
+            if 0 <= source <= SOURCES:
+                counts[VERIFIED, source] += 1
+                if at == node:
+                    counts[ACCEPTED, source] += 1
 
 
-@flattened
 @compiled
-def _attribute(
-    drafted: DraftedNodes,
-    verified: TreeIndex,
-    verified_parents: Int32Array,
-    accepted: Int32Array,
-    located: Int32Array,
-    sources: Int32Array,
-    counts: Int64Array,
-) -> None:
-    """See `attribute`; `located`, int32[n], and `sources`, int32[m], are workspace."""
-    link_all(verified, verified_parents)
-    locate(verified, 0, drafted.tokens, drafted.parents, located)
-    for node in range(sources.shape[0]):
-        sources[node] = -1
-    for i in range(located.shape[0]):
-        if located[i] >= 0:
-            sources[located[i]] = drafted.sources[i]
-            if drafted.sources[i] >= 0:
-                counts[VERIFIED, drafted.sources[i]] += 1
-    node = 0
-    for depth in range(accepted.shape[0]):
-        node = find_child(verified, node, accepted[depth])
-        if node < 0:
-            return
-        if 0 <= sources[node] <= SOURCES:
-            counts[ACCEPTED, sources[node]] += 1
+def attribute_all(drafted: MixedDraft, accepted: Int32Array, counts: Int64Array) -> None:
+    """As `attribute`, where the whole draft was verified."""
+    at, depth = NO_NODE, 0
+    for node in range(drafted.tokens.shape[0]):
+        source = drafted.sources[node]
+        right = drafted.parents[node] == at and depth < accepted.shape[0] and drafted.tokens[node] == accepted[depth]
+        if right:
+            at, depth = node, depth + 1
+        if 0 <= source <= SOURCES:
+            counts[VERIFIED, source] += 1
+            counts[ACCEPTED, source] += 1 if right else 0
+
+
+@compiled
+def _find(drafted: MixedDraft, token: Integer, parent: Integer, first: Integer) -> int:
+    """The drafted node with this token and parent; looked for from `first` on, since the engine keeps the order."""
+    n = drafted.tokens.shape[0]
+    for step in range(n):
+        node = first + step if first + step < n else first + step - n
+        if drafted.tokens[node] == token and drafted.parents[node] == parent:
+            return int(node)
+    return NO_NODE

@@ -14,7 +14,7 @@ from draftwood_strategies.mixing.candidates import OUTSIDE, SOURCE_NODE, TOKEN, 
 from draftwood_strategies.mixing.source_gain import dominant_source
 from draftwood_strategies.mixing.source_trees import SourceTrees
 from draftwood_strategies.mixing.weights import Weights
-from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled, flattened
+from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled
 from draftwood_strategies.successors import read_context
 from draftwood_strategies.tree_index import NO_NODE
 
@@ -42,7 +42,6 @@ def empty_draft(budget: int) -> MixedDraft:
     return MixedDraft(tokens, parents, np.empty(budget, np.float32), sources)
 
 
-@flattened
 @compiled
 def expand(
     trees: SourceTrees, weights: Weights, workspace: Workspace, rows: Int32Array, tail: Int32Array, draft: MixedDraft

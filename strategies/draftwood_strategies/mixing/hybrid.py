@@ -11,11 +11,24 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import cast
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as SequenceOf
+from typing import Any, cast
 
-from draftwood_strategies.base import Drafter, Feedback, Readable, SourceCounts, Strategy, Successors, SuccessorSource
-from draftwood_strategies.draft import DraftTree, checked
+import numpy as np
+
+from draftwood_strategies.asking import Failed, Timed, observe_all, propose_all
+from draftwood_strategies.base import (
+    Drafter,
+    Feedback,
+    Readable,
+    SourceCounts,
+    StepFeedback,
+    Strategy,
+    Successors,
+    SuccessorSource,
+)
+from draftwood_strategies.draft import DraftTree, DraftTrees
 from draftwood_strategies.mixing.mixer import Mixer, SequenceMixer
 from draftwood_strategies.mixing.weights import SOURCES, TABLE
 from draftwood_strategies.native import Int32Array
@@ -102,17 +115,72 @@ class HybridStrategy:
         """As `start`, without learning; a part that cannot draft so takes no part."""
         return HybridDrafter(self, prompt, learns=False)
 
-    def sources_to_ask(self) -> list[bool]:
-        """Whether each part takes part in the next draft, and last whether the table does. Called once a draft.
+    def propose_all(self, drafters: SequenceOf[HybridDrafter], budgets: Int32Array) -> DraftTrees:
+        *takes_part, with_table = self.sources_to_ask(len(drafters))
+        take_part: Int32Array = np.zeros((SOURCES + 1, len(drafters)), np.int32)
+        take_part[TABLE] = with_table
+        trees = []
+        for number, name in enumerate(self.parts):
+            asked = [i for i, drafter in enumerate(drafters) if name in drafter.parts] if takes_part[number] else []
+            trees.append(self._trees(name, drafters, asked, budgets))
+            # One that failed just now is dropped.
+            take_part[number, [i for i in asked if name in drafters[i].parts]] = 1
+        return self.mixer.draft_all([drafter.sequence for drafter in drafters], trees, take_part, budgets)
+
+    def observe_all(
+        self,
+        drafters: SequenceOf[HybridDrafter],
+        accepted: Int32Array,
+        begins: Int32Array,
+        feedback: StepFeedback | None,
+    ) -> None:
+        self.mixer.observe_all([drafter.sequence for drafter in drafters], accepted, begins, feedback)
+        for name, part in self.parts.items():
+            having = [i for i, drafter in enumerate(drafters) if name in drafter.parts]
+            if len(having) == len(drafters):
+                self._observe(name, part, drafters, accepted, begins, feedback)
+                continue
+            for i in having:
+                own = None if feedback is None else StepFeedback.of(feedback.feedback(i, self.top_k))
+                written = accepted[begins[i] : begins[i + 1]]
+                self._observe(name, part, [drafters[i]], written, np.array([0, written.size], np.int32), own)
+
+    def _trees(
+        self, name: str, drafters: SequenceOf[HybridDrafter], asked: list[int], budgets: Int32Array
+    ) -> DraftTrees:
+        """A part's checked trees, one for each drafter, empty for those that are not `asked`."""
+        if not asked:
+            return DraftTrees.with_space(len(drafters), 0)
+        having = [drafters[i] for i in asked]
+        vocab_size, calls = having[0].vocab_size, _calls(name, having)
+        found = propose_all(self.parts[name], [one.parts[name] for one in having], budgets[asked], vocab_size, *calls)
+        return DraftTrees.placed([(asked, found)], len(drafters))
+
+    def _observe(
+        self,
+        name: str,
+        part: Strategy,
+        drafters: SequenceOf[HybridDrafter],
+        accepted: Int32Array,
+        begins: Int32Array,
+        feedback: StepFeedback | None,
+    ) -> None:
+        parts = [drafter.parts[name] for drafter in drafters]
+        observe_all(part, parts, accepted, begins, feedback, *_calls(name, drafters))
+
+    def sources_to_ask(self, drafts: int = 1) -> list[bool]:
+        """Whether each part takes part in the next drafts, and last whether the table does. Called once for them all.
 
         A source takes part if its gain is worth its time, and all of them do in a probe. How many nodes are drafted,
         and in which steps, is the engine's decision. The source with the highest gain always takes part: of two that
         predict the same, neither gains anything over the other.
         """
-        self._drafts += 1
+        self._drafts += drafts
         gains: list[float] = self.mixer.weights.gains.tolist()
         gains = [*gains[: len(self.parts)], gains[TABLE] if self.table_name else -math.inf]
-        if self._drafts % _PROBE_EVERY < _PROBE_FOR:
+        # The same share of the drafts where more than `_PROBE_FOR` are asked for at once.
+        probe = max(drafts, _PROBE_FOR)
+        if self._drafts % (probe * (_PROBE_EVERY // _PROBE_FOR)) < probe:
             return [*[True] * len(self.parts), bool(self.table_name)]
         least = min(_LEAST_GAIN, max(gains))
         return [gain >= least and gain > -math.inf for gain in gains]
@@ -150,93 +218,93 @@ def _checked_table(name: str, part: Strategy) -> Successors:
 
 
 class HybridDrafter:
-    """Drafts for one sequence; a `Composite`."""
+    """Drafts for one sequence; a `Composite`.
+
+    Attributes:
+        sequence: its state in the mixture.
+        parts: the drafters of the parts that were not dropped, by name.
+        vocab_size: tokens that the parts draft are below it; None for any.
+    """
 
     def __init__(self, strategy: HybridStrategy, prompt: Int32Array, learns: bool = True) -> None:
         self._strategy = strategy
-        self._sequence = SequenceMixer(strategy.mixer, prompt, learns)
-        self._names = [*strategy.parts]
-        self._vocab_size: int | None = None
-        self._drafters: dict[str, Drafter] = {}
-        self._seconds = dict.fromkeys(self._names, 0.0)
+        self.sequence = SequenceMixer(strategy.mixer, prompt, learns)
+        self.vocab_size: int | None = None
+        self.parts: dict[str, Drafter] = {}
+        self._seconds = dict.fromkeys(strategy.parts, 0.0)
         for name, part in strategy.parts.items():
             try:
                 if learns:
-                    self._drafters[name] = part.start(prompt)
+                    self.parts[name] = part.start(prompt)
                 elif isinstance(part, Readable):
-                    self._drafters[name] = part.start_reading(prompt)
+                    self.parts[name] = part.start_reading(prompt)
             except Exception as error:
-                self._drop(name, "start", error)
+                self.drop(name, "start", error)
 
     @property
     def by_source(self) -> dict[str, SourceCounts]:
         """By the name of each node's dominant source; parts without nodes are left out."""
-        columns = self._sequence.counts.T.tolist()
-        numbers = [*enumerate(self._names), (TABLE, self._strategy.table_name)]
+        columns = self.sequence.counts.T.tolist()
+        numbers = [*enumerate(self._strategy.parts), (TABLE, self._strategy.table_name)]
         return {name: SourceCounts(*columns[number]) for number, name in numbers if columns[number][0]}
 
     def limit_tokens(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
 
     def drop_slowest(self) -> str:
-        if not self._drafters:
+        if not self.parts:
             return ""
-        name = max(self._drafters, key=self._seconds.__getitem__)
+        name = max(self.parts, key=self._seconds.__getitem__)
         self._strategy.failures[name] += 1
         _log.error("source %r is dropped for one sequence: it took %.3f s", name, self._seconds[name])
         self._close(name)
         return name
 
     def propose(self, budget: int) -> DraftTree:
-        *takes_part, with_table = self._strategy.sources_to_ask()
-        trees = [self._tree(n, budget) if part else None for n, part in zip(self._names, takes_part, strict=True)]
-        return self._sequence.draft(trees, with_table, budget)
+        return self._strategy.propose_all([self], np.array([budget], np.int32))[0]
 
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
-        self._sequence.observe(accepted, feedback)
-        for name, drafter in [*self._drafters.items()]:
-            started = time.perf_counter()
-            try:
-                drafter.observe(accepted, _feedback_for(self._strategy.parts[name], feedback))
-            except Exception as error:
-                self._drop(name, "observe", error)
-            self._seconds[name] += time.perf_counter() - started
+        begins = np.array([0, accepted.shape[0]], np.int32)
+        step = None if feedback is None else StepFeedback.of(feedback)
+        self._strategy.observe_all([self], accepted, begins, step)
 
     def close(self) -> None:
-        for name in [*self._drafters]:
+        for name in [*self.parts]:
             self._close(name)
 
-    def _tree(self, name: str, budget: int) -> DraftTree | None:
-        """A part's checked tree; None from a part that was dropped."""
-        if name not in self._drafters:
-            return None
-        started = time.perf_counter()
-        try:
-            tree = checked(self._drafters[name].propose(budget), budget, self._vocab_size)
-        except Exception as error:
-            self._drop(name, "propose", error)
-            return None
-        self._seconds[name] += time.perf_counter() - started
-        return tree
+    def charge(self, name: str, seconds: float) -> None:
+        """A part worked for this sequence."""
+        self._seconds[name] += seconds
 
-    def _drop(self, name: str, call: str, error: Exception) -> None:
+    def drop(self, name: str, call: str, error: Exception) -> None:
+        """Goes on without a part that failed."""
         self._strategy.failures[name] += 1
         _log.error("source %r is dropped for one sequence: %s raised %r", name, call, error, exc_info=error)
         if call != "close":
             self._close(name)
 
     def _close(self, name: str) -> None:
-        drafter = self._drafters.pop(name, None)
+        drafter = self.parts.pop(name, None)
         if drafter is not None:
             try:
                 drafter.close()
             except Exception as error:
-                self._drop(name, "close", error)
+                self.drop(name, "close", error)
 
 
-def _feedback_for(part: Strategy, feedback: Feedback | None) -> Feedback | None:
-    """The feedback with `part.top_k` of the model's most probable tokens."""
-    if feedback is None or feedback.top_tokens is None or feedback.top_tokens.shape[1] == part.top_k:
-        return feedback
-    top_tokens = feedback.top_tokens[:, : part.top_k] if part.top_k else None
-    return Feedback(feedback.tokens, feedback.parents, feedback.predictions, top_tokens)
+def _calls(name: str, drafters: SequenceOf[HybridDrafter]) -> tuple[Failed, Timed]:
+    """What becomes of the faults and the time of a part's calls for these drafters."""
+
+    def failed(i: int, method: str, error: Exception) -> None:
+        drafters[i].drop(name, method, error)
+
+    def timed(sequences: SequenceOf[int], owner: object, function: Callable[..., Any], *args: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return function(*args)
+        finally:
+            share = (time.perf_counter() - started) / len(sequences)
+            for i in sequences:
+                drafters[i].charge(name, share)
+
+    return failed, timed

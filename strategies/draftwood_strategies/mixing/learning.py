@@ -20,7 +20,7 @@ from draftwood_strategies.mixing.candidates import (
 from draftwood_strategies.mixing.source_gain import record_gains
 from draftwood_strategies.mixing.source_trees import SourceTrees
 from draftwood_strategies.mixing.weights import SOURCES, Weights, chance_bin
-from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled, flattened
+from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled
 from draftwood_strategies.successors import ORDERS, WIDTH
 from draftwood_strategies.tree_index import NO_NODE
 
@@ -35,7 +35,6 @@ _GREATEST = 8.0
 """Bounds every weight. Not tuned; a logit of 8 is a probability of 0.9997."""
 
 
-@flattened
 @compiled
 def learn(
     trees: SourceTrees,

@@ -9,22 +9,20 @@ from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
-from draftwood_strategies.base import Feedback, Successors
-from draftwood_strategies.draft import DraftTree
-from draftwood_strategies.mixing.attribution import DraftedNodes, attribute
+from draftwood_strategies.base import Feedback, StepFeedback, Successors
+from draftwood_strategies.draft import EMPTY_TREE, DraftTree, DraftTrees
 from draftwood_strategies.mixing.candidates import Workspace, workspace_for
-from draftwood_strategies.mixing.expansion import MixedDraft, empty_draft, expand
-from draftwood_strategies.mixing.learning import learn
-from draftwood_strategies.mixing.source_trees import add_source, empty_source_trees
-from draftwood_strategies.mixing.unused_nodes import FillWorkspace, fill, fill_workspace_for
+from draftwood_strategies.mixing.sequence import MixedSequence, SourceDrafts, Verified, draft_all, learn_all
+from draftwood_strategies.mixing.unused_nodes import FillWorkspace, fill_workspace_for
 from draftwood_strategies.mixing.weights import SOURCES, TABLE, Weights, prior_weights
-from draftwood_strategies.native import Int32Array
-from draftwood_strategies.successors import COLUMNS, NOWHERE, ORDERS, WIDTH
-from draftwood_strategies.tree_index import NO_NODE
+from draftwood_strategies.native import Int32Array, Int64Array
+from draftwood_strategies.successors import COLUMNS, ORDERS, WIDTH, SuccessorTable, TableArrays
 
 _NO_ROWS = np.empty((0, COLUMNS), np.int32)
 _NO_NODES = np.empty(0, np.int32)
 _NO_TOP_TOKENS = np.empty((0, WIDTH), np.int32)
+_LEAST_NODES = 64
+"""Of a workspace."""
 
 
 class Mixer:
@@ -33,104 +31,186 @@ class Mixer:
     def __init__(self, table: Successors | None) -> None:
         self.table = table
         self.weights: Weights = prior_weights()
-        self._budget = 0
-        self._workspace: Workspace | None = None
-        self._fill_workspace: FillWorkspace | None = None
+        self._nodes = 0
+        self._workspace: Workspace = workspace_for(0)
+        self._fill_workspace: FillWorkspace = fill_workspace_for(0)
+        self._located = _NO_NODES
 
     @property
     def nbytes(self) -> int:
         """Bytes of table and weights; arrays of live sequences and workspaces are not counted."""
         return sum(weights.nbytes for weights in self.weights) + (0 if self.table is None else self.table.nbytes)
 
-    def workspace(self, budget: int) -> Workspace:
-        """A workspace for drafts of up to `budget` nodes."""
-        if self._workspace is None or budget > self._budget:
-            self._budget = max(budget, 64)
-            self._workspace = workspace_for(self._budget)
-        return self._workspace
+    def draft_all(
+        self,
+        sequences: SequenceOf[SequenceMixer],
+        trees: SequenceOf[DraftTrees],
+        take_part: Int32Array,
+        budgets: Int32Array,
+    ) -> DraftTrees:
+        """A tree for each sequence.
 
-    def fill_workspace(self, budget: int) -> FillWorkspace:
-        """A workspace for filling drafts of up to `budget` nodes."""
-        if self._fill_workspace is None or budget >= self._fill_workspace.left.shape[0]:
-            self._fill_workspace = fill_workspace_for(max(budget, 64))
-        return self._fill_workspace
+        Args:
+            trees: the checked trees of each tree-shaped source, in the order of their numbers, at most `SOURCES`; one
+                for each sequence, which is empty where the source does not take part.
+            take_part: int32[SOURCES + 1, s], 1 where a source, the table last, takes part in a draft.
+            budgets: int32[s], the most nodes of each draft.
+        """
+        if len(sequences) > 1 and not all(one.learns for one in sequences):
+            return DraftTrees.of(
+                [
+                    one.draft(
+                        [source[i] if take_part[number, i] else None for number, source in enumerate(trees)],
+                        bool(take_part[TABLE, i]),
+                        int(budgets[i]),
+                    )
+                    for i, one in enumerate(sequences)
+                ]
+            )
+        sources = _source_drafts(trees, take_part, len(sequences))
+        sizes = np.diff(sources.begins, axis=1)
+        nodes, merged = int(budgets.max()), int(sizes.sum(axis=0).max()) if trees else 0
+        for one in sequences:
+            if one.state.nodes < nodes or one.state.merged < max(merged, 1):
+                one.state.reserve(max(nodes, 16), max(merged, 16))
+        self._reserve(nodes, int(sizes.max()) if trees else 0)
+        drafts = DraftTrees.with_space(len(sequences), int(budgets.sum()))
+        draft_all(
+            rows=_rows_of(sequences),
+            budgets=budgets,
+            sources=sources,
+            weights=sequences[0].weights,
+            table=_NO_ROWS if self.table is None else self.table.rows,
+            workspace=self._workspace,
+            fill_workspace=self._fill_workspace,
+            located=self._located,
+            tokens=drafts.tokens,
+            parents=drafts.parents,
+            scores=drafts.scores,
+            begins=drafts.begins,
+        )
+        return drafts.cut()
+
+    def observe_all(
+        self,
+        sequences: SequenceOf[SequenceMixer],
+        accepted: Int32Array,
+        begins: Int32Array,
+        feedback: StepFeedback | None,
+    ) -> None:
+        """Learns from accepted tokens and the model's predictions, and moves the sequences on.
+
+        Args:
+            accepted, begins: as in `BatchStrategy.observe_all`.
+            feedback: None where all of each draft was verified and the predictions are not known.
+        """
+        foreign = self.table is not None and not isinstance(self.table, SuccessorTable)
+        if len(sequences) > 1 and (foreign or not all(one.learns for one in sequences)):
+            for i, one in enumerate(sequences):
+                own = None if feedback is None else feedback.feedback(i, WIDTH)
+                one.observe(accepted[begins[i] : begins[i + 1]], own)
+            return
+        verified = _verified(accepted, begins, feedback)
+        if verified.known:
+            largest = int(np.diff(verified.begins).max())
+            self._reserve(1, largest)
+            for one in sequences:
+                if verified.with_top and one.state.tops < largest:
+                    one.state.reserve_tops(max(largest, 17))
+        learns, tail = sequences[0].learns, sequences[0].state.tail.copy()
+        notes, rows, done = learns and isinstance(self.table, SuccessorTable), _rows_of(sequences), 0
+        while done < len(sequences):
+            done = learn_all(
+                rows=rows,
+                first=done,
+                verified=verified,
+                weights=sequences[0].weights,
+                table=self._table_arrays(),
+                notes=notes,
+                workspace=self._workspace,
+                located=self._located,
+            )
+            if isinstance(self.table, SuccessorTable):
+                self.table.grow()
+        if foreign and learns and self.table is not None:
+            nodes = slice(None if verified.with_top else 0)
+            self.table.note(tail, verified.tokens[nodes], verified.parents[nodes], verified.top_tokens)
+
+    def _table_arrays(self) -> TableArrays:
+        if isinstance(self.table, SuccessorTable):
+            return self.table.arrays
+        rows = _NO_ROWS if self.table is None else self.table.rows
+        return TableArrays(rows, np.zeros(3, np.int64), np.empty(ORDERS, np.int32))
+
+    def _reserve(self, nodes: int, located: int) -> None:
+        """Makes the workspaces large enough for drafts of so many nodes, and trees of so many."""
+        if nodes > self._nodes:
+            self._nodes = max(nodes, _LEAST_NODES)
+            self._workspace, self._fill_workspace = workspace_for(self._nodes), fill_workspace_for(self._nodes)
+        if located > self._located.shape[0]:
+            self._located = np.empty(max(located, _LEAST_NODES), np.int32)
 
 
 class SequenceMixer:
-    """One live sequence's end, and the sources' trees of its latest draft.
+    """One live sequence of a mixer.
 
     Args:
         learns: false to change nothing that the tenant's sequences share.
 
     Attributes:
-        counts: int64[2, SOURCES + 1], how many nodes of each source, the table last, were verified and accepted.
+        weights: the tenant's; a copy, unless it `learns`.
+        state: its arrays.
     """
 
     def __init__(self, mixer: Mixer, prompt: Int32Array, learns: bool = True) -> None:
         self._mixer = mixer
-        self._learns = learns
-        self._weights = mixer.weights if learns else Weights(*(table.copy() for table in mixer.weights))
-        self.counts = np.zeros((2, SOURCES + 1), np.int64)
-        tail = prompt[-ORDERS:]
-        self._tail = np.full(ORDERS, NOWHERE, np.int32)
-        self._tail[ORDERS - tail.shape[0] :] = tail
-        self._draft: MixedDraft | None = None
-        self._top_tokens: Int32Array | None = None
-        self._trees = empty_source_trees(64)
-        self._located = np.empty(64, np.int32)
-        self._active = np.zeros(SOURCES + 1, np.int32)
+        self.learns = learns
+        self.weights = mixer.weights if learns else Weights(*(table.copy() for table in mixer.weights))
+        self.state = MixedSequence(prompt)
+
+    @property
+    def counts(self) -> Int64Array:
+        """int64[2, SOURCES + 1], how many nodes of each source, the table last, were verified and accepted."""
+        return self.state.counts
 
     def draft(self, trees: SequenceOf[DraftTree | None], with_table: bool, budget: int) -> DraftTree:
-        """A tree of at most `budget` nodes.
-
-        Args:
-            trees: the checked tree of each tree-shaped source in the order of their numbers, at most `SOURCES`; None
-                for a source that does not take part.
-            with_table: the successor table takes part.
-        """
-        self._merge(trees)
-        table = self._mixer.table if with_table else None
-        self._active[TABLE] = table is not None
-        space, rows = empty_draft(budget), _NO_ROWS if table is None else table.rows
-        n = expand(self._trees, self._weights, self._mixer.workspace(budget), rows, self._tail, space)
-        if table is not None and self._top_tokens is not None and n < budget:
-            n = fill(self._top_tokens, space, n, self._mixer.fill_workspace(budget))
-        self._draft = draft = MixedDraft(space.tokens[:n], space.parents[:n], space.scores[:n], space.sources[:n])
-        return DraftTree(draft.tokens, draft.parents, draft.scores)
+        """As `Mixer.draft_all`, for this sequence alone; None for a source that does not take part."""
+        take_part: Int32Array = np.zeros((SOURCES + 1, 1), np.int32)
+        take_part[: len(trees), 0] = [tree is not None for tree in trees]
+        take_part[TABLE] = with_table
+        each = [DraftTrees.of([tree or EMPTY_TREE]) for tree in trees]
+        return self._mixer.draft_all([self], each, take_part, np.array([budget], np.int32))[0]
 
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
-        """Learns from the accepted tokens and from the model's predictions, and moves on."""
-        table = self._mixer.table
-        if self._draft is not None:
-            self._attribute(self._draft, accepted, feedback)
-            rows = table.rows if table is not None and self._active[TABLE] else _NO_ROWS
-            workspace = self._mixer.workspace(1)
-            learn(self._trees, self._weights, workspace, rows, self._tail, accepted, self._active)
-        if table is not None and self._learns:
-            if feedback is None or feedback.top_tokens is None:
-                table.note(self._tail, _NO_NODES, _NO_NODES, _NO_TOP_TOKENS)
-            else:
-                table.note(self._tail, feedback.tokens, feedback.parents, feedback.top_tokens)
-        self._draft, self._top_tokens = None, None if feedback is None else feedback.top_tokens
-        written = accepted[-ORDERS:]
-        self._tail[: ORDERS - written.shape[0]] = self._tail[written.shape[0] :]
-        self._tail[ORDERS - written.shape[0] :] = written
+        """As `Mixer.observe_all`, for this sequence alone."""
+        begins = np.array([0, accepted.shape[0]], np.int32)
+        self._mixer.observe_all([self], accepted, begins, None if feedback is None else StepFeedback.of(feedback))
 
-    def _attribute(self, draft: MixedDraft, accepted: Int32Array, feedback: Feedback | None) -> None:
-        if feedback is not None:
-            verified, parents = feedback.tokens, feedback.parents
-        else:  # all of it
-            verified = np.append(self._tail[-1:], draft.tokens)
-            parents = np.append(np.int32(NO_NODE), draft.parents + 1)
-        attribute(DraftedNodes(draft.tokens, draft.parents, draft.sources), verified, parents, accepted, self.counts)
 
-    def _merge(self, trees: SequenceOf[DraftTree | None]) -> None:
-        nodes = sum(len(tree) for tree in trees if tree is not None)
-        if nodes > self._located.shape[0]:
-            self._trees, self._located = empty_source_trees(nodes), np.empty(nodes, np.int32)
-        self._trees.tree.first_child[0] = NO_NODE
-        size = 0
-        for source, tree in enumerate(trees):
-            self._active[source] = tree is not None
-            if tree is not None:
-                size = add_source(self._trees, size, source, tree.tokens, tree.parents, tree.scores, self._located)
+def _rows_of(sequences: SequenceOf[SequenceMixer]) -> Int64Array:
+    return np.array([one.state.address for one in sequences], np.int64)
+
+
+def _source_drafts(trees: SequenceOf[DraftTrees], take_part: Int32Array, sequences: int) -> SourceDrafts:
+    """One after the other; without sources, no tree for any sequence."""
+    if len(trees) == 1:
+        only = trees[0]
+        return SourceDrafts(only.tokens, only.parents, only.scores, only.begins[None], take_part)
+    offsets = np.cumsum([0, *(source.tokens.shape[0] for source in trees)])
+    begins = [source.begins + np.int32(offset) for source, offset in zip(trees, offsets[:-1], strict=True)]
+    return SourceDrafts(
+        np.concatenate([EMPTY_TREE.tokens, *(source.tokens for source in trees)]),
+        np.concatenate([EMPTY_TREE.parents, *(source.parents for source in trees)]),
+        np.concatenate([EMPTY_TREE.scores, *(source.scores for source in trees)]),
+        np.array(begins, np.int32).reshape(len(trees), sequences + 1),
+        take_part,
+    )
+
+
+def _verified(accepted: Int32Array, begins: Int32Array, feedback: StepFeedback | None) -> Verified:
+    if feedback is None:
+        nowhere = np.zeros(begins.shape[0], np.int32)
+        return Verified(accepted, begins, False, False, _NO_NODES, _NO_NODES, _NO_TOP_TOKENS, nowhere)
+    top = feedback.top_tokens
+    known = _NO_TOP_TOKENS if top is None else top
+    return Verified(accepted, begins, True, top is not None, feedback.tokens, feedback.parents, known, feedback.begins)

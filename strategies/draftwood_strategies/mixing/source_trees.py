@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draftwood_strategies.mixing.weights import LEAST_CHANCE, SOURCES
-from draftwood_strategies.native import Float32Array, Int32Array, Real, compiled, flattened
+from draftwood_strategies.native import Float32Array, Int32Array, Real, compiled
 from draftwood_strategies.tree_index import TreeIndex, empty_index, insert
 
 
@@ -29,7 +29,6 @@ def empty_source_trees(nodes: int) -> SourceTrees:
     return SourceTrees(empty_index(nodes), np.empty((nodes, SOURCES), np.float32))
 
 
-@flattened
 @compiled
 def add_source(
     trees: SourceTrees,

@@ -14,7 +14,7 @@ import numpy as np
 
 from draftwood_strategies.mixing.expansion import MixedDraft
 from draftwood_strategies.mixing.weights import TABLE
-from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled, flattened
+from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled
 from draftwood_strategies.tree_index import NO_NODE
 
 _MOST_TOKENS = 64
@@ -52,7 +52,6 @@ def fill_workspace_for(budget: int) -> FillWorkspace:
     )
 
 
-@flattened
 @compiled
 def fill(top_tokens: Int32Array, draft: MixedDraft, size: int, workspace: FillWorkspace) -> int:
     """Adds nodes to a draft of `size` nodes, the most probable first, as many as there is space for.

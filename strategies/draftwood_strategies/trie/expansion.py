@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from draftwood_strategies.native import Int64Array, Integer, Real, compiled, flattened
+from draftwood_strategies.native import Int64Array, Integer, Real, compiled
 from draftwood_strategies.trie.candidates import (
     LENGTH,
     NEAR,
@@ -21,12 +21,13 @@ from draftwood_strategies.trie.candidates import (
     near_bin,
     recent_bin,
 )
-from draftwood_strategies.trie.frontier import pop, push
+from draftwood_strategies.trie.frontier import offer
 from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays, following
 from draftwood_strategies.trie.retrieval import CONTEXT, mark_start, read_context, resume, search, search_token
 from draftwood_strategies.trie.weights import COUNT_BINS, Weights, calibrated, length_at, trust_of, weight_of
 from draftwood_strategies.trie.workspace import (
     MOST_ROOTS,
+    NODES_PER_WIDENING,
     WIDEN_BY,
     WIDEN_SCORE,
     WIDEN_TIMES,
@@ -47,7 +48,6 @@ _TOKEN, _PARENT, _FIRST, _DEPTH, _LONGEST, _RECENT = range(6)
 candidates of its parent, and the bin of how recently the sequence had its token."""
 
 
-@flattened
 @compiled
 def expand(
     own: IndexArrays,
@@ -78,25 +78,27 @@ def expand(
     parent = -1
     depth: Integer = 0
     score: Real = np.float32(1.0)
-    made, waiting, drafted, widened = 0, 0, 0, 0
+    frontier, budget = workspace.frontier, tokens.shape[0]
+    widenings = min(WIDEN_TIMES, budget // NODES_PER_WIDENING)
+    made, end, drafted, widened = 0, 0, 0, 0
     while True:
-        if 0 < depth < branch_length and score > WIDEN_SCORE and widened < WIDEN_TIMES:
-            widened += 1
-            node: Integer = parent
-            for back in range(depth):
-                workspace.path[CONTEXT + depth - 1 - back] = tokens[node]
-                node = draft.parents[node]
-            first, count = _widen(own, memory, weights, workspace, state, followed, depth, first, count)
-        if first >= 0 and depth < branch_length:
-            before = made
-            made = _vote(own, memory, weights, workspace, state[AT_END], first, parent, depth, score, made)
-            for new in range(before, made):
-                push(workspace.heap, waiting, node_scores, new)
-                waiting += 1
-        if waiting == 0:
+        # Of a node that scores less than all that there is space for, no child is drafted.
+        if end - drafted < budget - drafted or score > node_scores[frontier[end - 1], 0]:
+            if 0 < depth < branch_length and score > WIDEN_SCORE and widened < widenings:
+                widened += 1
+                node: Integer = parent
+                for back in range(depth):
+                    workspace.path[CONTEXT + depth - 1 - back] = tokens[node]
+                    node = draft.parents[node]
+                first, count = _widen(own, memory, weights, workspace, state, followed, depth, first, count)
+            if first >= 0 and depth < branch_length:
+                before = made
+                made = _vote(own, memory, weights, workspace, state[AT_END], first, parent, depth, score, made)
+                for new in range(before, made):
+                    end = offer(frontier, drafted, end, budget - drafted, node_scores, new)
+        if drafted == end:
             return drafted, root_count
-        node = pop(workspace.heap, waiting, node_scores)
-        waiting -= 1
+        node = frontier[drafted]
         score = node_scores[node, 0]
         tokens[drafted] = nodes[node, _TOKEN]
         draft.parents[drafted] = nodes[node, _PARENT]
@@ -105,7 +107,7 @@ def expand(
         draft.longest[drafted] = nodes[node, _LONGEST]
         parent, depth, first = drafted, nodes[node, _DEPTH], nodes[node, _FIRST]
         drafted += 1
-        if drafted == tokens.shape[0]:
+        if drafted == budget:
             return drafted, root_count
 
 

@@ -1,4 +1,4 @@
-"""The frontier of a draft: a binary heap of nodes, the best score first."""
+"""The frontier of a draft: nodes that may be drafted next, the best score first, no more than there is space for."""
 
 from __future__ import annotations
 
@@ -6,37 +6,21 @@ from draftwood_strategies.native import Float32Array, Int32Array, Integer, compi
 
 
 @compiled
-def push(heap: Int32Array, size: int, scores: Float32Array, node: Integer) -> None:
-    """Adds a node to the heap of `size` nodes.
+def offer(frontier: Int32Array, begin: int, end: int, wanted: int, scores: Float32Array, node: Integer) -> int:
+    """Puts a node into the frontier if it is among the `wanted` best; returns the new end.
 
     Args:
-        scores: float32[k, 2], the score of each node in column 0.
+        frontier: int32[k]; the frontier is `frontier[begin:end]`.
+        scores: float32[m, 2], the score of each node in column 0.
     """
-    i = size
-    while i > 0:
-        above = (i - 1) >> 1
-        if scores[heap[above], 0] >= scores[node, 0]:
-            break
-        heap[i] = heap[above]
-        i = above
-    heap[i] = node
-
-
-@compiled
-def pop(heap: Int32Array, size: int, scores: Float32Array) -> int:
-    """Takes the best node from the heap of `size` nodes."""
-    best = heap[0]
-    last = heap[size - 1]
-    i = 0
-    while True:
-        below = 2 * i + 1
-        if below >= size - 1:
-            break
-        if below + 1 < size - 1 and scores[heap[below + 1], 0] > scores[heap[below], 0]:
-            below += 1
-        if scores[heap[below], 0] <= scores[last, 0]:
-            break
-        heap[i] = heap[below]
-        i = below
-    heap[i] = last
-    return int(best)
+    score = scores[node, 0]
+    if end - begin == wanted:
+        if score <= scores[frontier[end - 1], 0]:
+            return end
+        end -= 1
+    at = end
+    while at > begin and scores[frontier[at - 1], 0] < score:
+        frontier[at] = frontier[at - 1]
+        at -= 1
+    frontier[at] = node
+    return end + 1

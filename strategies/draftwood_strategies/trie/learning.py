@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from draftwood_strategies.native import Float32Array, Int32Array, Int64Array, Integer, Real, compiled, flattened
+from draftwood_strategies.native import Float32Array, Int32Array, Int64Array, Integer, Real, compiled
 from draftwood_strategies.trie.candidates import (
     AGREEING,
     KIND,
@@ -78,7 +78,6 @@ class Votes(NamedTuple):
     recent: Int32Array
 
 
-@flattened
 @compiled
 def learn(
     own: WritableIndex,
@@ -93,8 +92,6 @@ def learn(
     votes: Votes,
 ) -> None:
     """Learns from a draft, then writes the accepted tokens into the own index, and with `remember` into the memory.
-
-    All in one call, since passing arrays from Python costs as much as the work.
 
     Args:
         followed: int64[4], the position that the sequence follows in its own index and in the memory (-1 for none), and

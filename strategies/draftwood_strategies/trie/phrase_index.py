@@ -96,9 +96,9 @@ class PhraseIndex:
         self._owners = (self._owners + 1) % START
         return np.array([NOWHERE, self._owners], np.int64)
 
-    def reserve(self, tokens: int) -> None:
-        """Grows until one sequence can go on by that many tokens, so that `arrays` stays as it is meanwhile."""
-        need = int(self.ring[_USED]) + tokens // TOKENS_PER_BLOCK + 1
+    def reserve(self, tokens: int, sequences: int = 1) -> None:
+        """Grows until so many sequences can go on by that many tokens together, so that `arrays` stays as it is."""
+        need = int(self.ring[_USED]) + tokens // TOKENS_PER_BLOCK + sequences
         while need > self.arrays.blocks.shape[0] < self._most_blocks:
             self._grow()
 
@@ -155,6 +155,12 @@ def _extended(array: Int32Array, length: int) -> Int32Array:
     longer = np.full((length, *array.shape[1:]), NOWHERE, np.int32)
     longer[: array.shape[0]] = array
     return longer
+
+
+@compiled
+def lacks_space(ring: Int64Array, slots: Integer, tokens: Integer) -> bool:
+    """Whether an index of so many slots, unless it is full, must grow before a sequence goes on by that many tokens."""
+    return bool(ring[_USED] + tokens // TOKENS_PER_BLOCK + 1 > slots // TOKENS_PER_BLOCK)
 
 
 @compiled

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from draftwood_strategies.native import Int32Array, Integer, compiled
+from draftwood_strategies.native import Int32Array, Integer, compiled, prefetch
 from draftwood_strategies.trie.candidates import AGREEING_BINS, LONGEST, SUBSTITUTED, source_of, write
 from draftwood_strategies.trie.phrase_index import (
     NOWHERE,
@@ -72,6 +72,15 @@ def compare(index: IndexArrays, at: Integer, context: Int32Array, n: Integer) ->
 
 
 @compiled
+def fetch(index: IndexArrays, at: Integer) -> None:
+    """Begins to load what is read of the position next in a search: half of a draft's time was spent waiting for it."""
+    prefetch(index.links, at * len(ORDERS))
+    prefetch(index.log, at)
+    prefetch(index.log, at - _BEHIND)
+    prefetch(index.blocks, at // TOKENS_PER_BLOCK * 3)
+
+
+@compiled
 def first_time(seen: Int32Array, at: Integer) -> bool:
     """Whether `at` is not yet in the hash set `seen`; it is afterwards."""
     slot = (at * 0x9E3779B1 >> 12) & (SEEN - 1)
@@ -128,6 +137,7 @@ def search(
                 break
             position: Integer = at
             at = index.links[position, order]
+            fetch(index, at)
             if index.blocks[position // TOKENS_PER_BLOCK, OWNER] == own:
                 continue
             end = _end_of_context(index, position, context, phrase, substituted)
@@ -181,6 +191,7 @@ def search_token(
             break
         position: Integer = at
         at = index.links[position, 0]
+        fetch(index, at)
         if index.blocks[position // TOKENS_PER_BLOCK, OWNER] == own:
             continue
         length, agreeing = compare(index, position, context, n)

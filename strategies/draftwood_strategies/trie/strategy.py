@@ -9,29 +9,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from typing import Annotated, Literal
 
 import numpy as np
 
-from draftwood_strategies.base import Feedback
-from draftwood_strategies.draft import DraftTree
-from draftwood_strategies.native import Int32Array
+from draftwood_strategies.base import Feedback, StepFeedback
+from draftwood_strategies.draft import DraftTree, DraftTrees
+from draftwood_strategies.native import Int32Array, Int64Array
 from draftwood_strategies.options import Range, check, read_options
 from draftwood_strategies.registry import register
-from draftwood_strategies.trie.candidates import COLUMNS
-from draftwood_strategies.trie.expansion import AT_END, WRITTEN, expand
-from draftwood_strategies.trie.learning import Votes, WritableIndex, learn
+from draftwood_strategies.trie.learning import Votes
 from draftwood_strategies.trie.phrase_index import LEAST_TOKENS, START, PhraseIndex
 from draftwood_strategies.trie.prior import prior_weights
+from draftwood_strategies.trie.sequence import TrieSequence, draft_all, learn_all, next_without_space
 from draftwood_strategies.trie.weights import Weights
-from draftwood_strategies.trie.workspace import DEEPEST, Workspace, empty_draft, workspace_for
+from draftwood_strategies.trie.workspace import DEEPEST, Workspace, workspace_for
 
-_OWN_CAPACITY = 1 << 20
-"""Tokens of a sequence's own index; more than any context."""
 _EVERYTHING = 1 << 40
 _START = np.array([START], np.int32)
-_NO_ROOTS = np.empty((0, COLUMNS), np.int32)
-_NO_DRAFT = empty_draft(0)
 _thread = threading.local()
 
 
@@ -102,65 +98,89 @@ class TrieStrategy:
     def start_reading(self, prompt: Int32Array) -> TrieDrafter:
         return TrieDrafter(self, prompt, learns=False)
 
+    def propose_all(self, drafters: SequenceOf[TrieDrafter], budgets: Int32Array) -> DraftTrees:
+        if len(drafters) > 1 and not all(drafter.learns for drafter in drafters):
+            return DraftTrees.of([drafter.propose(budget) for drafter, budget in zip(drafters, budgets, strict=True)])
+        largest = int(budgets.max())
+        for drafter in drafters:
+            if drafter.sequence.nodes < largest:
+                drafter.sequence.reserve_nodes(largest)
+        trees = DraftTrees.with_space(len(drafters), int(budgets.sum()))
+        draft_all(
+            rows=_rows_of(drafters),
+            budgets=budgets,
+            memory=self.memory.arrays,
+            weights=drafters[0].weights,
+            workspace=_workspace(largest),
+            branch_length=self.branch_length,
+            tokens=trees.tokens,
+            parents=trees.parents,
+            scores=trees.scores,
+            begins=trees.begins,
+        )
+        return trees.cut()
+
+    def observe_all(
+        self,
+        drafters: SequenceOf[TrieDrafter],
+        accepted: Int32Array,
+        begins: Int32Array,
+        feedback: StepFeedback | None = None,
+    ) -> None:
+        """See `BatchStrategy`. The feedback is not needed."""
+        if len(drafters) > 1 and not all(drafter.learns for drafter in drafters):
+            for i, drafter in enumerate(drafters):
+                drafter.observe(accepted[begins[i] : begins[i + 1]], None)
+            return
+        rows = _rows_of(drafters)
+        short = -1
+        while (short := next_without_space(rows, begins, short + 1)) >= 0:
+            drafters[short].sequence.reserve(int(begins[short + 1] - begins[short]))
+        remember = drafters[0].learns and self.learns != "prompts"
+        if remember:
+            self.memory.reserve(accepted.shape[0] + len(drafters), 2 * len(drafters))
+        workspace = _workspace(1)
+        learn_all(
+            rows=rows,
+            accepted=accepted,
+            begins=begins,
+            memory=self.memory.arrays,
+            memory_ring=self.memory.ring,
+            remember=remember,
+            start=_START,
+            weights=drafters[0].weights,
+            branch_length=self.branch_length,
+            votes=Votes(workspace.trust, workspace.chain, workspace.frontier),
+        )
+
 
 class TrieDrafter:
-    """Drafts for one sequence, and writes it into the tenant's memory as it grows, if it `learns`."""
+    """Drafts for one sequence, and writes it into the tenant's memory as it grows, if it `learns`.
+
+    Attributes:
+        weights: the tenant's; a copy that nothing is learned into for others, unless it `learns`.
+    """
 
     def __init__(self, strategy: TrieStrategy, prompt: Int32Array, learns: bool = True) -> None:
         self._strategy = strategy
-        self._weights = strategy.weights if learns else Weights(*(table.copy() for table in strategy.weights))
-        self._remembers = learns and strategy.learns != "prompts"
-        self._own = PhraseIndex(_OWN_CAPACITY, prompt.shape[0] + 256)
-        self._own_writer = self._own.writer()
-        self._own.append(self._own_writer, prompt)
-        self._writer = strategy.memory.writer()
+        self.learns = learns
+        self.weights = strategy.weights if learns else Weights(*(table.copy() for table in strategy.weights))
+        writer = strategy.memory.writer()
         learned = {"outputs": 0, "prompts": _EVERYTHING, "both": prompt.shape[0]}[strategy.learns]
         if learns and strategy.learns != "outputs":
-            strategy.memory.append(self._writer, _START)
-            strategy.memory.append(self._writer, prompt)
-        self._state = np.array([self._own_writer[0], self._writer[1], self._own_writer[0] + 1, learned], np.int64)
-        self._followed = np.array([-1, -1, 0, 0], np.int64)
-        self._roots, self._draft = _NO_ROOTS, _NO_DRAFT
+            strategy.memory.append(writer, _START)
+            strategy.memory.append(writer, prompt)
+        self.sequence = TrieSequence(prompt, writer, learned)
 
     def propose(self, budget: int) -> DraftTree:
-        strategy, workspace, draft = self._strategy, _workspace(budget), empty_draft(budget)
-        n, found = expand(
-            own=self._own.arrays,
-            memory=strategy.memory.arrays,
-            weights=self._weights,
-            workspace=workspace,
-            state=self._state,
-            followed=self._followed,
-            branch_length=strategy.branch_length,
-            draft=draft,
-        )
-        self._draft = draft.cut(n)
-        self._roots = workspace.roots[:found].copy()
-        return DraftTree(self._draft.tokens, self._draft.parents, self._draft.scores)
+        return self._strategy.propose_all([self], np.array([budget], np.int32))[0]
 
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
-        strategy, workspace = self._strategy, _workspace(1)
-        memory, own, written = strategy.memory, self._own, accepted.shape[0]
-        own.reserve(written)
-        if self._remembers:
-            if self._writer[0] < 0:
-                memory.append(self._writer, _START)
-            memory.reserve(written)
-        learn(
-            own=WritableIndex(own.arrays, own.ring, self._own_writer),
-            memory=WritableIndex(memory.arrays, memory.ring, self._writer),
-            remember=self._remembers,
-            weights=self._weights,
-            followed=self._followed,
-            candidates=self._roots,
-            draft=self._draft,
-            accepted=accepted,
-            branch_length=strategy.branch_length,
-            votes=Votes(workspace.trust, workspace.chain, workspace.heap),
-        )
-        self._roots, self._draft = _NO_ROOTS, _NO_DRAFT
-        self._state[AT_END] = self._own_writer[0]
-        self._state[WRITTEN] += written
+        self._strategy.observe_all([self], accepted, np.array([0, accepted.shape[0]], np.int32))
 
     def close(self) -> None:
         """The memory keeps what was learned."""
+
+
+def _rows_of(drafters: SequenceOf[TrieDrafter]) -> Int64Array:
+    return np.array([drafter.sequence.address for drafter in drafters], np.int64)

@@ -9,12 +9,12 @@ import pytest
 
 from draftwood_model_runner.drafting import draft_account, guarded_drafter
 from draftwood_model_runner.drafting.draft_account import DraftAccount, Payoff
-from draftwood_model_runner.drafting.draft_policy import DraftPolicy, best_chain, within_depth
+from draftwood_model_runner.drafting.draft_policy import DraftPolicy, best_chain
 from draftwood_model_runner.drafting.guarded_drafter import GuardedDrafter
 from draftwood_model_runner.drafting.step_time import ContextCost, StepTimeCurve, StepTimes
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits
-from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.batch import BatchRow, Chains, lay_out, lay_out_trees
 from draftwood_model_runner.scheduling.scheduler import Work
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import EMPTY_TREE, DraftTree
@@ -67,6 +67,13 @@ def test_one_stall_of_the_machine_switches_off_nothing(clock: Clock) -> None:
     assert drafting_seconds(clock, propose=0.0005, accepted=1, stalls=4)[1] == BATCH
 
 
+class Thrifty(Plugin):
+    """Keeps to its budget."""
+
+    def propose(self, budget: int) -> DraftTree:
+        return super().propose(budget).pruned(budget)
+
+
 def decoding(strategy: object, written: int, context: int = 3, **options: object) -> Sequence:
     """A sequence that wrote some tokens, all but the last committed."""
     fields: dict[str, object] = {"max_draft_nodes": 16, **options}
@@ -78,13 +85,17 @@ def decoding(strategy: object, written: int, context: int = 3, **options: object
 
 
 def tree_of(policy: DraftPolicy, sequence: Sequence) -> DraftTree:
+    """The draft as it is verified."""
     policy.start(sequence)
-    [draft] = policy.propose([Work(sequence, 1)], prompts_wait=False)
-    return draft.tree
+    drafts = policy.propose([Work(sequence, 1)], prompts_wait=False)
+    pages, zero = np.arange(100, dtype=np.int32), np.zeros(1, np.int32)
+    chains = Chains([pages], np.array([3], np.int32), np.array([1], np.int32), np.array([0, 1], np.int32), zero)
+    batch = lay_out_trees(chains, drafts.trees, drafts.levels, 0.0)
+    return DraftTree.of(batch.tokens[1:], batch.parents[1:] - 1)
 
 
 def test_a_draft_keeps_to_the_limits_of_request_output_and_runner() -> None:
-    chain = Plugin(DraftTree.of(range(16), scores=np.linspace(0.9, 0.1, 16)))
+    chain = Thrifty(DraftTree.of(range(16), scores=np.linspace(0.9, 0.1, 16)))
     free = DraftPolicy(100, lambda _: NO_LIMITS, None)
     narrow = DraftPolicy(100, lambda _: DraftLimits(levels=4, nodes=9), None)
     assert len(tree_of(free, decoding(chain, written=1))) == 16
@@ -92,7 +103,7 @@ def test_a_draft_keeps_to_the_limits_of_request_output_and_runner() -> None:
     assert len(tree_of(free, decoding(chain, written=39))) == 0
     assert len(tree_of(free, decoding(chain, written=0))) == 0, "the first token waits for no drafter"
     assert len(tree_of(narrow, decoding(chain, written=1))) == 4
-    bush = Plugin(DraftTree.of(range(16), [-1] * 16, np.linspace(0.9, 0.1, 16)))
+    bush = Thrifty(DraftTree.of(range(16), [-1] * 16, np.linspace(0.9, 0.1, 16)))
     assert tree_of(narrow, decoding(bush, written=1)).tokens.tolist() == list(range(9))
     chains_only = DraftPolicy(100, lambda _: DraftLimits(nodes=9, branches=False), None)
     assert tree_of(chains_only, decoding(chain, written=1)).tokens.tolist() == list(range(9))
@@ -128,14 +139,6 @@ def test_long_contexts_are_drafted_for_more_sparingly() -> None:
     assert kept[0] > kept[1] > kept[2]
 
 
-def test_within_depth_keeps_whole_levels() -> None:
-    tree = DraftTree.of([1, 2, 3, 4, 5], [-1, 0, -1, 1, 2], [0.9, 0.8, 0.7, 0.6, 0.5])
-    assert within_depth(tree, 1).tokens.tolist() == [1, 3]
-    assert within_depth(tree, 2).parents.tolist() == [-1, 0, -1, 2]
-    assert within_depth(tree, 3) is tree
-    assert len(within_depth(tree, 0)) == 0
-
-
 @pytest.mark.parametrize(("verifying", "pays"), [(0.0005, True), (0.002, False)])
 def test_a_draft_pauses_that_costs_more_to_verify_than_it_saves(verifying: float, pays: bool) -> None:
     """Each step takes 3 ms, its draft included, and each draft saves one token: a step without a draft."""
@@ -151,8 +154,8 @@ def test_what_verification_costs_is_read_off_the_step_time_model() -> None:
     policy = DraftPolicy(100, lambda _: NO_LIMITS, StepTimes(StepTimeCurve({1: 1.0, 64: 64.0})))
     sequence = decoding(Plugin(DraftTree.of(range(16))), written=1)
     policy.start(sequence)
-    [draft] = policy.propose([Work(sequence, 1)], prompts_wait=False)
-    row = BatchRow(np.zeros(4, np.int32), sequence.committed, np.ones(1, np.int32), draft.tree, logits_from=0)
+    drafts = policy.propose([Work(sequence, 1)], prompts_wait=False)
+    row = BatchRow(np.zeros(4, np.int32), sequence.committed, np.ones(1, np.int32), drafts.trees[0], logits_from=0)
     policy.observe_step(lay_out([row]), 17.0)
     assert policy._verifying_seconds(16) == pytest.approx(16.0, rel=0.01)
     assert policy._verifying_seconds(0) == 0.0

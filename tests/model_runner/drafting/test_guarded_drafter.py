@@ -13,10 +13,11 @@ import pytest
 from draftwood_model_runner.drafting import draft_account
 from draftwood_model_runner.drafting import guarded_drafter as drafting
 from draftwood_model_runner.drafting.draft_account import LONGEST_PAUSES, Payoff
-from draftwood_model_runner.drafting.guarded_drafter import GuardedDrafter
+from draftwood_model_runner.drafting.guarded_drafter import GuardedDrafter, observe_all, propose_all
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.sequence import Sequence
-from draftwood_strategies import Drafter, DraftTree, Feedback, HybridStrategy, registry
+from draftwood_strategies import Drafter, DraftTree, Feedback, HybridStrategy, create, registry
+from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.draft import Int32Array
 from tests.model_runner.sequences import make_sequence
 
@@ -392,3 +393,48 @@ def test_a_slow_part_costs_a_hybrid_that_part(hybrid: Any, clock: Clock, monkeyp
     assert quick.closed == 0
     drafter.close()
     assert sequence.stats.by_source.keys() <= {"quick", "slow", "recycling"}
+
+
+def test_sequences_of_several_strategies_are_asked_together(clock: Clock) -> None:
+    """Those of one strategy in one call, whose time they share; the others one by one."""
+    trie, plugin = create("trie"), Plugin(DraftTree.of([5]), clock, propose=0.3)
+    calls: list[int] = []
+    batch = trie.propose_all  # type: ignore[attr-defined]
+
+    def counted(drafters: Any, budgets: Int32Array) -> Any:
+        calls.append(len(drafters))
+        clock.now += 0.2
+        return batch(drafters, budgets)
+
+    trie.propose_all = counted  # type: ignore[attr-defined]
+    made = [guarded(strategy) for strategy in (trie, plugin, trie)]
+    drafters, sequences = [drafter for drafter, _ in made], [sequence for _, sequence in made]
+    for _ in range(2):  # the first call of a class is not charged
+        assert all(drafter.ready() for drafter in drafters)
+        trees = propose_all(drafters, np.full(3, 4, np.int32))
+        assert (len(trees), trees[1].tokens.tolist()) == (3, [5])
+        feedback = StepFeedback(
+            tokens=np.array([1, 1, 5, 1], np.int32),
+            parents=np.array([-1, -1, 0, -1], np.int32),
+            predictions=np.array([1, 2, 3, 2], np.int32),
+            top_tokens=None,
+            begins=np.array([0, 1, 3, 4], np.int32),
+        )
+        observe_all(drafters, np.array([1, 2, 2, 3], np.int32), np.array([0, 1, 2, 4], np.int32), feedback)
+    assert calls == [2, 2]
+    assert [sequence.stats.draft_seconds for sequence in sequences] == pytest.approx([0.2, 0.6, 0.2])
+    assert trie.tokens == 6, "each sequence of the trie was told what it wrote"  # type: ignore[attr-defined]
+
+
+def test_a_paused_sequence_is_left_out_and_catches_up(clock: Clock) -> None:
+    trie = create("trie")
+    made = [guarded(trie)[0] for _ in range(2)]
+    zeros = np.zeros(2, np.int32)
+    feedback = StepFeedback(zeros, zeros - 1, zeros, None, np.array([0, 1, 2], np.int32))
+    made[1]._pause = 1
+    for step in range(2):
+        asked = [drafter for drafter in made if drafter.ready()]
+        assert len(asked) == 1 + step
+        propose_all(asked, np.full(len(asked), 4, np.int32))
+        observe_all(made, np.array([7, 8], np.int32), np.array([0, 1, 2], np.int32), feedback)
+    assert sorted(tokens.tolist() for tokens in trie.sequences()) == [[7, 7], [8, 8]]  # type: ignore[attr-defined]

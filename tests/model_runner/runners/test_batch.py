@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.batch import BatchRow, Chains, lay_out, lay_out_trees
 from draftwood_strategies import EMPTY_TREE, DraftTree
+from draftwood_strategies.draft import DraftTrees
 from tests.strategies.test_draft import paths, trees
 
 
@@ -51,3 +52,14 @@ def test_every_token_has_the_slot_of_its_place_in_the_page_table(rows: list[tupl
     )
     assert batch.kv_slots(page_size).tolist() == expected
     assert batch.page_begins.tolist() == np.cumsum([0, *map(len, tables)]).tolist()
+
+
+@given(st.lists(trees(), min_size=1, max_size=4), st.integers(0, 5))
+def test_trees_keep_their_first_levels(drafts: list[DraftTree], levels: int) -> None:
+    n, zeros = len(drafts), np.zeros(len(drafts), np.int32)
+    chains = Chains([np.arange(9, dtype=np.int32)] * n, zeros + 7, zeros + 99, np.arange(n + 1, dtype=np.int32), zeros)
+    batch = lay_out_trees(chains, DraftTrees.of(drafts), zeros + levels, 0.0)
+    for i, tree in enumerate(drafts):
+        own = slice(batch.begins[i] + 1, batch.begins[i + 1])
+        found = DraftTree(batch.tokens[own], batch.parents[own] - 1, np.zeros(own.stop - own.start, np.float32))
+        assert list(paths(found)) == [path for path in paths(tree) if len(path) <= levels]

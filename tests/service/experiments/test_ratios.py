@@ -66,7 +66,7 @@ def test_fixed_intervals_are_those_of_tea_tasting(
 def test_the_figures_of_tea_tasting_are_its_own(
     arms: Arms, metric: Metric, adjust: bool, expected: tuple[float, float, float]
 ) -> None:
-    tea: Any = pytest.importorskip("tea_tasting", reason='needs pip install "draftwood[statistics]"')
+    tea: Any = pytest.importorskip("tea_tasting", reason="needs pip install --group statistics")
     arrow: Any = importlib.import_module("pyarrow")
     rows = np.concatenate(arms)
     table = {name: rows[:, column(name)] for name in (metric.numerator, metric.denominator, "log_prompt_tokens")}

@@ -174,7 +174,7 @@ def test_a_hybrid_has_one_successor_table() -> None:
 )
 def test_a_table_that_compiled_code_cannot_read_is_refused(rows: Int32Array, top_k: int, problem: str) -> None:
     made = TableOnly()
-    made.top_k, made.successors.rows = top_k, rows
+    made.top_k, made.successors.arrays = top_k, made.successors.arrays._replace(rows=rows)
     register("table_only")(lambda: made)
     with pytest.raises(ValueError, match=problem):
         HybridStrategy(sources="trie,table_only")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import typer
 from typer.core import TyperCommand
@@ -21,18 +21,36 @@ from typer.core import TyperCommand
 from draftwood_client.cli.options import FAILURE, one_line_errors
 
 GROUP = "draftwood.commands"
-SERVER = "draftwood"
-"""The server's distribution."""
 
-HELP = {
-    "serve": "Serve a model.",
-    "gateway": "Serve the API of OpenAI over HTTP, in front of a service.",
-    "key": "Create, list and revoke API keys of a server's file.",
-    "demo": "Compare drafting off, with an empty and with a warm memory, on the bundled model.",
-    "bench": "Measure speed, load and drafting.",
-    "experiment.replay": "Tokens per step of several strategies over the same recorded answers.",
+
+class KnownCommand(NamedTuple):
+    """A command of one of Draftwood's other distributions.
+
+    Attributes:
+        help: so that `draftwood --help` need not import the command.
+        install: what pip installs it with.
+    """
+
+    help: str
+    install: str
+
+
+_SERVER, _BENCHMARKS = "draftwood", "'draftwood[benchmarks]'"
+KNOWN = {
+    "serve": KnownCommand("Serve a model.", _SERVER),
+    "gateway": KnownCommand("Serve the API of OpenAI over HTTP, in front of a service.", "'draftwood[gateway]'"),
+    "key": KnownCommand("Create, list and revoke API keys of a server's file.", _SERVER),
+    "models": KnownCommand("List the families of models that can be served.", _SERVER),
+    "demo": KnownCommand(
+        "Compare drafting off, with an empty and with a warm memory, on the bundled model.", _BENCHMARKS
+    ),
+    "bench": KnownCommand("Measure speed, load and drafting.", _BENCHMARKS),
+    "experiment.replay": KnownCommand(
+        "Tokens per step of several strategies over the same recorded answers.", _BENCHMARKS
+    ),
 }
-"""Help of the server's commands, so that `draftwood --help` need not import them."""
+_OURS = frozenset({"draftwood", "draftwood-benchmarks"})
+"""The distributions that add them."""
 
 
 class PassThrough(TyperCommand):
@@ -44,24 +62,24 @@ class PassThrough(TyperCommand):
 
 
 def mount(app: typer.Typer, groups: Mapping[str, typer.Typer]) -> None:
-    """Adds all installed entry points to `app`, or to one of its `groups`, without importing them, and the server's
-    commands if it is missing.
+    """Adds all installed entry points to `app`, or to one of its `groups`, without importing them, and hidden commands
+    that name what to install for those of Draftwood that are missing.
     """
     taken = _names(app)
     found = sorted((one for one in entry_points(group=GROUP) if one.name not in taken), key=lambda one: one.name)
     for entry_point in found:
         owner = _distribution(entry_point)
-        ours = owner == SERVER
+        known = KNOWN.get(entry_point.name) if owner in _OURS else None
         parent, name = _place(app, groups, entry_point.name)
         if name in _names(parent):
             continue
         parent.command(
             name,
             cls=PassThrough,
-            help=HELP.get(entry_point.name, "") if ours else f"From the package {owner}.",
-            rich_help_panel="Server" if ours else "Plugins",
+            help=known.help if known else f"From the package {owner}.",
+            rich_help_panel="Server" if known else "Plugins",
         )(_runner(entry_point))
-    for full_name in HELP.keys() - {one.name for one in found}:
+    for full_name in KNOWN.keys() - {one.name for one in found}:
         parent, name = _place(app, groups, full_name)
         parent.command(name, cls=PassThrough, hidden=True)(_absent(full_name))
 
@@ -93,7 +111,7 @@ def _runner(entry_point: EntryPoint) -> Callable[[typer.Context], None]:
 
 def _absent(name: str) -> Callable[[typer.Context], None]:
     def run(context: typer.Context) -> None:
-        _fail(f"`{_spoken(name)}` needs the server: pip install {SERVER}")
+        _fail(f"`{_spoken(name)}` needs pip install {KNOWN[name].install}")
 
     return run
 
@@ -103,12 +121,13 @@ def _load(entry_point: EntryPoint) -> Callable[[list[str]], int | None]:
     try:
         command: Callable[[list[str]], int | None] = entry_point.load()
     except (ImportError, AttributeError) as error:
+        owner = _distribution(entry_point)
         problem = f"`{_spoken(entry_point.name)}` ({entry_point.value}) cannot be imported: {error}"
         if place := _other_package(entry_point, error):
             package = entry_point.module.partition(".")[0]
-            problem += f"; the package {package!r} that Python finds is {place}, which is not the one of {SERVER}"
-        elif _distribution(entry_point) == SERVER and isinstance(error, ModuleNotFoundError):
-            problem += f"; reinstall the server: pip install {SERVER}"
+            problem += f"; the package {package!r} that Python finds is {place}, which is not the one of {owner}"
+        elif owner in _OURS and isinstance(error, ModuleNotFoundError):
+            problem += f"; reinstall it: pip install {owner}"
         _fail(problem)
     return command
 

@@ -1,4 +1,4 @@
-"""`draftwood bench overhead`: what a decoding step takes beside the model's forward pass, in a real service."""
+"""`draftwood bench service`: what a decoding step takes beside the model's forward pass, in a real service."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Row:
 
 
 @command
-def overhead(
+def service(
     model: ModelOptions,
     output: OutputOptions,
     streams: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of requests at once.")] = "1,64",
@@ -82,7 +82,7 @@ def overhead(
 
 async def _round(target: str, streams: int, drafting: bool, max_tokens: int) -> list[Completion]:
     texts = islice(cycle(read_prompts(None)), streams)
-    async with AsyncClient(target, tenant="overhead") as client:
+    async with AsyncClient(target, tenant="service") as client:
 
         async def ask(text: str) -> Completion:
             return await client.generate(

@@ -1,0 +1,156 @@
+"""`draftwood bench overhead`: what the host works in a decoding step, for each sequence, by strategy.
+
+The engine runs in this process on a model that costs nothing (`costless`), so that what is left is its own: schedule,
+draft, verify, learn. A step of a real service, its messages and its text included: `draftwood bench service`.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from draftwood_benchmarks.load.command import read_levels
+from draftwood_benchmarks.overhead.costless import MAX_CONTEXT, CostlessRunner, costless_model, make_texts
+from draftwood_benchmarks.shared.machine import OtherLoad, warning
+from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console, progress
+from draftwood_client.cli.options import command
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.request import Request, StopParams
+from draftwood_model_runner.sequence import Sequence
+from draftwood_strategies.registry import create, warm_up
+
+STRATEGIES = ("none", "trie", "hybrid")
+_TARGETS_US = {"none": 20, "trie": 40, "hybrid": 60}
+"""With 32 streams."""
+_PROMPT_TOKENS = 64
+_LEARNED, _ANSWER_TOKENS = 200, 200
+"""Answers in the tenant's memory at first, and their tokens."""
+_WARM_STEPS = 100
+"""Steps of a round before those that are measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Of the measured decoding steps.
+
+    Attributes:
+        host_us: microseconds of host time for each sequence and step, the median over the steps.
+        acceptance_length: tokens that a sequence writes in a step, on average.
+    """
+
+    strategy: str
+    streams: int
+    host_us: float
+    acceptance_length: float
+
+
+@command
+def overhead(
+    output: OutputOptions,
+    streams: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of sequences at once.")] = "1,32",
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Draft nodes of a sequence, at most.")] = 16,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each case is measured; the best counts.")] = 3,
+    steps: Annotated[int, typer.Option(min=10, max=900, help="Measured steps of a round.")] = 150,
+) -> None:
+    """Microseconds of a decoding step that the model does not take, for each sequence, by strategy."""
+    out = console()
+    output.check()
+    cases = [(strategy, count) for count in read_levels(streams) for strategy in STRATEGIES]
+    best: dict[tuple[str, int], Row] = {}
+    for strategy in STRATEGIES:  # compiled code is loaded at its first call
+        warm_up(strategy)
+        with suppress(BenchmarkError):
+            measured(strategy, 2, nodes, 10)
+    load = OtherLoad()
+    for strategy, count in progress(cases * rounds, "rounds", out):
+        row = measured(strategy, count, nodes, steps)
+        if (strategy, count) not in best or row.host_us < best[strategy, count].host_us:
+            best[strategy, count] = row
+    rows = [best[case] for case in cases]
+    busy = load.share()
+    out.print(_table(rows, f"Host time of a decoding step, {nodes} draft nodes at most{warning(busy)}"))
+    output.write([asdict(row) for row in rows], lambda axes: _draw(axes, rows), nodes=nodes, busy=busy)
+
+
+def measured(strategy_name: str, streams: int, nodes: int, steps: int) -> Row:
+    """One round: `streams` sequences of one tenant, all decoding.
+
+    Raises:
+        BenchmarkError: drafting was switched off.
+    """
+    texts = make_texts(streams, MAX_CONTEXT, seed=1)
+    texts[:, 0] = np.arange(streams) + 100
+    runner = CostlessRunner(texts)
+    engine = Engine(costless_model(runner), EngineConfig(max_running=streams, max_draft_nodes=nodes))
+    strategy: Any = create(strategy_name)
+    if strategy_name != "none":
+        for text in make_texts(_LEARNED, _ANSWER_TOKENS, seed=2):
+            strategy.learn(text)
+    sequences = [
+        Sequence(
+            Request(
+                request_id=str(number),
+                prompt=text[:_PROMPT_TOKENS].copy(),
+                stop=StopParams(MAX_CONTEXT - 2 * _PROMPT_TOKENS),
+                strategy_name=strategy_name,
+                max_draft_nodes=nodes,
+            ),
+            strategy,
+        )
+        for number, text in enumerate(texts)
+    ]
+    for sequence in sequences:
+        engine.add(sequence)
+    while any(not sequence.output for sequence in sequences):
+        engine.step()
+    for _ in range(_WARM_STEPS):
+        engine.step()
+    seconds, written = [], -sum(len(sequence.output) for sequence in sequences)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        for _ in range(steps):
+            spent, began = runner.seconds, time.perf_counter()
+            engine.step()
+            seconds.append(time.perf_counter() - began - (runner.seconds - spent))
+            if engine.running < streams:
+                raise BenchmarkError("a sequence ended before the last measured step; measure fewer steps")
+    finally:
+        gc.enable()
+    written += sum(len(sequence.output) for sequence in sequences)
+    if reasons := {sequence.stats.drafting_disabled_reason for sequence in sequences} - {""}:
+        raise BenchmarkError(f"{strategy_name}: drafting was switched off: {min(reasons)}")
+    engine.close()
+    return Row(
+        strategy_name,
+        streams,
+        round(1e6 * statistics.median(seconds) / streams, 2),
+        round(written / steps / streams, 3),
+    )
+
+
+def _table(rows: list[Row], title: str) -> Table:
+    table = Table(
+        "strategy", "streams", "us a sequence", "target", "acceptance length", title=title, title_justify="left"
+    )
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        target = f"< {_TARGETS_US[row.strategy]}" if row.streams == 32 else ""
+        length = f"{row.acceptance_length:.2f}"
+        table.add_row(row.strategy, str(row.streams), f"{row.host_us:.1f}", target, length)
+    return table
+
+
+def _draw(axes: Any, rows: list[Row]) -> None:
+    axes.barh([f"{row.strategy}, {row.streams}" for row in rows], [row.host_us for row in rows])
+    axes.set_xlabel("microseconds of host time for each sequence and step")

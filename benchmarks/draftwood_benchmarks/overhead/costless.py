@@ -1,0 +1,147 @@
+"""A model that costs nothing: each sequence writes a text that was made before.
+
+Texts consist of phrases, a few of which come often and most rarely, with a replaced token now and then, so that a trie
+finds about as much in them as in recorded answers (`draftwood bench replay`). A step claims to take a while: otherwise
+drafting would not pay, and end. Everything else of it is the engine's own.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
+from draftwood_model_runner.loading.loaded import LoadedModel
+from draftwood_model_runner.loading.tokenizer import load_tokenizer
+from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
+from draftwood_model_runner.runners.choices import Choices
+from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
+from draftwood_strategies.native import Int32Array
+
+MAX_CONTEXT = 4096
+_VOCABULARY, _FIRST_TOKEN = 4096, 10
+"""The bundled model's, whose tokenizer turns tokens into text, and the first one after the special tokens."""
+_PHRASES, _SHORTEST, _LONGEST = 6000, 4, 16
+_POPULARITY = 0.9
+"""The exponent of the Zipf distribution of the phrases."""
+_REPLACED = 0.06
+"""Share of tokens that are replaced by random ones."""
+_SUCCESSORS = 8
+_PAGE_SIZE = 16
+_STEP_SECONDS = 0.01
+"""That a step claims to take."""
+
+
+def make_texts(count: int, tokens: int, seed: int) -> Int32Array:
+    """int32[count, tokens] of texts, from the same phrases for any seed."""
+    fixed, random = np.random.default_rng(0), np.random.default_rng(seed)
+    begins = fixed.zipf(1.2, (_PHRASES, _LONGEST)) % (_VOCABULARY - _FIRST_TOKEN)
+    phrases = (begins + _FIRST_TOKEN).astype(np.int32)
+    lengths = fixed.integers(_SHORTEST, _LONGEST + 1, _PHRASES)
+    popularity = 1.0 / np.arange(1, _PHRASES + 1) ** _POPULARITY
+    popularity /= popularity.sum()
+    texts = np.empty((count, tokens), np.int32)
+    for text in texts:
+        chosen = random.choice(_PHRASES, tokens // _SHORTEST + 1, p=popularity)
+        text[:] = np.concatenate([phrases[phrase, : lengths[phrase]] for phrase in chosen])[:tokens]
+    replaced = random.random(texts.shape) < _REPLACED
+    texts[replaced] = random.integers(_FIRST_TOKEN, _VOCABULARY, int(replaced.sum()))
+    return texts
+
+
+class _Claimed(NamedTuple):
+    """Implements `StepInFlight`."""
+
+    predictions: Predictions
+
+    def wait(self) -> tuple[Predictions, float]:
+        return self.predictions, _STEP_SECONDS
+
+
+class CostlessRunner:
+    """Implements `OverlappingRunner`.
+
+    Args:
+        texts: int32[s, MAX_CONTEXT], one for each sequence, which is known by the first token of its prompt: the first
+            tokens must differ.
+
+    Attributes:
+        seconds: what all its steps really took.
+    """
+
+    page_size = _PAGE_SIZE
+    chooses = False
+    rides_along = False
+
+    def __init__(self, texts: Int32Array) -> None:
+        self.pages = (texts.shape[0] + 1) * MAX_CONTEXT // _PAGE_SIZE
+        self.seconds = 0.0
+        self._texts = texts
+        self._text_of_token = {int(text[0]): number for number, text in enumerate(texts)}
+        self._text_of_page = np.zeros(self.pages, np.int64)
+        shape = _VOCABULARY, _SUCCESSORS
+        self._successors = np.random.default_rng(1).integers(_FIRST_TOKEN, _VOCABULARY, shape, dtype=np.int32)
+
+    def draft_limits(self, position: int) -> DraftLimits:
+        return NO_LIMITS
+
+    def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
+        """Takes the time: the engine measures at its start what steps cost."""
+        time.sleep(_STEP_SECONDS)
+        return self.begin(batch, top_k).predictions
+
+    def begin(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> _Claimed:
+        began = time.perf_counter()
+        first_pages = batch.pages[batch.page_begins[:-1]]
+        for row in np.flatnonzero(batch.contexts == 0).tolist():
+            token = int(batch.tokens[batch.begins[row]])
+            self._text_of_page[first_pages[row]] = self._text_of_token.get(token, 0)
+        texts = np.repeat(self._text_of_page[first_pages], np.diff(batch.begins))[batch.logit_rows]
+        tokens, positions = batch.tokens[batch.logit_rows], batch.positions[batch.logit_rows]
+        top_tokens = self._successors[tokens]
+        right = self._texts[texts, positions] == tokens
+        top_tokens[right, 0] = self._texts[texts, np.minimum(positions + 1, MAX_CONTEXT - 1)][right]
+        predicted = np.ascontiguousarray(top_tokens[:, 0])
+        predictions = Predictions(None, predicted, np.ascontiguousarray(top_tokens[:, :top_k]) if top_k else None)
+        self.seconds += time.perf_counter() - began
+        return _Claimed(predictions)
+
+    def keep(self, moves: KVMoves) -> None:
+        """There are no keys and values."""
+
+
+class _Factory:
+    """Implements `RunnerFactory`."""
+
+    name = "costless"
+    exact = True
+    kv_bytes_per_token = 0
+
+    def __init__(self, runner: CostlessRunner) -> None:
+        self._runner = runner
+
+    def default_kv_tokens(self, context: int, sequences: int) -> int:
+        return int(self._runner.pages) * _PAGE_SIZE
+
+    def runner(self, kv_tokens: int, threads: int | None = None) -> CostlessRunner:
+        return self._runner
+
+
+class _Model:
+    """What an engine needs of a `LoadedModel`."""
+
+    max_context = MAX_CONTEXT
+    vocab_size = _VOCABULARY
+    eos_token_ids: frozenset[int] = frozenset()
+    defaults = GenerationDefaults()
+
+    def __init__(self, runner: CostlessRunner) -> None:
+        self.factory = _Factory(runner)
+        self.tokenizer = load_tokenizer(BUNDLED_MODEL)
+
+
+def costless_model(runner: CostlessRunner) -> LoadedModel:
+    """A model for an engine, computed by this runner."""
+    return cast(LoadedModel, cast(Any, _Model(runner)))

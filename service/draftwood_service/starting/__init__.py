@@ -1,0 +1,1 @@
+"""What must hold before a server starts: a free address, and packages for what it is asked to do."""

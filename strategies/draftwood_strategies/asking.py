@@ -1,0 +1,105 @@
+"""Asks a strategy for several sequences at once: in one call where it offers that, else drafter by drafter.
+
+A fault stays with the sequence that it happens for: where a call for all fails, each is asked alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from typing import Any, Protocol, TypeGuard
+
+from draftwood_strategies.base import BatchStrategy, StepFeedback, Strategy
+from draftwood_strategies.draft import EMPTY_TREE, DraftTrees, checked, checked_all
+from draftwood_strategies.native import Int32Array
+
+Failed = Callable[[int, str, Exception], None]
+"""Called with the number of a sequence, "propose" or "observe", and what that raised."""
+
+
+class Timed(Protocol):
+    """Calls `function(*args)` and returns what it does; takes its time for the sequences of these numbers."""
+
+    def __call__(self, sequences: SequenceOf[int], owner: object, function: Callable[..., Any], *args: Any) -> Any: ...
+
+
+def propose_all(
+    strategy: Strategy,
+    drafters: SequenceOf[Any],
+    budgets: Int32Array,
+    vocab_size: int | None,
+    failed: Failed,
+    timed: Timed,
+) -> DraftTrees:
+    """For each drafter its checked draft; an empty one for a drafter that failed.
+
+    Args:
+        drafters: of this strategy, at least one.
+        budgets: int32[s], the most nodes of each draft, 1 or more.
+        vocab_size: tokens are below it; None for any.
+    """
+    if _takes_batches(strategy):
+        try:
+            found = timed(range(len(drafters)), strategy, strategy.propose_all, drafters, budgets)
+            return checked_all(found, budgets, vocab_size)
+        except Exception as error:
+            if len(drafters) == 1:
+                failed(0, "propose", error)
+                return DraftTrees.of([EMPTY_TREE])
+        alone = [
+            propose_all(strategy, [drafter], budgets[i : i + 1], vocab_size, *_alone(i, failed, timed))[0]
+            for i, drafter in enumerate(drafters)
+        ]
+        return DraftTrees.of(alone)
+    trees = []
+    for i, (drafter, budget) in enumerate(zip(drafters, budgets.tolist(), strict=True)):
+        try:
+            trees.append(checked(timed([i], drafter, drafter.propose, budget), budget, vocab_size))
+        except Exception as error:
+            failed(i, "propose", error)
+            trees.append(EMPTY_TREE)
+    return DraftTrees.of(trees)
+
+
+def observe_all(
+    strategy: Strategy,
+    drafters: SequenceOf[Any],
+    accepted: Int32Array,
+    begins: Int32Array,
+    feedback: StepFeedback | None,
+    failed: Failed,
+    timed: Timed,
+) -> None:
+    """Passes on what a step wrote, see `BatchStrategy.observe_all`."""
+    if _takes_batches(strategy):
+        try:
+            timed(range(len(drafters)), strategy, strategy.observe_all, drafters, accepted, begins, feedback)
+            return
+        except Exception as error:
+            if len(drafters) == 1:
+                failed(0, "observe", error)
+                return
+    bounds = begins.tolist()
+    for i, drafter in enumerate(drafters):
+        try:
+            own = None if feedback is None else feedback.feedback(i, strategy.top_k)
+            timed([i], drafter, drafter.observe, accepted[bounds[i] : bounds[i + 1]], own)
+        except Exception as error:
+            failed(i, "observe", error)
+
+
+def _takes_batches(strategy: Strategy) -> TypeGuard[BatchStrategy]:
+    """As `isinstance`, which takes longer than a draft: it looks up every member of the protocol."""
+    return hasattr(strategy, "propose_all") and hasattr(strategy, "observe_all")
+
+
+def _alone(i: int, failed: Failed, timed: Timed) -> tuple[Failed, Timed]:
+    """For sequence i, which is number 0 of a call of its own."""
+
+    def failed_alone(sequence: int, method: str, error: Exception) -> None:
+        failed(i, method, error)
+
+    def timed_alone(sequences: SequenceOf[int], owner: object, function: Callable[..., Any], *args: Any) -> Any:
+        return timed([i], owner, function, *args)
+
+    return failed_alone, timed_alone

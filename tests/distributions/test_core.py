@@ -1,0 +1,52 @@
+"""The core, draftwood-strategies and draftwood-memory, in an environment that has nothing else of Draftwood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.distributions.workspace import Wheel, environment, run
+
+CORE = ("draftwood-strategies", "draftwood-memory")
+FOREIGN = ("torch", "transformers", "grpc", "google", "opentelemetry", "pydantic", "structlog", "rich", "typer", "yaml")
+IMPORT_SECONDS = 1.0
+_MODULES = """
+import importlib, pkgutil, sys
+for name in ("draftwood_strategies", "draftwood_memory"):
+    package = importlib.import_module(name)
+    for module in pkgutil.walk_packages(package.__path__, f"{name}."):
+        importlib.import_module(module.name)
+print(sorted({name.partition(".")[0] for name in sys.modules} & set(sys.argv[1:])))
+"""
+_TIME = """
+import time
+began = time.perf_counter()
+import draftwood_strategies, draftwood_memory
+print(time.perf_counter() - began)
+"""
+
+
+@pytest.fixture(scope="module")
+def python(wheels: dict[str, Wheel], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment(tmp_path_factory.mktemp("core"), [wheels[name] for name in CORE])
+
+
+def test_it_imports_with_its_dependencies_alone(python: Path) -> None:
+    assert run(python, _MODULES, *FOREIGN) == "[]\n"
+
+
+def test_its_environment_lacks_what_others_need(python: Path) -> None:
+    code = "import importlib.util as u, sys; print([name for name in sys.argv[1:] if u.find_spec(name)])"
+    assert run(python, code, *FOREIGN) == "[]\n"
+    assert run(python, code, "redis", "cryptography", "numba") == "['redis', 'cryptography', 'numba']\n"
+
+
+def test_it_imports_in_less_than_a_second(python: Path) -> None:
+    """The best of a few: other processes only add to it."""
+    seconds = 10.0
+    for _ in range(8):
+        seconds = min(seconds, float(run(python, _TIME)))
+        if seconds < IMPORT_SECONDS:
+            return
+    pytest.fail(f"took {seconds:.2f} s at best")

@@ -1,0 +1,72 @@
+"""The core is installed beside vLLM and SGLang without changing one of their versions.
+
+`hosts` has what pip installs for each of them (`make hosts`). Requirements of ours, and of what they bring, are met by
+those versions, or by packages that the host does not have, in the version of our lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.distributions.workspace import Wheel, required
+
+CORE = ("draftwood-memory", "draftwood-strategies")
+HOSTS = sorted((Path(__file__).parent / "hosts").glob("*.txt"))
+NUMBA = {"vllm-0.32": "0.65.0", "sglang-0.5.23": "0.65.1"}
+
+
+def versions(host: Path) -> dict[str, str]:
+    lines = [line.partition("==") for line in host.read_text().splitlines() if not line.startswith("#")]
+    return {name: version for name, _, version in lines}
+
+
+def needed(wheels: dict[str, Wheel], held: dict[str, str]) -> Iterator[tuple[str, Requirement]]:
+    """Who requires what: the core, and all that is added for it to what a host holds."""
+    waiting = [(name, one) for name in CORE for one in required(wheels[name].metadata.requires_dist or [])]
+    seen: set[str] = set()
+    while waiting:
+        by, one = waiting.pop()
+        yield by, one
+        name = canonicalize_name(one.name)
+        if name not in held and name not in CORE and str(one) not in seen:
+            seen.add(str(one))
+            of_it = [Requirement(text) for text in distribution(name).requires or ()]
+            waiting += [(name, other) for other in required(of_it, one.extras)]
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=[host.stem for host in HOSTS])
+def test_nothing_of_the_host_changes(host: Path, wheels: dict[str, Wheel]) -> None:
+    held = versions(host)
+    requirements = [(by, one) for by, one in needed(wheels, held) if canonicalize_name(one.name) in held]
+    assert {"numba", "numpy", "cryptography"} <= {one.name for _, one in requirements}
+    unmet = [f"{by}: {one}" for by, one in requirements if held[canonicalize_name(one.name)] not in one.specifier]
+    assert unmet == []
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=[host.stem for host in HOSTS])
+def test_what_is_added_fits(host: Path, wheels: dict[str, Wheel]) -> None:
+    """Packages that the host does not have are taken in a version that we test with."""
+    held = versions(host)
+    added = [one for _, one in needed(wheels, held) if canonicalize_name(one.name) not in held]
+    added = [one for one in added if one.name not in CORE]
+    assert {one.name for one in added} <= {"redis"}
+    assert all(distribution(one.name).version in one.specifier for one in added)
+
+
+def test_the_hosts_are_those_that_are_named() -> None:
+    assert {host.stem: versions(host)["numba"] for host in HOSTS} == NUMBA
+    for host in HOSTS:
+        name, _, version = host.stem.partition("-")
+        assert versions(host)[name].startswith(version)
+
+
+def test_a_version_that_is_too_old_is_found(wheels: dict[str, Wheel]) -> None:
+    held = {"numba": "0.50.0", "numpy": "2.0.0"}
+    unmet = [one.name for _, one in needed(wheels, held) if one.name in held and held[one.name] not in one.specifier]
+    assert unmet == ["numba"]

@@ -1,0 +1,105 @@
+"""The lock file has what the distributions and the development tools require, for CI's Python, and nothing else."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import distribution, version
+from typing import Any
+
+import pytest
+from packaging.markers import Marker
+from packaging.pylock import Pylock
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.distributions.workspace import required, with_dependencies
+from tools.distributions.lock import LOCK, ROOT, TORCH_NEEDS, made_small, projects, requirements, without_torch
+from tools.distributions.locked_versions import constraints
+
+TEXT = LOCK.read_text()
+PACKAGES: list[dict[str, Any]] = tomllib.loads(TEXT)["packages"]
+LOCKED = {one["name"]: one["version"] for one in PACKAGES}
+
+
+def wanted() -> list[Requirement]:
+    return required(requirements())
+
+
+def test_it_is_a_standard_lock_file() -> None:
+    lock = Pylock.from_dict(tomllib.loads(TEXT))
+    assert str(lock.lock_version) == "1.0"
+    assert len(lock.packages) == len(LOCKED)
+
+
+def test_it_meets_the_requirements_of_all_distributions_and_tools() -> None:
+    unmet = [
+        str(one)
+        for one in [*wanted(), *map(Requirement, TORCH_NEEDS)]
+        if LOCKED.get(canonicalize_name(one.name), "0") not in one.specifier
+    ]
+    assert unmet == []
+
+
+def test_it_has_all_that_those_need_and_nothing_else() -> None:
+    here = {one["name"] for one in PACKAGES if "marker" not in one or Marker(one["marker"]).evaluate()}
+    needed = with_dependencies(wanted())
+    elsewhere = {"triton"} if "marker" in one_of("triton") and "triton" not in here else set()
+    assert needed - elsewhere <= here
+    assert here - needed == set()
+
+
+def one_of(name: str) -> dict[str, Any]:
+    return next(one for one in PACKAGES if one["name"] == name)
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11) or sys.platform != "linux", reason="CI's Python and system")
+def test_it_is_what_is_installed() -> None:
+    here = [one for one in PACKAGES if "marker" not in one or Marker(one["marker"]).evaluate()]
+    assert {one["name"]: version(one["name"]) for one in here} == {one["name"]: one["version"] for one in here}
+
+
+def test_all_files_have_hashes_and_public_addresses() -> None:
+    files = [file for one in PACKAGES for file in [*one.get("wheels", ()), *([one["sdist"]] if "sdist" in one else ())]]
+    assert all(re.fullmatch("[0-9a-f]{64}", file["hashes"]["sha256"]) for file in files)
+    hosts = {file["url"].split("/")[2] for file in files}
+    assert hosts == {"files.pythonhosted.org", "download.pytorch.org"}
+
+
+def test_torch_is_the_build_for_cpus_and_what_it_needs_is_locked_by_hand() -> None:
+    assert LOCKED["torch"].endswith("+cpu")
+    assert not [name for name in LOCKED if name.startswith(("nvidia-", "cuda-"))]
+    if "+cpu" in version("torch"):
+        needed = required(Requirement(text) for text in distribution("torch").requires or ())
+        assert {one.name.lower() for one in needed} == {Requirement(text).name for text in TORCH_NEEDS}
+    assert without_torch(TEXT).count('name = "torch"') == 0
+
+
+def test_wheels_of_other_systems_are_left_out() -> None:
+    address = "https://files.pythonhosted.org/packages/x-1"
+    kept = ["py3-none-any", "cp311-cp311-manylinux_2_28_x86_64", "cp38-abi3-macosx_11_0_arm64"]
+    left = [
+        "cp311-cp311-win_amd64",
+        "cp311-cp311-musllinux_1_2_x86_64",
+        "cp313-cp313t-macosx_11_0_arm64",
+        "pp311-none-any",
+    ]
+    lines = [f'    {{ url = "{address}-{tags}.whl", size = 12, hashes = {{ sha256 = "0" }} }},' for tags in kept + left]
+    assert made_small("\n".join(lines)).splitlines() == [line.replace(" size = 12,", "") for line in lines[: len(kept)]]
+
+
+def test_the_image_gets_the_locked_versions() -> None:
+    command = [sys.executable, "-I", str(ROOT / "tools/distributions/locked_versions.py"), str(LOCK)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert printed == constraints(LOCK)
+    assert "torch==2.13.0" in printed
+    assert {line.partition("==")[0] for line in printed} == LOCKED.keys() - {"triton"}
+
+
+def test_the_workspace_has_every_distribution() -> None:
+    found = {path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("*/pyproject.toml")}
+    assert found | {"clients/python"} == projects().keys()
+    sources = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["sources"]
+    assert sources == {project["name"]: {"workspace": True} for project in projects().values()}

@@ -1,0 +1,44 @@
+"""The Python example in the README of each distribution runs as it is; tests/client/test_readme.py has the client's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.client.fake_server import FakeServer, answers
+from tests.distributions.workspace import FOLDERS
+
+SHOWN = {
+    "draftwood-benchmarks": r"True\n",
+    "draftwood-memory": r"\['hybrid', 'jacobi', 'none', 'recycling', 'trie'.*\]\n(True|False)\n",
+    "draftwood-model-runner": r".+\n",
+    "draftwood-strategies": r"\[3 4 5\] \[-1  0  1\]\n",
+}
+
+
+def example(name: str) -> str:
+    [code] = re.findall(r"```python\n(.*?)```", (FOLDERS[name] / "README.md").read_text(), re.DOTALL)
+    assert 5 <= len(code.splitlines()) <= 20
+    return str(code)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(example(name), f"{name}/README.md", "exec"), {})
+    assert re.fullmatch(SHOWN[name], capsys.readouterr().out, re.DOTALL)
+
+
+@pytest.mark.parametrize("name", ["draftwood"])
+def test_example_of_a_call(name: str, capsys: pytest.CaptureFixture[str], server: FakeServer) -> None:
+    server.script = [answers("It is", " here.")]
+    exec(compile(example(name).replace("127.0.0.1:50051", server.target), "README.md", "exec"), {})
+    assert capsys.readouterr().out == "It is here.\n1.5\n"
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_links_are_absolute(name: str) -> None:
+    """A README is shown by the package index too, where paths of the repository lead nowhere."""
+    text = Path(FOLDERS[name] / "README.md").read_text()
+    assert [link for link in re.findall(r"\]\((.*?)\)", text) if not link.startswith("https://")] == []

@@ -1,0 +1,185 @@
+"""Drafting for several sequences in one call: the same drafts as one by one, and one sequence's fault stays its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftwood_strategies import EMPTY_TREE, DraftTree, Feedback, MalformedTreeError, asking, create
+from draftwood_strategies.base import BatchStrategy, StepFeedback, Strategy
+from draftwood_strategies.draft import DraftTrees, Int32Array, checked_all
+from tests.strategies.test_draft import trees
+from tests.strategies.toy_model import ToyModel
+
+IN_BATCHES = ("trie", "recycling", "hybrid")
+PROMPTS = ([1, 2], [3, 4, 5, 6, 7], [1, 2, 3], [9])
+BUDGETS = np.array([16, 5, 40, 1], np.int32)
+
+
+def ids(*tokens: int) -> Int32Array:
+    return np.array(tokens, np.int32)
+
+
+def joined(parts: list[Feedback]) -> StepFeedback:
+    """The feedback of several sequences as that of a step."""
+    return StepFeedback(
+        tokens=np.concatenate([part.tokens for part in parts]),
+        parents=np.concatenate([part.parents for part in parts]),
+        predictions=np.concatenate([part.predictions for part in parts]),
+        top_tokens=np.concatenate([part.top_tokens for part in parts if part.top_tokens is not None]),
+        begins=np.cumsum([0, *(part.tokens.size for part in parts)], dtype=np.int32),
+    )
+
+
+def same(one: DraftTree, other: DraftTree) -> bool:
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in ("tokens", "parents", "scores"))
+
+
+@pytest.mark.parametrize("name", IN_BATCHES)
+@pytest.mark.parametrize("reading", [(), (1, 3)], ids=["all learn", "some read only"])
+def test_a_batch_drafts_and_learns_what_one_by_one_does(name: str, reading: tuple[int, ...]) -> None:
+    batch, alone, model = create(name), create(name), ToyModel(vocab=12)
+    assert isinstance(batch, BatchStrategy)
+
+    def started(strategy: Any) -> list[Any]:
+        methods = [strategy.start_reading if i in reading else strategy.start for i in range(len(PROMPTS))]
+        return [start(ids(*prompt)) for start, prompt in zip(methods, PROMPTS, strict=True)]
+
+    drafters, singles, texts = started(batch), started(alone), [[*prompt] for prompt in PROMPTS]
+    drafted = 0
+    for step in range(60):
+        # Not all sequences take part in every step, nor in the same order.
+        rows = [i for i in range(len(PROMPTS)) if (step + i) % 5][:: 1 if step % 2 else -1]
+        found = batch.propose_all([drafters[i] for i in rows], BUDGETS[rows])
+        expected = [singles[i].propose(int(BUDGETS[i])) for i in rows]
+        assert all(same(found[at], tree) for at, tree in enumerate(expected))
+        drafted += found.tokens.size
+        verified = [model.verify(texts[i], tree) for i, tree in zip(rows, expected, strict=True)]
+        written = [np.array(accepted, np.int32) for accepted, _ in verified]
+        begins = np.cumsum([0, *map(len, written)], dtype=np.int32)
+        feedback = joined([feedback for _, feedback in verified])
+        batch.observe_all([drafters[i] for i in rows], np.concatenate(written), begins, feedback)
+        for i, tokens, (_, own) in zip(rows, written, verified, strict=True):
+            singles[i].observe(tokens, own)
+            texts[i] += tokens.tolist()
+    assert drafted > 500
+    if name == "hybrid":
+        assert [one.by_source for one in drafters] == [one.by_source for one in singles]
+
+
+@pytest.mark.parametrize("name", IN_BATCHES)
+def test_many_sequences_grow_beyond_their_first_space(name: str) -> None:
+    """Indexes, tables and drafts become larger in the middle of a batch."""
+    strategy: Any = create(name)
+    drafters = [strategy.start(ids(i)) for i in range(20)]
+    random = np.random.default_rng(0)
+    for budget in (2, 300):
+        for _ in range(25):
+            found = strategy.propose_all(drafters, np.full(20, budget, np.int32))
+            checked_all(found, np.full(20, budget, np.int32), None)
+            parts = [feedback_of(found[i], random) for i in range(20)]
+            begins = np.arange(0, 20 * 9 + 1, 9, dtype=np.int32)
+            strategy.observe_all(drafters, random.integers(0, 40, 180, dtype=np.int32), begins, joined(parts))
+
+
+def feedback_of(tree: DraftTree, random: np.random.Generator) -> Feedback:
+    top = random.integers(0, 40, (len(tree) + 1, 8), dtype=np.int32)
+    parents = np.append(ids(-1), tree.parents + 1).astype(np.int32)
+    return Feedback(np.append(ids(0), tree.tokens).astype(np.int32), parents, top[:, 0].copy(), top)
+
+
+class Faulty:
+    """A strategy that drafts in batches, and fails where a sequence whose drafter is told so takes part."""
+
+    top_k = 0
+
+    def start(self, prompt: Int32Array) -> Any:
+        raise NotImplementedError
+
+    def propose_all(self, drafters: Any, budgets: Int32Array) -> DraftTrees:
+        if "fails" in drafters:
+            raise ValueError("broken")
+        chains = {"too deep": DraftTree.of(range(9)), "other": DraftTree.of([5, 6])}
+        return DraftTrees.of([chains[one] for one in drafters])
+
+    def observe_all(self, drafters: Any, accepted: Int32Array, begins: Int32Array, feedback: Any) -> None:
+        if "fails" in drafters:
+            raise ValueError("broken")
+
+
+def untimed(sequences: Any, owner: object, function: Any, *args: Any) -> Any:
+    return function(*args)
+
+
+def test_a_batch_that_fails_is_asked_one_by_one() -> None:
+    failures: list[tuple[int, str, str]] = []
+
+    def failed(sequence: int, method: str, error: Exception) -> None:
+        failures.append((sequence, method, type(error).__name__))
+
+    drafters, strategy = ["other", "fails", "other", "too deep"], Faulty()
+    found = asking.propose_all(strategy, drafters, np.full(4, 8, np.int32), 100, failed, untimed)
+    assert [found[i].tokens.tolist() for i in range(4)] == [[5, 6], [], [5, 6], []]
+    assert failures == [(1, "propose", "ValueError"), (3, "propose", "MalformedTreeError")]
+    failures.clear()
+    alone = asking.propose_all(strategy, ["fails"], np.full(1, 8, np.int32), 100, failed, untimed)
+    asking.observe_all(strategy, ["fails"], ids(1), ids(0, 1), None, failed, untimed)
+    assert same(alone[0], EMPTY_TREE)
+    assert failures == [(0, "propose", "ValueError"), (0, "observe", "ValueError")]
+    assert isinstance(strategy, Strategy)
+
+
+@pytest.mark.parametrize(
+    ("begins", "problem"),
+    [
+        ([0, 2], "begins must delimit 2 trees of 3 nodes"),
+        ([0, 2, 2], "begins must delimit 2 trees of 3 nodes"),
+        ([1, 2, 3], "begins must delimit 2 trees of 3 nodes"),
+        ([0, 4, 3], r"drafts have at most \[2, 2\] nodes, not \[4, -1\]"),
+        ([0, 3, 3], r"drafts have at most \[2, 2\] nodes, not \[3, 0\]"),
+        ([0, 1, 3], "tree 1: a parent comes before its child and is at least -1, but node 1 has token 7, parent 1"),
+    ],
+)
+def test_malformed_trees_are_refused(begins: list[int], problem: str) -> None:
+    found = DraftTrees(ids(5, 6, 7), ids(-1, -1, 1), np.full(3, 0.5, np.float32), ids(*begins))
+    with pytest.raises(MalformedTreeError, match=problem):
+        checked_all(found, ids(2, 2), 100)
+
+
+def test_a_begin_of_another_type_is_refused() -> None:
+    wrong: Any = np.array([0.0, 1.0])
+    with pytest.raises(MalformedTreeError, match=r"begins must be a int32\[n\] array, not float64\[2\]"):
+        checked_all(DraftTrees(ids(5), ids(-1), np.ones(1, np.float32), wrong), ids(2), 100)
+
+
+@given(st.lists(trees(), min_size=1, max_size=5), st.lists(st.booleans(), min_size=5, max_size=5))
+def test_trees_are_placed_in_the_rows_that_they_are_for(drafts: list[DraftTree], side: list[bool]) -> None:
+    rows = range(len(drafts))
+    parts = [[row for row in rows if side[row] is kept] for kept in (True, False)]
+    placed = [(part, DraftTrees.of([drafts[row] for row in part])) for part in parts if part]
+    found = DraftTrees.placed(placed, len(drafts))
+    assert all(same(found[row], drafts[row]) for row in rows)
+    some = DraftTrees.placed(placed[:1], len(drafts) + 1)
+    assert len(some) == len(drafts) + 1
+    for row in range(len(some)):
+        assert same(some[row], drafts[row] if row in placed[0][0] else EMPTY_TREE)
+
+
+@given(st.lists(trees(), min_size=2, max_size=5), st.data())
+def test_feedback_of_some_sequences_is_theirs(drafts: list[DraftTree], data: st.DataObject) -> None:
+    random = np.random.default_rng(1)
+    parts = [feedback_of(tree, random) for tree in drafts]
+    chosen = data.draw(st.lists(st.integers(0, len(drafts) - 1), min_size=1, unique=True))
+    found = joined(parts).part(chosen)
+    for at, row in enumerate(chosen):
+        own = found.feedback(at, 3)
+        assert own.top_tokens is not None
+        assert own.tokens.tolist() == parts[row].tokens.tolist()
+        assert own.parents.tolist() == parts[row].parents.tolist()
+        assert own.predictions.tolist() == parts[row].predictions.tolist()
+        assert own.top_tokens.tolist() == parts[row].top_tokens[:, :3].tolist()  # type: ignore[index]
+        assert found.feedback(at, 0).top_tokens is None

@@ -1,0 +1,1 @@
+"""What the distributions are locked to, and what they are installed beside."""
