@@ -314,7 +314,7 @@ class Memory:
             if resident.expired:
                 resident.reset(resident.generation or 0, resident.purged_at)
                 resident.loaded = self.replica is None
-            elif resident.drop_aged():
+            elif resident.loaded and resident.drop_aged():
                 resident.build([*resident.strategies], replace_empty=True)
                 await self._trim(resident)
         if now - self._evicted_at >= _EVICT_SECONDS:

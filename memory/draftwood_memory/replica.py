@@ -330,11 +330,14 @@ class Replica:
 
     async def _restore(self, resident: Resident) -> None:
         """Writes a memory that the store has lost; one of the processes that have it does."""
-        if resident.generation is None or not await self.memories.claim(resident.tag):
-            resident.loaded, resident.retry_at = False, time.monotonic() + _RESTORE_SECONDS
-            return
+        assert resident.generation is not None
         unsent = frozenset(map(id, self._outbox.of(resident.name)))
         records = [held.record for held in resident.log if id(held) not in unsent]
+        if not records:
+            return
+        if not await self.memories.claim(resident.tag):
+            resident.loaded, resident.retry_at = False, time.monotonic() + _RESTORE_SECONDS
+            return
         await self.append(resident, resident.generation, records)
         self._counters.restored += 1
         _log.warning("memory %s restored to a store that had lost it", resident.tag)
