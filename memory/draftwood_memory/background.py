@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 
 from draftwood_memory.counters import MemoryCounters
 from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
-from draftwood_memory.naming import PURGES_KEY, stream_key, wake_key
 from draftwood_memory.outbox import Outbox
 from draftwood_memory.replica import Replica
 from draftwood_memory.residents import Resident, Residents
 from draftwood_memory.store.memories import entries_of
+from draftwood_memory.store.naming import PURGES_KEY, stream_key, wake_key
 
 _log = logging.getLogger(__name__)
 

@@ -22,16 +22,16 @@ from typing import Protocol, Self, TypeAlias, TypeVar
 from draftwood_memory.background import MemoryThread
 from draftwood_memory.config import MemoryConfig, Terms
 from draftwood_memory.counters import MemoryCounters
-from draftwood_memory.encryption import KeyRing
 from draftwood_memory.errors import CorruptValueError, MemoryStoreError
-from draftwood_memory.naming import KINDS_KEY, SCHEMA, MemoryName, Naming
 from draftwood_memory.outbox import Outbox, Waiting
 from draftwood_memory.record_log import Held
 from draftwood_memory.records import WRITER_BYTES, Codec, Int32Array, Kind, Record, runs, split
 from draftwood_memory.replica import Replica
 from draftwood_memory.residents import Resident, Residents, StrategyKey, learn
 from draftwood_memory.store import legacy
+from draftwood_memory.store.encryption import KeyRing
 from draftwood_memory.store.memories import Memories
+from draftwood_memory.store.naming import KINDS_KEY, SCHEMA, MemoryName, Naming
 from draftwood_memory.store.redis_client import RedisClient
 from draftwood_strategies import Strategy
 

@@ -15,12 +15,12 @@ from draftwood_memory.config import Terms
 from draftwood_memory.counters import MemoryCounters
 from draftwood_memory.errors import CorruptValueError, MemoryPurgedError, NewerMemoryError
 from draftwood_memory.memory import Memory
-from draftwood_memory.naming import KINDS_KEY, MemoryName, Naming, fingerprint_of, kind_of, tenant_part
 from draftwood_memory.record_log import Held
 from draftwood_memory.records import Int32Array, Kind, Record, split
 from draftwood_memory.replica import Replica
 from draftwood_memory.store import legacy
 from draftwood_memory.store.memories import Memories, StoredMemory
+from draftwood_memory.store.naming import KINDS_KEY, MemoryName, Naming, fingerprint_of, kind_of, tenant_part
 
 ORPHANED_SECONDS = 3600.0
 """A kind of memories that no process has used for so long is orphaned. Not tuned: longer than a restart takes."""

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from draftwood_memory.naming import MemoryName
 from draftwood_memory.record_log import Held
+from draftwood_memory.store.naming import MemoryName
 
 
 @dataclass(slots=True, eq=False)

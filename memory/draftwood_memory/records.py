@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from draftwood_memory.encryption import Cipher, KeyRing, Plain
 from draftwood_memory.errors import CorruptValueError, NewerFormatError
-from draftwood_memory.naming import MemoryName
+from draftwood_memory.store.encryption import Cipher, KeyRing, Plain
+from draftwood_memory.store.naming import MemoryName
 
 Int32Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
 

@@ -14,12 +14,12 @@ from typing import TypeAlias
 
 from draftwood_memory.counters import MemoryCounters
 from draftwood_memory.errors import CorruptValueError, MemoryStoreError, StoreUnavailableError
-from draftwood_memory.naming import MemoryName, Naming, tenant_part
 from draftwood_memory.outbox import Outbox, Waiting
 from draftwood_memory.record_log import Held
 from draftwood_memory.records import Codec, Record, runs
 from draftwood_memory.residents import Resident, Residents
 from draftwood_memory.store.memories import Append, Entry, Head, Memories
+from draftwood_memory.store.naming import MemoryName, Naming, tenant_part
 
 _log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from draftwood_memory.config import Capacity, MemoryConfig, Terms
-from draftwood_memory.naming import MemoryName, Naming
 from draftwood_memory.record_log import Held, RecordLog
 from draftwood_memory.records import Int32Array
+from draftwood_memory.store.naming import MemoryName, Naming
 from draftwood_strategies import Strategy, create
 from draftwood_strategies.options import Options
 from draftwood_strategies.registry import options_of

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from draftwood_memory.config import MemoryConfig
-from draftwood_memory.encryption import KeyRing, read_key_file, read_keys
 from draftwood_memory.errors import InvalidSettingError
 from draftwood_memory.memory import Memory
 from draftwood_memory.store.embedded import EmbeddedServer, default_folder, socket_url
+from draftwood_memory.store.encryption import KeyRing, read_key_file, read_keys
 from draftwood_memory.store.redis_client import RedisClient, RedisTls
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.settings import Settings

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from draftwood_memory import Memory, MemoryName, Terms
-from draftwood_memory.encryption import read_keys
 from draftwood_memory.errors import MemoryPurgedError, StoreUnavailableError
-from draftwood_memory.naming import KINDS_KEY
 from draftwood_memory.operations import (
     ExportMemory,
     FillMemory,
@@ -24,6 +22,8 @@ from draftwood_memory.operations import (
     PurgeResult,
 )
 from draftwood_memory.records import Kind
+from draftwood_memory.store.encryption import read_keys
+from draftwood_memory.store.naming import KINDS_KEY
 from tests.memory.helpers import (
     FINGERPRINT,
     KEY_A,

@@ -11,8 +11,8 @@ import pytest
 
 from draftwood_memory import Memory, MemoryName, RedisClient, StrategyKey
 from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
-from draftwood_memory.naming import PURGES_KEY, tenant_key
 from draftwood_memory.operations import PurgeArms, PurgeMemory, PurgeResult
+from draftwood_memory.store.naming import PURGES_KEY, tenant_key
 from tests.memory.helpers import (
     FINGERPRINT,
     agreed,

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from draftwood_memory import Memory, MemoryConfig, MemoryName, RedisClient
-from draftwood_memory.encryption import read_keys
-from draftwood_memory.naming import memories_key
+from draftwood_memory.store.encryption import read_keys
+from draftwood_memory.store.naming import memories_key
 from draftwood_service.quotas import RateLimits
 from draftwood_service.quotas.shared import SharedLimiter
 from tests.memory.helpers import (

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from draftwood_memory import MemoryConfig, MemoryName, Terms
 from draftwood_memory.config import Capacity
-from draftwood_memory.encryption import KeyRing, Plain, read_key_file, read_keys
 from draftwood_memory.errors import CorruptValueError, InvalidSettingError, NewerFormatError, UnknownKeyError
-from draftwood_memory.naming import Naming, stream_key
 from draftwood_memory.outbox import Outbox, Waiting
 from draftwood_memory.record_log import Held, RecordLog
 from draftwood_memory.records import MAX_ENTRY_TOKENS, MAX_TOKENS, Codec, Kind, Record, runs, split
+from draftwood_memory.store.encryption import KeyRing, Plain, read_key_file, read_keys
+from draftwood_memory.store.naming import Naming, stream_key
 
 KEY = base64.b64encode(bytes(range(32))).decode()
 OTHER = base64.b64encode(bytes(range(1, 33))).decode()

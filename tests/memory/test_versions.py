@@ -9,9 +9,9 @@ import pytest
 
 from draftwood_memory import Memory, MemoryName, Terms
 from draftwood_memory.errors import StoreRefusedError
-from draftwood_memory.naming import SCHEMA, tenant_key
 from draftwood_memory.operations import FillMemory, FillProgress, GetStatistics, PurgeArms, PurgeMemory
 from draftwood_memory.records import Kind
+from draftwood_memory.store.naming import SCHEMA, tenant_key
 from tests.memory.helpers import (
     FINGERPRINT,
     agreed,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from draftwood_memory.naming import tenant_key
+from draftwood_memory.store.naming import tenant_key
 from tests.memory.servers import Proxy, Valkey, cluster, sentinel, wait_for
 from tests.service.fakes import until
 from tests.service.live import live

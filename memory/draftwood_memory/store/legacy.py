@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 
-from draftwood_memory.naming import fingerprint_of
+from draftwood_memory.store.naming import fingerprint_of
 from draftwood_memory.store.redis_client import RedisClient
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from draftwood_memory.errors import MemoryStoreError, NewerMemoryError, StoreFullError
-from draftwood_memory.naming import (
+from draftwood_memory.store.naming import (
     PURGES_KEY,
     SCHEMA,
     arm_part,

@@ -41,8 +41,7 @@ from draftwood_service.engine.link import (
     Stepped,
     portable,
 )
-from draftwood_service.engine.loaded import LoadedEngine, StepEngine
-from draftwood_service.engine.memory_use import learning, use_of
+from draftwood_service.engine.loaded import LoadedEngine, StepEngine, learning, use_of
 from draftwood_service.engine.repeats import RecentRequests
 from draftwood_service.engine.reporting.reporter import Reporter, WorkLedger
 from draftwood_service.serving import Grammars

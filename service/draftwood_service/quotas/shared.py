@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
-from draftwood_memory.naming import Naming
+from draftwood_memory.store.naming import Naming
 from draftwood_memory.store.redis_client import RedisClient, Script
 from draftwood_service.quotas import scripts
 from draftwood_service.quotas.limits import BUCKETS, PLACE_RETRY_SECONDS, Limiter, QuotaExceededError, RateLimits

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from draftwood_memory.encryption import KeyRing, Plain
 from draftwood_memory.errors import CorruptValueError
-from draftwood_memory.naming import Naming
+from draftwood_memory.store.encryption import KeyRing, Plain
+from draftwood_memory.store.naming import Naming
 
 _LENGTH_BYTES = 2
 

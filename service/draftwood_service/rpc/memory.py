@@ -13,7 +13,6 @@ import numpy as np
 
 from draftwood.v1 import memory_pb2 as pb
 from draftwood_memory.config import Terms
-from draftwood_memory.naming import MemoryName
 from draftwood_memory.operations import (
     ExportMemory,
     FillMemory,
@@ -27,10 +26,11 @@ from draftwood_memory.operations import (
     StatisticsReport,
 )
 from draftwood_memory.records import Kind, Record
+from draftwood_memory.store.naming import MemoryName
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth import Principal, Role
 from draftwood_service.engine.bridge import EngineBridge
-from draftwood_service.engine.memory_use import terms_of
+from draftwood_service.engine.loaded import terms_of
 from draftwood_service.identifiers import check_identifier
 from draftwood_service.resources.errors import ResourceMissingError
 from draftwood_service.rpc.calls import Call, Method

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import numpy as np
 import pytest
 
-from draftwood_memory.encryption import read_keys
+from draftwood_memory.store.encryption import read_keys
 from draftwood_memory.store.redis_client import RedisClient
 from draftwood_service.experiments.counters import Counts, Origin, Snapshot, total
 from draftwood_service.experiments.definition import Arm, ExperimentConfig

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from draftwood_memory.encryption import KeyRing, read_keys
 from draftwood_memory.errors import StoreRefusedError, StoreUnavailableError
+from draftwood_memory.store.encryption import KeyRing, read_keys
 from draftwood_memory.store.redis_client import RedisClient
 from draftwood_service.resources import base, redis_resources
 from draftwood_service.resources.base import ConflictError, Cursor, ResourceStore, Write

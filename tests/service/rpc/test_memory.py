@@ -22,8 +22,8 @@ from draftwood_client import InvalidRequestError, MemoryClient, MemoryRecord, No
 from draftwood_client.cli import build_app
 from draftwood_memory import Terms
 from draftwood_memory.memory import Memory, StrategyUse
-from draftwood_memory.naming import MemoryName
 from draftwood_memory.residents import StrategyKey
+from draftwood_memory.store.naming import MemoryName
 from draftwood_strategies import Strategy
 from tests.memory.helpers import agreed, known_to, learn_output, log_of, numbers, replicas, strategy_of
 from tests.memory.servers import Valkey
