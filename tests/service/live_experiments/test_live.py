@@ -377,9 +377,8 @@ async def test_concluding_needs_a_winner_and_deleting_deletes_the_counts(server:
 
 def tags(server: Valkey, arm: str) -> list[str]:
     """The tenants with records in the memories of an arm."""
-    keys = [key.decode() for key in server.client.scan_iter("dw:{*}:log")]
-    parts = [key.removeprefix("dw:{").removesuffix("}:log").split(":") for key in keys]
-    return [tenant for _, tenant, its_arm in parts if its_arm == arm]
+    parts = [key.decode().split(":") for key in server.client.scan_iter("dw:{t:*}:3:*")]
+    return [tenant.removesuffix("}") for _, _, tenant, _, _, its_arm, _ in parts if its_arm == arm]
 
 
 @asynccontextmanager
