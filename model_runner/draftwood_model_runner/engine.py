@@ -45,6 +45,7 @@ from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_model_runner.statistics import EngineCounts
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.native import sizes_between
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -426,7 +427,7 @@ class Engine:
         """Appends what was written, lets drafters learn, and ends the sequences that are complete."""
         if not verified.rows:
             return []
-        sizes = np.diff(verified.feedback.begins).tolist()
+        sizes = sizes_between(verified.feedback.begins).tolist()
         outputs, written, lengths, accepted_of = [], [], [], []
         for row, (sequence, committed, _, path) in zip(verified.rows, verified.each(), strict=True):
             accepted, token_ids = len(path.nodes), path.token_ids
@@ -488,7 +489,7 @@ def _feedback(batch: StepBatch, works: SequenceOf[Work], predictions: Prediction
     if not before.any():
         return StepFeedback(batch.tokens, batch.parents, predictions.tokens, predictions.top_tokens, batch.begins)
     begins = batch.begins - np.concatenate([np.zeros(1, np.int32), np.cumsum(before, dtype=np.int32)])
-    parents = batch.parents[batch.logit_rows] - np.repeat(before, np.diff(begins))
+    parents = batch.parents[batch.logit_rows] - np.repeat(before, sizes_between(begins))
     tokens = batch.tokens[batch.logit_rows]
     return StepFeedback(tokens, parents, predictions.tokens, predictions.top_tokens, begins)
 

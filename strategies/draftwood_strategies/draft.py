@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from draftwood_strategies.native import Float32Array as Float32Array
 from draftwood_strategies.native import Int32Array as Int32Array
-from draftwood_strategies.native import compiled, flattened
+from draftwood_strategies.native import compiled, flattened, sizes_between
 from draftwood_strategies.tree_index import NO_NODE, TreeIndex, find_child, insert, link, unlinked
 
 
@@ -140,7 +140,7 @@ class DraftTrees:
             return parts[0][1]
         sizes = np.zeros(sequences + 1, np.int32)
         for rows, trees in parts:
-            sizes[np.asarray(rows, np.int64) + 1] = np.diff(trees.begins)
+            sizes[np.asarray(rows, np.int64) + 1] = sizes_between(trees.begins)
         begins = np.cumsum(sizes, dtype=np.int32)
         if len(parts) == 1:
             only = parts[0][1]
@@ -149,7 +149,9 @@ class DraftTrees:
         made = cls(np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.float32), begins)
         for rows, trees in parts:
             starts = begins[np.asarray(rows, np.int64)]
-            nodes = np.arange(trees.tokens.shape[0]) + np.repeat(starts - trees.begins[:-1], np.diff(trees.begins))
+            nodes = np.arange(trees.tokens.shape[0]) + np.repeat(
+                starts - trees.begins[:-1], sizes_between(trees.begins)
+            )
             made.tokens[nodes], made.parents[nodes], made.scores[nodes] = trees.tokens, trees.parents, trees.scores
         return made
 
@@ -240,7 +242,7 @@ def checked_all(proposed: Any, budgets: Int32Array, vocab_size: int | None) -> D
     plain = type(proposed) is DraftTrees and all(type(a) is np.ndarray and a.flags.carray for a in arrays)
     trees = proposed if plain else DraftTrees(*(_plain(array) for array in arrays))
     _check_array("begins", trees.begins, np.int32)
-    sizes = np.diff(trees.begins)
+    sizes = sizes_between(trees.begins)
     if sizes.shape != budgets.shape or trees.begins[0] != 0 or trees.begins[-1] != len(trees.tokens):
         raise MalformedTreeError(f"begins must delimit {budgets.size} trees of {len(trees.tokens)} nodes")
     if not ((sizes >= 0) & (sizes <= budgets)).all():

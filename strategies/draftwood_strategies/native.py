@@ -64,6 +64,11 @@ def flattened(function: Callable[Parameters, Result]) -> Callable[Parameters, Re
     return cast(Callable[Parameters, Result], wraps(python)(namespace["call"]))
 
 
+def sizes_between(begins: Int32Array) -> Int32Array:
+    """int32[s], the sizes of runs that begin at `begins`, int32[s + 1]; `np.diff` takes five times as long."""
+    return begins[1:] - begins[:-1]
+
+
 def address_of(array: npt.NDArray[Any]) -> int:
     """Where the data of a contiguous array lies, which stays there while the array lives."""
     return int(array.__array_interface__["data"][0])

@@ -152,10 +152,11 @@ class DraftAccount:
         self._own.add(*latest, _RECENT)
         self._tenant.add(*latest, _RECENT_OF_TENANT)
         plain = step - self._verifying / self._steps if self._steps else step
+        if self._own.pays(plain) or self._own.seconds > 2 * TOLERATED_SHARE * step:
+            self._pause = 0
+            return 0
         hopeless = self._tenant.drafts == _RECENT_OF_TENANT and not self._tenant.pays(plain)
-        longest = LONGEST_PAUSES[1 if hopeless else 0]
-        idle = not self._own.pays(plain) and self._own.seconds <= 2 * TOLERATED_SHARE * step
-        self._pause = min(2 * self._pause + 1, longest) if idle else 0
+        self._pause = min(2 * self._pause + 1, LONGEST_PAUSES[1 if hopeless else 0])
         return self._pause
 
     def _estimate(self) -> None:

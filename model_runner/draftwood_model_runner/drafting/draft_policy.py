@@ -33,6 +33,7 @@ from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.draft import DraftTrees, Int32Array, merged
+from draftwood_strategies.native import sizes_between
 
 _log = logging.getLogger(__name__)
 
@@ -210,7 +211,7 @@ class DraftPolicy:
 
     def observe(self, outcomes: Outcomes) -> None:
         """A step in which sequences wrote tokens."""
-        nodes, verifying = np.diff(outcomes.feedback.begins).tolist(), dict[int, float]()
+        nodes, verifying = sizes_between(outcomes.feedback.begins).tolist(), dict[int, float]()
         drafters, active = [], []
         for i, sequence in enumerate(outcomes.sequences):
             drafter = self._states[sequence].drafter

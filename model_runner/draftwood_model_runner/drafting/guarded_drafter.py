@@ -17,6 +17,7 @@ from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import EMPTY_TREE, Drafter, DraftTree, Feedback, NoDrafts, Strategy, asking
 from draftwood_strategies.base import Composite, Readable, StepFeedback
 from draftwood_strategies.draft import DraftTrees, Int32Array
+from draftwood_strategies.native import sizes_between
 
 CALL_LIMIT, FIRST_CALL_LIMIT = 5.0, 120.0
 """Seconds after which a call into a strategy is interrupted; the first one of a class may compile."""
@@ -240,7 +241,7 @@ def propose_all(drafters: SequenceOf[GuardedDrafter], budgets: Int32Array) -> Dr
         asked = drafters if len(rows) == len(drafters) else [drafters[row] for row in rows]
         given = [one.drafter for one in asked]
         trees = asking.propose_all(strategy, given, budgets[rows], asked[0].vocab_size, *_calls(asked))
-        for one, nodes in zip(asked, np.diff(trees.begins).tolist(), strict=True):
+        for one, nodes in zip(asked, sizes_between(trees.begins).tolist(), strict=True):
             one.proposed(nodes)
         placed.append((rows, trees))
     return DraftTrees.placed(placed, len(drafters))

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from draftwood_model_runner.runners.choices import Choices
 from draftwood_strategies.draft import Float32Array, Int32Array
+from draftwood_strategies.native import sizes_between
 
 
 class DraftLimits(NamedTuple):
@@ -100,7 +101,7 @@ class StepBatch:
 
     def kv_slots(self, page_size: int) -> npt.NDArray[np.int64]:
         """int64[T]: where the keys and values of each token go: page * page_size + row."""
-        sizes = np.diff(self.begins)
+        sizes = sizes_between(self.begins)
         entries = np.arange(self.size) + np.repeat(self.contexts - self.begins[:-1], sizes)
         pages = self.pages[entries // page_size + np.repeat(self.page_begins[:-1], sizes)]
         return pages.astype(np.int64) * page_size + entries % page_size
@@ -110,7 +111,7 @@ class StepBatch:
         """Committed tokens that a token of the step attends to, on average over the tokens."""
         if self.rows == 1:
             return int(self.contexts[0])
-        return int(self.contexts @ np.diff(self.begins)) // self.size
+        return int(self.contexts @ sizes_between(self.begins)) // self.size
 
 
 class Logprobs(NamedTuple):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftwood_strategies.mixing.source_trees import SourceTrees
+from draftwood_strategies.mixing.sources.source_trees import SourceTrees
 from draftwood_strategies.mixing.weights import SOURCES, TABLE, Weights, chance_bin, left_over, level_of
 from draftwood_strategies.native import Float32Array, Float64Array, Int32Array, Integer, Real, compiled
 from draftwood_strategies.successors import ORDERS, STEADY, WIDTH, extended, find

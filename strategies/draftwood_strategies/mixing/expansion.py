@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from draftwood_strategies.mixing.candidates import OUTSIDE, SOURCE_NODE, TOKEN, Workspace, collect, to_probabilities
-from draftwood_strategies.mixing.source_gain import dominant_source
-from draftwood_strategies.mixing.source_trees import SourceTrees
+from draftwood_strategies.mixing.sources.source_gain import dominant_source
+from draftwood_strategies.mixing.sources.source_trees import SourceTrees
 from draftwood_strategies.mixing.weights import Weights
 from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled
 from draftwood_strategies.successors import read_context

@@ -17,8 +17,8 @@ from draftwood_strategies.mixing.candidates import (
     collect,
     to_probabilities,
 )
-from draftwood_strategies.mixing.source_gain import record_gains
-from draftwood_strategies.mixing.source_trees import SourceTrees
+from draftwood_strategies.mixing.sources.source_gain import record_gains
+from draftwood_strategies.mixing.sources.source_trees import SourceTrees
 from draftwood_strategies.mixing.weights import SOURCES, Weights, chance_bin
 from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled
 from draftwood_strategies.successors import ORDERS, WIDTH

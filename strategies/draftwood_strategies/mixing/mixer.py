@@ -15,7 +15,7 @@ from draftwood_strategies.mixing.candidates import Workspace, workspace_for
 from draftwood_strategies.mixing.sequence import MixedSequence, SourceDrafts, Verified, draft_all, learn_all
 from draftwood_strategies.mixing.unused_nodes import FillWorkspace, fill_workspace_for
 from draftwood_strategies.mixing.weights import SOURCES, TABLE, Weights, prior_weights
-from draftwood_strategies.native import Int32Array, Int64Array
+from draftwood_strategies.native import Int32Array, Int64Array, sizes_between
 from draftwood_strategies.successors import COLUMNS, ORDERS, WIDTH, SuccessorTable, TableArrays
 
 _NO_ROWS = np.empty((0, COLUMNS), np.int32)
@@ -68,7 +68,7 @@ class Mixer:
                 ]
             )
         sources = _source_drafts(trees, take_part, len(sequences))
-        sizes = np.diff(sources.begins, axis=1)
+        sizes = sources.begins[:, 1:] - sources.begins[:, :-1]
         nodes, merged = int(budgets.max()), int(sizes.sum(axis=0).max()) if trees else 0
         for one in sequences:
             if one.state.nodes < nodes or one.state.merged < max(merged, 1):
@@ -112,7 +112,7 @@ class Mixer:
             return
         verified = _verified(accepted, begins, feedback)
         if verified.known:
-            largest = int(np.diff(verified.begins).max())
+            largest = int(sizes_between(verified.begins).max())
             self._reserve(1, largest)
             for one in sequences:
                 if verified.with_top and one.state.tops < largest:

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftwood_strategies.mixing.attribution import attribute, attribute_all
 from draftwood_strategies.mixing.candidates import Workspace
 from draftwood_strategies.mixing.expansion import MixedDraft, expand
 from draftwood_strategies.mixing.learning import learn
-from draftwood_strategies.mixing.source_trees import SourceTrees, add_source
+from draftwood_strategies.mixing.sources.attribution import attribute, attribute_all
+from draftwood_strategies.mixing.sources.source_trees import SourceTrees, add_source
 from draftwood_strategies.mixing.unused_nodes import FillWorkspace, fill
 from draftwood_strategies.mixing.weights import SOURCES, TABLE, Weights
 from draftwood_strategies.native import (

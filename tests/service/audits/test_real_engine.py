@@ -33,6 +33,7 @@ async def test_answers_of_a_broken_verification_are_found(broken: bool, monkeypa
         return path
 
     if broken:
+        monkeypatch.setattr(SequenceWriter, "follows_predictions", False)
         monkeypatch.setattr(SequenceWriter, "verify", wrong)
     engines: list[Engine] = []
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood_strategies.draft import DraftTree, Int32Array
-from draftwood_strategies.mixing.attribution import attribute
 from draftwood_strategies.mixing.expansion import MixedDraft
+from draftwood_strategies.mixing.sources.attribution import attribute
 from draftwood_strategies.mixing.weights import SOURCES
 from draftwood_strategies.native import flattened
 from tests.strategies.test_draft import trees

@@ -9,9 +9,9 @@ import pytest
 
 from draftwood_strategies import DraftTree, Feedback
 from draftwood_strategies.draft import Int32Array
-from draftwood_strategies.mixing.attribution import ACCEPTED
 from draftwood_strategies.mixing.candidates import LOGIT, TOKEN, to_probabilities
 from draftwood_strategies.mixing.mixer import Mixer, SequenceMixer
+from draftwood_strategies.mixing.sources.attribution import ACCEPTED
 from draftwood_strategies.mixing.weights import SOURCES, Weights, chance_bin, level_of, prior_weights
 from draftwood_strategies.successors import SuccessorTable
 from tests.strategies.toy_model import ToyModel

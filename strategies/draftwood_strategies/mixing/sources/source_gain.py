@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from draftwood_strategies.mixing.candidates import LOGIT, RANKS, SOURCE_NODE, Workspace
-from draftwood_strategies.mixing.source_trees import SourceTrees
+from draftwood_strategies.mixing.sources.source_trees import SourceTrees
 from draftwood_strategies.mixing.weights import SOURCES, TABLE, Weights
 from draftwood_strategies.native import Int32Array, Real, compiled
 from draftwood_strategies.successors import ORDERS, WIDTH
