@@ -24,6 +24,7 @@ from google.protobuf import any_pb2, message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from draftwood_memory.errors import MemoryPurgedError, StoreFullError, StoreRefusedError, StoreUnavailableError
 from draftwood_model_runner.errors import (
     DeadlineError,
     DraftwoodError,
@@ -32,7 +33,6 @@ from draftwood_model_runner.errors import (
     ModelError,
 )
 from draftwood_service.auth.errors import IssuerUnavailableError, PermissionDeniedError, UnauthenticatedError
-from draftwood_service.memory.errors import MemoryPurgedError, StoreFullError, StoreRefusedError, StoreUnavailableError
 from draftwood_service.quotas import QuotaExceededError
 from draftwood_service.resources.errors import (
     EtagError,

@@ -178,9 +178,7 @@ class Settings(BaseModel):
     )
     store_key_file: Path | None = Field(default=None, description="File with keys that encrypt stored values")
     memory_tokens: int = Field(default=1_000_000, ge=1024, description="Maximum number of tokens of a tenant's memory")
-    memory_bytes: int = Field(
-        default=16 * _MIB, ge=65536, description="Maximum size of a tenant's memory in the store in bytes"
-    )
+    memory_bytes: int = Field(default=16 * _MIB, ge=65536, description="Maximum size of a tenant's memory in bytes")
     memory_max_bytes: int | None = Field(
         default=None,
         ge=16 * _MIB,
@@ -188,7 +186,9 @@ class Settings(BaseModel):
         " a quarter of the RAM",
     )
     memory_ttl: float = Field(
-        default=0.0, ge=0, description="Seconds without learning until a tenant's memory expires; 0 for never"
+        default=0.0,
+        ge=0,
+        description="Seconds without learning until a tenant's memory expires; 0: memory_orphan_ttl decides",
     )
     memory_max_age: float = Field(
         default=0.0, ge=0, description="Seconds until a record of a tenant's memory is dropped; 0 for never"
@@ -196,8 +196,7 @@ class Settings(BaseModel):
     memory_orphan_ttl: float = Field(
         default=30 * 24 * 3600.0,
         ge=0,
-        description="Seconds until memories in the store are deleted that no server uses, since their model or key for"
-        " names is not served any more; at least an hour, 0 for never",
+        description="Seconds after which the store deletes a memory that no server wrote to or loaded; 0 for never",
     )
     memory_idle: float = Field(
         default=900.0, gt=0, description="Seconds without requests until a tenant's memory is evicted from RAM"
@@ -290,7 +289,7 @@ class Settings(BaseModel):
     def memory_budget(self) -> int:
         """Bytes of all tenants' memories in RAM."""
         # Imported here: strategies take most of a second to import, which --help need not wait for.
-        from draftwood_service.memory.config import default_max_bytes
+        from draftwood_memory.config import default_max_bytes
 
         return default_max_bytes() if self.memory_max_bytes is None else self.memory_max_bytes
 
@@ -368,9 +367,13 @@ class Settings(BaseModel):
     def _known_store(cls, given: str) -> str:
         if given not in ("memory", "embedded"):
             # Imported here: the Redis library takes a while to import, which --help need not wait for.
-            from draftwood_service.memory.store.redis_client import RedisClient
+            from draftwood_memory.errors import InvalidSettingError
+            from draftwood_memory.store.redis_client import RedisClient
 
-            RedisClient(given)
+            try:
+                RedisClient(given)
+            except InvalidSettingError as error:
+                raise InvalidInputError(error.field, error.value, error.problem) from None
         return given
 
     @field_validator("strategy")

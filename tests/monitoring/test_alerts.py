@@ -22,7 +22,7 @@ from tests.monitoring.expressions import ALERTS, REPOSITORY, RUNBOOKS, dashboard
 RULES = {rule["alert"]: rule for rule in rules()}
 PROMTOOL = shutil.which("promtool")
 TESTS = sorted(Path(__file__).parent.glob("*.test.yaml"))
-SOURCES = ("service", "model_runner", "clients/python/draftwood_client")
+SOURCES = ("memory", "service", "model_runner", "clients/python/draftwood_client")
 OTHER_FLAGS = {"--previous", "--latency", "--pid"}
 """Of kubectl, redis-cli and py-spy."""
 

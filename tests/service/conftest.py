@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from draftwood_service.logging_config import configure_logging
-from tests.service.memory.servers import Valkey
+from tests.memory.servers import Valkey
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -16,6 +16,7 @@ import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
+from draftwood_memory.memory import Memory
 from draftwood_model_runner.answer import Answer as FinishedAnswer
 from draftwood_model_runner.answer import Difference
 from draftwood_model_runner.errors import InvalidInputError
@@ -29,12 +30,11 @@ from draftwood_model_runner.statistics import EngineCounts
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.loaded import LoadedEngine, StepEngine
 from draftwood_service.engine.thread import EngineThread
-from draftwood_service.memory.manager import MemoryManager
-from draftwood_service.memory.opening import opened_memory
 from draftwood_service.rpc.bound import BoundServer
 from draftwood_service.rpc.server import RunningServer
 from draftwood_service.serving import ServedModel
 from draftwood_service.settings import Settings
+from draftwood_service.store_client import opened_memory
 from draftwood_service.telemetry import opened_telemetry
 from draftwood_strategies import Drafter
 from draftwood_strategies.draft import Int32Array
@@ -301,7 +301,7 @@ class Served:
     server: RunningServer
     engine: FakeEngine
     model: FakeModel
-    memory: MemoryManager
+    memory: Memory
     channel: grpc.aio.Channel
     stub: pb_grpc.GenerationServiceAsyncStub
 
@@ -317,7 +317,7 @@ async def started_server(
     settings: Settings,
     model: ServedModel,
     make_engine: Callable[[], StepEngine],
-    on_memory: Callable[[MemoryManager], None] | None = None,
+    on_memory: Callable[[Memory], None] | None = None,
 ) -> RunningServer:
     """A server on a free port, its engine on a thread of this process."""
     bound = BoundServer(settings, opened_telemetry(settings))
@@ -330,7 +330,7 @@ async def started_bridge(
     settings: Settings,
     model: ServedModel,
     make_engine: Callable[[], StepEngine],
-    on_memory: Callable[[MemoryManager], None] | None = None,
+    on_memory: Callable[[Memory], None] | None = None,
 ) -> EngineBridge:
     """A bridge to an engine on a thread of this process."""
     runner = EngineThread(lambda: loaded_engine(settings, model, make_engine, on_memory))
@@ -348,7 +348,7 @@ def loaded_engine(
     settings: Settings,
     model: ServedModel,
     make_engine: Callable[[], StepEngine],
-    on_memory: Callable[[MemoryManager], None] | None = None,
+    on_memory: Callable[[Memory], None] | None = None,
 ) -> Iterator[LoadedEngine]:
     """An engine with its memory manager, which `on_memory` is called with."""
     engine = make_engine()
@@ -371,7 +371,7 @@ async def serving(
     engine = FakeEngine() if engine is None else engine
     model = FakeModel() if model is None else model
     values: dict[str, object] = {"port": 0, "max_running": 4, "drain_grace": 0.05, **settings}
-    memories: list[MemoryManager] = []
+    memories: list[Memory] = []
     make_engine = make_engine or (lambda: engine)
     server = await started_server(Settings.model_validate(values), model, make_engine, memories.append)
     try:

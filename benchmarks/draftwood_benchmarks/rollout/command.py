@@ -13,7 +13,7 @@ from rich.table import Table
 from draftwood_benchmarks.rollout.rollout import Plan, Report, measure, replicas
 from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console, shown
 from draftwood_client.cli.options import command
-from draftwood_service.memory.store.embedded import EmbeddedServer
+from draftwood_memory.store.embedded import EmbeddedServer
 
 _STORE_BYTES = 1 << 28
 

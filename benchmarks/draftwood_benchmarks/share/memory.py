@@ -8,18 +8,20 @@ import resource
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from draftwood_benchmarks.shared.report import BenchmarkError, percentile
-from draftwood_service.memory.config import MemoryConfig
-from draftwood_service.memory.manager import MemoryManager
-from draftwood_service.memory.naming import MemoryName
-from draftwood_service.memory.store.base import Limits
-from draftwood_service.memory.store.redis_client import RedisClient
-from draftwood_service.memory.store.redis_store import RedisStore
+from draftwood_memory.config import MemoryConfig
+from draftwood_memory.memory import Memory
+from draftwood_memory.records import Kind, Record
+from draftwood_memory.store.memories import Append
+from draftwood_memory.store.naming import MemoryName
+from draftwood_memory.store.redis_client import RedisClient
+from draftwood_strategies.registry import warm_up
 
 _RECORD_TOKENS = 200
 _FINGERPRINT = "0" * 16
@@ -27,21 +29,12 @@ STRATEGY = "trie"
 """Of everything that `bench share` measures."""
 
 
-class _Answer:
-    """An answer, as the memory learns it."""
-
-    def __init__(self, output: Sequence[int]) -> None:
-        self.output = output
-
-
-def _memory(url: str, config: MemoryConfig | None = None) -> MemoryManager:
-    config = config or MemoryConfig()
-    store = RedisStore(RedisClient(url), _FINGERPRINT, Limits(config.log_bytes))
-    return MemoryManager(store, _FINGERPRINT, config)
+def _memory(url: str, config: MemoryConfig | None = None) -> Memory:
+    return Memory(RedisClient(url), _FINGERPRINT, config or MemoryConfig())
 
 
 @contextmanager
-def _started(memory: MemoryManager, preload: int = 0) -> Iterator[MemoryManager]:
+def _started(memory: Memory, preload: int = 0) -> Iterator[Memory]:
     memory.start(lambda task: task(), preload, STRATEGY)
     try:
         yield memory
@@ -49,9 +42,14 @@ def _started(memory: MemoryManager, preload: int = 0) -> Iterator[MemoryManager]
         memory.stop()
 
 
-async def _learn(memory: MemoryManager, tenant: str, tokens: Sequence[int]) -> None:
-    with memory.learn_on_exit(MemoryName(tenant), await memory.strategy(tenant, "none"), [_Answer(tokens)]):
-        pass
+def _learn(memory: Memory, tenant: str, tokens: Sequence[int], strategy: Any = None) -> None:
+    with memory.learning(MemoryName(tenant), strategy) as scope:
+        scope.learn(np.array(tokens, np.int32))
+
+
+async def _strategy(memory: Memory, tenant: str) -> Any:
+    """The tenant's strategy, as the first thing of a request."""
+    return await asyncio.to_thread(memory.strategy, tenant, STRATEGY)
 
 
 async def _until(condition: Any, seconds: float = 60.0) -> None:
@@ -63,13 +61,30 @@ async def _until(condition: Any, seconds: float = 60.0) -> None:
 
 
 async def boot(url: str) -> float:
-    """Seconds from the start of a memory until a tenant of a million tokens can be drafted from."""
+    """Seconds from the start of a memory until a tenant of a million tokens can be drafted from.
+
+    Each answer is an entry of its own, as answers are that come one at a time.
+    """
     draw = np.random.default_rng(0)
-    with _started(_memory(url)) as first:
-        for _ in range(1_000_000 // _RECORD_TOKENS):
-            await _learn(first, "million", draw.integers(0, 8000, _RECORD_TOKENS).tolist())
-        await _until(lambda: not first.outbox.pending)
-        await asyncio.sleep(1.0)  # for the log to be folded
+    memory = _memory(url)
+    assert memory.memories is not None
+    tag = memory.naming.tag(MemoryName("million"))
+    for _ in range(1_000_000 // _RECORD_TOKENS // 100):
+        records = [
+            Record(Kind.OUTPUT, draw.integers(0, 8000, _RECORD_TOKENS).astype(np.int32), int(time.time()))
+            for _ in range(100)
+        ]
+        name = memory.codec.encode_name(tag, MemoryName("million"))
+        await memory.memories.append(
+            [
+                Append(tag, 0, name, memory.codec.encode(tag, 0, b"benchmrk", [one]), None, 16 << 20, 0.0, 1_000_000)
+                for one in records
+            ]
+        )
+    await memory.memories.announce([tag], time.time())
+    await memory.memories.client.close()
+    memory.stop()
+    warm_up(STRATEGY)  # as a service does before it loads its model
     memory = _memory(url)
     began = time.perf_counter()
     with _started(memory, preload=1):
@@ -81,22 +96,28 @@ async def boot(url: str) -> float:
     return seconds
 
 
-async def lags(url: str, records: int) -> list[float]:
-    """Seconds from the end of a request on one replica until the other drafts from its answer."""
+async def lags(url: str, records: int) -> tuple[list[float], float]:
+    """Seconds from the end of a request on one replica until the other drafts from its answer; and the bytes to and
+    from the store for each learned token, of both replicas."""
     found: list[float] = []
+    client = RedisClient(url)
     with _started(_memory(url)) as first, _started(_memory(url)) as second:
-        await second.strategy("lag", STRATEGY)
-        await first.strategy("lag", STRATEGY)
+        await _strategy(second, "lag")
+        await _strategy(first, "lag")
+        await asyncio.sleep(0.5)  # until both follow
+        sent = await _statistic(client, "total_net_input_bytes", "total_net_output_bytes")
         draw = np.random.default_rng(1)
         for number in range(records):
-            strategy: Any = await second.strategy("lag", STRATEGY)
+            strategy = await _strategy(second, "lag")
             before = strategy.tokens
             began = time.perf_counter()
-            await _learn(first, "lag", [number % 8000] * _RECORD_TOKENS)
+            _learn(first, "lag", [number % 8000] * _RECORD_TOKENS)
             await _until(lambda strategy=strategy, before=before: strategy.tokens >= before + _RECORD_TOKENS)
             found.append(time.perf_counter() - began)
             await asyncio.sleep(float(draw.uniform(0.0, 0.2)))
-    return found
+    traffic = await _statistic(client, "total_net_input_bytes", "total_net_output_bytes") - sent
+    await client.close()
+    return found, traffic / (records * _RECORD_TOKENS)
 
 
 async def many_tenants(url: str, tenants: int) -> dict[str, Any]:
@@ -109,12 +130,11 @@ async def many_tenants(url: str, tenants: int) -> dict[str, Any]:
     with _started(_memory(url, MemoryConfig(max_resident=2 * tenants))) as memory:
         before = _resident_bytes()
         for number in range(tenants):
-            strategy: Any = await memory.strategy(f"tenant-{number}", STRATEGY)
+            strategy = await _strategy(memory, f"tenant-{number}")
             for _ in range(10_000 // _RECORD_TOKENS):
                 tokens = draw.integers(0, 8000, _RECORD_TOKENS).astype(np.int32)
                 strategy.learn(tokens)
-                with memory.learn_on_exit(MemoryName(f"tenant-{number}"), strategy, [_Answer(tokens.tolist())]):
-                    pass
+                _learn(memory, f"tenant-{number}", tokens.tolist(), strategy)
             if number % 20 == 0:
                 await _until(lambda: memory.outbox.pending < 500)
         await _until(lambda: not memory.outbox.pending)
@@ -122,13 +142,14 @@ async def many_tenants(url: str, tenants: int) -> dict[str, Any]:
         counters = memory.counters()
         mib = (_resident_bytes() - before) / 2**20
         idle_cpu, idle_commands = await _idle_load(client)
-        memory.residents._idle_seconds = 0.0
+        usual = memory.residents.config
+        memory.residents.config = replace(usual, idle_seconds=0.0)
         await _until(lambda: len(memory.residents) == 0)
-        memory.residents._idle_seconds = 900.0
+        memory.residents.config = usual
         times, late = [], 0
         for number in range(0, tenants, max(1, tenants // 50)):
             began = time.perf_counter()
-            back: Any = await memory.strategy(f"tenant-{number}", STRATEGY)
+            back = await _strategy(memory, f"tenant-{number}")
             times.append(time.perf_counter() - began)
             late += back.tokens == 0
             if back.tokens not in (0, 10_000):
@@ -149,10 +170,11 @@ async def many_tenants(url: str, tenants: int) -> dict[str, Any]:
 
 async def _idle_load(client: RedisClient) -> tuple[float, float]:
     """(CPU seconds, store commands) per second of this process without requests."""
-    commands, cpu, began = await _commands(client), time.process_time(), time.monotonic()
+    processed = "total_commands_processed"
+    commands, cpu, began = await _statistic(client, processed), time.process_time(), time.monotonic()
     await asyncio.sleep(5.0)
     seconds = time.monotonic() - began
-    return (time.process_time() - cpu) / seconds, (await _commands(client) - commands - 1) / seconds
+    return (time.process_time() - cpu) / seconds, (await _statistic(client, processed) - commands - 1) / seconds
 
 
 def _resident_bytes() -> int:
@@ -160,9 +182,9 @@ def _resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-async def _commands(client: RedisClient) -> int:
-    """How many commands the server has processed."""
+async def _statistic(client: RedisClient, *names: str) -> int:
+    """The sum of some of the server's counters."""
     found = await client.command("INFO", "stats")
-    if isinstance(found, dict):
-        return int(found["total_commands_processed"])
-    return int(found.split(b"total_commands_processed:")[1].split()[0])
+    if not isinstance(found, dict):
+        found = dict(line.split(":", 1) for line in found.decode().splitlines() if ":" in line)
+    return sum(int(found[name]) for name in names)

@@ -17,7 +17,7 @@ from draftwood_benchmarks.shared.prompts import read_questions
 from draftwood_benchmarks.shared.report import progress
 from draftwood_benchmarks.shared.server_process import server_process
 from draftwood_client import ChatMessage, Client, Completion
-from draftwood_service.memory.store.embedded import EmbeddedServer
+from draftwood_memory.store.embedded import EmbeddedServer
 
 _MAX_TOKENS = 200
 

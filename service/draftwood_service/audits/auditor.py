@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import structlog
 
+from draftwood_memory import MemoryName
 from draftwood_model_runner.answer import Answer, Difference
 from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.sequence import Grammar, Sequence
@@ -68,7 +69,7 @@ class Auditor:
                 continue  # nothing is drafted
             grammar = None if sequence.grammar is None else sequence.grammar.copy()
             self._chosen[sequence] = _Chosen(
-                grammar, loaded.memory.purge_watch(sequence.request.tenant, sequence.request.arm)
+                grammar, loaded.memory.purge_watch(MemoryName(sequence.request.tenant, sequence.request.arm))
             )
 
     def end(self, sequence: Sequence, finish: Finish | None) -> None:

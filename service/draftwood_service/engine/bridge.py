@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 
+from draftwood_memory.memory import MemoryOperation
 from draftwood_model_runner.errors import EngineStoppedError
 from draftwood_service.audits.results import AuditResult
 from draftwood_service.engine.admission import to_refuse
@@ -39,7 +40,6 @@ from draftwood_service.engine.link import (
 from draftwood_service.engine.reporting.report import ReportHistory
 from draftwood_service.engine.stream import Sample, Stream
 from draftwood_service.errors import QueueFullError, ReaderStalledError, ShuttingDownError
-from draftwood_service.memory.operations import MemoryOperation
 
 _log = structlog.get_logger(__name__)
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import structlog
 
+from draftwood_memory.memory import Memory
+from draftwood_memory.operations import PurgeMemory
 from draftwood_model_runner.errors import EngineStoppedError
 from draftwood_model_runner.output import Finish, StepOutput
 from draftwood_model_runner.request import Format, Request
@@ -39,11 +41,9 @@ from draftwood_service.engine.link import (
     Stepped,
     portable,
 )
-from draftwood_service.engine.loaded import LoadedEngine, StepEngine
+from draftwood_service.engine.loaded import LoadedEngine, StepEngine, learning, use_of
 from draftwood_service.engine.repeats import RecentRequests
 from draftwood_service.engine.reporting.reporter import Reporter, WorkLedger
-from draftwood_service.memory.manager import MemoryManager, StrategyUse
-from draftwood_service.memory.operations import PurgeMemory, submit
 from draftwood_service.serving import Grammars
 from draftwood_strategies import Strategy
 
@@ -152,7 +152,7 @@ class EngineHost:
                 _log.exception("engine could not be closed")
             memory.stop()
 
-    def _await_preload(self, memory: MemoryManager) -> None:
+    def _await_preload(self, memory: Memory) -> None:
         """Waits a moment for the preloaded memories, so that the first requests draft from them."""
         deadline = time.monotonic() + _PRELOAD_SECONDS
         while not memory.preloaded and time.monotonic() < deadline:
@@ -183,7 +183,7 @@ class EngineHost:
                 case MemoryRequest(call_id, operation):
                     if isinstance(operation, PurgeMemory):
                         self._auditor.purge(operation.tenant)
-                    future = submit(operation, loaded.memory)
+                    future = loaded.memory.submit(operation)
                     future.add_done_callback(partial(self._respond, call_id))
                 case None if self._has_step(loaded.engine) and not self._tasks:
                     return
@@ -237,7 +237,7 @@ class EngineHost:
             return
         later = lambda strategy: self.between_steps(lambda: self._begin(loaded, group, strategy))  # noqa: E731
         try:
-            strategy = loaded.memory.fetch(StrategyUse.of(first), later)
+            strategy = loaded.memory.fetch(use_of(first), later)
         except Exception as error:
             _log.exception("strategy not available", strategy=first.strategy_name, request_id=first.request_id)
             for sequence in group.sequences.values():
@@ -261,7 +261,7 @@ class EngineHost:
             for sequence in sequences:
                 sequence.request = replace(sequence.request, learns=False)
         if learns:
-            group.learning = loaded.memory.learning(sequences)
+            group.learning = learning(loaded.memory, sequences)
             group.learning.__enter__()
         self._auditor.begin(loaded, sequences)
         for sequence in sequences:

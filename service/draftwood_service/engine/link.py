@@ -19,12 +19,12 @@ from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias, cast
 
+from draftwood_memory.memory import MemoryOperation
 from draftwood_model_runner.output import Finish, TokenLogprobs, VerifiedTree
 from draftwood_model_runner.request import Request
 from draftwood_model_runner.statistics import SequenceStats
 from draftwood_service.audits.results import AuditResult
 from draftwood_service.engine.reporting.report import EngineReport
-from draftwood_service.memory.operations import MemoryOperation
 
 _HEADER = struct.Struct("!I")
 _CHUNK = 1 << 18

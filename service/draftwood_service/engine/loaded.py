@@ -1,16 +1,22 @@
-"""What the host of an engine needs: the engine's interface, and the engine with its memory, grammars and info."""
+"""What the host of an engine needs: the engine's interface, the engine with its memory, and what joins the two."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
+from draftwood_memory import Memory, MemoryName, StrategyKey, StrategyUse, Terms
 from draftwood_model_runner.answer import Answer, Difference
 from draftwood_model_runner.output import StepOutput
+from draftwood_model_runner.request import MemoryTerms, Request
 from draftwood_model_runner.scheduling.kv_pool import KVUse
 from draftwood_model_runner.sequence import Sequence
 from draftwood_model_runner.statistics import EngineCounts
-from draftwood_service.memory.manager import MemoryManager
 from draftwood_service.serving import Grammars
 
 
@@ -57,10 +63,33 @@ class LoadedEngine:
     """
 
     engine: StepEngine
-    memory: MemoryManager
+    memory: Memory
     grammars: Grammars
     info: Any = None
     preload: int = 0
     strategy: str = ""
     audit_share: float = 0.0
     weights: dict[str, float] = field(default_factory=dict)
+
+
+def terms_of(terms: MemoryTerms) -> Terms:
+    """What a tenant's configuration says of its memory, as the memory takes it."""
+    return Terms(terms.forked, terms.max_tokens, terms.max_bytes, terms.idle_ttl, terms.max_age)
+
+
+def use_of(request: Request) -> StrategyUse:
+    """Which memory and strategy a request drafts with."""
+    key = StrategyKey(request.strategy_name, request.strategy_options)
+    return StrategyUse(MemoryName(request.tenant, request.arm), key, terms_of(request.memory))
+
+
+@contextmanager
+def learning(memory: Memory, sequences: SequenceOf[Sequence]) -> Iterator[None]:
+    """Around a request's samples, which share a memory and a strategy: their outputs are learned on exit."""
+    first = sequences[0]
+    prompt = first.request.prompt if first.request.memory.with_prompts else np.empty(0, np.int32)
+    with memory.learning(use_of(first.request).memory, first.strategy) as scope:
+        yield
+        for sequence in sequences:
+            if sequence.output:
+                scope.learn(np.concatenate([prompt, np.array(sequence.output, np.int32)]))

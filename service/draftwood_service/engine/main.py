@@ -20,9 +20,9 @@ from draftwood_service.engine.host import EngineHost
 from draftwood_service.engine.link import EngineEnd
 from draftwood_service.engine.loaded import LoadedEngine
 from draftwood_service.logging_config import configure_logging
-from draftwood_service.memory.opening import opened_memory
 from draftwood_service.serving import ModelInfo
 from draftwood_service.settings import Settings
+from draftwood_service.store_client import opened_memory
 
 _log = structlog.get_logger("draftwood")
 

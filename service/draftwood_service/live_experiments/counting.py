@@ -8,12 +8,12 @@ from itertools import count
 
 import structlog
 
+from draftwood_memory.errors import MemoryStoreError
 from draftwood_service.experiments.counters import Origin, Recorder, Snapshot
 from draftwood_service.experiments.outcomes import Outcome
 from draftwood_service.live_experiments.placement import Placement, Running
 from draftwood_service.live_experiments.store.base import CountStore, Stored, Target
 from draftwood_service.live_experiments.store.encoding import encode
-from draftwood_service.memory.errors import MemoryStoreError
 
 _log = structlog.get_logger(__name__)
 

@@ -7,7 +7,7 @@ import zlib
 from google.protobuf.message import DecodeError
 
 from draftwood.admin.v1 import experiments_pb2 as pb
-from draftwood_service.memory.errors import CorruptValueError
+from draftwood_memory.errors import CorruptValueError
 
 LEAST_SECONDS, SHARE_OF_AGE = 10.0, 0.025
 """Between two looks: as long, or this share of the experiment's age."""

@@ -11,6 +11,7 @@ from dataclasses import asdict
 import structlog
 
 from draftwood.admin.v1 import experiments_pb2 as pb
+from draftwood_memory.errors import CorruptValueError, MemoryStoreError
 from draftwood_service.experiments.definition import ExperimentState
 from draftwood_service.experiments.guardrails import Violation
 from draftwood_service.experiments.report import Report
@@ -19,7 +20,6 @@ from draftwood_service.live_experiments.messages import point
 from draftwood_service.live_experiments.placement import Running
 from draftwood_service.live_experiments.reading import CountReader
 from draftwood_service.live_experiments.store.base import CountStore, Target
-from draftwood_service.memory.errors import CorruptValueError, MemoryStoreError
 from draftwood_service.tenants.catalog import Catalog
 
 _log = structlog.get_logger(__name__)

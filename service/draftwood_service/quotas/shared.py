@@ -10,9 +10,9 @@ from typing import Any
 
 import structlog
 
-from draftwood_service.memory.errors import MemoryStoreError, StoreUnavailableError
-from draftwood_service.memory.naming import quota_tag
-from draftwood_service.memory.store.redis_client import RedisClient, Script
+from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
+from draftwood_memory.store.naming import Naming
+from draftwood_memory.store.redis_client import RedisClient, Script
 from draftwood_service.quotas import scripts
 from draftwood_service.quotas.limits import BUCKETS, PLACE_RETRY_SECONDS, Limiter, QuotaExceededError, RateLimits
 from draftwood_service.quotas.local import Entry, Windows
@@ -212,7 +212,7 @@ class SharedLimiter(Limiter):
         self.away = True
 
     def _keys(self, tenant: str) -> list[str]:
-        tag = quota_tag(tenant, self._secret)
+        tag = f"quota:{Naming('', self._secret).part(tenant)}"
         return [f"dw:{{{tag}}}:used", f"dw:{{{tag}}}:places"]
 
     def _member(self, place: int) -> str:

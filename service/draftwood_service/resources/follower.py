@@ -8,7 +8,7 @@ from collections.abc import Sequence as SequenceOf
 
 import structlog
 
-from draftwood_service.memory.errors import MemoryStoreError
+from draftwood_memory.errors import MemoryStoreError
 from draftwood_service.resources.base import Cursor, Page, Resource, ResourceStore, Write
 from draftwood_service.resources.ending import end
 

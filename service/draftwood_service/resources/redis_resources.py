@@ -12,8 +12,8 @@ from collections.abc import Sequence as SequenceOf
 
 import structlog
 
-from draftwood_service.memory.errors import CorruptValueError, StoreRefusedError
-from draftwood_service.memory.store.redis_client import RedisClient, Script
+from draftwood_memory.errors import CorruptValueError, StoreRefusedError
+from draftwood_memory.store.redis_client import RedisClient, Script
 from draftwood_service.resources.base import MOST_DELETED, ConflictError, Cursor, Page, Resource, Write
 from draftwood_service.resources.sealing import Seal
 

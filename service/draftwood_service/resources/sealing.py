@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from draftwood_service.memory.codec import KeyRing, Plain
-from draftwood_service.memory.errors import CorruptValueError
-from draftwood_service.memory.naming import Naming
+from draftwood_memory.errors import CorruptValueError
+from draftwood_memory.store.encryption import KeyRing, Plain
+from draftwood_memory.store.naming import Naming
 
 _LENGTH_BYTES = 2
 

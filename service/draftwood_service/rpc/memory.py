@@ -1,6 +1,6 @@
 """MemoryService: statistics, warming, export, import, purge and orphaned memories, for operators.
 
-Translates between messages and the operations of `draftwood_service.memory.operations`.
+Translates between messages and the operations of `draftwood_memory.operations`.
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ from collections.abc import AsyncIterator, Callable
 import numpy as np
 
 from draftwood.v1 import memory_pb2 as pb
-from draftwood_model_runner.errors import InvalidInputError
-from draftwood_model_runner.request import MemoryTerms
-from draftwood_service.auth import Principal, Role
-from draftwood_service.engine.bridge import EngineBridge
-from draftwood_service.identifiers import check_identifier
-from draftwood_service.memory.codec import Kind, Record
-from draftwood_service.memory.naming import MemoryName
-from draftwood_service.memory.operations import (
+from draftwood_memory.config import Terms
+from draftwood_memory.operations import (
     ExportMemory,
     FillMemory,
     FillProgress,
     GetStatistics,
     ListOrphans,
+    MemoryStatistics,
+    OrphanedMemory,
     PurgeMemory,
     PurgeOrphans,
     StatisticsReport,
-    TenantMemoryStatistics,
 )
-from draftwood_service.memory.orphans import OrphanedMemory
+from draftwood_memory.records import Kind, Record
+from draftwood_memory.store.naming import MemoryName
+from draftwood_model_runner.errors import InvalidInputError
+from draftwood_service.auth import Principal, Role
+from draftwood_service.engine.bridge import EngineBridge
+from draftwood_service.engine.loaded import terms_of
+from draftwood_service.identifiers import check_identifier
 from draftwood_service.resources.errors import ResourceMissingError
 from draftwood_service.rpc.calls import Call, Method
 from draftwood_service.rpc.request_log import AuditLog
@@ -104,8 +105,8 @@ class MemoryServicer:
             response.store.CopyFrom(_store_statistics(report, self._named_store or report.store))
         return response
 
-    def _terms(self, name: MemoryName) -> MemoryTerms:
-        return self._config_of(name.tenant).learning.terms
+    def _terms(self, name: MemoryName) -> Terms:
+        return terms_of(self._config_of(name.tenant).learning.terms)
 
     async def warm(self, requests: AsyncIterator[pb.WarmMemoryRequest], call: Call) -> None:
         """Streams progress."""
@@ -247,21 +248,19 @@ def _orphaned_memory(memory: OrphanedMemory) -> pb.OrphanedMemory:
     return message
 
 
-def _tenant_statistics(memory: TenantMemoryStatistics) -> pb.TenantMemoryStatistics:
+def _tenant_statistics(memory: MemoryStatistics) -> pb.TenantMemoryStatistics:
     stored = memory.stored
     message = pb.TenantMemoryStatistics(
         tenant=memory.name.tenant,
         arm=memory.name.arm,
         tokens=stored.tokens,
         stored_bytes=stored.bytes,
-        log_records=stored.log_entries,
-        epoch=stored.epoch,
+        log_records=stored.entries,
+        epoch=stored.generation,
         read_only=stored.newer,
         resident=memory.resident,
         index_bytes=memory.index_bytes,
     )
-    if stored.snapshot_age is not None:
-        message.snapshot_age.FromNanoseconds(round(stored.snapshot_age * 1e9))
     return message
 
 
@@ -280,7 +279,6 @@ def _store_statistics(report: StatisticsReport, store: str) -> pb.MemoryStoreSta
         failures=counters.failures,
         reconnects=counters.reconnects,
         reloads=counters.reloads,
-        folds=counters.folds,
         resident_tenants=counters.tenants,
         resident_tokens=counters.tokens,
         index_bytes=counters.index_bytes,
@@ -290,7 +288,6 @@ def _store_statistics(report: StatisticsReport, store: str) -> pb.MemoryStoreSta
         late_memories=counters.late,
         read_only_memories=counters.newer_memories,
         read_only_records=counters.newer_records,
-        servers_with_other_settings=counters.other_settings,
     )
     message.last_lag.FromNanoseconds(round(counters.last_lag * 1e9))
     return message

@@ -16,6 +16,7 @@ from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import memory_pb2 as memory_pb
 from draftwood_client.admin.audit import AuditClient
 from draftwood_client.cli import build_app
+from draftwood_memory import MemoryName
 from draftwood_model_runner.answer import Difference
 from draftwood_service.audits import auditor
 from draftwood_service.audits.ledger import AuditCounts, AuditKey, tie_bound
@@ -172,7 +173,7 @@ async def test_a_purge_drops_the_audits_of_the_tenant() -> None:
 
 async def test_a_purge_by_another_server_drops_them_too() -> None:
     async with serving(audit_share=1.0) as served:
-        is_kept = served.memory.purge_watch("acme", "")
+        is_kept = served.memory.purge_watch(MemoryName("acme"))
         assert is_kept()
         [resident] = served.memory.residents.all()
         resident.reset(7, resident.used_at + 1e6)

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from draftwood_memory.memory import Memory
 from draftwood_model_runner.errors import EngineStoppedError, InvalidValueError
 from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.request import Format, GrammarKind, Request, StopParams
@@ -23,7 +24,6 @@ from draftwood_service.engine.loaded import LoadedEngine
 from draftwood_service.engine.stream import MAX_PART_TOKENS, Pending, Sample, Stream
 from draftwood_service.engine.thread import EngineThread
 from draftwood_service.errors import QueueFullError, ReaderStalledError, ShuttingDownError
-from draftwood_service.memory.manager import MemoryManager
 from draftwood_service.settings import Settings
 from draftwood_strategies import Strategy, create
 from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, loaded_engine, until
@@ -450,8 +450,8 @@ async def test_requests_that_end_before_their_memory_is_loaded() -> None:
     """One is cancelled meanwhile and never reaches the engine; the other begins once the memory is loaded."""
     engine, callbacks = FakeEngine(), list[Callable[[Strategy], object]]()
 
-    def late(memory: MemoryManager) -> None:
-        memory.fetch = lambda request, later: callbacks.append(later)  # type: ignore[method-assign]
+    def late(memory: Memory) -> None:
+        memory.fetch = lambda use, later: callbacks.append(later)  # type: ignore[method-assign]
 
     runner = EngineThread(lambda: loaded_engine(Settings(), FakeModel(), lambda: engine, late))
     bridge = EngineBridge(runner, max_running=2, max_waiting=2)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from draftwood_memory.errors import StoreFullError
+from draftwood_memory.memory import Memory
 from draftwood_model_runner.errors import EngineStoppedError
 from draftwood_service.errors import ShuttingDownError
-from draftwood_service.memory.errors import StoreFullError
-from draftwood_service.memory.manager import MemoryManager
 from tests.service.engine.test_bridge import bridge_to, running, sample
 from tests.service.fakes import FakeEngine
 
@@ -21,7 +21,7 @@ class Raise:
 
     error: Exception
 
-    async def run(self, memory: MemoryManager) -> None:
+    async def run(self, memory: Memory) -> None:
         raise self.error
 
 
@@ -29,7 +29,7 @@ class Raise:
 class Hang:
     """An operation that does not end."""
 
-    async def run(self, memory: MemoryManager) -> None:
+    async def run(self, memory: Memory) -> None:
         await asyncio.Event().wait()
 
 
@@ -39,7 +39,7 @@ class Reply:
 
     value: int
 
-    async def run(self, memory: MemoryManager) -> int:
+    async def run(self, memory: Memory) -> int:
         return self.value
 
 

@@ -8,9 +8,9 @@ import zlib
 import numpy as np
 import pytest
 
+from draftwood_memory.errors import CorruptValueError, NewerFormatError
 from draftwood_service.experiments.counters import Counts, Origin, Snapshot
 from draftwood_service.live_experiments.store import encoding
-from draftwood_service.memory.errors import CorruptValueError, NewerFormatError
 from tests.service.experiments.test_report import run
 
 ORIGIN = Origin("a", "1")

@@ -17,6 +17,7 @@ from draftwood.admin.v1 import experiments_pb2 as xp
 from draftwood.admin.v1 import tenants_pb2
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc
+from draftwood_memory.store.redis_client import RedisClient
 from draftwood_model_runner.errors import ModelError
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.request import Request
@@ -28,10 +29,9 @@ from draftwood_service.live_experiments import counting, watch
 from draftwood_service.live_experiments.placement import target_of
 from draftwood_service.live_experiments.store.encoding import decode
 from draftwood_service.live_experiments.store.redis_counts import RedisCounts
-from draftwood_service.memory.store.redis_client import RedisClient
 from draftwood_service.resources.sealing import Seal
+from tests.memory.servers import Valkey
 from tests.service.fakes import FakeEngine, Served, serving, until
-from tests.service.memory.servers import Valkey
 from tests.service.rpc.test_administration import experiments, refused, tenants
 
 CODE = grpc.StatusCode
@@ -377,9 +377,8 @@ async def test_concluding_needs_a_winner_and_deleting_deletes_the_counts(server:
 
 def tags(server: Valkey, arm: str) -> list[str]:
     """The tenants with records in the memories of an arm."""
-    keys = [key.decode() for key in server.client.scan_iter("dw:{*}:log")]
-    parts = [key.removeprefix("dw:{").removesuffix("}:log").split(":") for key in keys]
-    return [tenant for _, tenant, its_arm in parts if its_arm == arm]
+    parts = [key.decode().split(":") for key in server.client.scan_iter("dw:{t:*}:3:*")]
+    return [tenant.removesuffix("}") for _, _, tenant, _, _, its_arm, _ in parts if its_arm == arm]
 
 
 @asynccontextmanager

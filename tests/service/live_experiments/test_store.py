@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 import numpy as np
 import pytest
 
+from draftwood_memory.store.encryption import read_keys
+from draftwood_memory.store.redis_client import RedisClient
 from draftwood_service.experiments.counters import Counts, Origin, Snapshot, total
 from draftwood_service.experiments.definition import Arm, ExperimentConfig
 from draftwood_service.experiments.outcomes import Outcome
@@ -19,11 +21,9 @@ from draftwood_service.live_experiments.store.base import CountStore, Stored, Ta
 from draftwood_service.live_experiments.store.encoding import encode
 from draftwood_service.live_experiments.store.in_process import InProcessCounts
 from draftwood_service.live_experiments.store.redis_counts import RedisCounts
-from draftwood_service.memory.codec import read_keys
-from draftwood_service.memory.store.redis_client import RedisClient
 from draftwood_service.resources.sealing import Seal
 from draftwood_service.tenants.config import DraftConfig
-from tests.service.memory.servers import Valkey, wait_for
+from tests.memory.servers import Valkey, wait_for
 
 KEYS = read_keys(f"k={'A' * 43}=,names={'C' * 42}A=", "store_keys")
 A, B = Origin("host:1", "b/1"), Origin("host:2", "b2")

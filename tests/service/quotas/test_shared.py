@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from draftwood_service.memory.store.redis_client import RedisClient
+from draftwood_memory.store.redis_client import RedisClient
 from draftwood_service.quotas import NO_LIMITS, QuotaExceededError, RateLimits
 from draftwood_service.quotas.limits import Reservation
 from draftwood_service.quotas.shared import LEASE_SECONDS, REFRESH_SECONDS, SharedLimiter
+from tests.memory.servers import Valkey, cluster
 from tests.service.fakes import until
-from tests.service.memory.servers import Valkey, cluster
 
 
 @pytest.fixture

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from draftwood_service.memory.codec import KeyRing, read_keys
-from draftwood_service.memory.errors import StoreRefusedError, StoreUnavailableError
-from draftwood_service.memory.store.redis_client import RedisClient
+from draftwood_memory.errors import StoreRefusedError, StoreUnavailableError
+from draftwood_memory.store.encryption import KeyRing, read_keys
+from draftwood_memory.store.redis_client import RedisClient
 from draftwood_service.resources import base, redis_resources
 from draftwood_service.resources.base import ConflictError, Cursor, ResourceStore, Write
 from draftwood_service.resources.follower import ResourceFollower
 from draftwood_service.resources.in_process import InProcessResources
 from draftwood_service.resources.redis_resources import RedisResources
 from draftwood_service.resources.sealing import Seal
+from tests.memory.servers import Valkey, wait_for
 from tests.service.fakes import until
-from tests.service.memory.servers import Valkey, wait_for
 
 KEYS = read_keys(f"k={'A' * 43}=,names={'C' * 42}A=", "store_keys")
 

@@ -21,8 +21,8 @@ from draftwood_service.tenants.config import TenantConfig
 from draftwood_service.tenants.file import read_file
 from draftwood_service.tenants.reading import ServerLimits
 from draftwood_service.tenants.shaping import DeltaShaping
+from tests.memory.servers import Valkey
 from tests.service.fakes import Served, serving, until
-from tests.service.memory.servers import Valkey
 from tests.service.rpc.test_endings import reason
 
 CODE = grpc.StatusCode

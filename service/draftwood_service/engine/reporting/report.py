@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
+from draftwood_memory.counters import MemoryCounters
 from draftwood_model_runner.scheduling.kv_pool import KVUse
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_model_runner.statistics import EngineCounts
-from draftwood_service.memory.replica.counters import MemoryCounters
 from draftwood_strategies.base import SourceCounts
 
 

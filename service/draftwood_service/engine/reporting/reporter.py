@@ -11,11 +11,11 @@ from queue import Empty, SimpleQueue
 
 import structlog
 
+from draftwood_memory.memory import Memory
 from draftwood_model_runner.errors import EngineStoppedError
 from draftwood_model_runner.sequence import Sequence
 from draftwood_service.engine.loaded import StepEngine
 from draftwood_service.engine.reporting.report import EngineReport, Load, TenantReport, WorkCounts, WorkKey
-from draftwood_service.memory.manager import MemoryManager
 
 _log = structlog.get_logger(__name__)
 
@@ -88,7 +88,7 @@ class Reporter:
         collect: Callable[[], EngineReport],
         between_steps: Callable[[Callable[[], None]], None],
         send: Callable[[EngineReport], None],
-        memory: MemoryManager,
+        memory: Memory,
     ) -> None:
         self._collect = collect
         self._between_steps = between_steps

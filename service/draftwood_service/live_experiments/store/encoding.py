@@ -7,8 +7,8 @@ import zlib
 
 import numpy as np
 
+from draftwood_memory.errors import CorruptValueError, NewerFormatError
 from draftwood_service.experiments.counters import Counts, Origin, Snapshot
-from draftwood_service.memory.errors import CorruptValueError, NewerFormatError
 
 VERSION = 1
 _HEADER = struct.Struct("<2sBQI")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from draftwood_memory.errors import CorruptValueError
+from draftwood_memory.store.redis_client import RedisClient, Script
 from draftwood_service.experiments.counters import Origin
 from draftwood_service.live_experiments.store.base import Stored, Target, origin_of
-from draftwood_service.memory.errors import CorruptValueError
-from draftwood_service.memory.store.redis_client import RedisClient, Script
 from draftwood_service.resources.sealing import Seal
 
 _KIND = "counts"

@@ -11,6 +11,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood.admin.v1 import tenants_pb2
+from draftwood_memory.operations import PurgeArms
 from draftwood_service.experiments.assignment import ExperimentError
 from draftwood_service.experiments.definition import (
     ExperimentConfig,
@@ -23,7 +24,6 @@ from draftwood_service.experiments.definition import (
 )
 from draftwood_service.live_experiments.live import LiveExperiments
 from draftwood_service.live_experiments.placement import label_of
-from draftwood_service.memory.arms import PurgeArms
 from draftwood_service.resources.base import ConflictError, Write
 from draftwood_service.resources.errors import (
     EtagError,

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from google.protobuf.duration_pb2 import Duration
 
 from draftwood.admin.v1 import status_pb2 as pb
+from draftwood_memory.counters import MemoryCounters
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.audits.ledger import AuditLedger
 from draftwood_service.auth import Principal, Role
@@ -19,7 +20,6 @@ from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.recovery import EngineRecovery
 from draftwood_service.engine.reporting.report import EngineReport, TenantReport, WorkCounts, WorkKey
 from draftwood_service.errors import TooManyWatchesError
-from draftwood_service.memory.replica.counters import MemoryCounters
 from draftwood_service.rpc.calls import Call, Method
 from draftwood_service.rpc.streaming.writer import Writer
 from draftwood_service.settings import Settings

@@ -1,0 +1,299 @@
+"""The memory thread: an event loop that loads, sends and follows memories, and runs operations.
+
+Two tasks share it. The rounds load what requests ask for and send the outbox, as soon as there is something to do. The
+follower waits in one blocking read of all streams that are live here; on a cluster, where one call cannot span slots,
+it polls them in one pipeline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from draftwood_memory.counters import MemoryCounters
+from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
+from draftwood_memory.outbox import Outbox
+from draftwood_memory.replica import Replica
+from draftwood_memory.residents import Resident, Residents
+from draftwood_memory.store.memories import entries_of
+from draftwood_memory.store.naming import PURGES_KEY, stream_key, wake_key
+
+_log = logging.getLogger(__name__)
+
+_ROUND_SECONDS = 1.0
+"""Between two rounds while nothing is asked for: they evict memories and drop records that are too old. Not tuned."""
+_PUSH_SECONDS = 0.02
+"""Between two round trips that send the outbox: what is learned meanwhile goes in one entry. `draftwood bench share`
+measures the lag, of which this is the larger part."""
+_BLOCK_SECONDS = 2.0
+"""Of a blocking read. It bounds how long a store that stopped without closing its connections goes unnoticed."""
+_COLLECT_SECONDS, _COLLECT_STREAM_SECONDS = 0.01, 50e-6
+"""Between two reads, and more for each stream, since a read names them all. Not tuned beyond the lag."""
+_POLL_SECONDS, _POLL_STREAM_SECONDS = 0.05, 200e-6
+"""The same on a cluster, where reads do not block."""
+_READ_ENTRIES = 64
+"""Of a stream in one read. Not tuned: it bounds the size of an answer."""
+_CHECK_SECONDS = 30.0
+"""Memories in use are compared with the store's so often, besides after failures: a connection that broke while nothing
+waited on it is replaced without one. Not tuned."""
+_MAX_BACKOFF = 5.0
+"""Between two rounds at most while the store fails; the pause doubles from a fifth of a second with a random factor of
+0.5 to 1, so that replicas do not return together. Not tuned."""
+_SLOW_SECONDS = 0.3
+"""A round that takes longer counts as a failing store: first requests of a tenant then do not wait for it. Not tuned:
+a round takes milliseconds."""
+_LAST_ROUND_SECONDS = 4.0
+"""For sending the outbox at the stop. It must fit into the quarter of the default `drain_grace` that follows the
+streams. Not tuned beyond that."""
+_WAKE_TTL = 60
+
+Result = TypeVar("Result")
+
+
+class MemoryThread:
+    """Runs until it is stopped.
+
+    Args:
+        replica: None without a store; the thread then only evicts memories and runs operations.
+        keep: called in every round: evicts memories, and more.
+        process: identifies this process.
+    """
+
+    def __init__(
+        self,
+        replica: Replica | None,
+        residents: Residents,
+        outbox: Outbox,
+        keep: Callable[[], Coroutine[Any, Any, None]],
+        counters: MemoryCounters,
+        process: str,
+    ) -> None:
+        self._replica = replica
+        self._residents = residents
+        self._outbox = outbox
+        self._keep = keep
+        self._counters = counters
+        self._wake_key = wake_key(process)
+        self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
+        self._awake = asyncio.Event()
+        self._ending = asyncio.Event()
+        self._healthy = asyncio.Event()
+        self._failures = 0
+        self._check_all = False
+        self._checked_at = time.monotonic()
+        self._round_since: float | None = None
+        self._pushed_at = -_PUSH_SECONDS
+        self._followed: frozenset[Resident] = frozenset()
+        self._reading = False
+        self._stopped = False
+
+    @property
+    def healthy(self) -> bool:
+        """The latest call to the store succeeded, and the present round does not take long."""
+        since = self._round_since
+        in_time = since is None or time.monotonic() - since < _SLOW_SECONDS
+        return not self._failures and self._thread.is_alive() and in_time
+
+    @property
+    def failing(self) -> bool:
+        """The latest call to the store failed."""
+        return self._failures > 0
+
+    def start(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Starts the next round now, unless the store fails. From any thread."""
+        if not self._failures and not self._awake.is_set():
+            self._call(self._awake.set)
+
+    def submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Runs `work` on the thread, beside the rounds; it takes `Replica.lock` for what must not overlap with one.
+
+        From any thread. The future's callbacks run on the memory thread. It is cancelled if the thread stops before
+        `work` ends.
+
+        Raises:
+            StoreUnavailableError: from the future, if the thread has stopped.
+        """
+        if self._stopped or not self._thread.is_alive():
+            work.close()
+            failed: Future[Result] = Future()
+            failed.set_exception(StoreUnavailableError("the memory thread has stopped"))
+            return failed
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def stop(self, seconds: float) -> bool:
+        """Sends the outbox, for so long at most, and ends the thread. Returns whether it ended in time."""
+        self._stopped = True
+        if self._thread.ident is None:
+            return True
+        self._call(self._ending.set)
+        self._call(self._awake.set)
+        self._thread.join(seconds + 1.0)
+        return not self._thread.is_alive()
+
+    def _call(self, callback: Callable[[], object]) -> None:
+        if self._thread.ident is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(callback)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._main())
+        except Exception:
+            self._failures += 1
+            _log.exception("memory thread died; learned sequences stay in this process")
+        finally:
+            self._loop.run_until_complete(_cancel_others())
+            self._loop.close()
+
+    async def _main(self) -> None:
+        following = asyncio.create_task(self._follow_always()) if self._replica is not None else None
+        while not self._ending.is_set():
+            await self._round()
+            await self._pause()
+        if self._replica is None or following is None:
+            return
+        following.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_ROUND_SECONDS):
+                while self._outbox.pending:
+                    self._pushed_at = -_PUSH_SECONDS
+                    await self._round()
+                    await asyncio.sleep(_PUSH_SECONDS if not self._failures else 0.2)
+        if left := self._outbox.pending:
+            _log.warning("last learned sequences were not stored: %d", left)
+        await asyncio.gather(following, return_exceptions=True)
+        await self._replica.memories.client.close()
+
+    async def _round(self) -> None:
+        self._awake.clear()
+        self._round_since = time.monotonic()
+        try:
+            if self._replica is not None:
+                async with self._replica.lock:
+                    await self._with_store(self._replica)
+        except MemoryStoreError as error:
+            self._fail(error)
+        except Exception as error:
+            _log.exception("round with the memory store failed")
+            self._fail(error)
+        else:
+            if self._failures:
+                self._counters.reconnects += 1
+                _log.info("memory store answers again after %d failures", self._failures)
+            self._failures = 0
+            self._healthy.set()
+        finally:
+            self._round_since = None
+            await self._keep()
+
+    async def _with_store(self, replica: Replica) -> None:
+        now = time.monotonic()
+        if self._check_all or now - self._checked_at > _CHECK_SECONDS:
+            await replica.check(live_only=not self._check_all)
+            self._check_all, self._checked_at = False, now
+        await replica.load()
+        if self._outbox.pending:
+            if now - self._pushed_at >= _PUSH_SECONDS:
+                self._pushed_at = now
+                await replica.push()
+            else:
+                self._loop.call_later(self._pushed_at + _PUSH_SECONDS - now, self._awake.set)
+        if self._reading and not self._live() <= self._followed:
+            self._reading = False
+            wake = ("XADD", self._wake_key, "MAXLEN", 1, "*", "w", 1), ("EXPIRE", self._wake_key, _WAKE_TTL)
+            await replica.memories.client.commands(wake)
+
+    def _fail(self, error: Exception) -> None:
+        self._counters.failures += 1
+        if not self._failures:
+            _log.warning("memory store failed; generation goes on without it: %s", error)
+        self._failures += 1
+        self._check_all = True
+        self._healthy.clear()
+
+    async def _pause(self) -> None:
+        seconds = _ROUND_SECONDS
+        if self._failures:
+            seconds = min(_MAX_BACKOFF, 0.2 * 2 ** min(self._failures - 1, 10)) * random.uniform(0.5, 1.0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await (self._ending if self._failures else self._awake).wait()
+
+    def _live(self) -> frozenset[Resident]:
+        return frozenset(one for one in self._residents.all() if one.live)
+
+    async def _follow_always(self) -> None:
+        assert self._replica is not None
+        client = self._replica.memories.client.sibling(_BLOCK_SECONDS)
+        ids: dict[str, bytes] = {}
+        try:
+            while True:
+                await self._healthy.wait()
+                try:
+                    if not ids:
+                        [last] = await self._replica.memories.client.commands(
+                            [("XREVRANGE", PURGES_KEY, "+", "-", "COUNT", 1)]
+                        )
+                        ids = {PURGES_KEY: last[0][0] if last else b"0-0", self._wake_key: b"0-0"}
+                    await self._follow(self._replica, client, ids)
+                except MemoryStoreError as error:
+                    self._fail(error)
+                except Exception as error:
+                    _log.exception("memories cannot be followed")
+                    self._fail(error)
+        finally:
+            await client.close()
+
+    async def _follow(self, replica: Replica, client: Any, ids: dict[str, bytes]) -> None:
+        """One read of the streams that are live here; what they hold is learned."""
+        self._followed = self._live()
+        streams = {stream_key(one.tag, one.generation or 0): (one, one.generation or 0) for one in self._followed}
+        after = {key: one.position for key, (one, _) in streams.items()} | ids
+        if client.is_cluster:
+            after.pop(self._wake_key)
+            words = [("XRANGE", key, b"(" + id_, "+", "COUNT", _READ_ENTRIES) for key, id_ in after.items()]
+            answers = await client.commands(words)
+            found = {key: answer for key, answer in zip(after, answers, strict=True) if answer}
+            pause = _POLL_SECONDS + _POLL_STREAM_SECONDS * len(after)
+        else:
+            self._reading = True
+            block = ("COUNT", _READ_ENTRIES, "BLOCK", round(1000 * _BLOCK_SECONDS))
+            try:
+                answer = await client.command("XREAD", *block, "STREAMS", *after, *after.values())
+            finally:
+                self._reading = False
+            found = {key.decode(): entries for key, entries in answer or ()}
+            pause = _COLLECT_SECONDS + _COLLECT_STREAM_SECONDS * len(after) if found.keys() - {self._wake_key} else 0.0
+        async with replica.lock:
+            for key, entries in found.items():
+                if isinstance(entries, MemoryStoreError):
+                    raise entries
+                if key in streams:
+                    resident, generation = streams[key]
+                    await replica.take(resident, generation, entries_of(entries))
+                elif key == PURGES_KEY:
+                    ids[key] = entries[-1][0]
+                    await replica.purged(frozenset(fields[b"t"].decode() for _, fields in entries))
+                else:
+                    ids[key] = entries[-1][0]
+        await asyncio.sleep(pause)
+
+
+async def _cancel_others() -> None:
+    """Cancels the operations that still run when the thread ends."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -1,0 +1,110 @@
+"""Limits of the memories of one process, and of one tenant's."""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+_SHARE_OF_RAM = 4
+"""A quarter. Half of what is free goes to keys and values on a CPU, and weights and the system need the rest."""
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How much one memory holds. The oldest records are evicted first, the newest one never.
+
+    Attributes:
+        tokens: upper bound of the tokens.
+        bytes: upper bound of the sum of `Record.weight`.
+    """
+
+    tokens: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a tenant's memory may be and keep. None: as the process's `MemoryConfig` says.
+
+    Attributes:
+        forked: a memory of an arm that holds nothing yet begins with what its tenant's has.
+        max_tokens, max_bytes: of the memory; at most those of the process.
+        idle_ttl: seconds after its last record until the memory is deleted.
+        max_age: seconds until a record is dropped; at most that of the process.
+    """
+
+    forked: bool = False
+    max_tokens: int | None = None
+    max_bytes: int | None = None
+    idle_ttl: float | None = None
+    max_age: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryConfig:
+    """Limits of the memories of one process.
+
+    Attributes:
+        tokens: of one memory.
+        bytes: of one memory, in the store and its records in RAM.
+        max_resident: memories in this process.
+        max_bytes: of all memories in this process, records and indexes.
+        idle_seconds: a memory that no request used for so long is evicted from this process, if there is a store.
+        ttl: seconds after its last record until a memory is deleted; 0 for never.
+        max_age: seconds until a record is dropped; 0 for never.
+        orphan_ttl: seconds after which the store deletes a memory that no process wrote to or loaded; 0 for never.
+    """
+
+    tokens: int = 1_000_000
+    bytes: int = 16 << 20
+    max_resident: int = 1000
+    max_bytes: int = 1 << 40
+    idle_seconds: float = 900.0
+    ttl: float = 0.0
+    max_age: float = 0.0
+    orphan_ttl: float = 30 * 24 * 3600.0
+
+    def under(self, terms: Terms) -> MemoryConfig:
+        """The limits of a memory with these terms."""
+        return replace(
+            self,
+            tokens=min(self.tokens, terms.max_tokens or self.tokens),
+            bytes=min(self.bytes, terms.max_bytes or self.bytes),
+            ttl=self.ttl if terms.idle_ttl is None else terms.idle_ttl,
+            max_age=_shorter(self.max_age, terms.max_age or 0.0),
+        )
+
+    @property
+    def stored_seconds(self) -> float:
+        """How long the store keeps a memory after its last record, all of which are too old by then; 0 for ever."""
+        return _shorter(self.ttl, self.max_age)
+
+    @property
+    def expiry(self) -> float:
+        """How long the store keeps a memory after a write, or a load if only `orphan_ttl` applies; 0 for ever."""
+        return self.stored_seconds or self.orphan_ttl
+
+    def oldest(self, now: float) -> float:
+        """The Unix time before which records are too old at `now`."""
+        return now - self.max_age if self.max_age else -math.inf
+
+    @property
+    def capacity(self) -> Capacity:
+        return Capacity(self.tokens, self.bytes)
+
+
+def _shorter(first: float, second: float) -> float:
+    """Of two durations, of which 0 is endless."""
+    return min(first or second, second or first)
+
+
+def default_max_bytes(cgroup_limit: Path = _CGROUP_LIMIT) -> int:
+    """A quarter of the RAM of the machine, or of the container if that has less."""
+    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # no limit: the file is absent, or reads "max"
+        ram = min(ram, int(cgroup_limit.read_text(encoding="ascii")))
+    return ram // _SHARE_OF_RAM

@@ -1,0 +1,89 @@
+"""A memory's records in this process: the newest ones that its capacity and age allow."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from draftwood_memory.config import Capacity
+from draftwood_memory.records import Record
+
+_RECORD_BYTES = 384
+"""Of a record's Python objects, beside its tokens: 211 bytes from a large entry and 389 alone, with tracemalloc."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A record, and the id of the stream's entry that holds it; None while the store does not have it."""
+
+    record: Record
+    id: bytes | None = None
+
+
+class RecordLog:
+    """The records of one memory, oldest first.
+
+    Attributes:
+        tokens: sum over its records.
+        trimmed: records were evicted, so that the stream may begin with a later entry, `first_id`.
+    """
+
+    def __init__(self, capacity: Capacity, held: Iterable[Held] = ()) -> None:
+        self.capacity = capacity
+        self.tokens = 0
+        self.trimmed = False
+        self._held: deque[Held] = deque()
+        self._bytes = 0
+        for one in held:
+            self.append(one)
+
+    @property
+    def nbytes(self) -> int:
+        """Its memory, in bytes."""
+        return self._bytes + _RECORD_BYTES * len(self._held)
+
+    @property
+    def first_id(self) -> bytes | None:
+        """The id of the oldest entry that holds one of the records; None if the store has none of them."""
+        return next((one.id for one in self._held if one.id is not None), None)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter([*self._held])
+
+    def records(self, oldest: float) -> list[Record]:
+        """Those that were learned at `oldest` or later, a Unix time."""
+        return [one.record for one in [*self._held] if one.record.learned_at >= oldest]
+
+    def append(self, held: Held) -> None:
+        """Adds a record, and evicts the oldest ones beyond the capacity; the newest stays."""
+        self._held.append(held)
+        self._bytes += held.record.weight
+        self.tokens += int(held.record.tokens.size)
+        self.resize(self.capacity)
+
+    def resize(self, capacity: Capacity) -> None:
+        """Holds at most so much from now on."""
+        self.capacity = capacity
+        while len(self._held) > 1 and (self.tokens > capacity.tokens or self._bytes > capacity.bytes):
+            self._drop()
+
+    def drop_older(self, oldest: float) -> bool:
+        """Drops the records that were learned before `oldest`, a Unix time; returns whether there were any."""
+        kept = [one for one in self._held if one.record.learned_at >= oldest]
+        if len(kept) == len(self._held):
+            return False
+        self._held.clear()
+        self.tokens, self._bytes, self.trimmed = 0, 0, True
+        for one in kept:
+            self.append(one)
+        return True
+
+    def _drop(self) -> None:
+        gone = self._held.popleft().record
+        self._bytes -= gone.weight
+        self.tokens -= int(gone.tokens.size)
+        self.trimmed = True

@@ -1,0 +1,339 @@
+"""The memories in this process, with the strategies that requests draft with."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from draftwood_memory.config import Capacity, MemoryConfig, Terms
+from draftwood_memory.record_log import Held, RecordLog
+from draftwood_memory.records import Int32Array
+from draftwood_memory.store.naming import MemoryName, Naming
+from draftwood_strategies import Strategy, create
+from draftwood_strategies.options import Options
+from draftwood_strategies.registry import options_of
+
+_log = logging.getLogger(__name__)
+
+LIVE_SECONDS = 60.0
+"""A memory is followed for so long after its last request. It bounds the keys that a blocking read names; what a
+later request uses reads on from where the memory is. Not tuned."""
+_WAITED_SECONDS = 1.0
+"""A memory that is being loaded is not evicted so soon after a request asked for it. Requests wait 50 ms."""
+_MOST_INSTANCES = 8
+"""Of one memory: requests may name any strategy, and configurations change. Not tuned."""
+_AGE_PARTS = 64
+"""A record is dropped a 64th of the maximum age too late at most; each time, the strategies are rebuilt. Not tuned."""
+
+
+class StrategyKey(NamedTuple):
+    """A strategy and its options: requests with the same ones share an instance."""
+
+    name: str
+    options: Options = ()
+
+
+def make(key: StrategyKey, capacity: Capacity) -> Strategy:
+    """A new instance with at most the memory's capacity, if the strategy has one.
+
+    Raises:
+        UnknownStrategyError: no strategy has this name.
+        ValueError, TypeError: it does not accept the options.
+    """
+    options = dict(key.options)
+    if "capacity_tokens" in options_of(key.name, options):
+        most = min(capacity.tokens, capacity.bytes // 4)
+        options["capacity_tokens"] = min(int(options.get("capacity_tokens", most)), most)
+    return create(key.name, **options)
+
+
+def learn(strategy: Strategy, sequences: Iterable[Int32Array]) -> None:
+    """Lets a strategy learn whole sequences, int32[n] each, if it can. A failure is logged and affects nothing else."""
+    learn_one: Any = getattr(strategy, "learn", None)
+    if learn_one is None:
+        return
+    try:
+        for tokens in sequences:
+            learn_one(tokens)
+    except Exception:
+        _log.exception("strategy %s cannot learn", type(strategy).__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Resident:
+    """One memory in this process.
+
+    Attributes:
+        config: its limits.
+        forked: while the store has nothing of it, it begins with what its tenant's memory has.
+        log: its records: those of the store up to `position`, and this process's own.
+        generation: raised by each purge; None before the first answer of the store.
+        purged_at, used_at, changed_at, aged_at: on the clock of `time.monotonic`.
+        position: the id of the last entry that was read.
+        loaded: the store's entries up to `position` were read.
+        newer: a newer version wrote to it: nothing of it is written here.
+        resized: its capacity has changed, which log and strategies do not follow yet.
+        retry_at: until then it is not loaded, since the store could not serve it.
+        strategies: the instances that requests draft with, those used last at the end.
+        unbuilt: strategies without the log yet, each with the future that completes when it has it.
+        learned_meanwhile: what was learned here while instances are being built; None while none are.
+        pins: number of requests and operations that use it now.
+    """
+
+    name: MemoryName
+    tag: str
+    config: MemoryConfig
+    loaded: bool = False
+    log: RecordLog = field(init=False)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    forked: bool = False
+    generation: int | None = None
+    purged_at: float | None = None
+    position: bytes = b"0-0"
+    newer: bool = False
+    resized: bool = False
+    retry_at: float = 0.0
+    strategies: dict[StrategyKey, Strategy] = field(default_factory=dict)
+    unbuilt: dict[StrategyKey, Future[None]] = field(default_factory=dict)
+    learned_meanwhile: list[Held] | None = None
+    pins: int = 0
+    used_at: float = field(default_factory=time.monotonic)
+    changed_at: float = 0.0
+    aged_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.log = RecordLog(self.config.capacity)
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of its strategies, of those that report them."""
+        return sum(int(getattr(strategy, "nbytes", 0)) for strategy in [*self.strategies.values()])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its records and strategies."""
+        return self.log.nbytes + self.index_bytes
+
+    @property
+    def live(self) -> bool:
+        """It is to be followed: loaded, and in use."""
+        return self.loaded and (self.pins > 0 or time.monotonic() - self.used_at < LIVE_SECONDS)
+
+    @property
+    def expired(self) -> bool:
+        """It holds records, and nothing was added for so long that the store has deleted it."""
+        return len(self.log) > 0 and 0 < self.config.stored_seconds < time.monotonic() - self.changed_at
+
+    def agree(self, config: MemoryConfig, forked: bool) -> None:
+        """Takes over what a request's terms say."""
+        with self.lock:
+            self.forked = forked
+            self.resized |= config.capacity != self.config.capacity
+            self.config = config
+            self.log.capacity = config.capacity
+
+    def instance(self, key: StrategyKey) -> tuple[Strategy, Future[None] | None]:
+        """The instance of a strategy, and the future that completes when it has learned the log; None if it has.
+
+        Of more than `_MOST_INSTANCES` the one used longest ago is dropped; sequences that use it keep it.
+
+        Raises:
+            UnknownStrategyError: no strategy has this name.
+            ValueError, TypeError: it does not accept the options.
+        """
+        with self.lock:
+            self.used_at = time.monotonic()
+            strategy = self.strategies.pop(key, None)
+            if strategy is None:
+                strategy = make(key, self.config.capacity)
+                self.unbuilt[key] = Future()
+            self.strategies[key] = strategy
+            oldest = next(iter(self.strategies))
+            dropped = None
+            if len(self.strategies) > _MOST_INSTANCES:
+                del self.strategies[oldest]
+                dropped = self.unbuilt.pop(oldest, None)
+            loading = self.unbuilt.get(key)
+        if dropped is not None:
+            dropped.set_result(None)
+        return strategy, loading
+
+    def is_current(self, generation: int | None, since: float) -> bool:
+        """Whether no purge came after a request that began at `since`, in `generation` if that was known then."""
+        if generation is not None:
+            return generation == self.generation
+        return self.purged_at is None or since > self.purged_at
+
+    def add(self, held: Held) -> None:
+        """A record was learned. With the lock."""
+        self.log.append(held)
+        self.changed_at = time.monotonic()
+        if self.learned_meanwhile is not None:
+            self.learned_meanwhile.append(held)
+
+    def reset(self, generation: int, purged_at: float | None) -> None:
+        """Drops all records and begins a generation. Live requests keep the strategies that they have."""
+        fresh = {key: make(key, self.config.capacity) for key in [*self.strategies]}
+        with self.lock:
+            self.generation, self.purged_at = generation, purged_at
+            self.log = RecordLog(self.config.capacity)
+            self.strategies.update(fresh)
+            self.learned_meanwhile = None
+            self.loaded, self.position = False, b"0-0"
+
+    def drop_aged(self) -> bool:
+        """Drops the records that are too old, and those beyond a changed capacity; returns whether there were any."""
+        dropped = False
+        with self.lock:
+            if self.resized:
+                self.resized, dropped = False, True
+                self.log.resize(self.config.capacity)
+            max_age, now = self.config.max_age, time.monotonic()
+            if max_age and now - self.aged_at >= max_age / _AGE_PARTS:
+                self.aged_at = now
+                dropped |= self.log.drop_older(self.config.oldest(time.time()))
+        return dropped
+
+    def replace_log(self, stored: list[Held], position: bytes) -> None:
+        """The store's records, then this process's own that came while they were read, are the log. It is loaded."""
+        with self.lock:
+            log = RecordLog(self.config.capacity, stored)
+            for held in self.learned_meanwhile or ():
+                log.append(held)
+            self.log, self.position, self.loaded, self.learned_meanwhile = log, position, True, None
+            newest = max((held.record.learned_at for held in log), default=0)
+            self.changed_at = time.monotonic() - max(0.0, time.time() - newest - 1.0)  # times are in whole seconds
+
+    def build(self, keys: list[StrategyKey], replace_empty: bool = False) -> None:
+        """Replaces instances by new ones that have learned the log. Not on the thread that drafts.
+
+        Args:
+            replace_empty: replace also if there is nothing to learn.
+        """
+        with self.lock:
+            self.learned_meanwhile = []
+            records = self.log.records(self.config.oldest(time.time()))
+        built = {}
+        if records or replace_empty:
+            for key in keys:
+                built[key] = make(key, self.config.capacity)
+                learn(built[key], (record.tokens for record in records))
+        with self.lock:
+            for strategy in built.values():
+                learn(strategy, (held.record.tokens for held in self.learned_meanwhile or ()))
+            self.learned_meanwhile = None
+            self.strategies.update({key: strategy for key, strategy in built.items() if key in self.strategies})
+            waiting = [self.unbuilt.pop(key) for key in keys if key in self.unbuilt]
+        for future in waiting:
+            future.set_result(None)
+
+
+class Residents:
+    """The memories in this process, the latest used last. Safe to call from any thread.
+
+    Args:
+        config: of the memories in this process; of more, the least recently used are evicted.
+        stored: there is a store to load evicted memories from.
+
+    Attributes:
+        evicted: how many memories were evicted.
+    """
+
+    def __init__(self, naming: Naming, config: MemoryConfig, stored: bool) -> None:
+        self.config = config
+        self.evicted = 0
+        self._naming = naming
+        self._stored = stored
+        self._terms: dict[MemoryName, Terms] = {}
+        self._lock = threading.Lock()
+        self._by_name: OrderedDict[MemoryName, Resident] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __contains__(self, name: MemoryName) -> bool:
+        return name in self._by_name
+
+    def all(self) -> list[Resident]:
+        with self._lock:
+            return [*self._by_name.values()]
+
+    def get(self, name: MemoryName) -> Resident | None:
+        return self._by_name.get(name)
+
+    def open(self, name: MemoryName, terms: Terms | None = None) -> Resident:
+        """A memory, marked as used now; a new one is added without any records.
+
+        Args:
+            terms: of a request; None leaves a memory's as they are, those from before it was evicted, too.
+        """
+        with self._lock:
+            resident = self._by_name.get(name)
+            if resident is None:
+                resident = Resident(name, self._naming.tag(name), self.config, loaded=not self._stored)
+                resident.generation = None if self._stored else 0
+                self._by_name[name] = resident
+            resident.used_at = time.monotonic()
+            self._by_name.move_to_end(name)
+        if terms == Terms():
+            self._terms.pop(name, None)
+        elif terms is not None:
+            self._terms[name] = terms
+        resident.agree(self.config_of(name), self._terms.get(name, Terms()).forked)
+        return resident
+
+    def config_of(self, name: MemoryName) -> MemoryConfig:
+        """The limits of a memory, in this process or not."""
+        return self.config.under(self._terms.get(name, Terms()))
+
+    def pin(self, name: MemoryName, terms: Terms | None = None) -> Resident:
+        """As `open`; the memory is not evicted until `unpin`."""
+        resident = self.open(name, terms)
+        with self._lock:
+            resident.pins += 1
+        return resident
+
+    def unpin(self, resident: Resident) -> None:
+        with self._lock:
+            resident.pins -= 1
+            resident.used_at = time.monotonic()
+
+    def evict(self, unsent: frozenset[MemoryName]) -> None:
+        """Evicts idle and surplus memories, and the least recently used until the others fit `max_bytes`.
+
+        Those that requests use or wait for stay, and the one that was used last.
+
+        Args:
+            unsent: memories with records that the store does not have yet. They are not evicted for being idle: the
+                outbox keeps these records, but until the store answers, the memory cannot be loaded again.
+        """
+        now = time.monotonic()
+        residents = self.all()
+        surplus = len(residents) - self.config.max_resident
+        excess = sum(resident.nbytes for resident in residents) - self.config.max_bytes
+        for resident in residents:
+            waited_for = bool(resident.unbuilt) and now - resident.used_at < _WAITED_SECONDS
+            if resident.pins or waited_for:
+                continue
+            silent = now - resident.used_at
+            can_return = self._stored and resident.loaded and not resident.unbuilt and resident.name not in unsent
+            idle = can_return and silent > self.config.idle_seconds
+            too_many = surplus > 0 or (excess > 0 and resident is not residents[-1])
+            if (idle or too_many) and self._remove(resident):
+                surplus -= 1
+                excess -= resident.nbytes
+
+    def _remove(self, resident: Resident) -> bool:
+        """False if a request has begun to use it."""
+        with self._lock:
+            if resident.pins:
+                return False
+            del self._by_name[resident.name]
+            self.evicted += 1
+            return True

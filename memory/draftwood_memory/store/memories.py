@@ -1,0 +1,297 @@
+"""Memories in Redis or Valkey: a stream of entries for each, and a hash for each tenant.
+
+A tenant's hash has the fields: `v`, the highest `SCHEMA` that wrote to it; `g`, the tenant's generation, and `g:ARM`,
+that of an arm; `n:FINGERPRINT:ARM`, a memory's encoded name, and `t:FINGERPRINT:ARM`, its tokens; `f:FINGERPRINT:ARM`,
+once a process has begun it with a copy (see `claim`); `dead`, generations whose streams a purge has not deleted yet.
+
+The generation of a memory is the higher one of its tenant's and its arm's: the time of the last purge, in microseconds
+of the store's clock, or 0. It is part of the stream's key. So an entry that a process writes after a purge of which it
+has not heard is in a stream that nothing reads, which its writer deletes when it hears, or its expiry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from draftwood_memory.errors import MemoryStoreError, NewerMemoryError, StoreFullError
+from draftwood_memory.store.naming import (
+    PURGES_KEY,
+    SCHEMA,
+    arm_part,
+    fingerprint_of,
+    memories_key,
+    stream_key,
+    tenant_key,
+    tenant_part,
+)
+from draftwood_memory.store.redis_client import RedisClient
+
+_HASH_SECONDS = 30 * 24 * 3600
+"""A tenant's hash outlives its streams by so long, so that no late entry is read again. Not tuned: it has to outlast
+every outbox, and every replica that has not heard of a purge."""
+_PURGES = 1000
+"""Purges that a replica can catch up on; one that missed more compares all its memories when it reconnects."""
+_LEAST_ENTRY_BYTES = 64
+"""Bounds a stream that is written by processes that have not loaded it: no entry is smaller."""
+_FIRST = b"0-0"
+
+Entry: TypeAlias = tuple[bytes, bytes]
+"""Id and value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the store says of a memory.
+
+    Attributes:
+        known: the tenant has a hash.
+        newer: a program with a higher `SCHEMA` wrote to it.
+        purged_since: seconds since the generation began, by the store's clock; None if there was no purge.
+    """
+
+    generation: int
+    known: bool
+    newer: bool
+    purged_since: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """An entry to be written, and what the hash is to say of its memory.
+
+    Attributes:
+        first_id: the oldest entry that is kept; None if that is not known.
+        max_bytes: of the stream, roughly, if `first_id` is not known.
+        expiry: seconds until the memory is deleted if nothing more is written; 0 for never.
+        tokens: of the memory; None if they are not known.
+    """
+
+    tag: str
+    generation: int
+    name: bytes
+    value: bytes
+    first_id: bytes | None
+    max_bytes: int
+    expiry: float
+    tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMemory:
+    """Size of a memory in the store.
+
+    Attributes:
+        name: encoded; b"" if it is missing.
+        bytes: of the stream, as the store estimates it.
+    """
+
+    tag: str
+    name: bytes
+    generation: int
+    tokens: int
+    bytes: int
+    entries: int
+    newer: bool
+
+
+class Memories:
+    """The memories of a store. Every method may raise MemoryStoreError.
+
+    Args:
+        schema: as `SCHEMA`; another one for tests.
+    """
+
+    def __init__(self, client: RedisClient, schema: int = SCHEMA) -> None:
+        self.client = client
+        self._schema = schema
+
+    async def heads(self, tags: SequenceOf[str]) -> list[Head]:
+        if not tags:
+            return []
+        answers = await self._all([("TIME",), *map(_head, tags)])
+        now = int(answers[0][0]) + int(answers[0][1]) / 1e6
+        return [self._head(answer, now) for answer in answers[1:]]
+
+    async def read(self, tag: str, generation: int, after: bytes = _FIRST, count: int = 1000) -> list[Entry]:
+        """The entries after an id, the oldest first, `count` at most."""
+        return entries_of(
+            await self.client.command("XRANGE", stream_key(tag, generation), b"(" + after, "+", "COUNT", count)
+        )
+
+    async def last_ids(self, memories: SequenceOf[tuple[str, int]]) -> list[bytes]:
+        """The id of the last entry of each (tag, generation); b"0-0" if there is none."""
+        words = [("XREVRANGE", stream_key(*one), "+", "-", "COUNT", 1) for one in memories]
+        return [answer[0][0] if answer else _FIRST for answer in await self._all(words)]
+
+    async def append(self, appends: SequenceOf[Append]) -> list[tuple[bytes, Head] | MemoryStoreError]:
+        """Writes entries; for each its id and what the store says of the memory after it, or its error.
+
+        A purge that comes before the entry is told in its `Head`; one that comes after it deletes the entry.
+        """
+        words: list[SequenceOf[str | int | bytes]] = [("TIME",)]
+        for one in appends:
+            words += self._append(one)
+        answers = await self.client.commands(words)
+        if isinstance(answers[0], MemoryStoreError):
+            raise answers[0]
+        now = int(answers[0][0]) + int(answers[0][1]) / 1e6
+        found: list[tuple[bytes, Head] | MemoryStoreError] = []
+        for at in range(1, len(answers), len(words) // max(1, len(appends))):
+            added, head = answers[at], answers[at + 4]
+            error = next((one for one in (added, head) if isinstance(one, MemoryStoreError)), None)
+            found.append((added, self._head(head, now)) if error is None else error)
+        return found
+
+    def _append(self, one: Append) -> list[SequenceOf[str | int | bytes]]:
+        stream, key, field = stream_key(one.tag, one.generation), tenant_key(tenant_part(one.tag)), _field(one.tag)
+        bound = ("MAXLEN", "~", max(1, one.max_bytes // _LEAST_ENTRY_BYTES))
+        kept = bound if one.first_id is None else ("MINID", "~", one.first_id)
+        tokens = () if one.tokens is None else (f"t:{field}", one.tokens)
+        return [
+            ("XADD", stream, *kept, "*", "e", one.value),
+            _expire(stream, one.expiry),
+            ("HSET", key, "v", self._schema, f"n:{field}", one.name, *tokens),
+            _expire(key, one.expiry and one.expiry + _HASH_SECONDS),
+            _head(one.tag),
+        ]
+
+    async def announce(self, tags: SequenceOf[str], now: float) -> None:
+        """Lists memories as written to at `now`, a Unix time."""
+        await self._all([("ZADD", memories_key(fingerprint_of(tag)), f"{now:.3f}", tag) for tag in tags])
+
+    async def renew(self, tag: str, generation: int, expiry: float) -> None:
+        """A memory was loaded: its time until it is deleted as unused begins anew."""
+        keys = (stream_key(tag, generation), expiry), (tenant_key(tenant_part(tag)), expiry + _HASH_SECONDS)
+        await self._all([_expire(*one) for one in keys])
+
+    async def trim(self, tag: str, generation: int, oldest: float) -> None:
+        """Deletes the entries from before a Unix time."""
+        await self.client.command("XTRIM", stream_key(tag, generation), "MINID", max(0, int(1000 * oldest)))
+
+    async def delete(self, tag: str, generation: int) -> None:
+        """Deletes a stream, and what the hash says of its memory but for the generation."""
+        field = _field(tag)
+        await self._all(
+            [
+                ("UNLINK", stream_key(tag, generation)),
+                ("HDEL", tenant_key(tenant_part(tag)), f"n:{field}", f"t:{field}"),
+                ("ZREM", memories_key(fingerprint_of(tag)), tag),
+            ]
+        )
+
+    async def unlink(self, tag: str, generation: int) -> None:
+        """Deletes the stream of a generation that has passed."""
+        await self.client.command("UNLINK", stream_key(tag, generation))
+
+    async def claim(self, tag: str) -> bool:
+        """The right to begin a memory with a copy of other records; one process gets it."""
+        return bool(await self.client.command("HSETNX", tenant_key(tenant_part(tag)), f"f:{_field(tag)}", 1))
+
+    async def purge(self, part: str, arm: str | None = None, at_least: int = 0) -> dict[str, int]:
+        """Raises the generation of a tenant, or of one of its arms, and deletes the streams of earlier ones.
+
+        The generation comes first: if this process dies after it, nothing reads those streams, the next purge deletes
+        them, and their expiry if there is none. A store that is full has to delete before it can write.
+
+        Args:
+            part, arm: names as in keys; all arms with None.
+            at_least: lower bound of the new generation.
+
+        Returns:
+            The tags of the memories that the hash named, with their tokens.
+
+        Raises:
+            NewerMemoryError: a newer version wrote to the tenant's memories.
+        """
+        key = tenant_key(part)
+        hash_, clock = await self._all([("HGETALL", key), ("TIME",)])
+        fields = _fields(hash_)
+        if int(fields.get("v", 0)) > self._schema:
+            raise NewerMemoryError()
+        tags = [f"{fp}:{part}:{name}" for fp, name in _memories(fields) if arm in (None, name)]
+        passed = {int(one) for one in fields.get("dead", b"0").split(b",")}
+        passed |= {int(value) for name, value in fields.items() if name == "g" or name.startswith("g:")}
+        generation = max(int(clock[0]) * 1_000_000 + int(clock[1]), at_least, *(one + 1 for one in passed))
+        dead = b",".join(b"%d" % one for one in sorted(passed))
+        raise_ = ("HSET", key, "v", self._schema, "g" if arm is None else f"g:{arm}", generation, "dead", dead)
+        unlink = [("UNLINK", stream_key(tag, one)) for tag in tags for one in sorted(passed)]
+        try:
+            await self._all([raise_])
+        except StoreFullError:
+            await self._all(unlink)
+            await self._all([raise_])
+        await self._all([*unlink, *(("HDEL", key, f"t:{_field(tag)}") for tag in tags), ("HDEL", key, "dead")])
+        await self._all([("XADD", PURGES_KEY, "MAXLEN", "~", _PURGES, "*", "t", part)])
+        return {tag: int(fields.get(f"t:{_field(tag)}", 0)) for tag in tags}
+
+    async def raise_again(self, tag: str, generation: int, found: int) -> None:
+        """The store lost a purge, as in a failover: this memory's generation is `generation`, not `found`."""
+        fields = ("v", self._schema, f"g:{arm_part(tag)}", generation)
+        await self._all([("HSET", tenant_key(tenant_part(tag)), *fields), ("UNLINK", stream_key(tag, found))])
+
+    async def tags(self, fingerprint: str) -> list[str]:
+        """The memories of a model, the latest written first."""
+        found = await self.client.command("ZRANGE", memories_key(fingerprint), 0, -1, "REV")
+        return [tag.decode() for tag in found]
+
+    async def tags_of(self, part: str, fingerprint: str) -> list[str]:
+        """The memories of a tenant and a model; `part` is its name in keys."""
+        fields = _fields(await self.client.command("HGETALL", tenant_key(part)))
+        return [f"{fp}:{part}:{arm}" for fp, arm in _memories(fields) if fp == fingerprint]
+
+    async def info(self, tags: SequenceOf[str]) -> list[StoredMemory]:
+        """Of those memories that hold something, in the order of the tags."""
+        found: list[StoredMemory] = []
+        words = [("HMGET", tenant_key(tenant_part(tag)), f"n:{_field(tag)}", f"t:{_field(tag)}") for tag in tags]
+        named = await self._all(words)
+        heads = await self.heads(tags)
+        streams = [stream_key(tag, head.generation) for tag, head in zip(tags, heads, strict=True)]
+        lengths = await self._all([("XLEN", stream) for stream in streams])
+        sizes = await self._all([("MEMORY", "USAGE", stream) for stream in streams])
+        for tag, (name, tokens), head, length, size in zip(tags, named, heads, lengths, sizes, strict=True):
+            if length:
+                known = (name or b"", head.generation, int(tokens or 0))
+                found.append(StoredMemory(tag, *known, size or 0, length, head.newer))
+        return found
+
+    async def _all(self, words: SequenceOf[SequenceOf[str | int | bytes]]) -> list[Any]:
+        """Each command's result. Raises the first error of any."""
+        answers = await self.client.commands(words)
+        for answer in answers:
+            if isinstance(answer, MemoryStoreError):
+                raise answer
+        return answers
+
+    def _head(self, answer: list[bytes | None], now: float) -> Head:
+        version, *generations = answer
+        generation = max(int(one or 0) for one in generations)
+        since = max(0.0, now - generation / 1e6) if generation else None
+        return Head(generation, version is not None, int(version or 0) > self._schema, since)
+
+
+def entries_of(answer: list[Any]) -> list[Entry]:
+    """The entries of an answer to XRANGE, or of one stream of XREAD; deleted ones have no fields."""
+    return [(id_, fields[b"e"]) for id_, fields in answer if fields and b"e" in fields]
+
+
+def _head(tag: str) -> tuple[str, ...]:
+    return "HMGET", tenant_key(tenant_part(tag)), "v", "g", f"g:{arm_part(tag)}"
+
+
+def _expire(key: str, seconds: float) -> tuple[str | int, ...]:
+    return ("PEXPIRE", key, round(1000 * seconds)) if seconds else ("PERSIST", key)
+
+
+def _field(tag: str) -> str:
+    return f"{fingerprint_of(tag)}:{arm_part(tag)}"
+
+
+def _fields(answer: Any) -> dict[str, bytes]:
+    return {name.decode(): value for name, value in answer.items()}
+
+
+def _memories(fields: dict[str, bytes]) -> list[tuple[str, str]]:
+    """(fingerprint, arm) of each memory that a tenant's hash names."""
+    return [(name.split(":")[1], name.split(":")[2]) for name in fields if name.startswith("n:")]

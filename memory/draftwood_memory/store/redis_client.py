@@ -1,0 +1,268 @@
+"""The only file that imports the Redis library: connections of every kind, scripts, and the mapping of its errors."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence as SequenceOf
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import redis.asyncio as aioredis
+from redis import exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from draftwood_memory.errors import (
+    InvalidSettingError,
+    MemoryStoreError,
+    StoreFullError,
+    StoreRefusedError,
+    StoreUnavailableError,
+)
+
+_SCHEMES = ("redis", "rediss", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel", "unix")
+_PORTS = {"sentinel": 26379}
+_TIMEOUT = 2.0
+_CONNECTIONS = 8
+"""Per server. One thread uses them, mostly one connection at a time; not tuned, any number near works."""
+_CLUSTER_RETRIES = 2
+"""For a slot that is being moved: each retry reads the slot map again. Not tuned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One run of a script."""
+
+    text: str
+    keys: SequenceOf[str]
+    arguments: SequenceOf[str | int | bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class RedisTls:
+    """TLS beyond the system's public authorities: paths of PEM files."""
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+
+class RedisClient:
+    """A server, a group behind Sentinel, or a cluster, by URL.
+
+    `redis://[user:password@]host[:port][/db]`, `rediss://` with TLS, `unix:///path`; for a cluster `redis+cluster://`
+    with one node or several, separated by commas; for Sentinel `redis+sentinel://host[:port],.../GROUP[/db]`, with the
+    Sentinels' own user and password as `?sentinel_user=...&sentinel_password=...`. With TLS `rediss+...`.
+
+    Raises:
+        InvalidSettingError: the URL has none of these forms.
+    """
+
+    def __init__(self, url: str, tls: RedisTls | None = None, timeout: float = _TIMEOUT) -> None:
+        self._target = _Target.of(url)
+        self._tls = tls or RedisTls()
+        self._timeout = timeout
+        self._client: Any = None
+        self._sentinel: Any = None
+
+    @property
+    def description(self) -> str:
+        """The address, without passwords."""
+        return self._target.description
+
+    @property
+    def is_cluster(self) -> bool:
+        """One call cannot span keys with different hash tags."""
+        return self._target.kind == "cluster"
+
+    def sibling(self, seconds: float) -> RedisClient:
+        """Another client of the same store, whose calls may take so many seconds longer."""
+        other = copy(self)
+        other._timeout, other._client, other._sentinel = self._timeout + seconds, None, None
+        return other
+
+    async def run(self, script: Script) -> Any:
+        """The script's result; strings are bytes. Raises MemoryStoreError."""
+        answer = (await self.run_all([script]))[0]
+        if isinstance(answer, MemoryStoreError):
+            raise answer
+        return answer
+
+    async def run_all(self, scripts: SequenceOf[Script]) -> list[Any]:
+        """Each script's result, or a MemoryStoreError in its place, in one round trip to each server.
+
+        Raises:
+            StoreUnavailableError, StoreRefusedError: any of the scripts may have run.
+        """
+        return await self.commands([("EVAL", one.text, len(one.keys), *one.keys, *one.arguments) for one in scripts])
+
+    async def commands(self, commands: SequenceOf[SequenceOf[str | int | bytes]]) -> list[Any]:
+        """Each command's result, or a MemoryStoreError in its place, in one round trip to each server.
+
+        Those on one hash tag run in their order.
+
+        Raises:
+            StoreUnavailableError, StoreRefusedError: any of the commands may have run.
+        """
+        if not commands:
+            return []
+        try:
+            pipeline = self._connected().pipeline(**({} if self.is_cluster else {"transaction": False}))
+            for words in commands:
+                pipeline.execute_command(*words)
+            answers = await pipeline.execute(raise_on_error=False)
+        except (exceptions.RedisError, OSError, TimeoutError) as error:
+            raise _mapped(error) from error
+        return [_mapped(answer) if isinstance(answer, Exception) else answer for answer in answers]
+
+    async def command(self, *words: str | int | bytes) -> Any:
+        """One command's result. Raises MemoryStoreError."""
+        try:
+            return await self._connected().execute_command(*words)
+        except (exceptions.RedisError, OSError, TimeoutError) as error:
+            raise _mapped(error) from error
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        for one in (client, *(self._sentinel.sentinels if self._sentinel else ())):
+            if one is not None:
+                with suppress(exceptions.RedisError, OSError):
+                    await one.aclose()
+        self._sentinel = None
+
+    def _connected(self) -> Any:
+        """The library's client, which opens connections when they are needed, on the running loop."""
+        if self._client is None:
+            self._client = self._open()
+        return self._client
+
+    def _open(self) -> Any:
+        target = self._target
+        options: dict[str, Any] = {
+            "socket_timeout": self._timeout,
+            "socket_connect_timeout": self._timeout,
+            "health_check_interval": 0,
+            "protocol": 2,
+            "client_name": "draftwood",
+            "username": target.user,
+            "password": target.password,
+            **self._tls_options(),
+        }
+        if target.kind == "cluster":
+            nodes = [aioredis.cluster.ClusterNode(host, port) for host, port in target.hosts]
+            again = Retry(NoBackoff(), _CLUSTER_RETRIES)
+            return aioredis.RedisCluster(startup_nodes=nodes, retry=again, require_full_coverage=False, **options)
+        options |= {"max_connections": _CONNECTIONS, "retry": Retry(NoBackoff(), 0), "db": target.database}
+        if target.kind == "sentinel":
+            self._sentinel = aioredis.Sentinel(
+                target.hosts,
+                sentinel_kwargs={
+                    "socket_timeout": self._timeout,
+                    "socket_connect_timeout": self._timeout,
+                    "username": target.sentinel_user,
+                    "password": target.sentinel_password,
+                    **self._tls_options(),
+                },
+            )
+            return self._sentinel.master_for(target.group, **options)
+        if target.path:
+            return aioredis.Redis(unix_socket_path=target.path, **options)
+        [(host, port)] = target.hosts
+        return aioredis.Redis(host=host, port=port, **options)
+
+    def _tls_options(self) -> dict[str, Any]:
+        if not self._target.tls:
+            return {}
+        paths = {"ssl_ca_certs": self._tls.ca, "ssl_certfile": self._tls.cert, "ssl_keyfile": self._tls.key}
+        return {
+            "ssl": True,
+            "ssl_cert_reqs": "required",
+            "ssl_check_hostname": True,
+            "ssl_min_version": ssl.TLSVersion.TLSv1_2,
+            **{name: str(path) for name, path in paths.items() if path is not None},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A parsed URL."""
+
+    kind: str
+    tls: bool
+    hosts: list[tuple[str, int]]
+    path: str
+    user: str | None
+    password: str | None
+    database: int
+    group: str
+    sentinel_user: str | None
+    sentinel_password: str | None
+
+    @property
+    def description(self) -> str:
+        where = self.path or ",".join(f"{host}:{port}" for host, port in self.hosts)
+        return f"{self.kind} {where}{f' ({self.group})' if self.group else ''}{' with TLS' if self.tls else ''}"
+
+    @classmethod
+    def of(cls, url: str) -> _Target:
+        schemes = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
+        form = f"must be memory, embedded, or a URL with a host that begins with one of {schemes}"
+        scheme, separator, rest = url.partition("://")
+        credentials, _, location = rest.rpartition("@")
+        address, question, _ = location.partition("?")  # a query may have the password of Sentinels
+        hidden = f"{scheme}{separator}{'...@' if credentials else ''}{address}{question and '?...'}"
+        if scheme not in _SCHEMES or not location:
+            raise InvalidSettingError("store", hidden, form)
+        base, _, kind = scheme.partition("+")
+        user, _, password = credentials.partition(":")
+        # Only the query is parsed by the library: several hosts separated by commas are not a valid netloc.
+        netloc, slash, path = location.partition("?")[0].partition("/")
+        query = parse_qs(urlsplit("x://x?" + location.partition("?")[2]).query)
+        try:
+            hosts = [] if base == "unix" else [_host(one, _PORTS.get(kind, 6379)) for one in netloc.split(",")]
+            parts = [part for part in path.split("/") if part]
+            group = parts.pop(0) if kind == "sentinel" else ""
+            database = 0 if base == "unix" or not parts else int(parts[0])
+        except (ValueError, IndexError):
+            raise InvalidSettingError("store", hidden, form) from None
+        if (not kind and len(hosts) > 1) or (kind == "cluster" and database):
+            problem = "several hosts need +cluster or +sentinel, and a cluster has no db"
+            raise InvalidSettingError("store", hidden, problem)
+        return cls(
+            kind=kind or "server",
+            tls=base == "rediss",
+            hosts=hosts,
+            path=slash + path if base == "unix" else "",
+            user=unquote(user) or None,
+            password=unquote(password) or None,
+            database=database,
+            group=unquote(group),
+            sentinel_user=query.get("sentinel_user", [None])[0],
+            sentinel_password=query.get("sentinel_password", [None])[0],
+        )
+
+
+def _host(text: str, default_port: int) -> tuple[str, int]:
+    parts = urlsplit("//" + text)
+    if not parts.hostname:
+        raise ValueError(text)
+    return parts.hostname, parts.port or default_port
+
+
+def _mapped(error: BaseException) -> MemoryStoreError:
+    """An error of the library as a `MemoryStoreError`."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, exceptions.OutOfMemoryError) or "OOM" in text[:40] or "OOM command not allowed" in text:
+        return StoreFullError(text)
+    refused = (exceptions.AuthenticationError, exceptions.AuthorizationError, exceptions.NoPermissionError)
+    if isinstance(error, refused) or text.startswith(("NOPERM", "NOAUTH", "WRONGPASS")):
+        return StoreRefusedError(text)
+    if isinstance(error, exceptions.ResponseError) and not text.startswith(
+        ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "NOREPLICAS", "MISCONF", "UNBLOCKED")
+    ):
+        return StoreRefusedError(text)
+    return StoreUnavailableError(text)

@@ -1,0 +1,169 @@
+"""Memories in a process without a store, and the bounds of those in a process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftwood_memory import Memory, MemoryConfig, MemoryName, StrategyKey, StrategyUse, Terms
+from draftwood_memory.config import default_max_bytes
+from draftwood_memory.operations import ExportMemory, GetStatistics, ListOrphans, PurgeArms, PurgeMemory, PurgeResult
+from draftwood_strategies import UnknownStrategyError
+from tests.memory.helpers import (
+    known_to,
+    learn_output,
+    log_of,
+    memory_of,
+    numbers,
+    perform,
+    replicas,
+    resident,
+    strategy_of,
+    tokens_of,
+    until,
+)
+from tests.memory.servers import Valkey
+
+
+async def test_a_tenant_has_one_instance_of_a_strategy_and_never_anothers() -> None:
+    async with replicas(1, None) as [memory]:
+        mine = await strategy_of(memory, "a")
+        assert await strategy_of(memory, "a") is mine
+        assert await strategy_of(memory, "b") is not mine
+        assert await strategy_of(memory, "a", "none") is not mine
+        assert await strategy_of(memory, "A") is not mine
+
+
+async def test_an_unknown_strategy_leaves_no_tenant_behind() -> None:
+    async with replicas(1, None) as [memory]:
+        with pytest.raises(UnknownStrategyError):
+            memory.strategy("a", "oracle")
+        assert len(memory.residents) == 0
+
+
+async def test_all_strategies_of_a_tenant_learn_the_same() -> None:
+    async with replicas(1, None) as [memory]:
+        trie, hybrid = await strategy_of(memory, "a"), await strategy_of(memory, "a", "hybrid")
+        with memory.learning(MemoryName("a"), trie) as request:
+            request.learn(np.arange(50, dtype=np.int32))
+        assert (trie.tokens, hybrid.tokens) == (0, 50)  # its own strategy has learned it before
+        assert (await strategy_of(memory, "b", "hybrid")).tokens == 0
+        other = memory.fetch(StrategyUse(MemoryName("a"), StrategyKey("trie", (("branch_length", 3),))), lambda _: None)
+        assert other is None
+        await until(lambda: not resident(memory, "a").unbuilt)
+        assert sorted(len(tokens) for tokens in log_of(memory, "a")) == [50]
+
+
+async def test_operators_are_served_without_a_store() -> None:
+    async with replicas(1, None) as [memory]:
+        await learn_output(memory, "t", numbers(10))
+        await learn_output(memory, "t", numbers(20), arm="x/a")
+        await learn_output(memory, "u", numbers(5))
+        report = await perform(GetStatistics(None), memory)
+        assert [(one.name, one.stored.tokens) for one in report.memories] == [
+            (MemoryName("u"), 5),
+            (MemoryName("t", "x/a"), 20),
+            (MemoryName("t"), 10),
+        ]
+        assert (report.store, report.healthy, report.known) == ("memory", True, True)
+        assert [one.tokens.tolist() for one in await perform(ExportMemory(MemoryName("t")), memory)] == [numbers(10)]
+        assert await perform(PurgeArms(("x/a",)), memory) == 1
+        with memory.learning(MemoryName("t"), await strategy_of(memory, "t")) as request:
+            assert await perform(PurgeMemory("t"), memory) == PurgeResult(2, 10)
+            request.learn(tokens_of(1, 2, 3))  # it began before the purge
+        assert (log_of(memory, "t"), memory.counters().stale) == ([], 1)
+        assert await perform(ListOrphans(), memory) == []
+
+
+async def test_an_arm_is_forked_in_the_process() -> None:
+    async with replicas(1, None) as [memory]:
+        await learn_output(memory, "t", numbers(30))
+        use = StrategyUse(MemoryName("t", "x/a"), StrategyKey("trie"), Terms(forked=True))
+        memory.fetch(use, lambda _: None)
+        await until(lambda: known_to(memory, "t", "x/a") == [numbers(30)])
+        await learn_output(memory, "t", numbers(5), arm="x/a")
+        assert log_of(memory, "t") == [numbers(30)]
+
+
+async def test_what_is_not_used_stays_and_what_is_too_much_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood_memory.memory._EVICT_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.residents._WAITED_SECONDS", 0.0)
+    async with replicas(1, None, config=MemoryConfig(max_resident=2, idle_seconds=0.0)) as [memory]:
+        for tenant in "abcd":
+            await learn_output(memory, tenant, numbers(10))
+        memory.thread.wake()
+        await until(lambda: len(memory.residents) == 2)
+        assert (log_of(memory, "d"), log_of(memory, "a")) == ([numbers(10)], [])
+
+
+async def test_a_memory_expires_after_its_last_record() -> None:
+    async with replicas(1, None, config=MemoryConfig(ttl=0.2)) as [memory]:
+        await learn_output(memory, "t", numbers(10))
+        await asyncio.sleep(0.25)
+        memory.thread.wake()
+        await until(lambda: log_of(memory, "t") == [])
+
+
+async def test_surplus_tenants_are_evicted_and_loaded_again(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood_memory.memory._EVICT_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.residents._WAITED_SECONDS", 0.0)
+    async with replicas(1, server.url, config=MemoryConfig(max_resident=2)) as [memory]:
+        used = memory.learning(MemoryName("used"))
+        with used:
+            for tenant in "abcd":
+                await learn_output(memory, tenant, numbers(100))
+            await until(lambda: MemoryName("a") not in memory.residents)
+            assert MemoryName("used") in memory.residents
+        assert [one.tolist() for one in (await strategy_of(memory, "a")).sequences()] == [numbers(100)]
+
+
+async def test_an_idle_tenant_is_evicted_and_loaded_again(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood_memory.memory._EVICT_SECONDS", 0.0)
+    async with replicas(1, server.url, config=MemoryConfig(idle_seconds=0.1)) as [memory]:
+        await learn_output(memory, "t", numbers(40))
+        await until(lambda: MemoryName("t") not in memory.residents)
+        assert (await strategy_of(memory, "t")).tokens == 40
+        assert memory.counters().evicted == 1
+
+
+async def test_memories_fit_their_bytes(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood_memory.memory._EVICT_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.residents._WAITED_SECONDS", 0.0)
+    budget = 1 << 20
+    async with replicas(1, server.url, config=MemoryConfig(max_bytes=budget)) as [memory]:
+        for number in range(40):
+            await learn_output(memory, f"t{number}", numbers(2000, 100 * number))
+        memory.thread.wake()
+        await until(lambda: memory.residents.evicted > 0 and memory.counters().resident_bytes <= budget)
+        assert memory.counters().dropped == 0
+        for number in range(0, 40, 7):
+            await strategy_of(memory, f"t{number}")
+            await until(partial(_knows, memory, number))
+
+
+def _knows(memory: Memory, number: int) -> bool:
+    return known_to(memory, f"t{number}") == [numbers(2000, 100 * number)]
+
+
+async def test_a_stopped_memory_runs_nothing() -> None:
+    memory = memory_of(None)
+    memory.stop()
+    from draftwood_memory.errors import StoreUnavailableError
+
+    with pytest.raises(StoreUnavailableError):
+        await perform(GetStatistics(None), memory)
+
+
+def test_the_default_bound_on_bytes_heeds_the_container(tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    whole = default_max_bytes(limit)
+    assert whole == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    limit.write_text("max\n")
+    assert default_max_bytes(limit) == whole
+    limit.write_text(f"{1 << 28}\n")
+    assert default_max_bytes(limit) == 1 << 26

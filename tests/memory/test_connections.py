@@ -1,0 +1,179 @@
+"""Connections to a Redis server: URLs, TLS, and the embedded server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from draftwood_benchmarks.shared.certificates import make_certificate
+from draftwood_memory import RedisClient, RedisTls
+from draftwood_memory.errors import InvalidSettingError, StoreUnavailableError
+from draftwood_memory.store.embedded import EmbeddedServer
+from tests.memory.helpers import agreed, learn_output, numbers, replicas, until
+from tests.memory.servers import Valkey, alive, wait_for
+
+
+@pytest.mark.parametrize(
+    ("url", "description"),
+    [
+        ("redis://h", "server h:6379"),
+        ("redis://user:secret@h:7/3", "server h:7"),
+        ("rediss://:secret@h", "server h:6379 with TLS"),
+        ("redis://[::1]:7", "server ::1:7"),
+        ("redis+cluster://a,b:7", "cluster a:6379,b:7"),
+        ("rediss+sentinel://u:secret@a,b:1/main/2?sentinel_password=secret", "sentinel a:26379,b:1 (main) with TLS"),
+        ("unix:///run/valkey.sock", "server /run/valkey.sock"),
+    ],
+)
+def test_urls(url: str, description: str) -> None:
+    assert RedisClient(url).description == description
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "h:6379", "http://h", "redis://", "redis://:secret@", "redis://a,b", "redis+cluster://h/3",
+     "redis+sentinel://h", "redis://secret@h:port", "redis://secret@h/db",
+     "redis+sentinel://h:port/main?sentinel_password=secret"],
+)  # fmt: skip
+def test_bad_urls_are_refused_without_their_password(url: str) -> None:
+    with pytest.raises(InvalidSettingError, match="store") as raised:
+        RedisClient(url)
+    assert "secret" not in str(raised.value)
+
+
+async def test_a_refused_connection() -> None:
+    client = RedisClient("redis://127.0.0.1:1")
+    with pytest.raises(StoreUnavailableError):
+        await client.command("PING")
+    await client.close()
+
+
+@asynccontextmanager
+async def tls_front(port: int, folder: Path) -> AsyncIterator[tuple[int, Path]]:
+    """TLS in front of a server without it: the port, and the certificate authority to trust."""
+    cert, key = make_certificate(folder)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            await asyncio.gather(_copy(reader, back), _copy(there, writer))
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            tasks.discard(task)
+            for one in (writer, back):
+                one.transport.abort()
+
+    front = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    try:
+        yield front.sockets[0].getsockname()[1], cert
+    finally:
+        front.close()
+        for task in tuple(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+
+
+async def test_tls(tmp_path: Path) -> None:
+    with Valkey() as server:
+        async with tls_front(server.port, tmp_path) as (port, authority):
+            url = f"rediss://127.0.0.1:{port}"
+            async with replicas(2, url, tls=RedisTls(ca=authority)) as memories:
+                await learn_output(memories[0], "t", numbers(10))
+                assert await agreed(memories, "t") == [numbers(10)]
+            for wrong in (RedisClient(url), RedisClient(f"redis://127.0.0.1:{port}", timeout=0.5)):
+                with pytest.raises(StoreUnavailableError):
+                    await wrong.command("PING")
+                await wrong.close()
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("s")
+
+
+async def test_the_embedded_server_keeps_its_data_and_is_restarted(folder: Path) -> None:
+    with EmbeddedServer(folder, 64 << 20) as server:
+        await asyncio.to_thread(server.wait)
+        first = server.pid
+        assert first is not None
+        assert (folder / "valkey.sock").stat().st_mode & 0o077 == 0
+        async with replicas(2, server.url) as memories:
+            await learn_output(memories[0], "t", numbers(10))
+            await agreed(memories, "t")
+            await asyncio.sleep(1.2)  # it saves its data every second
+            os.kill(first, 9)
+            await until(lambda: server.pid not in (None, first))
+            await learn_output(memories[1], "t", numbers(11))
+            assert await agreed(memories, "t") == [numbers(10), numbers(11)]
+        assert server.starts == 2
+        pid = server.pid
+    assert pid is not None
+    assert not alive(pid)
+    with EmbeddedServer(folder, 64 << 20) as server:
+        await asyncio.to_thread(server.wait)
+        async with replicas(1, server.url) as [memory]:
+            assert await agreed([memory], "t") == [numbers(10), numbers(11)]
+
+
+def test_two_services_share_one_server_and_the_second_takes_over(folder: Path) -> None:
+    with ExitStack() as stack:
+        with EmbeddedServer(folder, 64 << 20) as first:
+            first.wait()
+            second = stack.enter_context(EmbeddedServer(folder, 64 << 20))
+            assert second.pid is None
+        wait_for(lambda: second.pid is not None, "the second one's server")
+        second.wait()
+        assert second.starts == 1
+
+
+def test_the_server_of_a_service_that_was_killed_is_replaced(folder: Path) -> None:
+    code = (
+        "import sys,time,pathlib;from draftwood_memory.store.embedded import EmbeddedServer\n"
+        "s=EmbeddedServer(pathlib.Path(sys.argv[1]),64<<20).__enter__();s.wait();print(s.pid,flush=True);time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    said = process.stdout.readline()
+    while not said.strip().isdigit():  # the log is on the same stream
+        assert said
+        said = process.stdout.readline()
+    orphan = int(said)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert alive(orphan)
+    with EmbeddedServer(folder, 64 << 20) as server:
+        server.wait()
+        assert not alive(orphan)
+        assert server.pid is not None
+        assert alive(server.pid)
+
+
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(InvalidSettingError, match="store_folder"):
+        EmbeddedServer(file, 64 << 20)
+    with pytest.raises(InvalidSettingError, match="bytes"):
+        EmbeddedServer(tmp_path / ("x" * 120), 64 << 20)

@@ -1,0 +1,184 @@
+"""Filling and exporting memories, statistics, memories that no process uses, and what ends each."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftwood_memory import Memory, MemoryName, Terms
+from draftwood_memory.errors import MemoryPurgedError, StoreUnavailableError
+from draftwood_memory.operations import (
+    ExportMemory,
+    FillMemory,
+    FillProgress,
+    GetStatistics,
+    ListOrphans,
+    PurgeMemory,
+    PurgeOrphans,
+    PurgeResult,
+)
+from draftwood_memory.records import Kind
+from draftwood_memory.store.encryption import read_keys
+from draftwood_memory.store.naming import KINDS_KEY
+from tests.memory.helpers import (
+    FINGERPRINT,
+    KEY_A,
+    KEY_B,
+    agreed,
+    known_to,
+    learn_output,
+    log_of,
+    memory_of,
+    numbers,
+    perform,
+    replicas,
+    strategy_of,
+    until,
+)
+from tests.memory.servers import Valkey
+
+NAME = MemoryName("t")
+OLD = "e" * 16
+KEYS = read_keys(f"names={KEY_B}\nk1={KEY_A}", "keys")
+
+
+def fill(progress: FillProgress, *counts: int, name: MemoryName = NAME) -> FillMemory:
+    return FillMemory(name, Kind.CORPUS, [np.array(numbers(one), np.int32) for one in counts], progress, Terms())
+
+
+async def test_what_is_filled_in_is_drafted_from_everywhere_and_exported(server: Valkey) -> None:
+    async with replicas(2, server.url) as [first, second]:
+        await strategy_of(second, "t")
+        await strategy_of(first, "t")
+        progress = await perform(fill(FillProgress(), 10, 20_000), first)
+        assert (progress.generation, progress.records, progress.tokens) == (0, 4, 20_010)
+        progress = await perform(fill(progress, 7), first)
+        assert (progress.records, progress.tokens) == (5, 20_017)
+        await until(lambda: len(known_to(second, "t")) == 5 == len(known_to(first, "t")))
+        for memory in (first, second):
+            records = await perform(ExportMemory(NAME), memory)
+            assert [one.tokens.size for one in records] == [10, 8192, 8192, 20_000 - 2 * 8192, 7]
+            assert {one.kind for one in records} == {Kind.CORPUS}
+        report = await perform(GetStatistics(None), second)
+        [shown] = report.memories
+        assert (shown.name, shown.stored.tokens, shown.resident, report.known) == (NAME, 20_017, True, True)
+        assert shown.stored.bytes > 10_000
+        empty = await perform(GetStatistics("stranger"), second)
+        assert (empty.memories, empty.known) == ([], False)
+
+
+async def test_statistics_come_in_pages_the_latest_written_first(server: Valkey) -> None:
+    async with replicas(1, server.url) as [memory]:
+        for number in range(5):
+            await perform(fill(FillProgress(), 10, name=MemoryName(f"t{number}")), memory)
+        pages, first = [], 0
+        while first is not None:
+            page = await perform(GetStatistics(None, first, 2), memory)
+            pages.append([one.name.tenant for one in page.memories])
+            first = page.following  # type: ignore[assignment]
+        assert pages == [["t4", "t3"], ["t2", "t1"], ["t0"]]
+
+
+async def test_a_purge_ends_the_fill_that_it_interrupts(server: Valkey) -> None:
+    async with replicas(2, server.url) as [first, second]:
+        progress = await perform(fill(FillProgress(), 10), first)
+        assert await perform(PurgeMemory("t"), second) == PurgeResult(1, 10)
+        with pytest.raises(MemoryPurgedError):
+            await perform(fill(progress, 10), first)
+        assert (await perform(fill(FillProgress(), 10), first)).records == 1
+
+
+async def test_a_fill_of_nothing_reaches_no_store() -> None:
+    async with replicas(1, "redis://127.0.0.1:1") as [memory]:
+        empty = fill(FillProgress(), 0)
+        assert await perform(empty, memory) == empty.progress
+        assert NAME not in memory.residents
+        for operation in (fill(FillProgress(), 3), ExportMemory(NAME), PurgeMemory("t"), GetStatistics(None)):
+            with pytest.raises(StoreUnavailableError):
+                await perform(operation, memory)
+
+
+@pytest.mark.parametrize(
+    "operation", [GetStatistics("t"), ExportMemory(NAME), PurgeMemory("t"), fill(FillProgress(), 3), ListOrphans()]
+)
+async def test_operations_and_their_results_can_be_sent(server: Valkey, operation: Any) -> None:
+    async with replicas(1, server.url) as [memory]:
+        result: object = await perform(pickle.loads(pickle.dumps(operation)), memory)
+        assert type(pickle.loads(pickle.dumps(result))) is type(result)
+    for error in (StoreUnavailableError("away"), MemoryPurgedError("purged")):
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+async def leave(server: Valkey, tenant: str, tokens: int, **options: Any) -> None:
+    """A process that learned something for a tenant, and ended."""
+    async with replicas(1, server.url, **options) as [memory]:
+        await learn_output(memory, tenant, numbers(tokens))
+        await agreed([memory], tenant)
+
+
+async def test_a_purge_reaches_other_models_and_plain_names(server: Valkey) -> None:
+    await leave(server, "acme", 11, fingerprint=OLD)
+    await leave(server, "acme", 12)
+    await leave(server, "acme2", 13)
+    await leave(server, "acme", 14, keys=KEYS, fingerprint=OLD)
+    async with replicas(1, server.url, keys=KEYS) as [memory]:
+        await learn_output(memory, "acme", numbers(15))
+        await agreed([memory], "acme")
+        assert await perform(PurgeMemory("acme"), memory) == PurgeResult(4, 11 + 12 + 14 + 15)
+        assert log_of(memory, "acme") == []
+    assert [b"acme2" in key for key in server.client.scan_iter("dw:*:3:*")] == [True]
+
+
+async def test_a_running_server_of_another_model_hears_of_the_purge(server: Valkey) -> None:
+    async with replicas(1, server.url) as [first], replicas(1, server.url, fingerprint=OLD) as [second]:
+        await learn_output(second, "t", numbers(10))
+        await agreed([second], "t")
+        assert (await perform(PurgeMemory("t"), first)).tokens == 10
+        await until(lambda: log_of(second, "t") == [])
+
+
+async def test_orphans_are_listed_and_purged(server: Valkey) -> None:
+    await leave(server, "acme", 11, fingerprint=OLD)
+    await leave(server, "acme", 12, keys=KEYS)
+    async with replicas(1, server.url) as [memory]:
+        await learn_output(memory, "live", numbers(20))
+        await agreed([memory], "live")
+        assert await perform(ListOrphans(), memory) == []  # they were used lately
+        for kind in server.client.zrange(KINDS_KEY, 0, -1):
+            assert isinstance(kind, bytes)
+            server.client.zincrby(KINDS_KEY, -3700, kind)
+        found = await perform(ListOrphans(), memory)
+        assert [(one.fingerprint, one.name, one.stored.tokens) for one in found] == [
+            (OLD, MemoryName("acme"), 11),
+            (FINGERPRINT, None, 12),
+        ]
+        assert min(one.unserved for one in found) > 3600
+        assert await perform(PurgeOrphans("0" * 16), memory) == PurgeResult(0, 0)
+        assert await perform(PurgeOrphans(OLD), memory) == PurgeResult(1, 11)
+        assert await perform(PurgeOrphans(), memory) == PurgeResult(1, 12)
+        assert await perform(ListOrphans(), memory) == []
+        assert await agreed([memory], "live") == [numbers(20)]
+
+
+async def test_the_last_answers_reach_the_store_at_the_stop(server: Valkey) -> None:
+    async with replicas(1, server.url) as [memory]:
+        for number in range(5):
+            await learn_output(memory, "t", numbers(40, 100 * number))
+    async with replicas(1, server.url) as [later]:
+        assert len(await agreed([later], "t")) == 5
+
+
+async def test_an_operation_that_is_running_at_the_stop_is_cancelled(server: Valkey) -> None:
+    class Hang:
+        async def run(self, memory: Memory) -> None:
+            await asyncio.Event().wait()
+
+    memory = memory_of(server.url)
+    memory.start(lambda task: task())
+    waiting = memory.submit(Hang())
+    await asyncio.to_thread(memory.stop)
+    assert waiting.cancelled()

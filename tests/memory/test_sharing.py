@@ -1,0 +1,237 @@
+"""What one process learns, others draft from: through a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+
+import pytest
+
+from draftwood_memory import Memory, MemoryConfig, MemoryName, RedisClient
+from draftwood_memory.store.encryption import read_keys
+from draftwood_memory.store.naming import memories_key
+from draftwood_service.quotas import RateLimits
+from draftwood_service.quotas.shared import SharedLimiter
+from tests.memory.helpers import (
+    FINGERPRINT,
+    KEY_A,
+    KEY_B,
+    NAMES,
+    agreed,
+    known_to,
+    learn_output,
+    log_of,
+    memory_of,
+    numbers,
+    replicas,
+    resident,
+    strategy_of,
+    stream_of,
+    until,
+)
+from tests.memory.servers import Valkey
+
+
+async def test_answers_reach_the_other_replicas_in_a_tenth_of_a_second(server: Valkey) -> None:
+    async with replicas(3, server.url) as memories:
+        for memory in memories:
+            await strategy_of(memory, "t")
+        await until(lambda: all(memory.thread._reading for memory in memories))
+        lags = []
+        for number in range(30):
+            expected = numbers(40, 50 * number)
+            await learn_output(memories[number % 3], "t", expected)
+            began = time.monotonic()
+            await until(partial(_know, memories, expected))
+            lags.append(time.monotonic() - began)
+        assert sorted(lags)[15] < 0.1
+        assert len(await agreed(memories, "t")) == 30  # once each
+
+
+def _know(memories: list[Memory], tokens: list[int]) -> bool:
+    return all(tokens in known_to(one, "t") for one in memories)
+
+
+async def test_a_new_process_loads_what_others_have_learned(server: Valkey) -> None:
+    async with replicas(1, server.url) as [first]:
+        for number in range(300):
+            await learn_output(first, "t", numbers(20, number))
+        await until(lambda: not first.outbox.pending)
+    second = memory_of(server.url)
+    second.start(lambda task: task(), preload=1, strategy="trie")
+    try:
+        await until(lambda: second.preloaded)
+        assert known_to(second, "t") == sorted(numbers(20, number) for number in range(300))
+    finally:
+        await asyncio.to_thread(second.stop)
+
+
+async def test_a_returning_request_reads_on(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A memory that no request has used for a while is not followed; the next request catches up."""
+    monkeypatch.setattr("draftwood_memory.residents.LIVE_SECONDS", 0.1)
+    async with replicas(2, server.url) as [first, second]:
+        await strategy_of(second, "t")
+        await asyncio.sleep(0.3)
+        await learn_output(first, "t", numbers(10))
+        await until(lambda: not first.outbox.pending)
+        await asyncio.sleep(0.1)
+        await strategy_of(second, "t")
+        await until(lambda: known_to(second, "t") == [numbers(10)])
+
+
+async def test_the_newest_records_are_kept(server: Valkey) -> None:
+    config = MemoryConfig(tokens=2000, bytes=1 << 20)
+    async with replicas(2, server.url, config=config) as memories:
+        for number in range(60):
+            await learn_output(memories[0], "t", numbers(90, 100 * number))
+        await strategy_of(memories[1], "t")
+        newest = [numbers(90, 100 * number) for number in range(38, 60)]
+        await until(lambda: all(log_of(memory, "t") == newest for memory in memories))
+        await until(lambda: not memories[0].outbox.pending)
+    async with replicas(1, server.url, config=config) as [later]:
+        await strategy_of(later, "t")
+        await until(lambda: log_of(later, "t") == newest)
+
+
+async def test_the_stream_keeps_to_its_bytes(server: Valkey) -> None:
+    async with replicas(1, server.url, config=MemoryConfig(bytes=1 << 16)) as [memory]:
+        for number in range(300):
+            await learn_output(memory, "t", [(number * 7919 + i * i) % 30_000 for i in range(300)])
+            if number % 4 == 0:
+                await until(lambda: not memory.outbox.pending)
+        await until(lambda: not memory.outbox.pending)
+        used = server.client.memory_usage(stream_of(memory, "t"), samples=0)
+        assert isinstance(used, int)
+        assert used < 1.5 * (1 << 16)
+        assert 10_000 < resident(memory, "t").log.tokens <= (1 << 16) // 4
+
+
+async def test_another_model_reads_nothing(server: Valkey) -> None:
+    async with replicas(1, server.url) as [first], replicas(1, server.url, fingerprint="e" * 16) as [other]:
+        await learn_output(first, "t", numbers(20))
+        await agreed([first], "t")
+        await strategy_of(other, "t")
+        await until(lambda: resident(other, "t").loaded)
+        assert log_of(other, "t") == []
+
+
+async def test_an_entry_that_cannot_be_read_costs_itself(server: Valkey) -> None:
+    async with replicas(1, server.url) as [first]:
+        await learn_output(first, "t", numbers(20))
+        await agreed([first], "t")
+        for value in (b"", b"\x00", b"\x00\x01" + bytes(40), b"\x07new", b"\x01\x01k" + bytes(60)):
+            server.client.xadd(stream_of(first, "t"), {"e": value})
+        server.client.xadd(stream_of(first, "t"), {"other": b"field"})
+        await until(lambda: first.counters().unreadable == 5)
+        await learn_output(first, "t", numbers(21))
+        assert await agreed([first], "t") == [numbers(20), numbers(21)]
+        assert first.healthy
+    async with replicas(1, server.url) as [second]:
+        assert await agreed([second], "t") == [numbers(20), numbers(21)]
+        assert second.counters().unreadable == 5
+
+
+async def test_nothing_in_the_store_can_be_read_without_a_key(server: Valkey) -> None:
+    keys = read_keys(f"{NAMES}\nk1={KEY_A}", "keys")
+    secret = [4242, 17] * 64
+    async with replicas(1, server.url, keys=keys) as [first]:
+        await learn_output(first, "acme-secret", secret)
+        await agreed([first], "acme-secret")
+    dump = b"".join(server.client.dump(key) + key for key in server.client.scan_iter())
+    assert b"acme" not in dump
+    assert b"".join(token.to_bytes(2, "little") for token in secret[:2]) not in dump
+    async with replicas(1, server.url) as [plain]:
+        await strategy_of(plain, "acme-secret")
+        await until(lambda: resident(plain, "acme-secret").loaded)
+        assert log_of(plain, "acme-secret") == []
+
+
+async def test_keys_can_be_rotated_and_a_wrong_one_costs_the_entries(server: Valkey) -> None:
+    old = read_keys(f"{NAMES}\nk1={KEY_A}", "keys")
+    new = read_keys(f"{NAMES},k2={KEY_B},k1={KEY_A}", "keys")
+    newest = read_keys(f"{NAMES},k2={KEY_B}", "keys")
+    async with replicas(1, server.url, keys=old) as [first]:
+        await learn_output(first, "t", numbers(20))
+        await agreed([first], "t")
+    async with replicas(1, server.url, keys=new) as [second]:
+        assert await agreed([second], "t") == [numbers(20)]
+        await learn_output(second, "t", numbers(10))
+        await agreed([second], "t")
+    async with replicas(1, server.url, keys=newest) as [third]:
+        assert await agreed([third], "t") == [numbers(10)]
+        assert (third.counters().unreadable, third.healthy) == (1, True)
+
+
+async def test_entries_moved_to_another_tenant_do_not_decrypt(server: Valkey) -> None:
+    async with replicas(1, server.url, keys=read_keys(f"{NAMES},k1={KEY_A}", "keys")) as [memory]:
+        await learn_output(memory, "victim", numbers(50))
+        await agreed([memory], "victim")
+        server.client.copy(stream_of(memory, "victim"), stream_of(memory, "thief"))
+        server.client.delete(memories_key(FINGERPRINT))
+        await strategy_of(memory, "thief")
+        await until(lambda: memory.counters().unreadable > 0)
+        assert log_of(memory, "thief") == known_to(memory, "thief") == []
+
+
+async def test_time_to_live(server: Valkey) -> None:
+    async with replicas(1, server.url, config=MemoryConfig(ttl=0.6)) as [memory]:
+        await learn_output(memory, "t", numbers(20))
+        await agreed([memory], "t")
+        assert 0 < server.client.pttl(stream_of(memory, "t")) <= 600
+        await until(lambda: log_of(memory, "t") == [] == server.client.keys("dw:*:3:*"))
+
+
+async def test_what_no_process_uses_expires(server: Valkey) -> None:
+    async with replicas(1, server.url, config=MemoryConfig(orphan_ttl=100.0)) as [memory]:
+        await learn_output(memory, "t", numbers(20))
+        await agreed([memory], "t")
+        key = stream_of(memory, "t")
+        server.client.pexpire(key, 50_000)
+    async with replicas(1, server.url, config=MemoryConfig(orphan_ttl=100.0)) as [memory]:
+        await agreed([memory], "t")  # to load it is to use it
+        await until(lambda: server.client.pttl(key) > 90_000)
+    async with replicas(1, server.url, config=MemoryConfig(orphan_ttl=0.0)) as [memory]:
+        await learn_output(memory, "t", numbers(21))
+        await agreed([memory], "t")
+        assert server.client.pttl(key) == -1
+
+
+async def test_a_restricted_user_is_enough(server: Valkey) -> None:
+    rights = "xadd xread xrange xrevrange xlen xtrim hset hsetnx hget hmget hgetall hdel zadd zrange zrem zscore unlink"
+    rights += " del expire pexpire persist time ping hello client|setname client|setinfo memory|usage"
+    rights += " eval get set incr zcard zrangebyscore zremrangebyscore exists pttl hincrby"  # quotas, configuration
+    granted = [f"+{one}" for one in rights.split()]
+    server.client.execute_command("ACL", "SETUSER", "dw", "on", ">pw", "resetkeys", "~dw:*", "-@all", *granted)
+    url = f"redis://dw:pw@127.0.0.1:{server.port}"
+    from draftwood_memory.operations import GetStatistics, PurgeMemory
+    from tests.memory.helpers import perform
+
+    async with replicas(2, url) as memories:
+        await learn_output(memories[0], "t", numbers(12))
+        assert await agreed(memories, "t") == [numbers(12)]
+        assert (await perform(GetStatistics(None), memories[1])).memories
+        assert (await perform(PurgeMemory("t"), memories[1])).tokens == 12
+    limiter = SharedLimiter(RedisClient(url), answer_seconds=2.0)
+    reservation = await limiter.reserve("t", RateLimits(5, 100, 5), 10)
+    await limiter.refresh()
+    reservation.settle(5)
+    await reservation.settled()
+    await limiter.close()
+    assert limiter.outages == 0
+    async with replicas(1, f"redis://dw:wrong@127.0.0.1:{server.port}") as [refused]:
+        await learn_output(refused, "t", numbers(3))
+        await until(lambda: refused.thread.failing)
+        assert refused.outbox.pending == 1
+
+
+async def test_without_requests_the_store_is_left_alone(server: Valkey) -> None:
+    async with replicas(1, server.url) as [memory]:
+        for number in range(50):
+            await learn_output(memory, f"t{number}", numbers(20))
+        await until(lambda: not memory.outbox.pending)
+        await asyncio.sleep(0.3)
+        before = server.client.info("stats")["total_commands_processed"]
+        await asyncio.sleep(1.0)
+        assert server.client.info("stats")["total_commands_processed"] - before < 6
+        assert MemoryName("t0") in memory.residents

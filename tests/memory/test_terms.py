@@ -1,0 +1,183 @@
+"""What a tenant's configuration says of its memory: options of strategies, how much is kept and how long, arms."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftwood_memory import Memory, MemoryConfig, MemoryName, StrategyKey, StrategyUse, Terms
+from draftwood_memory.operations import FillMemory, FillProgress, GetStatistics, PurgeMemory
+from draftwood_memory.records import Kind
+from draftwood_memory.residents import make
+from draftwood_strategies import Strategy
+from draftwood_strategies.options import Options
+from tests.memory.helpers import (
+    known_to,
+    learn_output,
+    log_of,
+    numbers,
+    perform,
+    replicas,
+    resident,
+    stream_of,
+    tokens_of,
+    until,
+)
+from tests.memory.servers import Valkey
+
+
+async def instance(memory: Memory, arm: str = "", options: Options = (), **terms: Any) -> Any:
+    """The instance that a request drafts with, once it has learned the memory's records."""
+    loop, loaded = asyncio.get_running_loop(), asyncio.Future[Strategy]()
+
+    def deliver(strategy: Strategy) -> None:
+        loop.call_soon_threadsafe(loaded.set_result, strategy)
+
+    use = StrategyUse(MemoryName("t", arm), StrategyKey("trie", options), Terms(**terms))
+    return memory.fetch(use, deliver) or await loaded
+
+
+async def answered(memory: Memory, tokens: list[int], arm: str = "", options: Options = (), **terms: Any) -> None:
+    """A request that wrote `tokens`."""
+    strategy = await instance(memory, arm, options, **terms)
+    strategy.learn(tokens_of(*tokens))
+    with memory.learning(MemoryName("t", arm), strategy) as request:
+        request.learn(tokens_of(*tokens))
+
+
+async def test_options_make_instances_of_their_own_over_one_memory(server: Valkey) -> None:
+    short: Options = (("branch_length", 2),)
+    async with replicas(1, server.url) as [memory]:
+        long, brief = await instance(memory), await instance(memory, options=short)
+        assert (long.branch_length, brief.branch_length) == (32, 2)
+        assert await instance(memory, options=short) is brief
+        await answered(memory, numbers(40), options=short)
+        await until(lambda: [one.tolist() for one in long.sequences()] == [numbers(40)])
+        other = await instance(memory, options=(("branch_length", 3),))
+        assert [one.tolist() for one in other.sequences()] == [numbers(40)]
+        with pytest.raises(ValueError, match="branch_length: 0"):
+            await instance(memory, options=(("branch_length", 0),))
+
+
+async def test_few_instances_are_kept_and_those_in_use_go_on(server: Valkey) -> None:
+    async with replicas(1, server.url) as [memory]:
+        first = await instance(memory, options=(("branch_length", 1),))
+        for length in range(2, 20):
+            await instance(memory, options=(("branch_length", length),))
+        assert len(resident(memory, "t").strategies) == 8
+        assert not resident(memory, "t").unbuilt
+        assert len(first.start(np.arange(4, dtype=np.int32)).propose(4)) == 0
+        assert await instance(memory, options=(("branch_length", 1),)) is not first
+
+
+def test_no_option_exceeds_the_memorys_capacity() -> None:
+    capacity = MemoryConfig(tokens=2000, bytes=1 << 20).capacity
+    for options in ((), (("capacity_tokens", 10**9),)):
+        trie: Any = make(StrategyKey("trie", options), capacity)
+        trie.learn(np.arange(5000, dtype=np.int32))
+        assert trie.tokens <= 2000
+    small: Any = make(StrategyKey("hybrid", (("capacity_tokens", 500),)), capacity)
+    small.parts["trie"].learn(np.arange(5000, dtype=np.int32))
+    assert small.parts["trie"].tokens <= 500
+
+
+async def test_a_smaller_memory_evicts_at_once_and_grows_again(server: Valkey) -> None:
+    async with replicas(1, server.url) as [memory]:
+        for number in range(6):
+            await answered(memory, numbers(100, 1000 * number))
+        trie = await instance(memory, max_tokens=250)
+        memory.thread.wake()
+        await until(lambda: resident(memory, "t").log.tokens == 200)
+        await until(lambda: resident(memory, "t").strategies[StrategyKey("trie")] is not trie)
+        assert (await instance(memory, max_tokens=250)).tokens <= 250
+        await answered(memory, numbers(100, 9000))
+        assert resident(memory, "t").log.tokens == 300
+
+
+async def test_a_memory_with_an_idle_ttl_is_deleted_and_others_stay(server: Valkey) -> None:
+    async with replicas(1, server.url) as [memory]:
+        await answered(memory, numbers(9), idle_ttl=0.7)
+        await answered(memory, numbers(9), arm="x/a")
+        await until(lambda: not memory.outbox.pending)
+        listed = await perform(GetStatistics("t"), memory)
+        assert {one.name.arm for one in listed.memories} == {"x/a", ""}
+        await asyncio.sleep(0.8)
+        listed = await perform(GetStatistics("t"), memory)
+        assert [one.name.arm for one in listed.memories] == ["x/a"]
+
+
+async def test_warming_keeps_a_tenants_limits_and_so_does_an_eviction(server: Valkey) -> None:
+    terms = Terms(idle_ttl=100.0, max_tokens=2048)
+    async with replicas(1, server.url) as [memory]:
+        sequences = [np.arange(10, dtype=np.int32)]
+        await perform(FillMemory(MemoryName("t"), Kind.CORPUS, sequences, FillProgress(), terms), memory)
+        assert 0 < server.client.pttl(stream_of(memory, "t")) <= 100_000
+        with memory.residents._lock:
+            memory.residents._by_name.clear()
+        assert resident(memory, "t").config.tokens == 2048
+        await instance(memory)  # the tenant has no limits any more
+        assert resident(memory, "t").config == memory.config
+
+
+async def test_arms_have_memories_of_their_own_and_are_purged_alone(server: Valkey) -> None:
+    async with replicas(2, server.url) as [first, second]:
+        await answered(first, numbers(10))
+        await answered(first, numbers(10, 100), arm="x/a")
+        await answered(second, numbers(10, 200), arm="x/b")
+        for arm in ("x/a", "x/b", ""):
+            await instance(second, arm)
+        await until(lambda: log_of(second, "t", "x/a") == [numbers(10, 100)])
+        assert (log_of(second, "t"), log_of(second, "t", "x/b")) == ([numbers(10)], [numbers(10, 200)])
+        listed = await perform(GetStatistics("t"), first)
+        assert sorted(one.name.arm for one in listed.memories) == ["", "x/a", "x/b"]
+        assert (await perform(PurgeMemory("t", "x/a"), second)).memories == 1
+        await until(lambda: log_of(first, "t", "x/a") == [])
+        assert log_of(first, "t") == [numbers(10)]
+        assert (await perform(PurgeMemory("t"), first)).memories == 3
+        await until(lambda: not any(log_of(second, "t", arm) for arm in ("", "x/a", "x/b")))
+
+
+async def test_a_forked_arm_begins_with_its_tenants_memory_once(server: Valkey) -> None:
+    async with replicas(3, server.url) as [first, second, third]:
+        await learn_output(first, "t", numbers(30))
+        await learn_output(first, "t", numbers(30, 500))
+        await until(lambda: not first.outbox.pending)
+        await asyncio.gather(*(instance(memory, "x/a", forked=True) for memory in (second, third)))
+        both = [numbers(30), numbers(30, 500)]
+        for memory in (second, third):
+            await until(partial(_knows, memory, both))
+        await answered(second, numbers(30, 900), arm="x/a", forked=True)
+        await until(lambda: len(log_of(third, "t", "x/a")) == 3)
+        assert sorted(log_of(first, "t")) == both  # the tenant's own does not change
+        await perform(PurgeMemory("t", "x/a"), first)
+        await until(lambda: log_of(third, "t", "x/a") == [] == log_of(second, "t", "x/a"))
+        await instance(first, "x/a", forked=True)
+        await asyncio.sleep(0.1)
+        assert log_of(first, "t", "x/a") == []  # a purge is final: it is not forked again
+
+
+def _knows(memory: Memory, expected: list[list[int]]) -> bool:
+    return known_to(memory, "t", "x/a") == expected
+
+
+async def test_records_are_dropped_when_they_are_too_old(server: Valkey) -> None:
+    """From the drafts, from the store, and for a process that reads it later."""
+    async with replicas(1, server.url) as [memory]:
+        for number in range(3):
+            await answered(memory, numbers(40, 1000 * number), max_age=100.0)
+        await until(lambda: not memory.outbox.pending)
+        found = resident(memory, "t")
+        for held in found.log:
+            held.record = replace(held.record, learned_at=int(time.time()) - 101)
+        await answered(memory, numbers(40, 5000), max_age=100.0)
+        found.aged_at = 0.0
+        memory.thread.wake()
+        await until(lambda: known_to(memory, "t") == [numbers(40, 5000)])
+        assert log_of(memory, "t") == [numbers(40, 5000)]
+        assert 0 < server.client.pttl(stream_of(memory, "t")) <= 100_000

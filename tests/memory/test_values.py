@@ -1,0 +1,259 @@
+"""Entries, names and encryption as bytes; records and outboxes in a process."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftwood_memory import MemoryConfig, MemoryName, Terms
+from draftwood_memory.config import Capacity
+from draftwood_memory.errors import CorruptValueError, InvalidSettingError, NewerFormatError, UnknownKeyError
+from draftwood_memory.outbox import Outbox, Waiting
+from draftwood_memory.record_log import Held, RecordLog
+from draftwood_memory.records import MAX_ENTRY_TOKENS, MAX_TOKENS, Codec, Kind, Record, runs, split
+from draftwood_memory.store.encryption import KeyRing, Plain, read_key_file, read_keys
+from draftwood_memory.store.naming import Naming, stream_key
+
+KEY = base64.b64encode(bytes(range(32))).decode()
+OTHER = base64.b64encode(bytes(range(1, 33))).decode()
+WRITER = b"process1"
+
+records_of = st.lists(
+    st.builds(
+        lambda kind, tokens, at: Record(kind, np.array(tokens, np.int32), at),
+        st.sampled_from(Kind),
+        st.lists(st.integers(0, 2**31 - 2), min_size=1, max_size=40),
+        st.integers(0, 2**32 - 1),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def plain(records: list[Record]) -> list[tuple[Kind, list[int], int]]:
+    return [(one.kind, one.tokens.tolist(), one.learned_at) for one in records]
+
+
+def record(token: int, count: int = 3, at: int = 0) -> Record:
+    return Record(Kind.OUTPUT, np.full(count, token, np.int32), at)
+
+
+@given(records_of)
+def test_entries_decode_to_the_same(records: list[Record]) -> None:
+    codec = Codec()
+    writer, back = codec.decode("tag", 7, codec.encode("tag", 7, WRITER, records))
+    assert (writer, plain(back)) == (WRITER, plain(records))
+
+
+@given(records_of, st.binary(max_size=60), st.integers(0, 400), st.integers(0, 10_000), st.integers(1, 255))
+def test_other_bytes_raise_corrupt_value_and_nothing_else(
+    records: list[Record], junk: bytes, cut: int, at: int, flip: int
+) -> None:
+    codec = Codec()
+    whole = codec.encode("tag", 0, WRITER, records)
+    changed = bytearray(whole)
+    changed[at % len(changed)] ^= flip
+    for data in (junk, whole[:cut], bytes(changed)):
+        try:
+            codec.decode("tag", 0, data)
+        except CorruptValueError:
+            continue
+
+
+def test_entries_of_a_newer_version_are_told_from_damaged_ones() -> None:
+    codec = Codec()
+    entry = codec.encode("tag", 0, WRITER, [record(1)])
+    with pytest.raises(NewerFormatError, match="format 2"):
+        codec.decode("tag", 0, entry[:1] + b"\x02" + entry[2:])
+    with pytest.raises(NewerFormatError, match="kind 9"):
+        codec.decode("tag", 0, codec.encode("tag", 0, WRITER, [Record(9, np.ones(3, np.int32), 0)]))  # type: ignore[arg-type]
+
+
+def test_small_vocabularies_take_two_bytes_a_token() -> None:
+    draw = np.random.default_rng(0)
+    codec = Codec()
+    small = codec.encode("t", 0, WRITER, [Record(Kind.OUTPUT, draw.integers(0, 65536, 1000).astype(np.int32), 0)])
+    large = codec.encode("t", 0, WRITER, [Record(Kind.OUTPUT, draw.integers(0, 130_000, 1000).astype(np.int32), 0)])
+    assert len(small) < 2100 < len(large)
+
+
+def test_long_sequences_become_several_records_and_entries() -> None:
+    pieces = split(np.arange(2 * MAX_ENTRY_TOKENS + 1, dtype=np.int32))
+    assert {piece.size for piece in pieces} == {MAX_TOKENS, 1}
+    found = [*runs([Record(Kind.OUTPUT, piece, 0) for piece in pieces])]
+    assert [sum(one.tokens.size for one in run) for run in found] == [MAX_ENTRY_TOKENS, MAX_ENTRY_TOKENS, 1]
+    assert [*runs([])] == []
+
+
+NASTY = ["a", "a:b", "a%3Ab", "{a}", "a}", "{", "a:", ":a", "", " ", "A", "é", "e\u0301", "%C3%A9", "!", "#", "\ud800"]
+NASTY += [
+    "x" * 1024,
+    "x" * 1025,
+    "é" * 512,
+    "!" + "0" * 64,
+    "#" + "0" * 64,
+    "a\nb",
+    "a\x00",
+    "default",
+    "dw:{f:a:}:log",
+]
+
+
+@pytest.mark.parametrize("secret", [None, b"s" * 32])
+def test_no_two_names_share_a_key(secret: bytes | None) -> None:
+    naming = Naming("f" * 16, secret)
+    tags = {naming.tag(MemoryName(tenant, arm)) for tenant in NASTY for arm in NASTY}
+    assert len(tags) == len(NASTY) ** 2
+    for tag in tags:
+        assert tag.count(":") == 2
+        assert not set("{}\n\x00 ") & set(tag)
+        assert len(tag) < 300
+        assert len({stream_key(tag, generation) for generation in (0, 1, 10)}) == 3
+    prefixes = [naming.tenant_prefix(tenant) for tenant in NASTY]
+    for tenant, prefix in zip(NASTY, prefixes, strict=True):
+        others = {naming.tag(MemoryName(other, "arm")) for other in NASTY if other != tenant}
+        assert not any(tag.startswith(prefix) for tag in others)
+
+
+@given(st.text(), st.text(), st.text(), st.text())
+def test_names_differ_if_and_only_if_tags_do(tenant: str, arm: str, other: str, other_arm: str) -> None:
+    naming = Naming("f" * 16)
+    one, two = MemoryName(tenant, arm), MemoryName(other, other_arm)
+    assert (naming.tag(one) == naming.tag(two)) == (one == two)
+
+
+def test_hidden_names_reveal_nothing() -> None:
+    tag = Naming("f" * 16, b"s" * 32).tag(MemoryName("acme"))
+    assert "acme" not in tag
+    assert tag != Naming("f" * 16, b"t" * 32).tag(MemoryName("acme"))
+
+
+def test_encrypted_values_decrypt_in_their_context_only() -> None:
+    ring = read_keys(f"names={OTHER}\na={KEY}", "keys")
+    encrypted = ring.encrypt(b"secret", "tenant", "log:1")
+    assert b"secret" not in encrypted
+    assert ring.encrypt(b"secret", "tenant", "log:1") != encrypted
+    assert ring.decrypt(encrypted, "tenant", "log:1") == b"secret"
+    for damaged, tag, context in (
+        (encrypted, "other", "log:1"),
+        (encrypted, "tenant", "log:2"),
+        (encrypted[:-1] + bytes([encrypted[-1] ^ 1]), "tenant", "log:1"),
+        (encrypted[:9], "tenant", "log:1"),
+        (b"", "tenant", "log:1"),
+    ):
+        with pytest.raises(CorruptValueError):
+            ring.decrypt(damaged, tag, context)
+    for newer in (ring, Plain()):
+        with pytest.raises(NewerFormatError, match="format 2"):
+            newer.decrypt(b"\x02" + encrypted[1:], "tenant", "log:1")
+    with pytest.raises(CorruptValueError):
+        ring.decrypt(Plain().encrypt(b"forged", "tenant", "log:1"), "tenant", "log:1")
+    with pytest.raises(UnknownKeyError, match="no key is set"):
+        Plain().decrypt(encrypted, "tenant", "log:1")
+    with pytest.raises(UnknownKeyError, match="'a'"):
+        KeyRing({"b": bytes(32)}, bytes(32)).decrypt(encrypted, "tenant", "log:1")
+
+
+def test_each_memory_has_keys_of_its_own() -> None:
+    """So that one key does not come near the number of values that random nonces allow."""
+    ring = read_keys(f"names={OTHER}\na={KEY}", "keys")
+    encrypted = ring.encrypt(b"secret", "tenant", "log:1")
+    nonce, rest = encrypted[3:15], encrypted[15:]
+    for key in (ring.keys["a"], ring.naming_key):
+        with pytest.raises(InvalidTag):
+            AESGCM(key).decrypt(nonce, rest, b"\x01\x01a\x00tenant\x00log:1")
+    derived = HKDF(hashes.SHA256(), 32, salt=None, info=b"draftwood memory\x00tenant").derive(ring.keys["a"])
+    assert AESGCM(derived).decrypt(nonce, rest, b"\x01\x01a\x00tenant\x00log:1") == b"secret"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", f"a={KEY}", f"names={KEY}", f"names={KEY},a=short", f"names={KEY},a=%%%", f"names={KEY},a={KEY},a={KEY}"],
+)
+def test_bad_keys_are_refused_and_never_shown(text: str) -> None:
+    with pytest.raises(InvalidSettingError, match="store_keys") as raised:
+        read_keys(text, "store_keys")
+    assert KEY not in str(raised.value)
+
+
+def test_key_files(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# made on Monday\n\nnames={OTHER}\nnew={KEY}\nold={OTHER}\n")
+    ring = read_key_file(file, "store_key_file")
+    assert [*ring.keys] == ["new", "old"]
+    assert KEY not in repr(ring)
+    assert str(ring.keys["new"]) not in repr(ring)
+    with pytest.raises(InvalidSettingError, match="store_key_file"):
+        read_key_file(tmp_path / "none", "store_key_file")
+
+
+def test_a_log_keeps_the_newest_records() -> None:
+    log = RecordLog(Capacity(10, 1 << 20))
+    for number in range(1, 8):
+        log.append(Held(record(number, at=number), None if number == 7 else b"%d-0" % number))
+    assert [int(held.record.tokens[0]) for held in log] == [5, 6, 7]
+    assert (log.tokens, log.first_id, log.trimmed) == (9, b"5-0", True)
+    assert log.drop_older(6)
+    assert not log.drop_older(6)
+    assert (log.tokens, log.first_id) == (6, b"6-0")
+    log.append(Held(record(8, 50)))
+    assert (len(log), log.tokens, log.first_id) == (1, 50, None)
+
+
+class TestOutbox:
+    name, other = MemoryName("t"), MemoryName("u")
+
+    def waiting(self, token: int, name: MemoryName = name, generation: int = 0, learned: float = 1e12) -> Waiting:
+        return Waiting(name, generation, 0.0, learned, Held(record(token, 10)))
+
+    def tokens(self, waiting: list[Waiting]) -> list[int]:
+        return [int(one.held.record.tokens[0]) for one in waiting]
+
+    def test_what_could_not_be_sent_comes_first_again(self) -> None:
+        outbox = Outbox()
+        for token in range(5):
+            outbox.add(self.waiting(token))
+        taken = outbox.take(25)
+        assert (self.tokens(taken), outbox.pending) == ([0, 1, 2], 5)
+        outbox.add(self.waiting(5))
+        outbox.settle(taken[1:])
+        assert (self.tokens(outbox.take(1000)), outbox.pending) == ([1, 2, 3, 4, 5], 5)
+        outbox.settle([])
+        assert outbox.pending == 0
+        assert outbox.take(1) == []
+
+    def test_the_oldest_are_dropped(self) -> None:
+        outbox = Outbox(max_tokens=30)
+        for token in range(5):
+            outbox.add(self.waiting(token))
+        assert (outbox.dropped, outbox.pending) == (2, 3)
+        outbox = Outbox(max_seconds=60.0)
+        outbox.add(self.waiting(1, learned=-1e6))
+        outbox.add(self.waiting(2))
+        assert (self.tokens(outbox.take(1000)), outbox.dropped) == ([2], 1)
+
+    def test_what_a_purge_made_stale_is_discarded(self) -> None:
+        outbox = Outbox()
+        for token in range(4):
+            outbox.add(self.waiting(token, self.other if token == 3 else self.name, generation=token % 2))
+        assert outbox.names() == {self.name, self.other}
+        assert outbox.discard(self.name, lambda one: one.generation == 0) == 2
+        assert [int(held.record.tokens[0]) for held in outbox.of(self.name)] == [1]
+        assert outbox.names() == {self.name, self.other}
+
+
+def test_the_servers_maximum_age_is_the_limit_of_a_tenants() -> None:
+    config = MemoryConfig(max_age=1000.0, ttl=50.0)
+    assert [config.under(Terms(max_age=age)).max_age for age in (None, 10.0, 5000.0)] == [1000.0, 10.0, 1000.0]
+    assert MemoryConfig().under(Terms(max_age=10.0)).max_age == 10.0
+    assert (config.stored_seconds, config.expiry, MemoryConfig(orphan_ttl=7.0).expiry) == (50.0, 50.0, 7.0)
+    assert MemoryConfig().oldest(1e9) == -float("inf")
