@@ -10,7 +10,6 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, cast, get_type_hints
 import numba
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba.np import arrayobj
@@ -134,6 +133,7 @@ def _prefetch(typing_context: Any, array: Any, offset: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = arrays.make_array(signature.args[0])(context, builder, arguments[0]).data
+        ir = utilities.ir  # of llvmlite
         line = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
         word = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [line.type, word, word, word])

@@ -30,7 +30,7 @@ def test_every_subcommand_explains_itself(name: str, capsys: pytest.CaptureFixtu
     assert bench([name, "--help"]) == 0
     help_text = capsys.readouterr().out
     assert "--json" in help_text
-    if name not in ("replay", "memory", "share", "experiments", "auth", "rollout", "gpu", "kernels"):
+    if name not in ("replay", "memory", "share", "experiments", "auth", "rollout", "gpu", "kernels", "overhead"):
         assert "--device" in help_text
         assert "--threads" in help_text
 

@@ -12,7 +12,7 @@ from tests.distributions.workspace import FOLDERS
 
 SHOWN = {
     "draftwood-benchmarks": r"True\n",
-    "draftwood-memory": r"\['hybrid', 'jacobi', 'none', 'recycling', 'trie'.*\]\n(True|False)\n",
+    "draftwood-memory": r"\[3 4 5\]\n0\n",
     "draftwood-model-runner": r".+\n",
     "draftwood-strategies": r"\[3 4 5\] \[-1  0  1\]\n",
 }

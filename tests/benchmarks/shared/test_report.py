@@ -69,5 +69,5 @@ def test_what_cannot_be_written_is_known_before_anything_is_measured(output: Out
 
 def test_a_missing_package_is_named_with_what_installs_it() -> None:
     require("json", "--plot")
-    with pytest.raises(BenchmarkError, match=r"draftwood\[bench\]"):
+    with pytest.raises(BenchmarkError, match=r"draftwood\[benchmarks\]"):
         require("no_such_package_at_all", "--plot")
