@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from draftwood_strategies.draft import DraftTree, DraftTrees
-from draftwood_strategies.native import Int32Array
+from draftwood_strategies.native import Int32Array, runs_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +68,9 @@ class StepFeedback:
 
     def part(self, sequences: SequenceOf[int]) -> StepFeedback:
         """That of some of the sequences, at least one."""
-        bounds = [self.begins[i : i + 2].tolist() for i in sequences]
-        nodes = np.concatenate([np.arange(begin, end) for begin, end in bounds])
-        return StepFeedback(
-            self.tokens[nodes],
-            self.parents[nodes],
-            self.predictions[nodes],
-            None if self.top_tokens is None else self.top_tokens[nodes],
-            np.cumsum([0, *(end - begin for begin, end in bounds)], dtype=np.int32),
-        )
+        nodes, begins = runs_in(self.begins, sequences)
+        top_tokens = None if self.top_tokens is None else self.top_tokens[nodes]
+        return StepFeedback(self.tokens[nodes], self.parents[nodes], self.predictions[nodes], top_tokens, begins)
 
     def feedback(self, sequence: int, top_k: int) -> Feedback:
         """That of one sequence, for a strategy with this `top_k`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from inspect import signature
 from typing import Any, ParamSpec, TypeAlias, TypeVar, cast, get_type_hints
@@ -66,6 +66,19 @@ def flattened(function: Callable[Parameters, Result]) -> Callable[Parameters, Re
 def sizes_between(begins: Int32Array) -> Int32Array:
     """int32[s], the sizes of runs that begin at `begins`, int32[s + 1]; `np.diff` takes five times as long."""
     return begins[1:] - begins[:-1]
+
+
+def runs_in(begins: Int32Array, chosen: Sequence[int]) -> tuple[Int64Array, Int32Array]:
+    """Where the entries of some runs are, int64[n], and where each run begins among these, int32[len(chosen) + 1].
+
+    Args:
+        begins: int32[s + 1], where all runs begin.
+    """
+    rows = np.array(chosen, np.int64)
+    starts, of_chosen = begins[rows], np.zeros(rows.shape[0] + 1, np.int32)
+    sizes = begins[rows + 1] - starts
+    np.cumsum(sizes, out=of_chosen[1:])
+    return np.arange(of_chosen[-1]) + np.repeat(starts - of_chosen[:-1], sizes), of_chosen
 
 
 def address_of(array: npt.NDArray[Any]) -> int:

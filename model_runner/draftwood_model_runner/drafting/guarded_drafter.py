@@ -17,7 +17,7 @@ from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import EMPTY_TREE, Drafter, DraftTree, Feedback, NoDrafts, Strategy, asking
 from draftwood_strategies.base import Composite, Readable, StepFeedback
 from draftwood_strategies.draft import DraftTrees, Int32Array
-from draftwood_strategies.native import sizes_between
+from draftwood_strategies.native import runs_in, sizes_between
 
 CALL_LIMIT, FIRST_CALL_LIMIT = 5.0, 120.0
 """Seconds after which a call into a strategy is interrupted; the first one of a class may compile."""
@@ -282,8 +282,8 @@ def _by_strategy(drafters: SequenceOf[GuardedDrafter]) -> list[tuple[Strategy, l
 
 def runs_of(values: Int32Array, begins: Int32Array, chosen: SequenceOf[int]) -> tuple[Int32Array, Int32Array]:
     """Some of the runs of an array, and where each begins."""
-    parts = [values[begins[i] : begins[i + 1]] for i in chosen]
-    return np.concatenate(parts), np.cumsum([0, *map(len, parts)], dtype=np.int32)
+    entries, of_chosen = runs_in(begins, chosen)
+    return values[entries], of_chosen
 
 
 def _calls(drafters: SequenceOf[GuardedDrafter]) -> tuple[asking.Failed, asking.Timed]:
