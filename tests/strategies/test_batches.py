@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from draftwood_strategies import EMPTY_TREE, DraftTree, Feedback, MalformedTreeError, asking, create
 from draftwood_strategies.base import BatchStrategy, StepFeedback, Strategy
 from draftwood_strategies.draft import DraftTrees, Int32Array, checked_all
-from draftwood_strategies.trie import strategy as trie_strategy
 from tests.strategies.test_draft import trees
 from tests.strategies.toy_model import ToyModel
 
@@ -70,20 +69,6 @@ def test_a_batch_drafts_and_learns_what_one_by_one_does(name: str, reading: tupl
     assert drafted > 500
     if name == "hybrid":
         assert [one.by_source for one in drafters] == [one.by_source for one in singles]
-
-
-@pytest.mark.parametrize("cores", [1, 2])
-def test_two_threads_draft_what_one_does(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trie_strategy, "_CORES", cores)
-    strategy: Any = create("trie")
-    for text in np.random.default_rng(3).integers(0, 9, (50, 40), dtype=np.int32):
-        strategy.learn(text)
-    drafters = [strategy.start(ids(i, i % 3, i % 4)) for i in range(33)]
-    budgets = np.arange(33, dtype=np.int32) % 20 + 1
-    found = strategy.propose_all(drafters, budgets)
-    checked_all(found, budgets, None)
-    assert all(same(found[i], drafters[i].propose(int(budgets[i]))) for i in range(33))
-    assert found.tokens.size > 200
 
 
 @pytest.mark.parametrize("name", IN_BATCHES)

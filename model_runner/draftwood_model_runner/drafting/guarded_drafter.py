@@ -273,6 +273,9 @@ def observe_all(
 
 def _by_strategy(drafters: SequenceOf[GuardedDrafter]) -> list[tuple[Strategy, list[int]]]:
     """The strategies, and which drafters are of each."""
+    only = drafters[0].strategy if drafters else None
+    if only is not None and all(one.strategy is only for one in drafters):  # as in most steps
+        return [(only, [*range(len(drafters))])]
     groups: dict[int, tuple[Strategy, list[int]]] = {}
     for row, one in enumerate(drafters):
         assert one.strategy is not None

@@ -7,12 +7,9 @@ arXiv 2312.12728), but with all context lengths mixed instead of two.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
-from concurrent.futures import ThreadPoolExecutor, wait
-from functools import cache
 from typing import Annotated, Literal
 
 import numpy as np
@@ -31,16 +28,7 @@ from draftwood_strategies.trie.workspace import DEEPEST, Workspace, workspace_fo
 
 _EVERYTHING = 1 << 40
 _START = np.array([START], np.int32)
-_LEAST_TO_DIVIDE = 16
-"""Sequences whose drafts two threads share: half of 16 drafts takes longer than waking a thread. Not tuned."""
-_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _thread = threading.local()
-
-
-@cache
-def _helper() -> ThreadPoolExecutor:
-    """The thread that makes half of the drafts of a large step, which compiled code lets it do at the same time."""
-    return ThreadPoolExecutor(1, "draft")
 
 
 def _workspace(budget: int) -> Workspace:
@@ -117,19 +105,6 @@ class TrieStrategy:
         for drafter in drafters:
             if drafter.sequence.nodes < largest:
                 drafter.sequence.reserve_nodes(largest)
-        if len(drafters) < _LEAST_TO_DIVIDE or _CORES == 1:
-            return self._drafts(drafters, budgets, largest)
-        half = len(drafters) // 2
-        second = _helper().submit(self._drafts, drafters[half:], budgets[half:], largest)
-        try:
-            first = self._drafts(drafters[:half], budgets[:half], largest)
-        finally:
-            wait([second])  # it writes into the drafters
-        rows = range(half), range(half, len(drafters))
-        return DraftTrees.placed([*zip(rows, (first, second.result()), strict=True)], len(drafters))
-
-    def _drafts(self, drafters: SequenceOf[TrieDrafter], budgets: Int32Array, largest: int) -> DraftTrees:
-        """The drafts of sequences with the same weights. Reads only what sequences share, so that threads may do it."""
         trees = DraftTrees.with_space(len(drafters), int(budgets.sum()))
         draft_all(
             rows=_rows_of(drafters),
