@@ -1,6 +1,7 @@
 """Asks a strategy for several sequences at once: in one call where it offers that, else drafter by drafter.
 
-A fault stays with the sequence that it happens for: where a call for all fails, each is asked alone.
+A fault stays with the sequence that it happens for: where a call for all fails, each is asked alone. One that took too
+long is not repeated, as each of them may take as long: it is the fault of all.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ def propose_all(
             found = timed(range(len(drafters)), strategy, strategy.propose_all, drafters, budgets)
             return checked_all(found, budgets, vocab_size)
         except Exception as error:
-            if len(drafters) == 1:
-                failed(0, "propose", error)
-                return DraftTrees.of([EMPTY_TREE])
+            if len(drafters) == 1 or isinstance(error, TimeoutError):
+                for i in range(len(drafters)):
+                    failed(i, "propose", error)
+                return DraftTrees.with_space(len(drafters), 0)
         alone = [
             propose_all(strategy, [drafter], budgets[i : i + 1], vocab_size, *_alone(i, failed, timed))[0]
             for i, drafter in enumerate(drafters)
@@ -76,8 +78,9 @@ def observe_all(
             timed(range(len(drafters)), strategy, strategy.observe_all, drafters, accepted, begins, feedback)
             return
         except Exception as error:
-            if len(drafters) == 1:
-                failed(0, "observe", error)
+            if len(drafters) == 1 or isinstance(error, TimeoutError):
+                for i in range(len(drafters)):
+                    failed(i, "observe", error)
                 return
     bounds = begins.tolist()
     for i, drafter in enumerate(drafters):

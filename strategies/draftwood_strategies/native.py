@@ -139,6 +139,23 @@ float32_rows: Callable[[Integer, Integer, Integer], Float32Array] = _view_of(typ
 """As `int32_rows`."""
 
 
+@compiled
+def copy_draft(
+    token_address: Integer,
+    parent_address: Integer,
+    score_address: Integer,
+    n: Integer,
+    tokens: Int32Array,
+    parents: Int32Array,
+    scores: Float32Array,
+    begin: Integer,
+) -> None:
+    """Copies a draft of n nodes, at these addresses, into flat arrays from `begin` on."""
+    drafted, above, scored = int32s(token_address, n), int32s(parent_address, n), float32s(score_address, n)
+    for node in range(n):
+        tokens[begin + node], parents[begin + node], scores[begin + node] = drafted[node], above[node], scored[node]
+
+
 @intrinsic
 def _prefetch(typing_context: Any, array: Any, offset: Any) -> Any:
     arrays: Any = arrayobj

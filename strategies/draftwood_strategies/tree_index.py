@@ -30,11 +30,6 @@ class TreeIndex(NamedTuple):
     next_sibling: Int32Array
 
 
-def empty_index(capacity: int) -> TreeIndex:
-    """The index of a tree without nodes, which `insert` fills up to `capacity` nodes."""
-    return unlinked(np.empty(capacity, np.int32))
-
-
 def unlinked(tokens: Int32Array) -> TreeIndex:
     """An index over tokens that are there already, int32[m], for `link` to link one after the other."""
     n = tokens.shape[0]

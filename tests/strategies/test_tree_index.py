@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from draftwood_strategies import DraftTree
 from draftwood_strategies.draft import Int32Array
-from draftwood_strategies.tree_index import NO_NODE, empty_index, find_child, insert, link_all, locate, unlinked
+from draftwood_strategies.tree_index import NO_NODE, find_child, insert, link_all, locate, unlinked
 from tests.strategies.test_draft import paths, trees
 
 
@@ -40,7 +40,7 @@ def test_nodes_are_located_by_their_paths(indexed: DraftTree, tree: DraftTree) -
 
 @given(st.lists(trees(), max_size=2), st.integers(0, 40))
 def test_insertion_shares_prefixes_and_stops_at_the_capacity(parts: list[DraftTree], capacity: int) -> None:
-    index, size, expected = empty_index(capacity), 0, dict[tuple[int, ...], int]()
+    index, size, expected = unlinked(np.empty(capacity, np.int32)), 0, dict[tuple[int, ...], int]()
     for part in parts:
         located = np.empty(len(part), np.int32)
         size = insert(index, size, part.tokens, part.parents, located)

@@ -58,7 +58,7 @@ class GuardedDrafter:
     ) -> None:
         self.account = DraftAccount(payoff)
         self._sequence = sequence
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._failures = failures
         self._watchdog = watchdog
         self._unstarted = None if isinstance(sequence.strategy, NoDrafts) else sequence.strategy
@@ -85,11 +85,6 @@ class GuardedDrafter:
     def top_k(self) -> int:
         """How many of the most probable tokens at each node the next `observe` needs."""
         return 0 if self._paused else self._top_k
-
-    @property
-    def vocab_size(self) -> int:
-        """Draft tokens are below it."""
-        return self._vocab_size
 
     def propose(self, budget: int) -> DraftTree:
         """As `propose_all`, for this sequence alone; an empty tree where it is not `ready`."""
@@ -178,8 +173,8 @@ class GuardedDrafter:
         method = "start"
         try:
             top_k = int(strategy.top_k)
-            if not 0 <= top_k <= self._vocab_size:
-                raise ValueError(f"top_k: {top_k} is not allowed; it must lie in [0, {self._vocab_size}]")
+            if not 0 <= top_k <= self.vocab_size:
+                raise ValueError(f"top_k: {top_k} is not allowed; it must lie in [0, {self.vocab_size}]")
             request = self._sequence.request
             if request.learns:
                 start = strategy.start
@@ -191,7 +186,7 @@ class GuardedDrafter:
             self.drafter = _timed([self], strategy, start, request.prompt.copy())
             self._top_k = top_k
             if isinstance(self.drafter, Composite):
-                self.drafter.limit_tokens(self._vocab_size)
+                self.drafter.limit_tokens(self.vocab_size)
         except Exception as error:
             self._switch_off(_raised(method, error), error)
 

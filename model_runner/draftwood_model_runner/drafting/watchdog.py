@@ -25,7 +25,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-class CallTimeoutError(Exception):
+class CallTimeoutError(TimeoutError):
     """A call did not return within its limit, and was interrupted."""
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from draftwood_strategies.mixing.candidates import OUTSIDE, SOURCE_NODE, TOKEN, Workspace, collect, to_probabilities
 from draftwood_strategies.mixing.sources.source_gain import dominant_source
 from draftwood_strategies.mixing.sources.source_trees import SourceTrees
@@ -34,12 +32,6 @@ class MixedDraft(NamedTuple):
     parents: Int32Array
     scores: Float32Array
     sources: Int32Array
-
-
-def empty_draft(budget: int) -> MixedDraft:
-    """Space for a draft of `budget` nodes."""
-    tokens, parents, sources = np.empty((3, budget), np.int32)
-    return MixedDraft(tokens, parents, np.empty(budget, np.float32), sources)
 
 
 @compiled

@@ -21,8 +21,10 @@ from draftwood_strategies.native import (
     Float32Array,
     Int32Array,
     Int64Array,
+    Integer,
     address_of,
     compiled,
+    copy_draft,
     flattened,
     float32_rows,
     float32s,
@@ -162,45 +164,49 @@ def draft_all(
     end = 0
     for s in range(rows.shape[0]):
         row = int64s(rows[s], _ROW)
-        space = row[_NODES]
-        active = int32s(row[_ACTIVE], SOURCES + 1)
-        trees = SourceTrees(
-            TreeIndex(
-                int32s(row[_TREE], space), int32s(row[_FIRST_CHILD], space + 1), int32s(row[_NEXT_SIBLING], space)
-            ),
-            float32_rows(row[_CHANCES], space, SOURCES),
-        )
-        trees.tree.first_child[0] = NO_NODE
-        size = 0
-        for source in range(SOURCES + 1):
-            active[source] = sources.take_part[source, s]
-        for source in range(sources.begins.shape[0]):
-            first, last = sources.begins[source, s], sources.begins[source, s + 1]
-            size = add_source(
-                trees,
-                size,
-                source,
-                sources.tokens[first:last],
-                sources.parents[first:last],
-                sources.scores[first:last],
-                located,
-            )
-        draft = MixedDraft(
-            int32s(row[_TOKENS], budgets[s]),
-            int32s(row[_PARENTS], budgets[s]),
-            float32s(row[_SCORES], budgets[s]),
-            int32s(row[_SOURCES], budgets[s]),
-        )
-        n = expand(trees, weights, workspace, table if active[TABLE] else table[:0], int32s(row[_TAIL], ORDERS), draft)
-        if active[TABLE] and row[_TOPS] >= 0 and n < budgets[s]:
-            n = fill(int32_rows(row[_TOP], row[_TOPS], WIDTH), draft, n, fill_workspace)
+        n = _draft(row, s, budgets[s], sources, weights, table, workspace, fill_workspace, located)
         row[_DRAFTED] = n
-        for node in range(n):
-            tokens[end + node] = draft.tokens[node]
-            parents[end + node] = draft.parents[node]
-            scores[end + node] = draft.scores[node]
+        copy_draft(row[_TOKENS], row[_PARENTS], row[_SCORES], n, tokens, parents, scores, end)
         end += n
         begins[s + 1] = end
+
+
+@compiled
+def _draft(
+    row: Int64Array,
+    s: int,
+    budget: Integer,
+    sources: SourceDrafts,
+    weights: Weights,
+    table: Int32Array,
+    workspace: Workspace,
+    fill_workspace: FillWorkspace,
+    located: Int32Array,
+) -> int:
+    """Merges the sources' trees for sequence s, and drafts; returns how many nodes."""
+    space, active = row[_NODES], int32s(row[_ACTIVE], SOURCES + 1)
+    index = TreeIndex(
+        int32s(row[_TREE], space), int32s(row[_FIRST_CHILD], space + 1), int32s(row[_NEXT_SIBLING], space)
+    )
+    trees = SourceTrees(index, float32_rows(row[_CHANCES], space, SOURCES))
+    index.first_child[0] = NO_NODE
+    for source in range(SOURCES + 1):
+        active[source] = sources.take_part[source, s]
+    size = 0
+    for source in range(sources.begins.shape[0]):
+        first, last = sources.begins[source, s], sources.begins[source, s + 1]
+        tokens, parents, scores = sources.tokens[first:last], sources.parents[first:last], sources.scores[first:last]
+        size = add_source(trees, size, source, tokens, parents, scores, located)
+    draft = MixedDraft(
+        int32s(row[_TOKENS], budget),
+        int32s(row[_PARENTS], budget),
+        float32s(row[_SCORES], budget),
+        int32s(row[_SOURCES], budget),
+    )
+    n = expand(trees, weights, workspace, table if active[TABLE] else table[:0], int32s(row[_TAIL], ORDERS), draft)
+    if active[TABLE] and row[_TOPS] >= 0 and n < budget:
+        n = fill(int32_rows(row[_TOP], row[_TOPS], WIDTH), draft, n, fill_workspace)
+    return n
 
 
 @flattened
@@ -227,46 +233,75 @@ def learn_all(
     """
     for s in range(first, rows.shape[0]):
         row = int64s(rows[s], _ROW)
-        space, drafted = row[_NODES], row[_DRAFTED]
         accepted = verified.accepted[verified.accepted_begins[s] : verified.accepted_begins[s + 1]]
         begin, end = verified.begins[s], verified.begins[s + 1]
-        tail, active = int32s(row[_TAIL], ORDERS), int32s(row[_ACTIVE], SOURCES + 1)
         tokens, parents = verified.tokens[begin:end], verified.parents[begin:end]
-        if drafted >= 0:
-            draft = MixedDraft(
-                int32s(row[_TOKENS], drafted),
-                int32s(row[_PARENTS], drafted),
-                float32s(row[_SCORES], drafted),
-                int32s(row[_SOURCES], drafted),
-            )
-            counts = int64_rows(row[_COUNTS], 2, SOURCES + 1)
-            if verified.known:
-                attribute(draft, tokens, parents, accepted, located, counts)
-            else:
-                attribute_all(draft, accepted, counts)
-            trees = SourceTrees(
-                TreeIndex(
-                    int32s(row[_TREE], space), int32s(row[_FIRST_CHILD], space + 1), int32s(row[_NEXT_SIBLING], space)
-                ),
-                float32_rows(row[_CHANCES], space, SOURCES),
-            )
-            known = table.rows if active[TABLE] else table.rows[:0]
-            learn(trees, weights, workspace, known, tail, accepted, active)
-        row[_DRAFTED] = row[_TOPS] = -1
-        if verified.with_top:
-            row[_TOPS] = end - begin
-            top = int32_rows(row[_TOP], end - begin, WIDTH)
-            for node in range(end - begin):
-                for rank in range(WIDTH):
-                    top[node, rank] = verified.top_tokens[begin + node, rank]
+        tail = int32s(row[_TAIL], ORDERS)
+        if row[_DRAFTED] >= 0:
+            _learn(row, verified.known, tokens, parents, accepted, tail, weights, table.rows, workspace, located)
+        top_tokens = verified.top_tokens[begin:end] if verified.with_top else verified.top_tokens[:0]
+        _keep_top(row, verified.with_top, top_tokens)
         if notes:
-            last = end if verified.with_top else begin
-            note(table, tail, verified.tokens[begin:last], parents, verified.top_tokens[begin:last])
-        written = min(ORDERS, accepted.shape[0])
-        for i in range(ORDERS - written):
-            tail[i] = tail[i + written]
-        for i in range(written):
-            tail[ORDERS - written + i] = accepted[accepted.shape[0] - written + i]
+            note(table, tail, tokens[: top_tokens.shape[0]], parents, top_tokens)
+        _move_on(tail, accepted)
         if notes and wants_growth(table):
             return s + 1
     return int(rows.shape[0])
+
+
+@compiled
+def _learn(
+    row: Int64Array,
+    known: bool,
+    tokens: Int32Array,
+    parents: Int32Array,
+    accepted: Int32Array,
+    tail: Int32Array,
+    weights: Weights,
+    table: Int32Array,
+    workspace: Workspace,
+    located: Int32Array,
+) -> None:
+    """Counts nodes by source, and learns the weights, from the latest draft and the tree that was verified of it.
+
+    Args:
+        known: `tokens` and `parents` are that tree; else it was the whole draft.
+    """
+    space, drafted, active = row[_NODES], row[_DRAFTED], int32s(row[_ACTIVE], SOURCES + 1)
+    draft = MixedDraft(
+        int32s(row[_TOKENS], drafted),
+        int32s(row[_PARENTS], drafted),
+        float32s(row[_SCORES], drafted),
+        int32s(row[_SOURCES], drafted),
+    )
+    counts = int64_rows(row[_COUNTS], 2, SOURCES + 1)
+    if known:
+        attribute(draft, tokens, parents, accepted, located, counts)
+    else:
+        attribute_all(draft, accepted, counts)
+    index = TreeIndex(
+        int32s(row[_TREE], space), int32s(row[_FIRST_CHILD], space + 1), int32s(row[_NEXT_SIBLING], space)
+    )
+    trees = SourceTrees(index, float32_rows(row[_CHANCES], space, SOURCES))
+    learn(trees, weights, workspace, table if active[TABLE] else table[:0], tail, accepted, active)
+
+
+@compiled
+def _keep_top(row: Int64Array, known: bool, top_tokens: Int32Array) -> None:
+    """The latest draft is done with; its `top_tokens`, if they are known, fill unused nodes of the next one."""
+    n = top_tokens.shape[0]
+    row[_DRAFTED], row[_TOPS] = -1, n if known else -1
+    kept = int32_rows(row[_TOP], n, WIDTH)
+    for node in range(n):
+        for rank in range(WIDTH):
+            kept[node, rank] = top_tokens[node, rank]
+
+
+@compiled
+def _move_on(tail: Int32Array, accepted: Int32Array) -> None:
+    """The sequence ends with the accepted tokens now."""
+    written = min(ORDERS, accepted.shape[0])
+    for i in range(ORDERS - written):
+        tail[i] = tail[i + written]
+    for i in range(written):
+        tail[ORDERS - written + i] = accepted[accepted.shape[0] - written + i]

@@ -15,6 +15,7 @@ from draftwood_strategies.native import (
     Int64Array,
     address_of,
     compiled,
+    copy_draft,
     flattened,
     float32s,
     int32_rows,
@@ -162,11 +163,7 @@ def draft_all(
         roots = int32_rows(row[_ROOTS], found, COLUMNS)
         for j in range(found):
             copy_candidate(workspace.roots, j, roots, j)
-        drafted, above, scored = int32s(row[_TOKENS], n), int32s(row[_PARENTS], n), float32s(row[_SCORES], n)
-        for node in range(n):
-            tokens[end + node] = drafted[node]
-            parents[end + node] = above[node]
-            scores[end + node] = scored[node]
+        copy_draft(row[_TOKENS], row[_PARENTS], row[_SCORES], n, tokens, parents, scores, end)
         end += n
         begins[s + 1] = end
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from draftwood_strategies import DraftTree, Feedback, HybridStrategy, RecyclingStrategy
 from draftwood_strategies.draft import Int32Array
-from draftwood_strategies.mixing.expansion import MixedDraft, empty_draft
+from draftwood_strategies.mixing.expansion import MixedDraft
 from draftwood_strategies.mixing.unused_nodes import fill, fill_workspace_for
 from draftwood_strategies.mixing.weights import TABLE
 from draftwood_strategies.native import flattened
@@ -30,7 +30,10 @@ def tree_of(draft: MixedDraft, size: int) -> DraftTree:
 
 def filled(regular: DraftTree, top_tokens: list[list[int]], budget: int) -> tuple[DraftTree, Int32Array]:
     """A draft with the regular nodes, filled up to the budget, and the source of each node."""
-    draft, n = empty_draft(budget), len(regular)
+    draft, n = (
+        MixedDraft(*np.empty((2, budget), np.int32), np.empty(budget, np.float32), np.empty(budget, np.int32)),
+        len(regular),
+    )
     draft.tokens[:n], draft.parents[:n], draft.scores[:n] = regular.tokens, regular.parents, regular.scores
     draft.sources[:n] = 0
     top = np.array(top_tokens, np.int32).reshape(len(top_tokens), len(top_tokens[0]) if top_tokens else 0)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from draftwood_strategies.mixing.weights import LEAST_CHANCE, SOURCES
 from draftwood_strategies.native import Float32Array, Int32Array, Real, compiled
-from draftwood_strategies.tree_index import TreeIndex, empty_index, insert
+from draftwood_strategies.tree_index import TreeIndex, insert
 
 
 class SourceTrees(NamedTuple):
@@ -22,11 +20,6 @@ class SourceTrees(NamedTuple):
 
     tree: TreeIndex
     chances: Float32Array
-
-
-def empty_source_trees(nodes: int) -> SourceTrees:
-    """No trees, with space for `nodes` nodes."""
-    return SourceTrees(empty_index(nodes), np.empty((nodes, SOURCES), np.float32))
 
 
 @compiled
