@@ -56,9 +56,9 @@ class VerifiedTree:
     accepted: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepOutput:
-    """What one step wrote for one sequence.
+    """What one step wrote for one sequence. Not frozen: each step makes one for each sequence, in a third of the time.
 
     Attributes:
         token_ids: the tokens, in order; empty only with `finish`.

@@ -49,6 +49,7 @@ class SequenceStats:
         accepted_by_depth: for each depth of the draft tree, in how many steps a node of it was accepted.
         draft_seconds: time in the drafter.
         step_seconds, model_seconds: time of the steps that the sequence took part in, and of their forward passes.
+        suspensions: how often drafting, or a part of it, was suspended since it took longer than it saved.
         drafting_disabled_reason: why drafting was switched off; "" while it is on.
         by_source: verified and accepted draft tokens by source, for a strategy that combines several.
     """
@@ -69,6 +70,7 @@ class SequenceStats:
     draft_seconds: float = 0.0
     step_seconds: float = 0.0
     model_seconds: float = 0.0
+    suspensions: int = 0
     drafting_disabled_reason: str = ""
     by_source: dict[str, SourceCounts] = field(default_factory=dict)
 
@@ -117,6 +119,7 @@ class SequenceStats:
             draft_seconds=sum(part.draft_seconds for part in parts),
             step_seconds=max(part.step_seconds for part in parts),
             model_seconds=max(part.model_seconds for part in parts),
+            suspensions=sum(part.suspensions for part in parts),
             by_source=_added([part.by_source for part in parts]),
             drafting_disabled_reason=next((reason for p in parts if (reason := p.drafting_disabled_reason)), ""),
         )

@@ -90,7 +90,11 @@ class Drafter(Protocol):
     """Drafts for one live sequence. Called from one thread only."""
 
     def propose(self, budget: int) -> DraftTree:
-        """A tree of at most `budget` nodes (budget >= 1); an empty one if there is nothing to draft."""
+        """A tree of at most `budget` nodes (budget >= 1); an empty one if there is nothing to draft.
+
+        Called again without an `observe` in between if the step of the tree was not computed or its result is not used:
+        the device had no memory for it, or the sequence lost its slot. Then that tree counts for nothing.
+        """
 
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
         """The sequence grew by `accepted`, int32[a] with a >= 1: draft tokens and the model's own last one.
@@ -122,7 +126,12 @@ class Composite(Protocol):
         """Called before the first draft: a part that drafts a token of `vocab_size` or above is at fault."""
 
     def drop_slowest(self) -> str:
-        """Drafts without the part that took longest so far; returns its name, "" where no part can be spared."""
+        """Called after a call that took too long: drops the slowest part for the rest of the sequence; returns its name,
+        "" if there is no part to drop."""
+
+    def suspend_slowest(self) -> bool:
+        """Called while drafts take longer than they save: leaves out the slowest part for some drafts, of all sequences
+        of the strategy. Returns False if no part can be spared; then nothing is drafted for a while."""
 
 
 @runtime_checkable
@@ -179,7 +188,8 @@ class Successors(Protocol):
 
     @property
     def rows(self) -> Int32Array:
-        """int32[r, COLUMNS], the hash table as `draftwood_strategies.successors` lays it out; read at every draft."""
+        """int32[r, COLUMNS], the hash table as `draftwood_strategies.successors` lays it out; read at every draft, and
+        checked before. A table that has another layout then is used no more."""
 
     @property
     def nbytes(self) -> int:

@@ -135,6 +135,8 @@ int64_rows: Callable[[Integer, Integer, Integer], Int64Array] = _view_of(types.i
 """As `int32_rows`."""
 float32s: Callable[[Integer, Integer], Float32Array] = _view_of(types.float32, 1)
 """As `int32s`."""
+float64s: Callable[[Integer, Integer], Float64Array] = _view_of(types.float64, 1)
+"""As `int32s`."""
 float32_rows: Callable[[Integer, Integer, Integer], Float32Array] = _view_of(types.float32, 2)
 """As `int32_rows`."""
 

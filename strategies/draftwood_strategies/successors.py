@@ -9,7 +9,7 @@ of a bucket that was written longest ago leaves.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,10 +41,12 @@ _ALWAYS_KEPT = 2
 same acceptance length (docs/decisions.md, as above)."""
 
 
-def has_layout(rows: Int32Array) -> bool:
-    """Whether `find` can read these rows: int32[r, COLUMNS], r a power of two and a bucket or more."""
+def has_layout(rows: Any) -> bool:
+    """Whether `find` can read these rows: int32[r, COLUMNS], contiguous, r a power of two and a bucket or more."""
     return (
-        rows.dtype == np.int32
+        isinstance(rows, np.ndarray)
+        and rows.dtype == np.int32
+        and rows.flags.c_contiguous
         and rows.ndim == 2
         and rows.shape[1] == COLUMNS
         and rows.shape[0] >= _BUCKET
@@ -67,6 +69,8 @@ class TableArrays(NamedTuple):
 
 
 _CLOCK, _CONTEXTS, _CAPACITY = range(3)
+_LAST_CLOCK = 2**31 - 1
+"""What `WRITTEN` can hold: some 8 days at 64 sequences and 50 steps a second."""
 
 
 class SuccessorTable:
@@ -172,6 +176,8 @@ def _bucket(rows: Int32Array, context_hash: Integer) -> int:
 def note(table: TableArrays, tail: Int32Array, tokens: Int32Array, parents: Int32Array, top_tokens: Int32Array) -> None:
     """As `SuccessorTable.note`, which may have to grow afterwards."""
     rows, state, context = table.rows, table.state, table.context
+    if state[_CLOCK] >= _LAST_CLOCK:
+        _halve_clock(rows, state)
     state[_CLOCK] += 1
     for node in range(tokens.shape[0]):
         read_context(tail, tokens, parents, node, 1, context)
@@ -198,6 +204,14 @@ def note(table: TableArrays, tail: Int32Array, tokens: Int32Array, parents: Int3
 
 
 _note = flattened(note)
+
+
+@compiled
+def _halve_clock(rows: Int32Array, state: Int64Array) -> None:
+    """Halves all times, so that the clock can go on; what was written before stays before what was written later."""
+    state[_CLOCK] //= 2
+    for row in range(rows.shape[0]):
+        rows[row, WRITTEN] = (rows[row, WRITTEN] >> 1) + (rows[row, WRITTEN] & 1)
 
 
 @compiled

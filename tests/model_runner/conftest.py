@@ -11,8 +11,9 @@ from draftwood_model_runner.drafting import draft_account
 
 @pytest.fixture(autouse=True)
 def _drafting_may_take_its_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine is no reason to switch drafting off, except in the tests of just that."""
+    """A busy machine is no reason to suspend drafting, except in the tests of just that."""
     if ".drafting." not in request.module.__name__:
         monkeypatch.setattr(draft_account, "LONGEST_CALL", math.inf)
         monkeypatch.setattr(draft_account, "LEAST_CREDIT", math.inf)
         monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))
+        monkeypatch.setattr(draft_account, "TRIED_SHARE", math.inf)

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import draftwood_strategies
-from draftwood_model_runner.drafting import draft_policy
-from draftwood_model_runner.drafting.draft_account import DraftAccount
+from draftwood_model_runner.drafting import draft_policy, guarded_drafter
 from draftwood_model_runner.drafting.guarded_drafter import GuardedDrafter
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.request import StopParams
@@ -143,7 +142,7 @@ def test_bundled_model_answers_questions(name: str, runner: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_strategies_that_are_asked_now_and_then_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After each draft two steps without one; what is written in them the drafter is told afterwards."""
-    monkeypatch.setattr(DraftAccount, "pause", lambda account: 2)
+    monkeypatch.setattr(guarded_drafter, "pause_all", lambda accounts, lasting: [2] * len(accounts))
     batch = [(1, 2, 3, 1, 2, 3, 1), (4, 4, 4, 4), (5,)]
     sequences = generate(fixed_engine("llama"), batch, draftwood_strategies.create(name), 16, StopParams(NEW_TOKENS))
     assert [one.output for one in sequences] == [greedy("llama", prompt, NEW_TOKENS) for prompt in batch]

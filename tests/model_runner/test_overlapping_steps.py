@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from draftwood_model_runner.errors import DeviceLostError, DeviceMemoryError, Mo
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.sequence import Sequence
+from recall_strategy import RecallStrategy
 from tests.model_runner.families import VOCAB, as_prompt, greedy, served
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.overlapping import OverlappingRunner
@@ -181,6 +183,43 @@ def test_too_little_device_memory_changes_no_token() -> None:
     run(engine)
     check_outputs(sequences)
     assert sum(one.stats.preemptions for one in sequences) == 2
+
+
+def calls_of(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> dict[int, list[str]]:
+    """By drafter, the calls of `propose` and `observe` that will be made, those for all drafters of a step included."""
+    calls = dict[int, list[str]]()
+    in_batches = hasattr(strategy, "propose_all")
+    kind = type(strategy if in_batches else strategy.start(np.ones(3, np.int32)))
+
+    def watch(call: str, name: str) -> None:
+        given = getattr(kind, name)
+
+        def watched(self: Any, *args: Any) -> Any:
+            for drafter in args[0] if in_batches else [self]:
+                calls.setdefault(id(drafter), []).append(call)
+            return given(self, *args)
+
+        watched.__name__ = name
+        monkeypatch.setattr(kind, name, watched)
+
+    for call in ("propose", "observe"):
+        watch(call, f"{call}_all" if in_batches else call)
+    return calls
+
+
+@pytest.mark.parametrize("name", ["trie", "recycling", "jacobi", "hybrid", "recall"])
+def test_a_draft_whose_step_was_not_computed_counts_for_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter is asked twice running then; `recall` is written as a third party would."""
+    strategy: Any = RecallStrategy() if name == "recall" else draftwood_strategies.create(name)
+    calls = calls_of(strategy, monkeypatch)
+    engine, runner = engine_of()
+    runner.begin_errors = [None] * 12 + [DeviceMemoryError("the device has no memory")]
+    [sequence, *_] = sequences = add_all(engine, strategy, (PROMPTS[4],) * 2)
+    run(engine)
+    check_outputs(sequences)
+    assert any(("propose", "propose") in itertools.pairwise(one) for one in calls.values())
+    assert [one.stats.drafting_disabled_reason for one in sequences] == [""] * 2
+    assert sequence.stats.draft_tokens > 0
 
 
 def test_an_error_ends_the_half_that_it_is_in() -> None:

@@ -3,12 +3,27 @@
 An accepted token saves one step for one sequence. In a step that several sequences share, that is worth its share of
 the step only: the others would have taken it anyway. A draft costs the time in the drafter, and what its nodes add to
 the step that verifies them.
+
+Drafting that does not pay is suspended for some steps and then tried again. It is at fault, and ends, only where a
+single call holds up all sequences (`LONGEST_CALL`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+
+from draftwood_strategies.native import (
+    Float64Array,
+    Int32Array,
+    Int64Array,
+    Real,
+    address_of,
+    compiled,
+    float64s,
+)
 
 LONGEST_CALL = 1.0
 """Seconds that one call of a drafter may take: all sequences wait for it."""
@@ -21,12 +36,25 @@ In a step of n sequences each has the credit of `CREDIT_STEPS` / sqrt(n) steps, 
 times what one may, and not n times."""
 _LARGEST_CHARGE = 0.5
 """Share of the credit that one call is charged at most: a single stall of the machine must not end drafting."""
+_LARGEST_DRAFT = 8.0
+"""Steps that one draft counts at most in the means, for the same reason. Not tuned."""
 
 LONGEST_PAUSES = 15, 63
-"""Steps without a draft, at most, while drafts do not pay: one in 16 still tries, or one in 64 if the latest drafts of
-this tenant did not pay either."""
+"""Steps without a draft, at most, while cheap drafts do not pay: one in 16 still tries, or one in 64 if the latest
+drafts of this tenant did not pay either."""
+TRIED_SHARE = 1 / 64
+"""Share of the model's time that drafts may take which are tried although they do not pay. Not tuned."""
 _RECENT, _RECENT_OF_TENANT = 8, 64
 """Drafts that the means of a sequence, and of a tenant, cover."""
+
+_ACCEPTED, _SECONDS, _VERIFYING, _DRAFTS = range(4)
+"""The mean draft, the first four numbers of an account and all of a `Payoff`."""
+_MEANS = 4
+(
+    _SPENT, _CHARGED, _LONGEST, _SPENT_BEFORE, _ACCEPTED_BEFORE, _PAUSE, _STEPS, _STEP_TOTAL, _ACCEPTED_TOTAL,
+    _VERIFYING_TOTAL, _LATEST_VERIFYING, _LATEST_DRAFT, _FIRST_STEP, _SHARING, _STEP_SECONDS, _CREDIT, _LIMIT,
+) = range(_MEANS, _MEANS + 17)  # fmt: skip
+_ROW = _MEANS + 17
 
 _called: set[tuple[type, str]] = set()
 """Methods that a class had its first call of. That one may compile and is not counted."""
@@ -40,133 +68,216 @@ def is_first_call(owner: object, method: str) -> bool:
     return first
 
 
-@dataclass(slots=True)
 class Payoff:
-    """Gain and cost of a draft, the mean over the latest ones.
+    """Gain and cost of a draft, the mean over the latest ones of a tenant by one strategy."""
 
-    Attributes:
-        accepted: its accepted tokens.
-        seconds: time in the drafter.
-        verifying: what its nodes add to the step.
-        drafts: how many the mean is over; the initial value, an optimistic guess, counts as one.
-    """
+    def __init__(self) -> None:
+        self._row: Float64Array = np.array([1.0, 0.0, 0.0, 1.0])  # an optimistic guess, which counts as one draft
+        self.address = address_of(self._row)
 
-    accepted: float = 1.0
-    seconds: float = 0.0
-    verifying: float = 0.0
-    drafts: int = 1
+    @property
+    def accepted(self) -> float:
+        """Accepted tokens of a draft."""
+        return float(self._row[_ACCEPTED])
 
-    def add(self, accepted: float, seconds: float, verifying: float, most: int) -> None:
-        """Adds a draft; the mean is over at most `most` from now on."""
-        self.drafts = min(self.drafts + 1, most)
-        self.accepted += (accepted - self.accepted) / self.drafts
-        self.seconds += (seconds - self.seconds) / self.drafts
-        self.verifying += (verifying - self.verifying) / self.drafts
-
-    def pays(self, step: float) -> bool:
-        """Whether it saves more time than it takes, if a step without it takes so many seconds."""
-        return self.accepted * step >= self.seconds + self.verifying
+    def means(self) -> Float64Array:
+        """float64[4], see `_ACCEPTED` and the others."""
+        return self._row
 
 
 class DraftAccount:
-    """The account of one sequence, which each call of its drafter is charged to.
+    """The account of one sequence, which each call of its drafter is charged to. Those of all sequences of a step are
+    kept in one call: `charge_all`, `step_all`, `pause_all`.
 
     Args:
         tenant: what drafts of this tenant by the same strategy gain and cost. The sequence expects the same of its
             own, and adds its results.
-
-    Attributes:
-        overdrawn: drafting must end, see `verdict`.
     """
 
     def __init__(self, tenant: Payoff) -> None:
-        self._tenant = tenant
-        self._own = Payoff(tenant.accepted, tenant.seconds, tenant.verifying, _RECENT)
-        self._pause = 0
-        self._first_step: float | None = None
-        self._sharing = 1
-        self._step_seconds, self._credit, self._limit = 0.0, LEAST_CREDIT, math.inf
-        self.overdrawn = False
+        self.tenant = tenant
+        self._row: Float64Array = np.zeros(_ROW)
+        self.address = address_of(self._row)
+        self._row[:_MEANS] = tenant.means()
+        self._row[_DRAFTS] = _RECENT
+        self._row[_FIRST_STEP] = -1.0
+        self._row[_SHARING] = 1.0
         self.clear()
 
     @property
     def expected(self) -> float:
         """Accepted tokens of a draft, on average over the latest ones."""
-        return self._own.accepted
+        return float(self._row[_ACCEPTED])
+
+    @property
+    def suspended(self) -> bool:
+        """It pauses, and its drafts are not cheap: one now and then would cost too much as well."""
+        return bool(self._row[_PAUSE] > 0.0 and _is_expensive(self._row))
 
     def clear(self) -> None:
         """Begins anew: costs so far are forgiven."""
-        self._spent = self._charged = self._longest = 0.0
-        self._steps, self._accepted, self._step_total = 0, 0, 0.0
-        self._verifying = self._latest_verifying = 0.0
-        self._paused_at = self._spent, self._accepted
-        self._estimate()
+        row = self._row
+        for entry in (_SPENT, _CHARGED, _LONGEST, _SPENT_BEFORE, _ACCEPTED_BEFORE, _STEPS, _STEP_TOTAL):
+            row[entry] = 0.0
+        row[_ACCEPTED_TOTAL] = row[_VERIFYING_TOTAL] = row[_LATEST_VERIFYING] = 0.0
+        _estimate(row, LEAST_CREDIT)
 
-    def step(self, seconds: float, accepted: int, sharing: int = 1, verifying: float = 0.0) -> None:
-        """A step in which the sequence wrote tokens.
+    def fault(self) -> str:
+        """Why drafting must end; "" while it may go on, if only after a pause."""
+        longest = self._row[_LONGEST]
+        return f"it is too slow: one call took {longest:.3g} s" if longest > LONGEST_CALL else ""
 
-        Args:
-            seconds: of the model.
-            accepted: draft tokens that were accepted.
-            sharing: how many sequences shared the step.
-            verifying: seconds that the draft of this sequence added to it, as far as is known.
-        """
-        self._sharing = sharing
-        self._latest_verifying = verifying
-        self._accepted += accepted
-        share = seconds / sharing
-        if self._first_step is None:
-            self._first_step = share  # includes the prompt, so it is no measure of later steps
+    def suspend(self) -> int:
+        """Steps to go without a draft to make up for the debt, which is forgiven then."""
+        pause = 0
+        if self._row[_STEP_SECONDS] > 0.0:
+            pause = math.ceil(self._row[_CHARGED] / (TRIED_SHARE * self._row[_STEP_SECONDS]))
+        self.clear()
+        self._row[_PAUSE] = pause
+        return pause
+
+
+def charge_all(accounts: SequenceOf[DraftAccount], seconds: float) -> None:
+    """A call of drafters took so long for each of these sequences."""
+    _charge_all(_rows_of(accounts), seconds)
+
+
+def step_all(
+    accounts: SequenceOf[DraftAccount], seconds: float, accepted: Int32Array, verifying: Float64Array, sharing: int
+) -> None:
+    """A step in which these sequences wrote tokens.
+
+    Args:
+        seconds: of the model.
+        accepted: int32[s], draft tokens that were accepted.
+        verifying: float64[s], seconds that the draft of each added to the step, as far as is known.
+        sharing: how many sequences shared the step.
+    """
+    _step_all(_rows_of(accounts), seconds, accepted, verifying, sharing, LEAST_CREDIT)
+
+
+def overdrawn(accounts: SequenceOf[DraftAccount]) -> list[int]:
+    """The numbers of those that cost more than they may: they must be suspended, or are at `fault`."""
+    found = np.empty(len(accounts), np.int32)
+    numbers: list[int] = found[: _overdrawn(_rows_of(accounts), LONGEST_CALL, found)].tolist()
+    return numbers
+
+
+def pause_all(accounts: SequenceOf[DraftAccount], lasting: SequenceOf[bool]) -> list[int]:
+    """For each sequence that had a draft in the latest step, the steps to go without one: 0 while accepted tokens save
+    more time than drafting takes, else twice as many as the last time, and more if drafts are expensive.
+
+    Args:
+        lasting: of each, whether expensive drafts go on until the account is overdrawn, as its drafter can do without
+            a part then.
+    """
+    tenants = np.array([account.tenant.address for account in accounts], np.int64)
+    pauses = np.empty(len(accounts), np.int32)
+    _pause_all(_rows_of(accounts), tenants, np.array(lasting, np.int32), *LONGEST_PAUSES, TRIED_SHARE, pauses)
+    return pauses.tolist()
+
+
+def _rows_of(accounts: SequenceOf[DraftAccount]) -> Int64Array:
+    return np.array([account.address for account in accounts], np.int64)
+
+
+@compiled
+def _charge_all(rows: Int64Array, seconds: float) -> None:
+    for s in range(rows.shape[0]):
+        row = float64s(rows[s], _ROW)
+        row[_SPENT] += seconds
+        row[_CHARGED] += min(seconds, _LARGEST_CHARGE * row[_CREDIT])
+        row[_LONGEST] = max(row[_LONGEST], seconds)
+
+
+@compiled
+def _step_all(
+    rows: Int64Array, seconds: float, accepted: Int32Array, verifying: Float64Array, sharing: int, least_credit: float
+) -> None:
+    share = seconds / sharing
+    for s in range(rows.shape[0]):
+        row = float64s(rows[s], _ROW)
+        row[_SHARING] = sharing
+        row[_LATEST_VERIFYING] = verifying[s]
+        row[_ACCEPTED_TOTAL] += accepted[s]
+        if row[_FIRST_STEP] < 0.0:
+            row[_FIRST_STEP] = share  # includes the prompt, so it is no measure of later steps
         else:
-            self._steps += 1
-            self._step_total += share
-            self._verifying += min(verifying, share)
-        self._estimate()
+            row[_STEPS] += 1.0
+            row[_STEP_TOTAL] += share
+            row[_VERIFYING_TOTAL] += min(verifying[s], share)
+        _estimate(row, least_credit)
 
-    def charge(self, seconds: float) -> None:
-        """Time that a call of the drafter took."""
-        self._spent += seconds
-        self._charged += min(seconds, _LARGEST_CHARGE * self._credit)
-        if seconds > self._longest:
-            self._longest = seconds
-        if self._charged > self._limit or seconds > LONGEST_CALL:
-            self.overdrawn = True
 
-    def verdict(self) -> str:
-        """Why drafting must end; "" while it may go on."""
-        if not self.overdrawn:
-            return ""
-        if self._longest > LONGEST_CALL:
-            return f"it is too slow: one call took {self._longest:.3g} s"
-        saved = self._step_seconds * self._accepted
-        return (
-            f"it is too slow: it took {self._spent:.3g} s, and its {self._accepted} accepted tokens saved {saved:.3g} s"
-        )
+@compiled
+def _overdrawn(rows: Int64Array, longest_call: float, found: Int32Array) -> int:
+    n = 0
+    for s in range(rows.shape[0]):
+        row = float64s(rows[s], _ROW)
+        if row[_LONGEST] > longest_call or row[_CHARGED] > row[_LIMIT]:
+            found[n] = s
+            n += 1
+    return n
 
-    def pause(self) -> int:
-        """Steps to go without a draft, after one with: 0 while accepted tokens save more time than drafting takes, else
-        twice as many as the last time. Drafting that is not even cheap is ended by `verdict` instead."""
-        spent, accepted = self._paused_at
-        self._paused_at = self._spent, self._accepted
-        step = self._step_seconds
-        # More than a step is a stall of the machine, or a strategy that `verdict` ends.
-        latest = self._accepted - accepted, min(self._spent - spent, step), self._latest_verifying
-        self._own.add(*latest, _RECENT)
-        self._tenant.add(*latest, _RECENT_OF_TENANT)
-        plain = step - self._verifying / self._steps if self._steps else step
-        if self._own.pays(plain) or self._own.seconds > 2 * TOLERATED_SHARE * step:
-            self._pause = 0
-            return 0
-        hopeless = self._tenant.drafts == _RECENT_OF_TENANT and not self._tenant.pays(plain)
-        self._pause = min(2 * self._pause + 1, LONGEST_PAUSES[1 if hopeless else 0])
-        return self._pause
 
-    def _estimate(self) -> None:
-        """Sets the share of this sequence in a step of the model (before a second one that of the first, 0 before
-        that), what drafting may cost before it saves anything, and what it may have cost by now."""
-        step = self._step_total / self._steps if self._steps else self._first_step or 0.0
-        self._step_seconds = step
-        self._credit = max(LEAST_CREDIT / self._sharing, CREDIT_STEPS * step / math.sqrt(self._sharing))
-        saved = step * self._accepted
-        self._limit = saved + TOLERATED_SHARE * self._step_total + self._credit if step else math.inf
-        self.overdrawn = self._longest > LONGEST_CALL or self._charged > self._limit
+@compiled
+def _pause_all(
+    rows: Int64Array,
+    tenants: Int64Array,
+    lasting: Int32Array,
+    longest: int,
+    longest_hopeless: int,
+    tried_share: float,
+    pauses: Int32Array,
+) -> None:
+    for s in range(rows.shape[0]):
+        row, tenant = float64s(rows[s], _ROW), float64s(tenants[s], _MEANS)
+        step = row[_STEP_SECONDS]
+        accepted = row[_ACCEPTED_TOTAL] - row[_ACCEPTED_BEFORE]
+        spent, before = row[_SPENT] - row[_SPENT_BEFORE], row[_LATEST_DRAFT]
+        row[_SPENT_BEFORE], row[_ACCEPTED_BEFORE], row[_LATEST_DRAFT] = row[_SPENT], row[_ACCEPTED_TOTAL], spent
+        counted = min(spent, _LARGEST_DRAFT * step)
+        _add(row, accepted, counted, row[_LATEST_VERIFYING], _RECENT)
+        _add(tenant, accepted, counted, row[_LATEST_VERIFYING], _RECENT_OF_TENANT)
+        plain = step - row[_VERIFYING_TOTAL] / row[_STEPS] if row[_STEPS] else step
+        expensive = _is_expensive(row)
+        pause = 0.0
+        if not _pays(row, plain) and not (expensive and lasting[s]):
+            hopeless = tenant[_DRAFTS] == _RECENT_OF_TENANT and not _pays(tenant, plain)
+            pause = min(2.0 * row[_PAUSE] + 1.0, longest_hopeless if hopeless else longest)
+            if expensive:
+                pause = max(pause, row[_SECONDS] / (tried_share * step), min(spent, before) / (tried_share * step))
+        row[_PAUSE] = pause
+        pauses[s] = pause
+
+
+@compiled
+def _add(means: Float64Array, accepted: Real, seconds: Real, verifying: Real, most: int) -> None:
+    """Adds a draft; the means are over at most `most` from now on."""
+    means[_DRAFTS] = min(means[_DRAFTS] + 1.0, most)
+    means[_ACCEPTED] += (accepted - means[_ACCEPTED]) / means[_DRAFTS]
+    means[_SECONDS] += (seconds - means[_SECONDS]) / means[_DRAFTS]
+    means[_VERIFYING] += (verifying - means[_VERIFYING]) / means[_DRAFTS]
+
+
+@compiled
+def _pays(means: Float64Array, step: Real) -> bool:
+    """Whether a draft saves more time than it takes, if a step without it takes so many seconds."""
+    return bool(means[_ACCEPTED] * step >= means[_SECONDS] + means[_VERIFYING])
+
+
+@compiled
+def _estimate(row: Float64Array, least_credit: float) -> None:
+    """Sets the share of this sequence in a step of the model (before a second one that of the first, 0 before
+    that), what drafting may cost before it saves anything, and what it may have cost by now."""
+    step = row[_STEP_TOTAL] / row[_STEPS] if row[_STEPS] else max(row[_FIRST_STEP], 0.0)
+    row[_STEP_SECONDS] = step
+    row[_CREDIT] = max(least_credit / row[_SHARING], CREDIT_STEPS * step / math.sqrt(row[_SHARING]))
+    row[_LIMIT] = math.inf
+    if step > 0.0:
+        row[_LIMIT] = step * row[_ACCEPTED_TOTAL] + TOLERATED_SHARE * row[_STEP_TOTAL] + row[_CREDIT]
+
+
+@compiled
+def _is_expensive(row: Float64Array) -> bool:
+    return bool(row[_SECONDS] > 2.0 * TOLERATED_SHARE * row[_STEP_SECONDS])

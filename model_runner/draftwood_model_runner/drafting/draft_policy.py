@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draftwood_model_runner.drafting.budget import worthwhile_score
-from draftwood_model_runner.drafting.draft_account import Payoff
+from draftwood_model_runner.drafting.draft_account import Payoff, step_all
 from draftwood_model_runner.drafting.guarded_drafter import GuardedDrafter, observe_all, propose_all, runs_of
 from draftwood_model_runner.drafting.step_time import StepTimes
 from draftwood_model_runner.drafting.watchdog import Watchdog
@@ -33,7 +33,7 @@ from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.draft import DraftTrees, Int32Array, merged
-from draftwood_strategies.native import sizes_between
+from draftwood_strategies.native import Float64Array, sizes_between
 
 _log = logging.getLogger(__name__)
 
@@ -211,32 +211,36 @@ class DraftPolicy:
 
     def observe(self, outcomes: Outcomes) -> None:
         """A step in which sequences wrote tokens."""
-        nodes, verifying = sizes_between(outcomes.feedback.begins).tolist(), dict[int, float]()
         drafters, active = [], []
         for i, sequence in enumerate(outcomes.sequences):
             drafter = self._states[sequence].drafter
-            if not drafter.active:
-                continue
-            if nodes[i] not in verifying:
-                verifying[nodes[i]] = self._verifying_seconds(nodes[i] - 1)
-            seconds, sharing = outcomes.model_seconds, outcomes.sharing
-            drafter.account.step(seconds, outcomes.accepted[i], sharing, verifying[nodes[i]])
-            drafters.append(drafter)
-            active.append(i)
+            if drafter.active:
+                drafters.append(drafter)
+                active.append(i)
+        if not active:
+            return
+        nodes = sizes_between(outcomes.feedback.begins)[active] - 1
+        step_all(
+            [drafter.account for drafter in drafters],
+            outcomes.model_seconds,
+            np.array(outcomes.accepted, np.int32)[active],
+            self._verifying_seconds(nodes),
+            outcomes.sharing,
+        )
         if len(active) == len(outcomes.sequences):
             observe_all(drafters, outcomes.written, outcomes.begins, outcomes.feedback)
-        elif active:
+        else:
             written, begins = runs_of(outcomes.written, outcomes.begins, active)
             observe_all(drafters, written, begins, outcomes.feedback.part(active))
 
-    def _verifying_seconds(self, nodes: int) -> float:
-        """What so many nodes added to the latest step, by the step-time model."""
+    def _verifying_seconds(self, nodes: Int32Array) -> Float64Array:
+        """What a draft of so many nodes, int32[s], added to the latest step, by the step-time model: float64[s]."""
         batch = self._latest
-        if self._step_times is None or batch is None or nodes == 0:
-            return 0.0
-        sizes = batch.size, batch.size - nodes
-        whole, without = (self._step_times.at(size, batch.rows, self._context) for size in sizes)
-        return whole - without
+        if self._step_times is None or batch is None:
+            return np.zeros(nodes.shape[0])
+        most = int(nodes.max())
+        seconds = self._step_times.between(batch.size - most, batch.size, batch.rows, self._context)
+        return np.asarray(seconds[most] - seconds[most - nodes])
 
 
 def _reworked(trees: DraftTrees, rows: dict[int, _Rework]) -> DraftTrees:

@@ -11,7 +11,14 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from draftwood_model_runner.drafting.draft_account import DraftAccount, Payoff, is_first_call
+from draftwood_model_runner.drafting.draft_account import (
+    DraftAccount,
+    Payoff,
+    charge_all,
+    is_first_call,
+    overdrawn,
+    pause_all,
+)
 from draftwood_model_runner.drafting.watchdog import Watchdog
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import EMPTY_TREE, Drafter, DraftTree, Feedback, NoDrafts, Strategy, asking
@@ -29,7 +36,7 @@ Result = TypeVar("Result")
 
 
 class GuardedDrafter:
-    """The drafter of one sequence: timed, its trees checked, switched off when it fails or does not pay.
+    """The drafter of one sequence: timed, its trees checked, suspended while it does not pay, switched off if it fails.
 
     The strategy starts it when the first draft is needed: nothing is drafted while prompts wait, and starting a drafter
     would delay them.
@@ -44,6 +51,8 @@ class GuardedDrafter:
 
     Attributes:
         account: what its calls cost and gained.
+        stats: the sequence's.
+        asked: it drafted in this step, and was not told yet what came of it.
         strategy: the tenant's; None for one that never drafts.
         drafter: what it started; None before that, and once drafting is switched off.
     """
@@ -57,6 +66,7 @@ class GuardedDrafter:
         watchdog: Watchdog | None = None,
     ) -> None:
         self.account = DraftAccount(payoff)
+        self.stats = sequence.stats
         self._sequence = sequence
         self.vocab_size = vocab_size
         self._failures = failures
@@ -66,7 +76,8 @@ class GuardedDrafter:
         self.drafter: Drafter | None = None
         self._top_k = 0
         self._pause = 0
-        self._paused = self._asked = False
+        self._paused = self.asked = False
+        self._composite, self._spares = False, True
         self._unseen: list[int] = []
 
     @property
@@ -105,39 +116,54 @@ class GuardedDrafter:
             return False
         if self._unstarted is not None or self._unseen:
             self._catch_up()
-        self._asked = self.drafter is not None
-        return self._asked
+        self.asked = self.drafter is not None
+        return self.asked
 
-    def takes(self, accepted: Int32Array) -> bool:
-        """Whether it learns of what was accepted now; in a pause that is kept until the next draft."""
-        if self._paused or self._unstarted is not None:
+    @property
+    def takes_now(self) -> bool:
+        """It learns at once of what is accepted. If not, and it is `active`, that is kept until its next draft."""
+        return self.drafter is not None and not self._paused
+
+    def keep(self, accepted: Int32Array) -> None:
+        """Keeps what was accepted while it is not asked."""
+        if self.active:
             self._unseen += accepted.tolist()
-            return False
-        return self.drafter is not None
 
-    def proposed(self, nodes: int) -> None:
-        """It drafted so many."""
-        self._sequence.stats.proposed_tokens += nodes
-        if self.account.overdrawn:
-            self._judge()
+    @property
+    def lasting(self) -> bool:
+        """It goes on while it is expensive, until it can do without one of its parts."""
+        return self._composite and self._spares
 
-    def observed(self) -> None:
-        """It was told what was accepted."""
-        if self.account.overdrawn:
-            self._judge()
-        if self._asked:
-            self._asked = False
-            self._pause = self.account.pause()
+    def pause(self, steps: int) -> None:
+        """After a draft: it is not asked for so many steps."""
+        self.asked, self._pause = False, max(steps, self._pause)
+        self.stats.suspensions += self.account.suspended
+
+    def judge(self) -> None:
+        """Drafting took more than it may: suspends it, or of its parts the slowest; ends it if one call took too long.
+
+        Drafts are a matter of the step's time and of the text: what does not pay now may pay later.
+        """
+        if self.drafter is None:
+            return
+        fault = self.account.fault()
+        method = "drop_slowest" if fault else "suspend_slowest"
+        try:
+            self._spares = self._composite and bool(getattr(self.drafter, method)())
+        except Exception as error:
+            self._switch_off(_raised(method, error), error)
+            return
+        if self._spares:
+            self.account.clear()
+        elif fault:
+            self._switch_off(fault)
+        else:
+            self._pause = self.account.suspend()
+        self.stats.suspensions += not fault
 
     def failed(self, call: str, error: Exception) -> None:
         """A call raised this."""
         self._switch_off(_raised(call, error), error)
-
-    def took(self, seconds: float, first: bool) -> None:
-        """A call took so long for this sequence; that of a class's `first` call is not charged."""
-        self._sequence.stats.draft_seconds += seconds
-        if not first:
-            self.account.charge(seconds)
 
     def close(self) -> None:
         """Closes the drafter; further calls do nothing."""
@@ -149,11 +175,11 @@ class GuardedDrafter:
         try:
             try:
                 if isinstance(drafter, Composite):
-                    self._sequence.stats.by_source = dict(drafter.by_source)
+                    self.stats.by_source = dict(drafter.by_source)
             finally:
                 self.limited(False, drafter.close)
         except Exception as error:
-            if not self._sequence.stats.drafting_disabled_reason:
+            if not self.stats.drafting_disabled_reason:
                 self._switch_off(_raised("close", error), error)
 
     def _catch_up(self) -> None:
@@ -167,7 +193,7 @@ class GuardedDrafter:
                 _timed([self], self.drafter, self.drafter.observe, np.array(unseen, np.int32), None)
             except Exception as error:
                 self.failed("observe", error)
-            self._judge()
+            _judge_all([self])
 
     def _start(self, strategy: Strategy) -> None:
         method = "start"
@@ -181,11 +207,12 @@ class GuardedDrafter:
             elif isinstance(strategy, Readable):
                 method, start = "start_reading", strategy.start_reading
             else:
-                self._sequence.stats.drafting_disabled_reason = f"{request.strategy_name} cannot draft without learning"
+                self.stats.drafting_disabled_reason = f"{request.strategy_name} cannot draft without learning"
                 return
             self.drafter = _timed([self], strategy, start, request.prompt.copy())
             self._top_k = top_k
             if isinstance(self.drafter, Composite):
+                self._composite = True
                 self.drafter.limit_tokens(self.vocab_size)
         except Exception as error:
             self._switch_off(_raised(method, error), error)
@@ -198,21 +225,6 @@ class GuardedDrafter:
             return function(*args, **kwargs)
         return self._watchdog.call(FIRST_CALL_LIMIT if first else CALL_LIMIT, function, *args, **kwargs)
 
-    def _judge(self) -> None:
-        """If drafting takes too long, drops the part that costs most, or the whole drafter."""
-        reason = self.account.verdict()
-        if not reason or self.drafter is None:
-            return
-        try:
-            dropped = self.drafter.drop_slowest() if isinstance(self.drafter, Composite) else ""
-        except Exception as error:
-            self._switch_off(_raised("drop_slowest", error), error)
-            return
-        if dropped:
-            self.account.clear()
-        else:
-            self._switch_off(reason)
-
     def _switch_off(self, reason: str, error: Exception | None = None) -> None:
         request = self._sequence.request
         _log.error(
@@ -223,7 +235,7 @@ class GuardedDrafter:
             exc_info=error,
         )
         self._failures[request.strategy_name] += 1
-        self._sequence.stats.drafting_disabled_reason = reason
+        self.stats.drafting_disabled_reason = reason
         self.close()
 
 
@@ -239,7 +251,8 @@ def propose_all(drafters: SequenceOf[GuardedDrafter], budgets: Int32Array) -> Dr
         given = [one.drafter for one in asked]
         trees = asking.propose_all(strategy, given, budgets[rows], asked[0].vocab_size, *_calls(asked))
         for one, nodes in zip(asked, sizes_between(trees.begins).tolist(), strict=True):
-            one.proposed(nodes)
+            one.stats.proposed_tokens += nodes
+        _judge_all(asked)
         placed.append((rows, trees))
     return DraftTrees.placed(placed, len(drafters))
 
@@ -252,8 +265,12 @@ def observe_all(
     Args:
         accepted, begins: sequence i wrote `accepted[begins[i] : begins[i + 1]]`.
     """
-    bounds = begins.tolist()
-    taking = [i for i, one in enumerate(drafters) if one.takes(accepted[bounds[i] : bounds[i + 1]])]
+    bounds, taking = begins.tolist(), []
+    for i, one in enumerate(drafters):
+        if one.takes_now:
+            taking.append(i)
+        else:
+            one.keep(accepted[bounds[i] : bounds[i + 1]])
     for strategy, rows in _by_strategy([drafters[i] for i in taking]):
         chosen = [taking[row] for row in rows]
         told = [drafters[i] for i in chosen]
@@ -262,8 +279,16 @@ def observe_all(
         else:
             part = *runs_of(accepted, begins, chosen), feedback.part(chosen)
         asking.observe_all(strategy, [one.drafter for one in told], *part, *_calls(told))
-        for one in told:
-            one.observed()
+        _judge_all(told)
+        if asked := [one for one in told if one.asked]:
+            pauses = pause_all([one.account for one in asked], [one.lasting for one in asked])
+            for one, steps in zip(asked, pauses, strict=True):
+                one.pause(steps)
+
+
+def _judge_all(drafters: SequenceOf[GuardedDrafter]) -> None:
+    for i in overdrawn([one.account for one in drafters]):
+        drafters[i].judge()
 
 
 def _by_strategy(drafters: SequenceOf[GuardedDrafter]) -> list[tuple[Strategy, list[int]]]:
@@ -305,7 +330,9 @@ def _timed(drafters: SequenceOf[GuardedDrafter], owner: object, function: Callab
     finally:
         share = (time.perf_counter() - started) / len(drafters)
         for one in drafters:
-            one.took(share, first)
+            one.stats.draft_seconds += share
+        if not first:
+            charge_all([one.account for one in drafters], share)
 
 
 def _raised(call: str, error: Exception) -> str:

@@ -27,6 +27,14 @@ class OutputText:
         self._count = 0
         self._held = ""
 
+    def push_within(self, tokens: list[int]) -> list[str] | None:
+        """The text of each token, if none of them can end the output and no text is held back; None to `push` each."""
+        count = self._count + len(tokens)
+        if self._stop.strings or count >= self._stop.max_tokens or not self._ends.isdisjoint(tokens):
+            return None
+        self._count = count
+        return [*map(self._decoder.push, tokens)]
+
     def push(self, token: int) -> tuple[str, Finish | None]:
         """The text that may be sent now, and how the sequence ends if this token ends it."""
         self._count += 1

@@ -61,7 +61,9 @@ class SequenceWriter:
         Args:
             token_ids, nodes: of each step of the path its token and node; the last node is `ROOT_NODE`.
         """
-        texts = list[str]()
+        if (texts := self._text.push_within(token_ids)) is not None:
+            return AcceptedPath([node - 1 for node in nodes[:-1]], token_ids, texts)
+        texts = []
         for count, token in enumerate(token_ids, 1):
             text, finish = self._text.push(token)
             texts.append(text)

@@ -20,7 +20,7 @@ import numpy as np
 from draftwood_strategies.mixing.sources.source_trees import SourceTrees
 from draftwood_strategies.mixing.weights import SOURCES, TABLE, Weights, chance_bin, left_over, level_of
 from draftwood_strategies.native import Float32Array, Float64Array, Int32Array, Integer, Real, compiled
-from draftwood_strategies.successors import ORDERS, STEADY, WIDTH, extended, find
+from draftwood_strategies.successors import ORDERS, STEADY, STEADY_BINS, WIDTH, extended, find
 from draftwood_strategies.tree_index import NO_NODE
 
 TOKEN, SOURCE_NODE, RANKS = 0, 1, 2
@@ -180,7 +180,8 @@ def _find_rows(workspace: Workspace, rows: Int32Array) -> int:
             row = find(rows, context_hash)
             if row >= 0:
                 workspace.found[order] = row
-                workspace.steadiness[order] = rows[row, STEADY]
+                # A table of a plug-in may hold anything.
+                workspace.steadiness[order] = min(max(rows[row, STEADY], 0), STEADY_BINS - 1)
                 longest = order + 1
     return longest
 

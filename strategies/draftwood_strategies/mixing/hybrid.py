@@ -1,8 +1,8 @@
 """The hybrid strategy: several strategies under one budget, as one tree.
 
 Each part drafts on its own; their trees, and the successor table of `recycling`, are mixed node by node with learned
-weights (see `candidates`). A part without a gain drafts in a probe now and then only, and a part that fails is left
-out for the rest of its sequence.
+weights (see `candidates`). A part without a gain drafts in a probe now and then only, one that costs more than it
+brings is suspended for some drafts, and one that fails is left out for the rest of its sequence.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import Any, cast
 
@@ -29,18 +29,24 @@ from draftwood_strategies.base import (
     SuccessorSource,
 )
 from draftwood_strategies.draft import DraftTree, DraftTrees
-from draftwood_strategies.mixing.mixer import Mixer, SequenceMixer
+from draftwood_strategies.mixing.mixer import Mixer, SequenceMixer, checked_rows
 from draftwood_strategies.mixing.weights import SOURCES, TABLE
 from draftwood_strategies.native import Int32Array
 from draftwood_strategies.options import Option, OptionValue, read_options
 from draftwood_strategies.registry import create, options_of, register
-from draftwood_strategies.successors import COLUMNS, WIDTH, has_layout
+from draftwood_strategies.successors import WIDTH
 
 _LEAST_GAIN = 0.005
 """The probability that a source must add to the token that is written. Not tuned; jacobi, which gains 0.005 a node,
 costs 100 us (docs/decisions.md)."""
 _PROBE_EVERY, _PROBE_FOR = 256, 8
 """All sources take part in 8 of 256 drafts, the probe. Not tuned."""
+
+_SUSPENDED, _LONGEST_SUSPENDED = 512, 1 << 16
+"""For how many drafts a part is suspended at first, and at most: twice as many each time that it soon is again. Not
+tuned."""
+_SMOOTHING = 1 / 8
+"""Weight of the latest call in the mean time of a part. Not tuned."""
 
 _SOURCES = "trie,recycling"
 _log = logging.getLogger(__name__)
@@ -58,6 +64,7 @@ class HybridStrategy:
     Attributes:
         parts: the parts that draft trees, by name; their order is their numbers as sources.
         failures: how many sequences each part was dropped for.
+        suspensions: how often each part was suspended.
 
     Raises:
         UnknownStrategyError: a source is not registered.
@@ -81,9 +88,13 @@ class HybridStrategy:
         if len(self.parts) > SOURCES:
             raise ValueError(f"sources: {sources!r} names more than {SOURCES} strategies that draft trees")
         self.table_name = next(iter(tables), "")
-        self.mixer = Mixer(_checked_table(self.table_name, tables[self.table_name]) if tables else None)
+        table = _checked_table(self.table_name, tables[self.table_name]) if tables else None
+        self.mixer = Mixer(table, self._table_failed)
         self.top_k = max(int(part.top_k) for part in made.values())
         self.failures: Counter[str] = Counter()
+        self.suspensions: Counter[str] = Counter()
+        self._suspended: dict[str, range] = {}
+        self._seconds = defaultdict[str, float](float)
         self._drafts = 0
 
     @property
@@ -152,7 +163,7 @@ class HybridStrategy:
         if not asked:
             return DraftTrees.with_space(len(drafters), 0)
         having = [drafters[i] for i in asked]
-        vocab_size, calls = having[0].vocab_size, _calls(name, having)
+        vocab_size, calls = having[0].vocab_size, self._calls(name, having)
         found = propose_all(self.parts[name], [one.parts[name] for one in having], budgets[asked], vocab_size, *calls)
         return DraftTrees.placed([(asked, found)], len(drafters))
 
@@ -166,24 +177,74 @@ class HybridStrategy:
         feedback: StepFeedback | None,
     ) -> None:
         parts = [drafter.parts[name] for drafter in drafters]
-        observe_all(part, parts, accepted, begins, feedback, *_calls(name, drafters))
+        observe_all(part, parts, accepted, begins, feedback, *self._calls(name, drafters))
+
+    def _calls(self, name: str, drafters: SequenceOf[HybridDrafter]) -> tuple[Failed, Timed]:
+        """What becomes of the faults and the time of a part's calls for these drafters."""
+
+        def failed(i: int, method: str, error: Exception) -> None:
+            drafters[i].drop(name, method, error)
+
+        def timed(sequences: SequenceOf[int], owner: object, function: Callable[..., Any], *args: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return function(*args)
+            finally:
+                self._charge(name, (time.perf_counter() - started) / len(sequences))
+
+        return failed, timed
 
     def sources_to_ask(self, drafts: int = 1) -> list[bool]:
         """Whether each part takes part in the next drafts, and last whether the table does. Called once for them all.
 
         A source takes part if its gain is worth its time, and all of them do in a probe. How many nodes are drafted,
         and in which steps, is the engine's decision. The source with the highest gain always takes part: of two that
-        predict the same, neither gains anything over the other.
+        predict the same, neither gains anything over the other. A suspended part takes no part in any.
         """
         self._drafts += drafts
         gains: list[float] = self.mixer.weights.gains.tolist()
-        gains = [*gains[: len(self.parts)], gains[TABLE] if self.table_name else -math.inf]
+        gains = [*gains[: len(self.parts)], gains[TABLE] if self.mixer.table is not None else -math.inf]
         # The same share of the drafts where more than `_PROBE_FOR` are asked for at once.
         probe = max(drafts, _PROBE_FOR)
         if self._drafts % (probe * (_PROBE_EVERY // _PROBE_FOR)) < probe:
-            return [*[True] * len(self.parts), bool(self.table_name)]
-        least = min(_LEAST_GAIN, max(gains))
-        return [gain >= least and gain > -math.inf for gain in gains]
+            asked = [*[True] * len(self.parts), self.mixer.table is not None]
+        else:
+            least = min(_LEAST_GAIN, max(gains))
+            asked = [gain >= least and gain > -math.inf for gain in gains]
+        if self._suspended:
+            for number, name in enumerate(self.parts):
+                asked[number] = asked[number] and not self.is_suspended(name)
+        return asked
+
+    def is_suspended(self, name: str) -> bool:
+        """Whether a part is not asked at present; it goes on learning."""
+        return name in self._suspended and self._drafts in self._suspended[name]
+
+    def suspend_slowest(self) -> str:
+        """Suspends the part that takes longest, for the drafts of all sequences; returns its name, "" if no other
+        source would be left."""
+        active = [name for name in self.parts if not self.is_suspended(name)]
+        if not active or len(active) + (self.mixer.table is not None) < 2:
+            return ""
+        name, drafts = self.slowest_of(active), _SUSPENDED
+        before = self._suspended.get(name)
+        if before is not None and self._drafts - before.stop < len(before):
+            drafts = min(2 * len(before), _LONGEST_SUSPENDED)
+        self._suspended[name] = range(self._drafts, self._drafts + drafts)
+        self.suspensions[name] += 1
+        return name
+
+    def slowest_of(self, names: Iterable[str]) -> str:
+        """The one of these parts whose latest calls took longest."""
+        return max(names, key=self._seconds.__getitem__)
+
+    def _table_failed(self, method: str, error: Exception) -> None:
+        self.failures[self.table_name] += 1
+        _log.error("source %r is dropped: %s raised %r", self.table_name, method, error, exc_info=error)
+
+    def _charge(self, name: str, seconds: float) -> None:
+        """A call of a part took so long for each sequence."""
+        self._seconds[name] += _SMOOTHING * (seconds - self._seconds[name])
 
 
 def _names(sources: str) -> list[str]:
@@ -211,9 +272,10 @@ def _checked_table(name: str, part: Strategy) -> Successors:
     if part.top_k < WIDTH:
         raise ValueError(f"sources: {name!r} has a successor table, so its top_k must be at least {WIDTH}")
     table = cast(SuccessorSource, part).successors
-    if not has_layout(table.rows):
-        found = f"{table.rows.dtype}{list(table.rows.shape)}"
-        raise ValueError(f"sources: the rows of {name!r} must be int32[2^k, {COLUMNS}], k at least 2, not {found}")
+    try:
+        checked_rows(table)
+    except ValueError as error:
+        raise ValueError(f"sources: {name!r}: {error}") from error
     return table
 
 
@@ -231,7 +293,7 @@ class HybridDrafter:
         self.sequence = SequenceMixer(strategy.mixer, prompt, learns)
         self.vocab_size: int | None = None
         self.parts: dict[str, Drafter] = {}
-        self._seconds = dict.fromkeys(strategy.parts, 0.0)
+        self._suspensions = strategy.suspensions.total()
         for name, part in strategy.parts.items():
             try:
                 if learns:
@@ -254,11 +316,18 @@ class HybridDrafter:
     def drop_slowest(self) -> str:
         if not self.parts:
             return ""
-        name = max(self.parts, key=self._seconds.__getitem__)
+        name = self._strategy.slowest_of(self.parts)
         self._strategy.failures[name] += 1
-        _log.error("source %r is dropped for one sequence: it took %.3f s", name, self._seconds[name])
+        _log.error("source %r is dropped for one sequence: a call took too long", name)
         self._close(name)
         return name
+
+    def suspend_slowest(self) -> bool:
+        strategy, before = self._strategy, self._suspensions
+        # What another sequence suspended meanwhile was too expensive for this one, too.
+        found = strategy.suspensions.total() > before or bool(strategy.suspend_slowest())
+        self._suspensions = strategy.suspensions.total()
+        return found
 
     def propose(self, budget: int) -> DraftTree:
         return self._strategy.propose_all([self], np.array([budget], np.int32))[0]
@@ -271,10 +340,6 @@ class HybridDrafter:
     def close(self) -> None:
         for name in [*self.parts]:
             self._close(name)
-
-    def charge(self, name: str, seconds: float) -> None:
-        """A part worked for this sequence."""
-        self._seconds[name] += seconds
 
     def drop(self, name: str, call: str, error: Exception) -> None:
         """Goes on without a part that failed."""
@@ -290,21 +355,3 @@ class HybridDrafter:
                 drafter.close()
             except Exception as error:
                 self.drop(name, "close", error)
-
-
-def _calls(name: str, drafters: SequenceOf[HybridDrafter]) -> tuple[Failed, Timed]:
-    """What becomes of the faults and the time of a part's calls for these drafters."""
-
-    def failed(i: int, method: str, error: Exception) -> None:
-        drafters[i].drop(name, method, error)
-
-    def timed(sequences: SequenceOf[int], owner: object, function: Callable[..., Any], *args: Any) -> Any:
-        started = time.perf_counter()
-        try:
-            return function(*args)
-        finally:
-            share = (time.perf_counter() - started) / len(sequences)
-            for i in sequences:
-                drafters[i].charge(name, share)
-
-    return failed, timed

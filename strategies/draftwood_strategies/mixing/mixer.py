@@ -5,6 +5,7 @@ Knows token ids only; nothing of tenants and strategies.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -16,7 +17,7 @@ from draftwood_strategies.mixing.sequence import MixedSequence, SourceDrafts, Ve
 from draftwood_strategies.mixing.unused_nodes import FillWorkspace, fill_workspace_for
 from draftwood_strategies.mixing.weights import SOURCES, TABLE, Weights, prior_weights
 from draftwood_strategies.native import Int32Array, Int64Array, sizes_between
-from draftwood_strategies.successors import COLUMNS, ORDERS, WIDTH, SuccessorTable, TableArrays
+from draftwood_strategies.successors import COLUMNS, ORDERS, WIDTH, SuccessorTable, TableArrays, has_layout
 
 _NO_ROWS = np.empty((0, COLUMNS), np.int32)
 _NO_NODES = np.empty(0, np.int32)
@@ -25,11 +26,34 @@ _LEAST_NODES = 64
 """Of a workspace."""
 
 
-class Mixer:
-    """What a tenant's sequences share: the weights of the sources, and the successor table if it is one of them."""
+def checked_rows(table: Successors) -> Int32Array:
+    """The rows of a table.
 
-    def __init__(self, table: Successors | None) -> None:
+    Raises:
+        ValueError: they do not have the layout that compiled code relies on.
+    """
+    rows = table.rows
+    if not has_layout(rows):
+        found = f"{rows.dtype}{[*rows.shape]}" if isinstance(rows, np.ndarray) else type(rows).__name__
+        raise ValueError(f"rows must be int32[2^k, {COLUMNS}], contiguous, k at least 2, not {found}")
+    return rows
+
+
+def _ignore(method: str, error: Exception) -> None:
+    """Nobody counts the faults."""
+
+
+class Mixer:
+    """What a tenant's sequences share: the weights of the sources, and the successor table if it is one of them.
+
+    Attributes:
+        table: None once it was at fault: a plug-in's methods may raise, and its rows may change.
+    """
+
+    def __init__(self, table: Successors | None, table_failed: Callable[[str, Exception], None] = _ignore) -> None:
+        """`table_failed` is called with the method that the table failed in, and what was wrong."""
         self.table = table
+        self._table_failed = table_failed
         self.weights: Weights = prior_weights()
         self._nodes = 0
         self._workspace: Workspace = workspace_for(0)
@@ -80,7 +104,7 @@ class Mixer:
             budgets=budgets,
             sources=sources,
             weights=sequences[0].weights,
-            table=_NO_ROWS if self.table is None else self.table.rows,
+            table=self._rows(),
             workspace=self._workspace,
             fill_workspace=self._fill_workspace,
             located=self._located,
@@ -134,13 +158,29 @@ class Mixer:
                 self.table.grow()
         if foreign and learns and self.table is not None:
             nodes = slice(None if verified.with_top else 0)
-            self.table.note(tail, verified.tokens[nodes], verified.parents[nodes], verified.top_tokens)
+            try:
+                self.table.note(tail, verified.tokens[nodes], verified.parents[nodes], verified.top_tokens)
+            except Exception as error:
+                self._drop_table("note", error)
 
     def _table_arrays(self) -> TableArrays:
         if isinstance(self.table, SuccessorTable):
             return self.table.arrays
-        rows = _NO_ROWS if self.table is None else self.table.rows
-        return TableArrays(rows, np.zeros(3, np.int64), np.empty(ORDERS, np.int32))
+        return TableArrays(self._rows(), np.zeros(3, np.int64), np.empty(ORDERS, np.int32))
+
+    def _rows(self) -> Int32Array:
+        """The table's rows, which compiled code can read."""
+        if self.table is None or isinstance(self.table, SuccessorTable):
+            return _NO_ROWS if self.table is None else self.table.rows
+        try:
+            return checked_rows(self.table)
+        except Exception as error:
+            self._drop_table("rows", error)
+            return _NO_ROWS
+
+    def _drop_table(self, method: str, error: Exception) -> None:
+        self.table = None
+        self._table_failed(method, error)
 
     def _reserve(self, nodes: int, located: int) -> None:
         """Makes the workspaces large enough for drafts of so many nodes, and trees of so many."""

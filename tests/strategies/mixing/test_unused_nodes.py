@@ -30,10 +30,8 @@ def tree_of(draft: MixedDraft, size: int) -> DraftTree:
 
 def filled(regular: DraftTree, top_tokens: list[list[int]], budget: int) -> tuple[DraftTree, Int32Array]:
     """A draft with the regular nodes, filled up to the budget, and the source of each node."""
-    draft, n = (
-        MixedDraft(*np.empty((2, budget), np.int32), np.empty(budget, np.float32), np.empty(budget, np.int32)),
-        len(regular),
-    )
+    tokens, parents, sources = np.empty((3, budget), np.int32)
+    draft, n = MixedDraft(tokens, parents, np.empty(budget, np.float32), sources), len(regular)
     draft.tokens[:n], draft.parents[:n], draft.scores[:n] = regular.tokens, regular.parents, regular.scores
     draft.sources[:n] = 0
     top = np.array(top_tokens, np.int32).reshape(len(top_tokens), len(top_tokens[0]) if top_tokens else 0)
