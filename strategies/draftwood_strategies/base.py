@@ -126,8 +126,8 @@ class Composite(Protocol):
         """Called before the first draft: a part that drafts a token of `vocab_size` or above is at fault."""
 
     def drop_slowest(self) -> str:
-        """Called after a call that took too long: drops the slowest part for the rest of the sequence; returns its name,
-        "" if there is no part to drop."""
+        """Called after a call that took too long: drops the slowest part for the rest of the sequence. Returns its
+        name, "" if there is no part to drop."""
 
     def suspend_slowest(self) -> bool:
         """Called while drafts take longer than they save: leaves out the slowest part for some drafts, of all sequences

@@ -148,7 +148,10 @@ BUDGET = Metric(
 )
 DRAFT_TIME = Metric("draftwood.draft.time", Kind.COUNTER, "s", "Time in drafters", _DRAFT)
 DISABLED = Metric(
-    "draftwood.draft.disabled", Kind.COUNTER, "{sequence}", "Samples whose drafter failed or was slow", _DRAFT
+    "draftwood.draft.disabled", Kind.COUNTER, "{sequence}", "Samples whose drafter failed or hung", _DRAFT
+)
+SUSPENDED = Metric(
+    "draftwood.draft.suspended", Kind.COUNTER, "{suspension}", "Times that drafting paused as it was too slow", _DRAFT
 )
 TENANT_RUNNING = Metric("draftwood.tenant.running", Kind.GAUGE, "{request}", "Requests that run", (TENANT,))
 TENANT_WAITING = Metric("draftwood.tenant.waiting", Kind.GAUGE, "{request}", "Requests that wait for a slot", (TENANT,))
@@ -180,8 +183,8 @@ REFUSED = Metric("draftwood.auth.refused", Kind.COUNTER, "{call}", "Calls refuse
 OBSERVED = (
     BUILD, SERVING, SLOTS, RUNNING, WAITING, STEPS, STEP_TIME, MODEL_TIME, RESTARTS, LOOP_LAG, KV_PAGES, KV_UTILIZATION,
     PREEMPTIONS, SEQUENCES, PROMPT_TOKENS, PROMPT_CACHED, WRITTEN, DECODE_STEPS, DRAFTS, PROPOSED, VERIFIED, ACCEPTED,
-    BY_DEPTH, SOURCE_VERIFIED, SOURCE_ACCEPTED, BUDGET, DRAFT_TIME, DISABLED, TENANT_RUNNING, TENANT_WAITING,
-    TENANT_WRITTEN, TENANT_STEPS, MEMORIES, MEMORY_TOKENS, MEMORY_BYTES, EVICTED, LATE, LEARNED, DROPPED, STORE_UP,
+    BY_DEPTH, SOURCE_VERIFIED, SOURCE_ACCEPTED, BUDGET, DRAFT_TIME, DISABLED, SUSPENDED, TENANT_RUNNING,
+    TENANT_WAITING, TENANT_WRITTEN, TENANT_STEPS, MEMORIES, MEMORY_TOKENS, MEMORY_BYTES, EVICTED, LATE, LEARNED, DROPPED, STORE_UP,
     STORE_LAG, STORE_PENDING, STORE_FAILURES, STORE_UNREADABLE, AUDITS, AUDIT_MARGIN, QUOTA_OUTAGES, QUOTA_ALONE,
     REFUSED,
 )  # fmt: skip

@@ -64,6 +64,7 @@ class Observed:
             names.BUDGET: lambda: _one(server.bridge.reports.budget),
             names.DRAFT_TIME: self._work(lambda work: work.draft_seconds),
             names.DISABLED: self._work(lambda work: work.disabled),
+            names.SUSPENDED: self._work(lambda work: work.suspensions),
             names.TENANT_RUNNING: self._of_tenants(lambda one: one.load.running),
             names.TENANT_WAITING: self._of_tenants(lambda one: one.load.waiting),
             names.TENANT_WRITTEN: self._of_tenants(lambda one: one.work.written_tokens),

@@ -36,7 +36,8 @@ class WorkCounts:
         accepted_by_depth: for each depth of the draft tree, in how many steps a node of it was accepted.
         by_source: draft tokens of the sequences that have ended, by what proposed them.
         draft_seconds: time in drafters.
-        disabled: sequences that drafting was switched off for, since their drafter failed or was slow.
+        disabled: sequences that drafting was switched off for, since their drafter failed or a call took too long.
+        suspensions: how often drafting, or a source of it, was suspended for some steps since it did not pay.
         preemptions: how often a sequence lost its slot to another.
     """
 
@@ -53,6 +54,7 @@ class WorkCounts:
     by_source: dict[str, SourceCounts] = field(default_factory=dict)
     draft_seconds: float = 0.0
     disabled: int = 0
+    suspensions: int = 0
     preemptions: int = 0
 
     @property
@@ -76,6 +78,7 @@ class WorkCounts:
         self.accepted_tokens += stats.accepted_tokens
         self.draft_seconds += stats.draft_seconds
         self.disabled += bool(stats.drafting_disabled_reason)
+        self.suspensions += stats.suspensions
         self.preemptions += stats.preemptions
         self._add_depths(stats.accepted_by_depth)
         if sequence.state is SequenceState.FINISHED:  # a hybrid tells what its parts proposed when it is closed
