@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from functools import lru_cache, wraps
+from glob import escape
+from importlib import import_module
 from inspect import signature
+from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar, cast, get_type_hints
 
 import numba
 import numpy as np
 import numpy.typing as npt
+from numba.core import caching as numba_caching
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba.np import arrayobj
@@ -36,7 +41,50 @@ def compiled(function: Function) -> Function:
     a draft takes a third of the time. So it must not create arrays; callers lend it a workspace. From other compiled
     functions it takes named tuples at no cost; Python hands them over through `flattened`.
     """
-    return cast(Function, _njit(cache=True, nogil=True, _nrt=False)(function))
+    dispatcher: Any = _njit(nogil=True, _nrt=False)(function)
+    if hasattr(dispatcher, "_cache"):  # not where compilation is disabled
+        dispatcher._cache = _Cache(function)
+    return cast(Function, dispatcher)
+
+
+_caching: Any = numba_caching
+
+
+class _Cache(_caching.FunctionCache):  # type: ignore[misc]
+    """numba's cache on disk, in files that are named by what a function may be made of.
+
+    numba compares the function's own file only, but machine code contains functions of other files, and the layout of
+    their named tuples, and loading it imports these. So after an update of the package it would go on with what is
+    outdated, or fail to load.
+    """
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        self._base = self._impl.filename_base
+        packages = {__package__, function.__module__.partition(".")[0]}
+        self._sources = "".join(_hash_of_sources(package) for package in sorted(packages))
+        self._cache_file = _caching.IndexDataCacheFile(
+            cache_path=self._cache_path,
+            filename_base=f"{self._base}.{self._sources}",
+            source_stamp=self._impl.locator.get_source_stamp(),
+        )
+
+    def save_overload(self, signature: Any, data: Any) -> None:
+        """Saves what was compiled; what the same function was in earlier versions goes."""
+        for path in Path(self._cache_path).glob(f"{escape(self._base)}.*"):
+            if f".{self._sources}." not in path.name:
+                path.unlink(missing_ok=True)
+        super().save_overload(signature, data)
+
+
+@lru_cache
+def _hash_of_sources(package: str) -> str:
+    """Of the modules of a package, as they are on disk."""
+    module, found = import_module(package), hashlib.sha256()
+    for folder in module.__path__ if hasattr(module, "__path__") else []:
+        for path in sorted(Path(folder).rglob("*.py")):
+            found.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def flattened(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

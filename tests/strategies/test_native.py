@@ -1,50 +1,71 @@
-"""Named tuples on their way into compiled code."""
+"""Compiled functions on disk: never those of an earlier version of the package."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+_INNER = """
 from typing import NamedTuple
-
-import numpy as np
-
-from draftwood_strategies.draft import DraftTree
-from draftwood_strategies.native import Int32Array, compiled, flattened
-
+from draftwood_strategies.native import Int32Array, compiled
 
 class Pair(NamedTuple):
-    first: Int32Array
-    second: Int32Array
+    {fields}
 
-
-class Nested(NamedTuple):
-    pair: Pair
-    third: Int32Array
-
+@compiled
+def inner(pair: Pair) -> int:
+    return pair.{field}[0] + {added}
+"""
+_OUTER = """
+from draftwood_strategies.native import compiled, flattened
+from {module} import Pair, inner
 
 @flattened
 @compiled
-def digits(nested: Nested, factor: int, pair: Pair) -> int:
-    """All arguments in one number."""
-    found = factor
-    for part in (nested.pair.first, nested.pair.second, nested.third, pair.first, pair.second):
-        found = 10 * found + int(part[0])
-    return found
+def outer(pair: Pair) -> int:
+    return 10 * inner(pair)
+"""
+_RUN = """
+import numpy as np
+from versions.{module} import Pair
+from versions.outer import outer
+print(outer(Pair(np.full(1, 2, np.int32), np.full(1, 5, np.int32))))
+"""
 
 
-def test_every_field_arrives_where_it_belongs() -> None:
-    one, two, three, four, five = (np.array([digit], np.int32) for digit in range(1, 6))
-    assert digits(Nested(Pair(one, two), three), 9, Pair(four, five)) == 912345
-    assert digits(factor=9, pair=Pair(four, five), nested=Nested(Pair(one, two), three)) == 912345
-    assert digits.__doc__ == "All arguments in one number."
-
-
-def test_another_process_finds_it_compiled() -> None:
-    DraftTree.of([1, 2])
-    program = (
-        "from draftwood_strategies import draft; draft.DraftTree.of([1, 2]);"
-        "stats = draft._first_violation.__globals__['_violation_in_flattened'].stats;"
-        "print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))"
+def _run(folder: Path, module: str, fields: str, field: str, added: int) -> int:
+    """What the package's function returns as this version; `outer.py` is written once for each module's name."""
+    package = folder / "versions"
+    package.mkdir(exist_ok=True)
+    (package / "__init__.py").touch()
+    (package / f"{module}.py").write_text(_INNER.format(fields=fields, field=field, added=added), encoding="utf-8")
+    outer, text = package / "outer.py", _OUTER.format(module=f"versions.{module}")
+    if not outer.exists() or outer.read_text(encoding="utf-8") != text:
+        outer.write_text(text, encoding="utf-8")
+    os.utime(outer, (1e9, 1e9))  # its own file says nothing of what it calls
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN.format(module=module)], env=environment, capture_output=True, text=True, timeout=120
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert found.stdout.split() == ["1", "0"]
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+def test_machine_code_is_never_that_of_an_earlier_version(tmp_path: Path) -> None:
+    """numba looks at the file of the outer function only, whose machine code contains the inner one."""
+    both = "first: Int32Array\n    second: Int32Array"
+    swapped = "second: Int32Array\n    first: Int32Array"
+    assert _run(tmp_path, "inner", both, "first", added=1) == 30
+    before = {path.name for path in (tmp_path / "versions/__pycache__").glob("outer.*.nb?")}
+    assert before
+    assert _run(tmp_path, "inner", both, "first", added=1) == 30
+    assert {path.name for path in (tmp_path / "versions/__pycache__").glob("outer.*.nb?")} == before, "found again"
+    assert _run(tmp_path, "inner", both, "first", added=2) == 40
+    assert _run(tmp_path, "inner", swapped, "first", added=2) == 70, "the layout of a named tuple changed"
+    (tmp_path / "versions/inner.py").unlink()
+    assert _run(tmp_path, "moved", both, "first", added=2) == 40, "what is loaded names a module that is gone"
+    after = {path.name for path in (tmp_path / "versions/__pycache__").glob("outer.*.nb?")}
+    assert after.isdisjoint(before)
+    assert len(after) == len(before), "earlier versions are deleted"
