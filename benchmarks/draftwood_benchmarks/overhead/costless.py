@@ -1,8 +1,7 @@
 """A model that costs nothing: each sequence writes a text that was made before.
-
 Texts consist of phrases, a few of which come often and most rarely, with a replaced token now and then, so that a trie
 finds about as much in them as in recorded answers (`draftwood bench replay`). A step claims to take a while: otherwise
-drafting would not pay, and end. Everything else of it is the engine's own.
+drafting would not pay. Everything else of it is the engine's own.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _REPLACED = 0.06
 """Share of tokens that are replaced by random ones."""
 _SUCCESSORS = 8
 _PAGE_SIZE = 16
-_STEP_SECONDS = 0.01
+STEP_SECONDS = 0.01
 """That a step claims to take."""
 
 
@@ -55,9 +54,14 @@ class _Claimed(NamedTuple):
     """Implements `StepInFlight`."""
 
     predictions: Predictions
+    runner: CostlessRunner
 
     def wait(self) -> tuple[Predictions, float]:
-        return self.predictions, _STEP_SECONDS
+        if self.runner.takes_time:
+            began = time.perf_counter()
+            time.sleep(STEP_SECONDS)
+            self.runner.seconds += time.perf_counter() - began
+        return self.predictions, STEP_SECONDS
 
 
 class CostlessRunner:
@@ -66,6 +70,7 @@ class CostlessRunner:
     Args:
         texts: int32[s, MAX_CONTEXT], one for each sequence, which is known by the first token of its prompt: the first
             tokens must differ.
+        takes_time: a step takes what it claims to take, in which the host may do other things.
 
     Attributes:
         seconds: what all its steps really took.
@@ -75,7 +80,8 @@ class CostlessRunner:
     chooses = False
     rides_along = False
 
-    def __init__(self, texts: Int32Array) -> None:
+    def __init__(self, texts: Int32Array, takes_time: bool = False) -> None:
+        self.takes_time = takes_time
         self.pages = (texts.shape[0] + 1) * MAX_CONTEXT // _PAGE_SIZE
         self.seconds = 0.0
         self._texts = texts
@@ -89,7 +95,7 @@ class CostlessRunner:
 
     def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
         """Takes the time: the engine measures at its start what steps cost."""
-        time.sleep(_STEP_SECONDS)
+        time.sleep(STEP_SECONDS)
         return self.begin(batch, top_k).predictions
 
     def begin(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> _Claimed:
@@ -106,7 +112,7 @@ class CostlessRunner:
         predicted = np.ascontiguousarray(top_tokens[:, 0])
         predictions = Predictions(None, predicted, np.ascontiguousarray(top_tokens[:, :top_k]) if top_k else None)
         self.seconds += time.perf_counter() - began
-        return _Claimed(predictions)
+        return _Claimed(predictions, self)
 
     def keep(self, moves: KVMoves) -> None:
         """There are no keys and values."""

@@ -1,7 +1,7 @@
 """`draftwood bench share`: cost and gain of a memory that replicas share.
 
-The store is the embedded one, a real Valkey server. Services measure acceptance and the cost of a step (`replicas`);
-loading, lag and many tenants are measured in this process, with the same memory that a service has (`memory`).
+The store is the embedded one, a real Valkey server. Services measure acceptance (`replicas`); loading, lag, many tenants
+and the cost of a step are measured in this process, with the same memory that a service has (`memory`, `step`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rich.table import Table
 
 from draftwood_benchmarks.share.memory import boot, lags, many_tenants
 from draftwood_benchmarks.share.replicas import measure_replicas
+from draftwood_benchmarks.share.step import step_overhead
 from draftwood_benchmarks.shared.report import OutputOptions, console, percentile, shown
 from draftwood_client.cli.options import command
 from draftwood_memory.store.embedded import EmbeddedServer
@@ -34,7 +35,7 @@ def share(
         int, typer.Option(min=1, max=120, help="Other questions, which the first replica learns from.")
     ] = 60,
     records: Annotated[int, typer.Option(min=10, help="Records whose lag to the other replica is measured.")] = 200,
-    pairs: Annotated[int, typer.Option(min=1, help="Pairs of answers with and without the store.")] = 40,
+    pairs: Annotated[int, typer.Option(min=2, help="Pairs of rounds with and without the store.")] = 40,
     tenants: Annotated[int, typer.Option(min=0, help="Tenants of 10,000 tokens each; 0 leaves this out.")] = 1000,
 ) -> None:
     """Cost and gain of a memory that replicas share: loading time, lag, acceptance, step time, many tenants."""
@@ -50,7 +51,8 @@ def share(
             seconds, row["store_bytes_per_token"] = asyncio.run(lags(store.url, records))
             milliseconds = [1000 * lag for lag in seconds]
         row["lag_ms_p50"], row["lag_ms_p99"] = percentile(milliseconds, 50), percentile(milliseconds, 99)
-        row |= measure_replicas(store, questions, warmup, pairs, out)
+        row |= step_overhead(store.url, pairs, out)
+        row |= measure_replicas(store, questions, warmup, out)
         if tenants:
             with out.status(f"{tenants} tenants of 10,000 tokens"):
                 row |= asyncio.run(many_tenants(store.url, tenants))

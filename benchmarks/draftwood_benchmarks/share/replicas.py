@@ -1,10 +1,9 @@
-"""Two services with one store and a third without: acceptance length and step time, measured by their clients."""
+"""Two services with one store: acceptance length, measured by their clients."""
 
 from __future__ import annotations
 
 import os
 import signal
-import statistics
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,17 +21,14 @@ from draftwood_memory.store.embedded import EmbeddedServer
 _MAX_TOKENS = 200
 
 
-def measure_replicas(store: EmbeddedServer, questions: int, warmup: int, pairs: int, out: Console) -> dict[str, Any]:
-    """Acceptance lengths of a tenant's answers, and the relative cost of a step with the store."""
+def measure_replicas(store: EmbeddedServer, questions: int, warmup: int, out: Console) -> dict[str, Any]:
+    """Acceptance lengths of a tenant's answers."""
     measured, others = read_questions()
     measured, others = measured[:questions], others[:warmup]
     flags = ("--dtype", "float32", "--threads", "1", "--strategy", STRATEGY)
     with ExitStack() as stack:
-        first, second, alone = (
-            stack.enter_context(server_process(*flags, "--store", url)).target
-            for url in (store.url, store.url, "memory")
-        )
-        with Client(first, tenant="share") as a, Client(second, tenant="share") as b, Client(alone, tenant="x") as c:
+        first, second = (stack.enter_context(server_process(*flags, "--store", store.url)).target for _ in range(2))
+        with Client(first, tenant="share") as a, Client(second, tenant="share") as b:
             cold = _acceptance([_ask(b, text, f"cold-{n}") for n, text in enumerate(progress(measured, "cold", out))])
             for text in progress(others, "one replica learns", out):
                 _ask(a, text)
@@ -46,13 +42,10 @@ def measure_replicas(store: EmbeddedServer, questions: int, warmup: int, pairs: 
                 shared = _acceptance([_ask(b, text) for text in progress(measured, "the other replica", out)])
             finally:
                 os.kill(store.pid, signal.SIGCONT)
-            time.sleep(2.0)
-            overheads = _overheads(a, c, measured, pairs, out)
     return {
         "acceptance_cold": cold,
         "acceptance_own": own,
         "acceptance_after_share": shared,
-        "hot_path_overhead": statistics.median(overheads) - 1.0,
     }
 
 
@@ -64,17 +57,3 @@ def _ask(client: Client, text: str, tenant: str | None = None, **options: Any) -
 def _acceptance(completions: Sequence[Completion]) -> float:
     """Tokens per decoding step over all answers."""
     return sum(len(one.token_ids) for one in completions) / sum(one.drafting.steps for one in completions)
-
-
-def _overheads(attached: Client, alone: Client, measured: Sequence[str], pairs: int, out: Console) -> list[float]:
-    """Ratio of the step times with and without the store, for each pair of equal answers; the order alternates."""
-    ratios = []
-    for number in progress(range(pairs), "a step with and without the store", out):
-        text = measured[number % len(measured)]
-        order = (attached, alone) if number % 2 else (alone, attached)
-        seconds = {}
-        for client in order:
-            drafting = _ask(client, text, f"step-{number}").drafting
-            seconds[client] = drafting.step_time / drafting.steps
-        ratios.append(seconds[attached] / seconds[alone])
-    return ratios
