@@ -1,7 +1,7 @@
 """`draftwood bench share`: cost and gain of a memory that replicas share.
 
-The store is the embedded one, a real Valkey server. Services measure acceptance (`replicas`); loading, lag, many tenants
-and the cost of a step are measured in this process, with the same memory that a service has (`memory`, `step`).
+The store is the embedded one, a real Valkey server. Services measure acceptance (`replicas`); loading, lag, many
+tenants and the cost of a step are measured in this process, with the memory that a service has (`memory`, `step`).
 """
 
 from __future__ import annotations
