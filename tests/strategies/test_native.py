@@ -45,7 +45,8 @@ def _run(folder: Path, module: str, fields: str, field: str, added: int) -> int:
     if not outer.exists() or outer.read_text(encoding="utf-8") != text:
         outer.write_text(text, encoding="utf-8")
     os.utime(outer, (1e9, 1e9))  # its own file says nothing of what it calls
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    environment |= {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
         [sys.executable, "-c", _RUN.format(module=module)], env=environment, capture_output=True, text=True, timeout=120
     )
