@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 import draftwood_strategies
 from draftwood_model_runner.drafting import draft_policy
-from draftwood_model_runner.drafting.draft_account import DraftAccount
-from draftwood_model_runner.drafting.guarded_drafter import GuardedDrafter
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy
+from draftwood_strategies.budgeting.draft_account import DraftAccount
+from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
 from tests import phrase_book
 from tests.model_runner.families import (
     FAMILIES,
