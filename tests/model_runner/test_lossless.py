@@ -160,6 +160,7 @@ def test_drafters_that_start_in_the_middle_of_an_answer(name: str, monkeypatch: 
     start = GuardedDrafter._start
 
     def noted(drafter: GuardedDrafter, strategy: Strategy) -> None:
+        assert isinstance(drafter._sequence, Sequence)
         started.append(len(drafter._sequence.output))
         start(drafter, strategy)
 

@@ -57,7 +57,7 @@ def test_a_chain_that_pays_is_kept_and_one_that_does_not_is_cut(
     """The step is at least as good as one without drafts, by the scores and the times that were given."""
 
     def seconds(fewest: int, most: int) -> Float64Array:
-        return 1e-3 + of_step + of_token * np.arange(fewest, most + 1)
+        return np.asarray(1e-3 + of_step + of_token * np.arange(fewest, most + 1))
 
     chains = worthwhile_chains(DraftTrees.of(drafts), limits(*[8] * len(drafts)), seconds)
     n, rows = len(chains.tokens), len(drafts)
