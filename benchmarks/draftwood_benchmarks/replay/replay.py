@@ -71,7 +71,11 @@ class ChainLimits:
 
     def chain(self, tree: DraftTree) -> DraftTree:
         """The best path of a tree within the limits."""
-        tokens, scores, _ = best_chains(DraftTrees.of([tree]), np.array([self.tokens], np.int32), self.least)
+        tokens, scores, _ = best_chains(
+            DraftTrees.of([DraftTree(tree.tokens, tree.parents, tree.scores)]),
+            np.array([self.tokens], np.int32),
+            self.least,
+        )
         return DraftTree(tokens, np.arange(-1, tokens.size - 1, dtype=np.int32), scores)
 
 
@@ -118,7 +122,7 @@ def replay(
             drafter.observe(written, None)
             learning += clock() - before
             steps, tokens, accepted = steps + 1, tokens + written.size, accepted + length
-            drafted += len(tree)
+            drafted += tree.tokens.size  # a plugin's tree need not be a DraftTree
             expected += float(tree.scores.sum())
             at += written.size
         before = clock()
