@@ -39,16 +39,17 @@ class Chains(NamedTuple):
         return [tokens[begin:end] for begin, end in pairwise(begins)]
 
 
-def worthwhile_chains(trees: DraftTrees, longest: Int32Array, step_seconds: StepSeconds) -> Chains:
+def worthwhile_chains(trees: DraftTrees, longest: Int32Array, base_tokens: int, step_seconds: StepSeconds) -> Chains:
     """A chain of each tree, so long that the step writes the most tokens a second, as far as scores and times say.
 
     Args:
         longest: int32[s], the most tokens of each chain.
+        base_tokens: tokens that the step runs anyway.
     """
     chains = best_chains(trees, longest)
     if not chains.tokens.shape[0]:
         return chains
-    return best_chains(trees, longest, worthwhile_score(chains.scores, len(trees), step_seconds))
+    return best_chains(trees, longest, worthwhile_score(chains.scores, base_tokens, step_seconds))
 
 
 def best_chains(trees: DraftTrees, longest: Int32Array, least: float = 0.0) -> Chains:

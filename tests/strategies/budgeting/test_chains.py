@@ -59,7 +59,7 @@ def test_a_chain_that_pays_is_kept_and_one_that_does_not_is_cut(
     def seconds(fewest: int, most: int) -> Float64Array:
         return np.asarray(1e-3 + of_step + of_token * np.arange(fewest, most + 1))
 
-    chains = worthwhile_chains(DraftTrees.of(drafts), limits(*[8] * len(drafts)), seconds)
+    chains = worthwhile_chains(DraftTrees.of(drafts), limits(*[8] * len(drafts)), len(drafts), seconds)
     n, rows = len(chains.tokens), len(drafts)
     times = seconds(rows, rows + n)
     assert (rows + chains.scores.sum()) / times[n] >= rows / times[0] * (1 - 1e-6)
@@ -71,8 +71,8 @@ def test_a_full_batch_drafts_little_where_tokens_cost_time() -> None:
     def seconds(fewest: int, most: int) -> Float64Array:
         return np.asarray(1.0 + 0.1 * np.arange(fewest, most + 1))
 
-    alone = worthwhile_chains(DraftTrees.of([tree]), limits(16), seconds).lists()
-    many = worthwhile_chains(DraftTrees.of([tree] * 32), limits(*[16] * 32), seconds).lists()
+    alone = worthwhile_chains(DraftTrees.of([tree]), limits(16), 1, seconds).lists()
+    many = worthwhile_chains(DraftTrees.of([tree] * 32), limits(*[16] * 32), 32, seconds).lists()
     assert alone == [[1, 2, 3]]
     assert many == [[1]] * 32
 

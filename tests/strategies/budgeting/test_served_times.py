@@ -13,7 +13,7 @@ from draftwood_strategies.draft import DraftTree, DraftTrees
 def drafted(times: ServedStepTimes, rows: int, score: float) -> int:
     """Tokens that a step of so many sequences drafts, each offered 16 of the same score."""
     tree = DraftTree.of(np.arange(16), scores=np.full(16, score, np.float32))
-    return len(worthwhile_chains(DraftTrees.of([tree] * rows), np.full(rows, 16, np.int32), times.between).tokens)
+    return len(worthwhile_chains(DraftTrees.of([tree] * rows), np.full(rows, 16, np.int32), rows, times.between).tokens)
 
 
 def serve(times: ServedStepTimes, rows: int, of_token: float, score: float, steps: int) -> int:
