@@ -30,11 +30,11 @@ from draftwood_client import (
     InvalidRequestError,
     UnavailableError,
 )
-from draftwood_model_runner.drafting import draft_account
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_service.rpc.server import RunningServer
 from draftwood_service.settings import Settings
 from draftwood_strategies import DraftTree, Feedback, registry, strategy_names
+from draftwood_strategies.budgeting import draft_account
 from draftwood_strategies.draft import Int32Array
 from tests.model_runner.families import greedy, served, torch_factory
 from tests.service.fakes import started_server, until

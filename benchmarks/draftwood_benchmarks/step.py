@@ -18,7 +18,7 @@ from draftwood_benchmarks.shared.machine import OtherLoad, warning
 from draftwood_benchmarks.shared.models import ModelOptions, chosen_model, describe, synchronize
 from draftwood_benchmarks.shared.report import OutputOptions, console, progress
 from draftwood_client.cli.options import command
-from draftwood_model_runner.drafting.step_time import StepTimeCurve
+from draftwood_strategies.budgeting.step_time import StepTimeCurve
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,12 +5,16 @@ A value is taken from the first of: command-line flag, environment variable, YAM
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from draftwood_memory.errors import InvalidSettingError
+from draftwood_memory.settings import check_store, definition_of, size_of
 from draftwood_model_runner.engine_config import EngineConfig
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
@@ -19,7 +23,20 @@ from draftwood_service.tenants.shaping import DeltaShaping
 _MIB = 1024 * 1024
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 """Signatures by key pairs. With an HMAC (HS256), whoever knows the public key could sign."""
-_SUFFIXES = {"K": 1024, "M": _MIB, "G": 1024 * _MIB}
+
+
+@contextmanager
+def named_settings() -> Iterator[None]:
+    """Raises InvalidInputError for what the memory says of a setting."""
+    try:
+        yield
+    except InvalidSettingError as error:
+        raise InvalidInputError(error.field, error.value, error.problem) from None
+
+
+def _shared(name: str) -> Any:
+    """A setting that plug-ins of other engines have as well; it is defined in `draftwood_memory.settings`."""
+    return Field(**definition_of(name))
 
 
 class Settings(BaseModel):
@@ -142,15 +159,15 @@ class Settings(BaseModel):
     concurrency: int | None = Field(
         default=None, ge=1, description="Requests of a tenant that run or wait at once, over all servers of the store"
     )
-    strategy: str = Field(default="hybrid", description="Default drafting strategy; `none` disables drafting")
-    max_draft_nodes: int = Field(default=48, le=1024, description="Maximum number of draft tokens a step and request")
+    strategy: str = _shared("strategy")
+    max_draft_nodes: int = _shared("max_draft_nodes")
     audit_share: float = Field(
         default=0.01,
         ge=0,
         le=1,
         description="Share of requests whose answers are decoded again without drafting in idle time, and compared",
     )
-    max_tenants: int = Field(default=1000, ge=1, description="Maximum number of tenants with their memory in RAM")
+    max_tenants: int = _shared("max_tenants")
 
     tenants_file: Path | None = Field(
         default=None,
@@ -158,52 +175,23 @@ class Settings(BaseModel):
         " over the API",
     )
 
-    store: str = Field(
-        default="memory",
-        description="Storage backend of learned memories, and of tenants and experiments that are made over the API:"
-        " memory (this process only), embedded (a Valkey server that"
-        " the service runs), or the URL of a Redis or Valkey server: redis://, rediss://, redis+sentinel://,"
-        " redis+cluster://, unix://",
-    )
-    store_folder: Path | None = Field(
-        default=None, description="Data folder of the embedded store; unset: ~/.local/share/draftwood/store"
-    )
-    store_bytes: int = Field(default=1024 * _MIB, ge=8 * _MIB, description="Maximum memory of the embedded store")
-    store_timeout: float = Field(default=2.0, gt=0, description="Timeout of a call to the store in seconds")
-    store_tls_ca: Path | None = Field(default=None, description="PEM certificate authorities of a store with TLS")
-    store_tls_cert: Path | None = Field(default=None, description="PEM client certificate for the store")
-    store_tls_key: Path | None = Field(default=None, description="PEM private key of that certificate")
-    store_keys: str | None = Field(
-        default=None, repr=False, description="Keys that encrypt stored values; safer in the environment than in a flag"
-    )
-    store_key_file: Path | None = Field(default=None, description="File with keys that encrypt stored values")
-    memory_tokens: int = Field(default=1_000_000, ge=1024, description="Maximum number of tokens of a tenant's memory")
-    memory_bytes: int = Field(default=16 * _MIB, ge=65536, description="Maximum size of a tenant's memory in bytes")
-    memory_max_bytes: int | None = Field(
-        default=None,
-        ge=16 * _MIB,
-        description="Maximum size of all tenants' memories in RAM in bytes; the least recently used are evicted; unset:"
-        " a quarter of the RAM",
-    )
-    memory_ttl: float = Field(
-        default=0.0,
-        ge=0,
-        description="Seconds without learning until a tenant's memory expires; 0: memory_orphan_ttl decides",
-    )
-    memory_max_age: float = Field(
-        default=0.0, ge=0, description="Seconds until a record of a tenant's memory is dropped; 0 for never"
-    )
-    memory_orphan_ttl: float = Field(
-        default=30 * 24 * 3600.0,
-        ge=0,
-        description="Seconds after which the store deletes a memory that no server wrote to or loaded; 0 for never",
-    )
-    memory_idle: float = Field(
-        default=900.0, gt=0, description="Seconds without requests until a tenant's memory is evicted from RAM"
-    )
-    memory_preload: int = Field(
-        default=16, ge=0, description="Number of memories, the latest written, that are loaded at the start"
-    )
+    store: str = _shared("store")
+    store_folder: Path | None = _shared("store_folder")
+    store_bytes: int = _shared("store_bytes")
+    store_timeout: float = _shared("store_timeout")
+    store_tls_ca: Path | None = _shared("store_tls_ca")
+    store_tls_cert: Path | None = _shared("store_tls_cert")
+    store_tls_key: Path | None = _shared("store_tls_key")
+    store_keys: str | None = _shared("store_keys")
+    store_key_file: Path | None = _shared("store_key_file")
+    memory_tokens: int = _shared("memory_tokens")
+    memory_bytes: int = _shared("memory_bytes")
+    memory_max_bytes: int | None = _shared("memory_max_bytes")
+    memory_ttl: float = _shared("memory_ttl")
+    memory_max_age: float = _shared("memory_max_age")
+    memory_orphan_ttl: float = _shared("memory_orphan_ttl")
+    memory_idle: float = _shared("memory_idle")
+    memory_preload: int = _shared("memory_preload")
 
     max_message_bytes: int = Field(
         default=4 * _MIB, ge=1024, le=2**31 - 1, description="Maximum size of a request in bytes"
@@ -288,7 +276,7 @@ class Settings(BaseModel):
     @property
     def memory_budget(self) -> int:
         """Bytes of all tenants' memories in RAM."""
-        # Imported here: strategies take most of a second to import, which --help need not wait for.
+        # Imported here, as it brings the rest of the memory.
         from draftwood_memory.config import default_max_bytes
 
         return default_max_bytes() if self.memory_max_bytes is None else self.memory_max_bytes
@@ -334,9 +322,7 @@ class Settings(BaseModel):
     @classmethod
     def _size(cls, given: object) -> object:
         """A number of bytes, or of KiB, MiB or GiB with the suffix K, M or G."""
-        if isinstance(given, str) and given[-1:].upper() in _SUFFIXES and given[:-1].isdecimal():
-            return int(given[:-1]) * _SUFFIXES[given[-1].upper()]
-        return given
+        return size_of(given)
 
     @field_validator("tenant_weights", mode="before")
     @classmethod
@@ -367,13 +353,10 @@ class Settings(BaseModel):
     def _known_store(cls, given: str) -> str:
         if given not in ("memory", "embedded"):
             # Imported here: the Redis library takes a while to import, which --help need not wait for.
-            from draftwood_memory.errors import InvalidSettingError
             from draftwood_memory.store.redis_client import RedisClient
 
-            try:
+            with named_settings():
                 RedisClient(given)
-            except InvalidSettingError as error:
-                raise InvalidInputError(error.field, error.value, error.problem) from None
         return given
 
     @field_validator("strategy")
@@ -390,17 +373,15 @@ class Settings(BaseModel):
     def _consistent(self) -> Settings:
         _ = self.engine_config, self.delta_shaping
         _require_both(self, "tls_cert", "tls_key")
-        _require_both(self, "store_tls_cert", "store_tls_key")
+        with named_settings():
+            check_store(self)
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise InvalidInputError("tls_cert", None, "must be set, since tls_client_ca is set")
         _check_auth(self)
-        if self.store_keys is not None and self.store_key_file is not None:
-            raise InvalidInputError("store_key_file", None, "cannot be combined with store_keys")
         if self.default_timeout > self.max_timeout:
             allowed = f"it must be at most max_timeout = {self.max_timeout:g}"
             raise InvalidValueError("default_timeout", self.default_timeout, allowed)
-        files = ("store_tls_ca", "store_tls_cert", "store_tls_key", "store_key_file")
-        for key in ("tls_cert", "tls_key", "tls_client_ca", "auth_file", "tenants_file", *files):
+        for key in ("tls_cert", "tls_key", "tls_client_ca", "auth_file", "tenants_file"):
             path: Path | None = getattr(self, key)
             if path is not None and not path.is_file():
                 raise InvalidInputError(key, path, "no such file")

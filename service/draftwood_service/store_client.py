@@ -5,77 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from draftwood_memory.config import MemoryConfig
-from draftwood_memory.errors import InvalidSettingError
+from draftwood_memory import opening
 from draftwood_memory.memory import Memory
-from draftwood_memory.store.embedded import EmbeddedServer, default_folder, socket_url
-from draftwood_memory.store.encryption import KeyRing, read_key_file, read_keys
-from draftwood_memory.store.redis_client import RedisClient, RedisTls
-from draftwood_model_runner.errors import InvalidInputError
-from draftwood_service.settings import Settings
-
-
-@contextmanager
-def named_settings() -> Iterator[None]:
-    """Raises InvalidInputError for what the memory says of a setting."""
-    try:
-        yield
-    except InvalidSettingError as error:
-        raise InvalidInputError(error.field, error.value, error.problem) from None
+from draftwood_memory.store.encryption import KeyRing
+from draftwood_memory.store.redis_client import RedisClient
+from draftwood_service.settings import Settings, named_settings
 
 
 def store_client(settings: Settings, timeout: float | None = None) -> RedisClient | None:
-    """A client that connects when it is first used; None if there is no server (`store` is "memory").
-
-    Args:
-        timeout: seconds of a call; None for that of the settings.
-
-    Raises:
-        InvalidInputError: the URL is wrong.
-    """
-    if settings.store == "memory":
-        return None
+    """As `opening.store_client`. Raises InvalidInputError: the URL is wrong."""
     with named_settings():
-        return _client(settings, settings.store_timeout if timeout is None else timeout)
-
-
-def _client(settings: Settings, seconds: float) -> RedisClient:
-    if settings.store == "embedded":
-        return RedisClient(socket_url(settings.store_folder or default_folder()), None, seconds)
-    tls = RedisTls(settings.store_tls_ca, settings.store_tls_cert, settings.store_tls_key)
-    return RedisClient(settings.store, tls, seconds)
+        return opening.store_client(settings, timeout)
 
 
 def store_keys(settings: Settings) -> KeyRing | None:
     """The keys that encrypt stored values. Raises InvalidInputError."""
     with named_settings():
-        if settings.store_key_file is not None:
-            return read_key_file(settings.store_key_file, "store_key_file")
-        return None if settings.store_keys is None else read_keys(settings.store_keys, "store_keys")
+        return opening.store_keys(settings)
 
 
 @contextmanager
 def opened_memory(settings: Settings, fingerprint: str) -> Iterator[Memory]:
-    """The memory of the settings, not started yet. An embedded store runs as long as the context.
-
-    Raises:
-        InvalidInputError: a setting cannot be used.
-        StoreUnavailableError: the embedded store does not start.
-    """
-    config = MemoryConfig(
-        tokens=settings.memory_tokens,
-        bytes=settings.memory_bytes,
-        max_resident=settings.max_tenants,
-        max_bytes=settings.memory_budget,
-        idle_seconds=settings.memory_idle,
-        ttl=settings.memory_ttl,
-        max_age=settings.memory_max_age,
-        orphan_ttl=settings.memory_orphan_ttl,
-    )
+    """As `opening.opened_memory`. Raises InvalidInputError and StoreUnavailableError."""
     with ExitStack() as stack:
-        if settings.store == "embedded":
-            with named_settings():
-                server = EmbeddedServer(settings.store_folder or default_folder(), settings.store_bytes)
-            stack.enter_context(server)
-            server.wait()
-        yield Memory(store_client(settings), fingerprint, config, store_keys(settings))
+        with named_settings():
+            memory = stack.enter_context(opening.opened_memory(settings, fingerprint))
+        yield memory

@@ -10,7 +10,7 @@ import pytest
 from draftwood_benchmarks.commands import bench
 from draftwood_benchmarks.shared.machine import BUSY
 from draftwood_benchmarks.step import critical_length, rows_of
-from draftwood_model_runner.drafting.step_time import StepTimeCurve
+from draftwood_strategies.budgeting.step_time import StepTimeCurve
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from draftwood_model_runner.drafting import draft_account
+from draftwood_strategies.budgeting import draft_account
 
 
 @pytest.fixture(autouse=True)

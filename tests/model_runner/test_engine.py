@@ -11,8 +11,6 @@ import pytest
 import torch
 
 import draftwood_strategies
-from draftwood_model_runner.drafting.draft_account import Payoff
-from draftwood_model_runner.drafting.guarded_drafter import GuardedDrafter
 from draftwood_model_runner.drafting.watchdog import Watchdog
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.errors import EngineStoppedError, InvalidValueError, ModelError
@@ -21,6 +19,8 @@ from draftwood_model_runner.output import FinishReason, StepOutput
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_strategies import DraftTree, Feedback
+from draftwood_strategies.budgeting.draft_account import Payoff
+from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
 from draftwood_strategies.draft import Int32Array
 from tests.model_runner.families import as_prompt, greedy, served, torch_factory
 from tests.model_runner.sequences import make_sequence

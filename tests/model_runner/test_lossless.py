@@ -11,12 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import draftwood_strategies
-from draftwood_model_runner.drafting import draft_policy, guarded_drafter
-from draftwood_model_runner.drafting.guarded_drafter import GuardedDrafter
+from draftwood_model_runner.drafting import draft_policy
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy
+from draftwood_strategies.budgeting import guarded_drafter
+from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
 from tests import phrase_book
 from tests.model_runner.families import (
     FAMILIES,
@@ -159,6 +160,7 @@ def test_drafters_that_start_in_the_middle_of_an_answer(name: str, monkeypatch: 
     start = GuardedDrafter._start
 
     def noted(drafter: GuardedDrafter, strategy: Strategy) -> None:
+        assert isinstance(drafter._sequence, Sequence)
         started.append(len(drafter._sequence.output))
         start(drafter, strategy)
 

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from draftwood_benchmarks.replay.replay import replay
+from draftwood_benchmarks.replay.replay import ChainLimits, replay
 from draftwood_benchmarks.replay.studies import study
+from draftwood_benchmarks.replay.suffix import SuffixChains, suffix_chains
 from draftwood_benchmarks.replay.trace import TRACES_HELP, Recording, TraceError, read_trace, trace_name
 from draftwood_strategies import create
 
@@ -30,6 +31,7 @@ class Row:
     draft_us: float
     learn_us_per_token: float
     bytes_per_token: float
+    drafted_per_step: float
 
 
 def replay_command(
@@ -41,6 +43,15 @@ def replay_command(
     ],
     learn: Annotated[str | None, typer.Option(help="What the memory learns: outputs, prompts or both.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Rows of each file.")] = None,
+    chains: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Draft one chain of at most so many tokens, as vLLM verifies, beside those of its suffix decoding,"
+            " if `make peers` has installed it.",
+        ),
+    ] = None,
+    cut: Annotated[float, typer.Option(min=0, max=1, help="Chains end where the probability falls below this.")] = 0.0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here, as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the figures here: PNG, SVG or PDF.")] = None,
     grid: Annotated[
@@ -58,7 +69,10 @@ def replay_command(
     if grid:
         study(console, strategy, options, traces, json_file, plot)
         return
-    rows = _rows(console, strategy, options, traces, budget)
+    limits = None if chains is None else ChainLimits(chains, cut)
+    rows = _rows(console, strategy, options, traces, budget, limits)
+    if chains is not None and (suffix := suffix_chains(traces, chains)):
+        rows = [row for name in traces for row in [*(one for one in rows if one.trace == name), _suffix(name, suffix)]]
     console.print(_table(rows))
     if json_file is not None:
         json_file.write_text(json.dumps({"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
@@ -72,14 +86,15 @@ def _rows(
     options: dict[str, object],
     traces: dict[str, list[Recording]],
     budgets: list[int],
+    chains: ChainLimits | None,
 ) -> list[Row]:
     rows = []
     with Progress(console=console, transient=True) as progress:
         for name, recordings in traces.items():
             for budget in budgets:
                 task = progress.add_task(f"{name}, {budget} nodes", total=len(recordings))
-                replay(create(strategy, **options), recordings[:1], budget)  # compiles
-                result = replay(create(strategy, **options), _ticking(recordings, progress, task), budget)
+                replay(create(strategy, **options), recordings[:1], budget, chains)  # compiles
+                result = replay(create(strategy, **options), _ticking(recordings, progress, task), budget, chains)
                 rows.append(
                     Row(
                         trace=name,
@@ -89,9 +104,25 @@ def _rows(
                         draft_us=round(result.draft_us, 2),
                         learn_us_per_token=round(result.learn_us_per_token, 3),
                         bytes_per_token=round(result.bytes_per_token, 1),
+                        drafted_per_step=round(result.drafted_per_step, 3),
                     )
                 )
     return rows
+
+
+def _suffix(trace: str, found: dict[str, SuffixChains]) -> Row:
+    """The row of vLLM's suffix decoding, which has no nodes beside its chain."""
+    chains = found[trace]
+    return Row(
+        trace=trace,
+        strategy="suffix",
+        budget=chains.longest,
+        acceptance_length=round(chains.tokens / chains.steps, 4),
+        draft_us=round(chains.draft_us, 2),
+        learn_us_per_token=round(chains.learn_us_per_token, 3),
+        bytes_per_token=0.0,
+        drafted_per_step=round(chains.drafted / chains.steps, 3),
+    )
 
 
 def _ticking(recordings: list[Recording], progress: Progress, task: TaskID) -> Iterator[Recording]:
@@ -104,13 +135,14 @@ def _table(rows: list[Row]) -> Table:
     table = Table(title="Replay of recorded outputs")
     table.add_column("trace", no_wrap=True)
     table.add_column("strategy")
-    for heading in ("nodes", "tokens/step", "draft us", "learn us/token", "bytes/token"):
+    for heading in ("nodes", "drafted/step", "tokens/step", "draft us", "learn us/token", "bytes/token"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
             row.trace,
             row.strategy,
             str(row.budget),
+            f"{row.drafted_per_step:.2f}",
             f"{row.acceptance_length:.3f}",
             f"{row.draft_us:.1f}",
             f"{row.learn_us_per_token:.2f}",

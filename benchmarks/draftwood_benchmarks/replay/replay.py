@@ -12,9 +12,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from draftwood_benchmarks.replay.trace import Recording
 from draftwood_strategies import DraftTree, Strategy
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.budgeting.chains import best_chains
+from draftwood_strategies.draft import DraftTrees, Int32Array
 from draftwood_strategies.tree_index import NO_NODE
 
 
@@ -26,7 +29,8 @@ class Replayed:
         steps: decoding steps, each one forward pass of the model. The first token of an output comes from the
             prefill, which is not counted.
         tokens: tokens written in the steps.
-        accepted: draft tokens among them.
+        drafted: draft tokens verified in them.
+        accepted: draft tokens among the written ones.
         expected: sum of the scores of all drafts, which is the number of accepted tokens that the strategy predicted.
         draft_us: median time of a draft, in microseconds.
         learn_us_per_token: time in `start`, `observe` and `close` per token of prompts and outputs, in microseconds.
@@ -35,6 +39,7 @@ class Replayed:
 
     steps: int
     tokens: int
+    drafted: int
     accepted: int
     expected: float
     draft_us: float
@@ -45,6 +50,33 @@ class Replayed:
     def acceptance_length(self) -> float:
         """Mean tokens per step."""
         return self.tokens / self.steps if self.steps else 1.0
+
+    @property
+    def drafted_per_step(self) -> float:
+        """Mean draft tokens per step."""
+        return self.drafted / self.steps if self.steps else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLimits:
+    """How long chains may be.
+
+    Attributes:
+        tokens: at most.
+        least: a token with a lower score is left out; an engine has the budget of its batch here.
+    """
+
+    tokens: int
+    least: float = 0.0
+
+    def chain(self, tree: DraftTree) -> DraftTree:
+        """The best path of a tree within the limits."""
+        tokens, scores, _ = best_chains(
+            DraftTrees.of([DraftTree(tree.tokens, tree.parents, tree.scores)]),
+            np.array([self.tokens], np.int32),
+            self.least,
+        )
+        return DraftTree(tokens, np.arange(-1, tokens.size - 1, dtype=np.int32), scores)
 
 
 def accepted_length(tree: DraftTree, continuation: Int32Array) -> int:
@@ -59,10 +91,16 @@ def accepted_length(tree: DraftTree, continuation: Int32Array) -> int:
     return length
 
 
-def replay(strategy: Strategy, recordings: Iterable[Recording], budget: int) -> Replayed:
-    """Replays the recordings in order, with at most `budget` draft nodes per step; `strategy` learns from each."""
+def replay(
+    strategy: Strategy, recordings: Iterable[Recording], budget: int, chains: ChainLimits | None = None
+) -> Replayed:
+    """Replays the recordings in order, with at most `budget` draft nodes per step; `strategy` learns from each.
+
+    Args:
+        chains: draft a chain out of these nodes; None drafts the tree.
+    """
     clock = time.perf_counter
-    steps = tokens = accepted = seen = 0
+    steps = tokens = drafted = accepted = seen = 0
     expected = learning = 0.0
     drafting: list[float] = []
     for prompt, output in recordings:
@@ -75,6 +113,8 @@ def replay(strategy: Strategy, recordings: Iterable[Recording], budget: int) -> 
         while at < output.size:
             before = clock()
             tree = drafter.propose(budget)
+            if chains is not None:
+                tree = chains.chain(tree)
             drafting.append(clock() - before)
             length = accepted_length(tree, output[at:])
             written = output[at : at + length + 1]
@@ -82,6 +122,7 @@ def replay(strategy: Strategy, recordings: Iterable[Recording], budget: int) -> 
             drafter.observe(written, None)
             learning += clock() - before
             steps, tokens, accepted = steps + 1, tokens + written.size, accepted + length
+            drafted += tree.tokens.size  # a plugin's tree need not be a DraftTree
             expected += float(tree.scores.sum())
             at += written.size
         before = clock()
@@ -91,6 +132,7 @@ def replay(strategy: Strategy, recordings: Iterable[Recording], budget: int) -> 
     return Replayed(
         steps=steps,
         tokens=tokens,
+        drafted=drafted,
         accepted=accepted,
         expected=expected,
         draft_us=statistics.median(drafting) * 1e6 if drafting else 0.0,

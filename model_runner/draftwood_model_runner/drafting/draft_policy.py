@@ -22,16 +22,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftwood_model_runner.drafting.budget import worthwhile_score
-from draftwood_model_runner.drafting.draft_account import Payoff, step_all
-from draftwood_model_runner.drafting.guarded_drafter import GuardedDrafter, observe_all, propose_all, runs_of
-from draftwood_model_runner.drafting.step_time import StepTimes
 from draftwood_model_runner.drafting.watchdog import Watchdog
 from draftwood_model_runner.runners.base import DraftLimits, StepBatch
 from draftwood_model_runner.scheduling.scheduler import Work
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree
 from draftwood_strategies.base import StepFeedback
+from draftwood_strategies.budgeting.budget import worthwhile_score
+from draftwood_strategies.budgeting.chains import best_chain
+from draftwood_strategies.budgeting.draft_account import Payoff, step_all
+from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, observe_all, propose_all, runs_of
+from draftwood_strategies.budgeting.step_time import StepTimes
 from draftwood_strategies.draft import DraftTrees, Int32Array, merged
 from draftwood_strategies.native import Float64Array, sizes_between
 
@@ -270,17 +271,3 @@ def forced_tokens(sequence: Sequence) -> list[int]:
     except Exception:
         _log.exception("the grammar of request %r failed to compute forced tokens", sequence.request.request_id)
         return []
-
-
-def best_chain(tree: DraftTree) -> DraftTree:
-    """The path of the tree from its root that is accepted furthest on average: the sum of its scores is largest."""
-    if not len(tree):
-        return tree
-    parents, sums = tree.parents.tolist(), tree.scores.astype(np.float64)
-    for node, parent in enumerate(parents):
-        sums[node] += sums[parent] if parent >= 0 else 0.0
-    path = [int(sums.argmax())]
-    while parents[path[-1]] >= 0:
-        path.append(parents[path[-1]])
-    nodes = np.array(path[::-1])
-    return DraftTree(tree.tokens[nodes], np.arange(-1, nodes.size - 1, dtype=np.int32), tree.scores[nodes])

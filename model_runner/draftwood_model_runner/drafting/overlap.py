@@ -10,8 +10,8 @@ all sequences beforehand and need no second half (micro-batch), but cannot draft
 
 from __future__ import annotations
 
-from draftwood_model_runner.drafting.step_time import StepTimes
 from draftwood_model_runner.runners.base import StepBatch
+from draftwood_strategies.budgeting.step_time import StepTimes
 
 _SMOOTHING = 0.1
 """Share of a step in the mean of what the host takes. Not tuned."""

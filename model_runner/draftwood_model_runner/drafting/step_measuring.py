@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 
-from draftwood_model_runner.drafting.step_time import MEASURED_CONTEXT, ContextCost, StepTimeCurve, StepTimes, measure
 from draftwood_model_runner.runners.base import Runner
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_strategies.budgeting.step_time import MEASURED_CONTEXT, ContextCost, StepTimeCurve, StepTimes, measure
 from draftwood_strategies.draft import EMPTY_TREE
 
 _SEVERAL = 4

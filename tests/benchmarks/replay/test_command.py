@@ -9,9 +9,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from draftwood_benchmarks.peers.process import ENVIRONMENTS
 from draftwood_benchmarks.replay import studies
 from draftwood_benchmarks.replay.command import replay_command
 from tests.benchmarks.replay.traces import write_trace
+
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -33,9 +36,27 @@ def test_the_command_prints_a_table_and_writes_its_rows(tmp_path: Path) -> None:
         ("mine", "trie", 16),
     ]
     assert set(rows[0]) == {
-        "trace", "strategy", "budget", "acceptance_length", "draft_us", "learn_us_per_token", "bytes_per_token"
+        "trace", "strategy", "budget", "acceptance_length", "draft_us", "learn_us_per_token", "bytes_per_token",
+        "drafted_per_step",
     }  # fmt: skip
     assert rows[1]["acceptance_length"] > rows[0]["acceptance_length"] > 1.0
+
+
+def test_chains_are_replayed_beside_those_of_suffix_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    trace, figures = write_trace(tmp_path / "mine.jsonl", rows=4), tmp_path / "figures.json"
+    code, output = run(str(trace), "--budget", "16", "--chains", "3", "--cut", "0.05", "--json", str(figures))
+    assert code == 0, output
+    chains, *suffix = json.loads(figures.read_text())["rows"]
+    assert chains["strategy"] == "trie"
+    assert 1.0 < chains["acceptance_length"] <= 4.0
+    assert 0.0 < chains["drafted_per_step"] <= 3.0
+    if (ENVIRONMENTS / "vllm").exists():
+        assert [row["strategy"] for row in suffix] == ["suffix"]
+        assert 1.0 < suffix[0]["acceptance_length"] <= 4.0
+        assert 0.0 < suffix[0]["drafted_per_step"] <= 3.0
+    else:
+        assert suffix == []
 
 
 @pytest.mark.parametrize(
@@ -45,6 +66,8 @@ def test_the_command_prints_a_table_and_writes_its_rows(tmp_path: Path) -> None:
         (("--strategy", "tire", "TRACE"), "tire"),
         (("--learn", "all", "TRACE"), "all"),
         (("--budget", "0", "TRACE"), "--budget"),
+        (("--chains", "0", "TRACE"), "--chains"),
+        (("--chains", "4", "--cut", "1.5", "TRACE"), "--cut"),
     ],
 )
 def test_the_command_refuses_what_it_cannot_do(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:

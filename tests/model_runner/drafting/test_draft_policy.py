@@ -7,17 +7,17 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from draftwood_model_runner.drafting import draft_account, guarded_drafter
-from draftwood_model_runner.drafting.draft_account import DraftAccount, Payoff, charge_all, pause_all, step_all
-from draftwood_model_runner.drafting.draft_policy import DraftPolicy, best_chain
-from draftwood_model_runner.drafting.guarded_drafter import GuardedDrafter
-from draftwood_model_runner.drafting.step_time import ContextCost, StepTimeCurve, StepTimes
+from draftwood_model_runner.drafting.draft_policy import DraftPolicy
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits
 from draftwood_model_runner.runners.batch import BatchRow, Chains, lay_out, lay_out_trees
 from draftwood_model_runner.scheduling.scheduler import Work
 from draftwood_model_runner.sequence import Sequence
-from draftwood_strategies import EMPTY_TREE, DraftTree
+from draftwood_strategies import DraftTree
+from draftwood_strategies.budgeting import draft_account, guarded_drafter
+from draftwood_strategies.budgeting.draft_account import DraftAccount, Payoff, charge_all, pause_all, step_all
+from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
+from draftwood_strategies.budgeting.step_time import ContextCost, StepTimeCurve, StepTimes
 from tests.model_runner.drafting.test_guarded_drafter import NOTHING, Clock, Plugin, sequence_of, step
 from tests.model_runner.sequences import make_sequence
 
@@ -109,19 +109,6 @@ def test_a_draft_keeps_to_the_limits_of_request_output_and_runner() -> None:
     chains_only = DraftPolicy(100, lambda _: DraftLimits(nodes=9, branches=False), None)
     assert tree_of(chains_only, decoding(chain, written=1)).tokens.tolist() == list(range(9))
     assert tree_of(chains_only, decoding(bush, written=1)).tokens.tolist() == [0]
-
-
-def test_the_best_chain_of_a_tree_is_accepted_furthest() -> None:
-    #     1 (0.6)            2 (0.5)
-    #     3 (0.1)            4 (0.45)  5 (0.05)
-    #                        6 (0.2)
-    scores = [0.6, 0.5, 0.45, 0.2, 0.1, 0.05]
-    tree = DraftTree.of([1, 2, 4, 6, 3, 5], [-1, -1, 1, 2, 0, 1], scores)
-    chain = best_chain(tree)
-    assert chain.tokens.tolist() == [2, 4, 6]
-    assert chain.parents.tolist() == [-1, 0, 1]
-    assert chain.scores.tolist() == pytest.approx([0.5, 0.45, 0.2])
-    assert len(best_chain(EMPTY_TREE)) == 0
 
 
 def test_long_contexts_are_drafted_for_more_sparingly() -> None:

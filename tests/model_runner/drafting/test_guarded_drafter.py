@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwood_model_runner.drafting import draft_account
-from draftwood_model_runner.drafting import guarded_drafter as drafting
-from draftwood_model_runner.drafting.draft_account import LONGEST_PAUSES, TRIED_SHARE, Payoff, step_all
-from draftwood_model_runner.drafting.guarded_drafter import GuardedDrafter, observe_all, propose_all
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Drafter, DraftTree, Feedback, HybridStrategy, create, registry
 from draftwood_strategies.base import StepFeedback
+from draftwood_strategies.budgeting import draft_account
+from draftwood_strategies.budgeting import guarded_drafter as drafting
+from draftwood_strategies.budgeting.draft_account import LONGEST_PAUSES, TRIED_SHARE, Payoff, step_all
+from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, observe_all, propose_all
 from draftwood_strategies.draft import Int32Array
 from tests.model_runner.sequences import make_sequence
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from draftwood_model_runner.drafting.overlap import Overlap
-from draftwood_model_runner.drafting.step_time import StepTimeCurve, StepTimes
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_strategies.budgeting.step_time import StepTimeCurve, StepTimes
 from draftwood_strategies.draft import EMPTY_TREE
 
 READING, PER_TOKEN = 4e-3, 30e-6

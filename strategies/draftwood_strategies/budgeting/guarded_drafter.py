@@ -7,11 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
-from draftwood_model_runner.drafting.draft_account import (
+from draftwood_strategies import asking
+from draftwood_strategies.base import Composite, Drafter, Feedback, Readable, SourceCounts, StepFeedback, Strategy
+from draftwood_strategies.budgeting.draft_account import (
     DraftAccount,
     Payoff,
     charge_all,
@@ -19,12 +21,9 @@ from draftwood_model_runner.drafting.draft_account import (
     overdrawn,
     pause_all,
 )
-from draftwood_model_runner.drafting.watchdog import Watchdog
-from draftwood_model_runner.sequence import Sequence
-from draftwood_strategies import EMPTY_TREE, Drafter, DraftTree, Feedback, NoDrafts, Strategy, asking
-from draftwood_strategies.base import Composite, Readable, StepFeedback
-from draftwood_strategies.draft import DraftTrees, Int32Array
+from draftwood_strategies.draft import EMPTY_TREE, DraftTree, DraftTrees, Int32Array
 from draftwood_strategies.native import runs_in, sizes_between
+from draftwood_strategies.none import NoDrafts
 
 CALL_LIMIT, FIRST_CALL_LIMIT = 5.0, 120.0
 """Seconds after which a call into a strategy is interrupted; the first one of a class may compile."""
@@ -33,6 +32,51 @@ _log = logging.getLogger(__name__)
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
+
+class DraftStatistics(Protocol):
+    """What drafting reports of a sequence, see `draftwood_model_runner.statistics.SequenceStats`."""
+
+    proposed_tokens: int
+    draft_seconds: float
+    suspensions: int
+    drafting_disabled_reason: str
+    by_source: dict[str, SourceCounts]
+
+
+class DraftedRequest(Protocol):
+    """What drafting reads of a request, see `draftwood_model_runner.request.Request`."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def prompt(self) -> Int32Array: ...
+    @property
+    def strategy_name(self) -> str: ...
+    @property
+    def max_draft_nodes(self) -> int: ...
+    @property
+    def learns(self) -> bool: ...
+
+
+class DraftedSequence(Protocol):
+    """A sequence of any engine that drafts are made for, see `draftwood_model_runner.sequence.Sequence`."""
+
+    @property
+    def request(self) -> DraftedRequest: ...
+    @property
+    def stats(self) -> DraftStatistics: ...
+    @property
+    def strategy(self) -> Strategy | None: ...
+
+
+class CallLimit(Protocol):
+    """Interrupts calls that do not return, see `draftwood_model_runner.drafting.watchdog.Watchdog`."""
+
+    def call(
+        self, limit: float, function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        """What `function` returns. Raises TimeoutError if it takes longer than `limit` seconds."""
 
 
 class GuardedDrafter:
@@ -59,11 +103,11 @@ class GuardedDrafter:
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequence: DraftedSequence,
         vocab_size: int,
         failures: Counter[str],
         payoff: Payoff,
-        watchdog: Watchdog | None = None,
+        watchdog: CallLimit | None = None,
     ) -> None:
         self.account = DraftAccount(payoff)
         self.stats = sequence.stats
@@ -258,12 +302,13 @@ def propose_all(drafters: SequenceOf[GuardedDrafter], budgets: Int32Array) -> Dr
 
 
 def observe_all(
-    drafters: SequenceOf[GuardedDrafter], accepted: Int32Array, begins: Int32Array, feedback: StepFeedback
+    drafters: SequenceOf[GuardedDrafter], accepted: Int32Array, begins: Int32Array, feedback: StepFeedback | None
 ) -> None:
     """Passes on what sequences wrote.
 
     Args:
         accepted, begins: sequence i wrote `accepted[begins[i] : begins[i + 1]]`.
+        feedback: None from an engine that does not show the model's predictions.
     """
     bounds, taking = begins.tolist(), []
     for i, one in enumerate(drafters):
@@ -277,7 +322,7 @@ def observe_all(
         if len(told) == len(drafters):
             part = accepted, begins, feedback
         else:
-            part = *runs_of(accepted, begins, chosen), feedback.part(chosen)
+            part = *runs_of(accepted, begins, chosen), None if feedback is None else feedback.part(chosen)
         asking.observe_all(strategy, [one.drafter for one in told], *part, *_calls(told))
         _judge_all(told)
         if asked := [one for one in told if one.asked]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_model_runner.drafting.step_time import (
+from draftwood_strategies.budgeting.step_time import (
     KNOTS,
     MEASURED_CONTEXT,
     ContextCost,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_model_runner.drafting.budget import worthwhile_score
-from draftwood_model_runner.drafting.step_time import StepTimeCurve
+from draftwood_strategies.budgeting.budget import worthwhile_score
+from draftwood_strategies.budgeting.step_time import StepTimeCurve
 from draftwood_strategies.draft import Float32Array
 
 times = st.dictionaries(st.integers(1, 300), st.floats(1e-4, 1.0), min_size=1, max_size=12)

@@ -1,0 +1,293 @@
+"""Chains of draft tokens for the rows of an engine's step, from tenants' memories, within the budget of the batch.
+
+All is called by the engine's thread, after each of its steps, and by a thread of this module while the engine rests: it
+ends requests that are gone and lets strategies learn. A lock keeps them apart. Nothing here waits for a store.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from draftwood_memory.engines.options import RequestOptions, read_options
+from draftwood_memory.engines.session import Session, SessionRequest
+from draftwood_memory.memory import Memory, StrategyUse
+from draftwood_memory.residents import StrategyKey
+from draftwood_memory.settings import MemorySettings
+from draftwood_memory.store.naming import MemoryName
+from draftwood_strategies import DraftTree, Strategy, create
+from draftwood_strategies.base import Readable
+from draftwood_strategies.budgeting.chains import worthwhile_chains
+from draftwood_strategies.budgeting.draft_account import Payoff, step_all
+from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, observe_all, propose_all
+from draftwood_strategies.budgeting.served_times import ServedStepTimes
+from draftwood_strategies.draft import DraftTrees
+from draftwood_strategies.registry import warm_up
+
+_log = logging.getLogger("draftwood")
+
+_REST_SECONDS = 0.05
+"""Without a step, after which the engine rests. It bounds how late the last answers reach other replicas. Not tuned."""
+_REMEMBERED_PAYOFFS = 4096
+"""Tenants and strategies whose payoff is remembered; the least recently used one is dropped."""
+
+
+class Row(NamedTuple):
+    """A request in the engine's step.
+
+    Attributes:
+        tokens: int32[n] or another type of whole numbers: its prompt and all that it wrote, this step's tokens too.
+        prompt: tokens of its prompt.
+        room: how many tokens may be drafted; 0 or less for none.
+        options: what the request carries, read when it is seen first.
+        writes: False while its prompt is not read to its end.
+    """
+
+    request_id: str
+    tokens: np.ndarray[Any, np.dtype[Any]]
+    prompt: int
+    room: int
+    options: Mapping[str, Any] | None
+    writes: bool = True
+
+
+class _Step(NamedTuple):
+    """The step that was drafted for last: its number, rows and tokens, and when it began."""
+
+    number: int
+    rows: int
+    tokens: int
+    began: float
+
+
+class EngineDrafts:
+    """Drafts for all requests of one engine.
+
+    Args:
+        memory: of the engine's model; `close` stops it.
+        tenant: of requests that name none; "" for none.
+        vocab_size: draft tokens are below it.
+        longest: tokens of a chain, at most.
+        is_live: whether the engine still knows a request, running or not. Called from two threads.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        settings: MemorySettings,
+        tenant: str,
+        vocab_size: int,
+        longest: int,
+        is_live: Callable[[str], bool],
+    ) -> None:
+        self.times = ServedStepTimes()
+        self.failures: Counter[str] = Counter()
+        self.sessions: dict[str, Session] = {}
+        self._memory = memory
+        self._settings = settings
+        self._tenant = tenant
+        self._vocab_size = vocab_size
+        self._longest = longest
+        self._is_live = is_live
+        self._payoff = lru_cache(_REMEMBERED_PAYOFFS)(lambda *drafts: Payoff())
+        self._blank = lru_cache(64)(create)
+        self._refused: set[str] = set()
+        self._tasks: deque[Callable[[], None]] = deque()
+        self._latest = _Step(0, 0, 0, 0.0)
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._stepped_at = 0.0
+        self._resting = threading.Thread(target=self._rest, name="draftwood", daemon=True)
+
+    def start(self) -> None:
+        """Compiles, and follows the store from now on."""
+        if self._settings.strategy != "none":
+            warm_up(self._settings.strategy)
+        worthwhile_chains(DraftTrees.of([DraftTree.of([0])]), np.ones(1, np.int32), 1, self.times.between)
+        self._memory.start(self._between_steps, self._settings.memory_preload, self._settings.strategy)
+        self._resting.start()
+
+    def step(self, rows: SequenceOf[Row]) -> list[list[int]]:
+        """A chain for each row, after the engine's step; an empty one where nothing is drafted."""
+        began = time.perf_counter()
+        with self._lock:
+            self._run_tasks()
+            writing = [(i, row, self._session(row)) for i, row in enumerate(rows) if row.writes]
+            self._end_others(rows)
+            seconds = self._step_seconds(began, rows, [session for _, _, session in writing])
+            self._observe(writing, seconds)
+            chains = self._propose(len(rows), writing)
+            self._stepped_at = time.perf_counter()
+            drafted = sum(map(len, chains))
+            tokens = len(rows) + drafted
+            self._latest = _Step(self._latest.number + 1, len(rows), tokens, self._stepped_at)
+            for _, _, session in writing:
+                session.step = self._latest.number
+        return chains
+
+    def close(self) -> None:
+        """Ends all requests, sends what they wrote to the store, and stops. Blocks for seconds at most."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if self._resting.ident is not None:
+            self._resting.join(5.0)
+        with self._lock:
+            self._run_tasks()
+            for request_id in [*self.sessions]:
+                self._end(request_id)
+        self._memory.stop()
+
+    def _session(self, row: Row) -> Session:
+        session = self.sessions.get(row.request_id)
+        if session is None or session.seen > row.tokens.shape[0]:
+            if session is not None:  # the engine has taken tokens back
+                self._end(row.request_id)
+            session = self.sessions[row.request_id] = self._started(row)
+        return session
+
+    def _started(self, row: Row) -> Session:
+        try:
+            options = read_options(row.options, self._settings, self._tenant)
+        except ValueError as error:
+            self._refuse(str(error))
+            options = RequestOptions("", "none", 0, learns=False)
+        prompt = row.tokens[: row.prompt].astype(np.int32)
+        request = SessionRequest(row.request_id, prompt, options.strategy, options.max_nodes, options.learns)
+        session = Session(request, options.tenant, seen=row.prompt)
+        if options.max_nodes == 0:
+            return session
+        try:
+            self._fetch(session)
+        except Exception as error:
+            self._refuse(f"draftwood_strategy {options.strategy}: {error}")
+        return session
+
+    def _fetch(self, session: Session) -> None:
+        """Lets a session draft, at once or when its tenant's memory is there."""
+        name, tenant = session.request.strategy_name, session.tenant
+        if not tenant:
+            strategy = self._blank(name)
+            if not isinstance(strategy, Readable):
+                strategy = create(name)
+                session.request = replace(session.request, learns=True)
+            self._begin(session, strategy, Payoff())
+            return
+
+        def later(found: Strategy) -> None:
+            self._between_steps(lambda: self._begin(session, found, self._payoff(tenant, name)))
+
+        strategy = self._memory.fetch(StrategyUse(MemoryName(tenant), StrategyKey(name)), later)
+        if strategy is not None:
+            self._begin(session, strategy, self._payoff(tenant, name))
+
+    def _begin(self, session: Session, strategy: Strategy, payoff: Payoff) -> None:
+        if session.drafter is not None or self.sessions.get(session.request.request_id, session) is not session:
+            return  # it has ended meanwhile
+        session.strategy = strategy
+        session.drafter = GuardedDrafter(session, self._vocab_size, self.failures, payoff)
+        if session.tenant and session.request.learns:
+            session.learning = self._memory.learning(MemoryName(session.tenant), strategy)
+        if session.output:
+            session.drafter.keep(np.concatenate(session.output))
+
+    def _observe(self, writing: list[tuple[int, Row, Session]], seconds: float) -> None:
+        """Takes what each request wrote."""
+        told, pieces, accepted, verifying, tokens = [], [], [], [], self._latest.tokens
+        for _, row, session in writing:
+            written = row.tokens[session.seen :].astype(np.int32)
+            if not written.shape[0]:
+                continue
+            drafted = session.chain.shape[0]
+            right = session.take(written)
+            if session.drafter is None or not session.drafter.active:
+                continue
+            without = self.times.at(max(tokens - drafted, 1))
+            verifying.append(self.times.at(max(tokens, 1)) - without if drafted else 0.0)
+            accepted.append(right)
+            told.append(session.drafter)
+            pieces.append(written)
+        if told:
+            accounts = [drafter.account for drafter in told]
+            step_all(accounts, seconds, np.array(accepted, np.int32), np.array(verifying), len(writing))
+            begins = np.zeros(len(told) + 1, np.int32)
+            np.cumsum([piece.shape[0] for piece in pieces], out=begins[1:])
+            observe_all(told, np.concatenate(pieces), begins, None)
+
+    def _propose(self, rows: int, writing: list[tuple[int, Row, Session]]) -> list[list[int]]:
+        chains: list[list[int]] = [[] for _ in range(rows)]
+        if self.times.probes(rows):
+            return chains
+        asked = [
+            (i, row, session, session.drafter)
+            for i, row, session in writing
+            if row.room > 0 and session.drafter is not None and session.drafter.ready()
+        ]
+        if not asked:
+            return chains
+        budgets = np.array([session.request.max_draft_nodes for _, _, session, _ in asked], np.int32)
+        longest = np.minimum([row.room for _, row, _, _ in asked], self._longest).astype(np.int32)
+        trees = propose_all([drafter for _, _, _, drafter in asked], budgets)
+        found = worthwhile_chains(trees, longest, rows, self.times.between)
+        for (i, _, session, _), chain, begin in zip(asked, found.lists(), found.begins.tolist(), strict=False):
+            chains[i] = chain
+            session.chain = found.tokens[begin : begin + len(chain)]
+            session.stats.drafted += len(chain)
+        return chains
+
+    def _step_seconds(self, now: float, rows: SequenceOf[Row], writing: list[Session]) -> float:
+        """What the step took that ends now. It is a measure only if all that it had were drafted for just before."""
+        latest = self._latest
+        same = len(rows) == len(writing) == latest.rows and all(one.step == latest.number for one in writing)
+        if not same or not rows:
+            return self.times.at(max(latest.tokens, 1))
+        self.times.observe(latest.tokens, now - latest.began)
+        return now - latest.began
+
+    def _end_others(self, rows: SequenceOf[Row]) -> None:
+        """Ends requests that are not in this step and that the engine does not know any more."""
+        if len(self.sessions) > len(rows) or any(row.request_id not in self.sessions for row in rows):
+            here = {row.request_id for row in rows}
+            for request_id in [one for one in self.sessions if one not in here and not self._is_live(one)]:
+                self._end(request_id)
+
+    def _end(self, request_id: str) -> None:
+        try:
+            self.sessions.pop(request_id).close()
+        except Exception:
+            _log.exception("output of request %r could not be learned", request_id)
+
+    def _refuse(self, problem: str) -> None:
+        """A request is not drafted for. Logged once for each problem, as clients repeat theirs."""
+        if len(self._refused) < 100 and problem not in self._refused:
+            self._refused.add(problem)
+            _log.warning("requests are not drafted for: %s", problem)
+
+    def _between_steps(self, task: Callable[[], None]) -> None:
+        self._tasks.append(task)
+
+    def _run_tasks(self) -> None:
+        while self._tasks:
+            try:
+                self._tasks.popleft()()
+            except Exception:
+                _log.exception("a task between two steps failed")
+
+    def _rest(self) -> None:
+        """While the engine makes no steps: runs tasks, and ends requests that are gone."""
+        while not self._closed.wait(_REST_SECONDS):
+            if time.perf_counter() - self._stepped_at < _REST_SECONDS:
+                continue
+            with self._lock:
+                self._run_tasks()
+                for request_id in [one for one in self.sessions if not self._is_live(one)]:
+                    self._end(request_id)

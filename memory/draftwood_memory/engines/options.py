@@ -1,0 +1,84 @@
+"""What a request says of its drafts, by the keys that it may carry in any engine."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from draftwood_memory.errors import InvalidSettingError
+from draftwood_memory.settings import MemorySettings
+
+TENANT, STRATEGY, MAX_NODES, LEARN, SWITCH = (
+    "draftwood_tenant",
+    "draftwood_strategy",
+    "draftwood_max_nodes",
+    "draftwood_learn",
+    "draftwood",
+)
+_MAX_TENANT_BYTES = 256
+"""As the server allows."""
+_WORDS = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """How one request is drafted for.
+
+    Attributes:
+        tenant: the memory that it drafts from and adds to; "" for none: its own prompt and output alone.
+        strategy: a registered name.
+        max_nodes: draft tokens of a step that its strategy may propose; 0 for no drafts.
+        learns: its answer is added to the memory.
+    """
+
+    tenant: str
+    strategy: str
+    max_nodes: int
+    learns: bool
+
+
+def read_options(given: Mapping[str, Any] | None, settings: MemorySettings, tenant: str) -> RequestOptions:
+    """The options of a request.
+
+    Args:
+        given: what it carries, other keys among it.
+        tenant: of a request that names none.
+
+    Raises:
+        InvalidSettingError: a value is not allowed; it names the key.
+    """
+    given = given or {}
+    on = _switch(SWITCH, given.get(SWITCH, True))
+    named = _tenant(given.get(TENANT, tenant))
+    nodes = _nodes(given.get(MAX_NODES, settings.max_draft_nodes), settings.max_draft_nodes)
+    strategy = str(given.get(STRATEGY, settings.strategy))
+    learns = _switch(LEARN, given.get(LEARN, True)) and named != ""
+    return RequestOptions(named, strategy, nodes if on and strategy != "none" else 0, learns)
+
+
+def _switch(key: str, value: Any) -> bool:
+    """vLLM's API makes numbers of JSON's true and false."""
+    found = _WORDS.get(str(value).lower())
+    if found is None:
+        raise InvalidSettingError(key, value, "must be on or off, true or false, 1 or 0")
+    return found
+
+
+def _tenant(value: Any) -> str:
+    fits = isinstance(value, str) and len(value.encode("utf-8", "surrogatepass")) <= _MAX_TENANT_BYTES
+    if not fits or any(unicodedata.category(character) == "Cc" for character in value):
+        problem = f"must be text of at most {_MAX_TENANT_BYTES} bytes of UTF-8 without control characters"
+        raise InvalidSettingError(TENANT, None, problem)
+    return str(value)
+
+
+def _nodes(value: Any, most: int) -> int:
+    try:
+        nodes = int(value)
+    except (TypeError, ValueError):
+        nodes = -1
+    if nodes < 0:
+        raise InvalidSettingError(MAX_NODES, value, "must be a whole number of at least 0")
+    return min(nodes, most)

@@ -1,0 +1,92 @@
+"""One live request of an engine, from its first token to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from draftwood_memory.memory import Learning
+from draftwood_memory.records import Int32Array
+from draftwood_strategies.base import SourceCounts, Strategy
+from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
+
+_NOTHING = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SessionRequest:
+    """A `DraftedRequest`."""
+
+    request_id: str
+    prompt: Int32Array
+    strategy_name: str
+    max_draft_nodes: int
+    learns: bool
+
+
+@dataclass(slots=True)
+class SessionStatistics:
+    """What drafting did for a request, see `DraftStatistics`.
+
+    Attributes:
+        drafted, accepted: tokens of chains that were verified, and those of them that were written.
+    """
+
+    proposed_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    draft_seconds: float = 0.0
+    suspensions: int = 0
+    drafting_disabled_reason: str = ""
+    by_source: dict[str, SourceCounts] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """A request that is drafted for; a `DraftedSequence`.
+
+    Attributes:
+        tenant: of its memory; "" for none.
+        drafter: None until its memory is there, and for a request without drafts.
+        learning: its use of the memory; None if nothing is learned of it.
+        output: what it wrote, in pieces.
+        seen: tokens of prompt and output that were taken.
+        chain: int32[n], the draft that the latest step verified.
+        step: number of the step that it last took part in.
+    """
+
+    request: SessionRequest
+    tenant: str
+    stats: SessionStatistics = field(default_factory=SessionStatistics)
+    strategy: Strategy | None = None
+    drafter: GuardedDrafter | None = None
+    learning: Learning | None = None
+    output: list[Int32Array] = field(default_factory=list)
+    seen: int = 0
+    chain: Int32Array = field(default_factory=lambda: _NOTHING)
+    step: int = -1
+
+    def take(self, written: Int32Array) -> int:
+        """Takes what it wrote; returns how many tokens of its draft were accepted."""
+        self.output.append(written)
+        self.seen += written.shape[0]
+        chain, self.chain = self.chain, _NOTHING
+        # The last token is the model's own, whether or not the draft goes on with it.
+        n = min(chain.shape[0], written.shape[0] - 1)
+        if n <= 0:
+            return 0
+        differs = np.flatnonzero(chain[:n] != written[:n])
+        accepted = int(differs[0]) if differs.size else n
+        self.stats.accepted += accepted
+        return accepted
+
+    def close(self) -> None:
+        """It ended, in whatever way: its memory learns what it wrote."""
+        if self.drafter is not None:
+            self.drafter.close()
+        if self.learning is not None:
+            learning, self.learning = self.learning, None
+            with learning:
+                if self.output:
+                    learning.learn(np.concatenate(self.output))

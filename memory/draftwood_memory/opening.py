@@ -1,0 +1,104 @@
+"""Opens the memory that settings name: its store with its keys, and an embedded server where one is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from draftwood_memory.config import MemoryConfig, default_max_bytes
+from draftwood_memory.memory import Memory
+from draftwood_memory.store.embedded import EmbeddedServer, default_folder, socket_url
+from draftwood_memory.store.encryption import KeyRing, read_key_file, read_keys
+from draftwood_memory.store.redis_client import RedisClient, RedisTls
+
+
+class StoreSettings(Protocol):
+    """The settings that name a store and its memories, see `settings.MemorySettings`."""
+
+    @property
+    def max_tenants(self) -> int: ...
+    @property
+    def store(self) -> str: ...
+    @property
+    def store_folder(self) -> Path | None: ...
+    @property
+    def store_bytes(self) -> int: ...
+    @property
+    def store_timeout(self) -> float: ...
+    @property
+    def store_tls_ca(self) -> Path | None: ...
+    @property
+    def store_tls_cert(self) -> Path | None: ...
+    @property
+    def store_tls_key(self) -> Path | None: ...
+    @property
+    def store_keys(self) -> str | None: ...
+    @property
+    def store_key_file(self) -> Path | None: ...
+    @property
+    def memory_tokens(self) -> int: ...
+    @property
+    def memory_bytes(self) -> int: ...
+    @property
+    def memory_max_bytes(self) -> int | None: ...
+    @property
+    def memory_ttl(self) -> float: ...
+    @property
+    def memory_max_age(self) -> float: ...
+    @property
+    def memory_orphan_ttl(self) -> float: ...
+    @property
+    def memory_idle(self) -> float: ...
+
+
+def store_client(settings: StoreSettings, timeout: float | None = None) -> RedisClient | None:
+    """A client that connects when it is first used; None if there is no server (`store` is "memory").
+
+    Args:
+        timeout: seconds of a call; None for that of the settings.
+
+    Raises:
+        InvalidSettingError: the URL is wrong.
+    """
+    if settings.store == "memory":
+        return None
+    seconds = settings.store_timeout if timeout is None else timeout
+    if settings.store == "embedded":
+        return RedisClient(socket_url(settings.store_folder or default_folder()), None, seconds)
+    tls = RedisTls(settings.store_tls_ca, settings.store_tls_cert, settings.store_tls_key)
+    return RedisClient(settings.store, tls, seconds)
+
+
+def store_keys(settings: StoreSettings) -> KeyRing | None:
+    """The keys that encrypt stored values. Raises InvalidSettingError."""
+    if settings.store_key_file is not None:
+        return read_key_file(settings.store_key_file, "store_key_file")
+    return None if settings.store_keys is None else read_keys(settings.store_keys, "store_keys")
+
+
+@contextmanager
+def opened_memory(settings: StoreSettings, fingerprint: str) -> Iterator[Memory]:
+    """The memory of the settings, not started yet. An embedded store runs as long as the context.
+
+    Raises:
+        InvalidSettingError: a setting cannot be used.
+        StoreUnavailableError: the embedded store does not start.
+    """
+    config = MemoryConfig(
+        tokens=settings.memory_tokens,
+        bytes=settings.memory_bytes,
+        max_resident=settings.max_tenants,
+        max_bytes=default_max_bytes() if settings.memory_max_bytes is None else settings.memory_max_bytes,
+        idle_seconds=settings.memory_idle,
+        ttl=settings.memory_ttl,
+        max_age=settings.memory_max_age,
+        orphan_ttl=settings.memory_orphan_ttl,
+    )
+    with ExitStack() as stack:
+        if settings.store == "embedded":
+            server = EmbeddedServer(settings.store_folder or default_folder(), settings.store_bytes)
+            stack.enter_context(server)
+            server.wait()
+        yield Memory(store_client(settings), fingerprint, config, store_keys(settings))

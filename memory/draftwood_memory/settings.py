@@ -1,0 +1,167 @@
+"""Settings of drafting, of memories and of their store, each defined once for the server and for plug-ins of engines.
+
+The server makes flags, keys of its file and help of them. A plug-in reads them from the environment, under the same
+names: `DRAFTWOOD_STORE` and so on. Importing this module imports neither numba nor a Redis client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from draftwood_memory.errors import InvalidSettingError
+
+ENV_PREFIX = "DRAFTWOOD_"
+_MIB = 1024 * 1024
+_SUFFIXES = {"K": 1024, "M": _MIB, "G": 1024 * _MIB}
+
+
+def _about(description: str, *, size: bool = False, **bounds: float) -> dict[str, Any]:
+    """What is known of a field: its `bounds` are `ge`, `gt` and `le`; the text of a `size` may have a suffix."""
+    return {"description": description, "size": size, **bounds}
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySettings:
+    """One consistent set of settings. Durations are in seconds, sizes in bytes.
+
+    Raises:
+        InvalidSettingError: a value is not allowed.
+    """
+
+    strategy: str = field(default="hybrid", metadata=_about("Default drafting strategy; `none` disables drafting"))
+    max_draft_nodes: int = field(
+        default=48, metadata=_about("Maximum number of draft tokens a step and request", le=1024)
+    )
+    max_tenants: int = field(default=1000, metadata=_about("Maximum number of tenants with their memory in RAM", ge=1))
+    store: str = field(
+        default="memory",
+        metadata=_about(
+            "Storage backend of learned memories, and of tenants and experiments that are made over the API:"
+            " memory (this process only), embedded (a Valkey server that"
+            " the service runs), or the URL of a Redis or Valkey server: redis://, rediss://, redis+sentinel://,"
+            " redis+cluster://, unix://"
+        ),
+    )
+    store_folder: Path | None = field(
+        default=None, metadata=_about("Data folder of the embedded store; unset: ~/.local/share/draftwood/store")
+    )
+    store_bytes: int = field(
+        default=1024 * _MIB, metadata=_about("Maximum memory of the embedded store", ge=8 * _MIB, size=True)
+    )
+    store_timeout: float = field(default=2.0, metadata=_about("Timeout of a call to the store in seconds", gt=0))
+    store_tls_ca: Path | None = field(default=None, metadata=_about("PEM certificate authorities of a store with TLS"))
+    store_tls_cert: Path | None = field(default=None, metadata=_about("PEM client certificate for the store"))
+    store_tls_key: Path | None = field(default=None, metadata=_about("PEM private key of that certificate"))
+    store_keys: str | None = field(
+        default=None,
+        repr=False,
+        metadata=_about("Keys that encrypt stored values; safer in the environment than in a flag"),
+    )
+    store_key_file: Path | None = field(default=None, metadata=_about("File with keys that encrypt stored values"))
+    memory_tokens: int = field(
+        default=1_000_000, metadata=_about("Maximum number of tokens of a tenant's memory", ge=1024)
+    )
+    memory_bytes: int = field(
+        default=16 * _MIB, metadata=_about("Maximum size of a tenant's memory in bytes", ge=65536, size=True)
+    )
+    memory_max_bytes: int | None = field(
+        default=None,
+        metadata=_about(
+            "Maximum size of all tenants' memories in RAM in bytes; the least recently used are evicted; unset:"
+            " a quarter of the RAM",
+            ge=16 * _MIB,
+            size=True,
+        ),
+    )
+    memory_ttl: float = field(
+        default=0.0,
+        metadata=_about("Seconds without learning until a tenant's memory expires; 0: memory_orphan_ttl decides", ge=0),
+    )
+    memory_max_age: float = field(
+        default=0.0, metadata=_about("Seconds until a record of a tenant's memory is dropped; 0 for never", ge=0)
+    )
+    memory_orphan_ttl: float = field(
+        default=30 * 24 * 3600.0,
+        metadata=_about(
+            "Seconds after which the store deletes a memory that no server wrote to or loaded; 0 for never", ge=0
+        ),
+    )
+    memory_idle: float = field(
+        default=900.0, metadata=_about("Seconds without requests until a tenant's memory is evicted from RAM", gt=0)
+    )
+    memory_preload: int = field(
+        default=16, metadata=_about("Number of memories, the latest written, that are loaded at the start", ge=0)
+    )
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            _check_bounds(one, getattr(self, one.name))
+        check_store(self)
+
+
+def definition_of(name: str) -> Mapping[str, Any]:
+    """The default of a setting, its description and bounds: `default`, `description`, `ge`, `gt`, `le`, `repr`."""
+    one: Field[Any] = MemorySettings.__dataclass_fields__[name]
+    about = {key: value for key, value in one.metadata.items() if key != "size"}
+    return {"default": one.default, "repr": one.repr, **about}
+
+
+def check_store(settings: Any) -> None:
+    """Checks that settings of a store, as in `MemorySettings`, fit together. Raises InvalidSettingError."""
+    for missing, present in (("store_tls_cert", "store_tls_key"), ("store_tls_key", "store_tls_cert")):
+        if getattr(settings, missing) is None and getattr(settings, present) is not None:
+            raise InvalidSettingError(missing, None, f"must be set, since {present} is set")
+    if settings.store_keys is not None and settings.store_key_file is not None:
+        raise InvalidSettingError("store_key_file", None, "cannot be combined with store_keys")
+    for name in ("store_tls_ca", "store_tls_cert", "store_tls_key", "store_key_file"):
+        path: Path | None = getattr(settings, name)
+        if path is not None and not path.is_file():
+            raise InvalidSettingError(name, path, "no such file")
+
+
+def size_of(given: object) -> object:
+    """A number of bytes of text with the suffix K, M or G; anything else as it is."""
+    if isinstance(given, str) and given[-1:].upper() in _SUFFIXES and given[:-1].isdecimal():
+        return int(given[:-1]) * _SUFFIXES[given[-1].upper()]
+    return given
+
+
+def read_environment(environ: Mapping[str, str], **defaults: Any) -> MemorySettings:
+    """The settings that variables `DRAFTWOOD_...` give. Those of a server alone are left out.
+
+    Args:
+        defaults: values of a plug-in's own, where a variable is not set.
+
+    Raises:
+        InvalidSettingError: a value is not allowed; it names the setting.
+    """
+    kinds, given = get_type_hints(MemorySettings), dict(defaults)
+    for one in fields(MemorySettings):
+        text = environ.get(ENV_PREFIX + one.name.upper(), "")
+        if text:
+            given[one.name] = _parsed(one, kinds[one.name], text)
+    return MemorySettings(**given)
+
+
+def _parsed(one: Field[Any], kind: Any, text: str) -> Any:
+    kind = next((part for part in get_args(kind) if part is not type(None)), kind)
+    try:
+        return kind(size_of(text) if one.metadata.get("size") else text)
+    except ValueError:
+        shown = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
+        raise InvalidSettingError(one.name, text, f"must be {shown}") from None
+
+
+def _check_bounds(one: Field[Any], value: Any) -> None:
+    bounds = (
+        ("ge", "at least", lambda bound: value >= bound),
+        ("gt", "greater than", lambda bound: value > bound),
+        ("le", "at most", lambda bound: value <= bound),
+    )
+    for key, words, holds in bounds:
+        bound = one.metadata.get(key)
+        if bound is not None and value is not None and not holds(bound):
+            raise InvalidSettingError(one.name, value, f"must be {words} {bound:g}")

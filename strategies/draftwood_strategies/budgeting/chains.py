@@ -1,0 +1,110 @@
+"""Chains out of draft trees, for engines that verify one continuation of a sequence and no tree.
+
+A chain is the path of a tree with the most accepted tokens to be expected, less what its tokens cost: the sum of its
+scores above a least score. So it ends where the next token is not worth its time in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from draftwood_strategies.budgeting.budget import worthwhile_score
+from draftwood_strategies.draft import DraftTree, DraftTrees
+from draftwood_strategies.native import Float32Array, Float64Array, Int32Array, compiled
+
+StepSeconds = Callable[[int, int], Float64Array]
+"""(n, m) -> seconds that the step takes with n, n + 1, ... m tokens, float64[m - n + 1]."""
+
+
+class Chains(NamedTuple):
+    """A chain for each sequence of a step, one after the other.
+
+    Attributes:
+        tokens: int32[n].
+        scores: float32[n], estimated probability that the chain is accepted up to and with the token.
+        begins: int32[s + 1]; chain i is `begins[i]` to `begins[i + 1]`.
+    """
+
+    tokens: Int32Array
+    scores: Float32Array
+    begins: Int32Array
+
+    def lists(self) -> list[list[int]]:
+        """The tokens of each chain."""
+        tokens, begins = self.tokens.tolist(), self.begins.tolist()
+        return [tokens[begin:end] for begin, end in pairwise(begins)]
+
+
+def worthwhile_chains(trees: DraftTrees, longest: Int32Array, base_tokens: int, step_seconds: StepSeconds) -> Chains:
+    """A chain of each tree, so long that the step writes the most tokens a second, as far as scores and times say.
+
+    Args:
+        longest: int32[s], the most tokens of each chain.
+        base_tokens: tokens that the step runs anyway.
+    """
+    chains = best_chains(trees, longest)
+    if not chains.tokens.shape[0]:
+        return chains
+    return best_chains(trees, longest, worthwhile_score(chains.scores, base_tokens, step_seconds))
+
+
+def best_chains(trees: DraftTrees, longest: Int32Array, least: float = 0.0) -> Chains:
+    """The path of each tree whose scores above `least` have the largest sum; it has no score below that.
+
+    Args:
+        longest: int32[s], the most tokens of each path.
+    """
+    n, sequences = trees.tokens.shape[0], len(trees)
+    tokens, scores, begins = np.empty(n, np.int32), np.empty(n, np.float32), np.zeros(sequences + 1, np.int32)
+    depths, sums = np.empty(n, np.int32), np.empty(n, np.float64)
+    _best_chains(
+        trees.tokens, trees.parents, trees.scores, trees.begins, longest, least, depths, sums, tokens, scores, begins
+    )
+    end = int(begins[-1])
+    return Chains(tokens[:end], scores[:end], begins)
+
+
+def best_chain(tree: DraftTree) -> DraftTree:
+    """The path of the tree from its root that is accepted furthest on average: the sum of its scores is largest."""
+    tokens, scores, _ = best_chains(DraftTrees.of([tree]), np.array([len(tree)], np.int32))
+    return DraftTree(tokens, np.arange(-1, tokens.shape[0] - 1, dtype=np.int32), scores)
+
+
+@compiled
+def _best_chains(
+    tree_tokens: Int32Array,
+    parents: Int32Array,
+    tree_scores: Float32Array,
+    tree_begins: Int32Array,
+    longest: Int32Array,
+    least: float,
+    depths: Int32Array,
+    sums: Float64Array,
+    tokens: Int32Array,
+    scores: Float32Array,
+    begins: Int32Array,
+) -> None:
+    """Writes the chains; `depths` and `sums` are workspace for a value of each node."""
+    end = 0
+    for s in range(longest.shape[0]):
+        first = tree_begins[s]
+        best, best_sum = -1, -1.0
+        for node in range(first, tree_begins[s + 1]):
+            above = parents[node]
+            depths[node] = depths[first + above] + 1 if above >= 0 else 1
+            gain = tree_scores[node] - least
+            sums[node] = gain + (sums[first + above] if above >= 0 else 0.0)
+            worth = tree_scores[node] > 0.0 and gain >= 0.0
+            if worth and depths[node] <= longest[s] and sums[node] >= best_sum:
+                best, best_sum = node, sums[node]
+        length = depths[best] if best >= 0 else 0
+        node = best
+        for at in range(end + length - 1, end - 1, -1):
+            tokens[at], scores[at] = tree_tokens[node], tree_scores[node]
+            node = first + parents[node]
+        end += length
+        begins[s + 1] = end

@@ -1,0 +1,227 @@
+"""Drafts for the rows of a foreign engine: lossless, per tenant, whatever the engine does with its requests."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftwood_memory import Memory, RedisClient
+from draftwood_memory.engines.drafts import EngineDrafts
+from draftwood_memory.settings import MemorySettings
+from draftwood_strategies.budgeting import draft_account
+from tests.memory.engines.toy_engine import ToyEngine, plain, recitation
+from tests.memory.servers import Valkey, wait_for
+
+RNG = np.random.default_rng(3)
+TEXT = RNG.integers(0, 900, 60).tolist()
+OTHER = RNG.integers(0, 900, 60).tolist()
+MODEL = recitation(TEXT, OTHER)
+FINGERPRINT = "0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def _drafting_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule of these engines takes microseconds, so that drafts would not pay."""
+    monkeypatch.setattr(draft_account, "LEAST_CREDIT", 1e9)
+    monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))
+
+
+@contextmanager
+def engine(
+    store: str | None = None, tenant: str = "", chunk: int = 1000, settings: MemorySettings | None = None
+) -> Iterator[ToyEngine]:
+    made = ToyEngine(MODEL, chunk)
+    memory = Memory(None if store is None else RedisClient(store), FINGERPRINT)
+    settings = settings or MemorySettings(strategy="trie")
+    made.drafts = EngineDrafts(memory, settings, tenant, 1000, 8, lambda one: one in made.requests)
+    made.drafts.times.observe(1, 1.0)  # wide steps cost little, as on a GPU; the rule's own times say nothing
+    made.drafts.times.observe = lambda tokens, seconds: None  # type: ignore[method-assign]
+    made.drafts.times.probes = lambda tokens: False  # type: ignore[method-assign]
+    made.drafts.start()
+    try:
+        yield made
+    finally:
+        made.drafts.close()
+
+
+def drafted(made: ToyEngine, request_id: str, prompt: list[int], most: int = 24, **options: Any) -> int:
+    """Runs a request alone and checks its answer; returns how many tokens were drafted for it."""
+    made.add(request_id, prompt, most, **options)
+    made.run()
+    assert made.finished[request_id].output[:most] == plain(MODEL, prompt, most)
+    return made.finished[request_id].drafted
+
+
+def rested(made: ToyEngine) -> None:
+    """Until the engine's last requests have ended."""
+    wait_for(lambda: not made.drafts.sessions, "requests to end", 5.0)
+
+
+def test_a_tenants_answers_are_drafted_for_its_next_request_and_for_no_other() -> None:
+    with engine() as made:
+        assert drafted(made, "1", TEXT[:4], draftwood_tenant="acme") == 0
+        steps = made.steps
+        assert drafted(made, "2", TEXT[:4], draftwood_tenant="acme") > 10
+        assert made.steps - steps < 12
+        assert drafted(made, "3", TEXT[:4], draftwood_tenant="other") == 0
+        assert drafted(made, "4", TEXT[:4]) == 0  # without a tenant nothing is shared
+        assert drafted(made, "5", TEXT[:4]) == 0
+        rested(made)
+        assert made.drafts._memory.counters().learned == 3
+
+
+def test_without_a_tenant_a_request_drafts_from_its_own_prompt() -> None:
+    with engine() as made:
+        assert drafted(made, "1", TEXT[:4]) == 0
+        assert drafted(made, "2", [*TEXT[:40], 999, *TEXT[:4]]) > 10
+        assert drafted(made, "3", [*TEXT[:40], 999, *TEXT[:4]], draftwood_strategy="hybrid") > 10
+
+
+def test_a_request_that_names_no_tenant_has_the_processes_one() -> None:
+    with engine(tenant="default") as made:
+        assert drafted(made, "1", TEXT[:4]) == 0
+        assert drafted(made, "2", TEXT[:4]) > 10
+        assert drafted(made, "3", TEXT[:4], draftwood_tenant="") == 0
+
+
+def test_options_of_a_request() -> None:
+    with engine(tenant="acme") as made:
+        assert drafted(made, "1", TEXT[:4], draftwood_learn=0) == 0
+        assert drafted(made, "2", TEXT[:4]) == 0  # nothing was learned
+        assert drafted(made, "3", TEXT[:4], draftwood="off") == 0
+        assert drafted(made, "4", TEXT[:4], draftwood_max_nodes=0) == 0
+        assert drafted(made, "5", TEXT[:4], draftwood_strategy="none") == 0
+        narrow, wide = (drafted(made, f"6{n}", TEXT[:4], draftwood_max_nodes=n) for n in ("1", 48))
+        assert 0 < narrow <= made.finished["61"].most
+        assert wide > 10
+        assert drafted(made, "7", TEXT[:4], draftwood_learn="false") > 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"draftwood": "maybe"}, "draftwood maybe: must be on or off, true or false, 1 or 0"),
+        ({"draftwood_learn": "2"}, "draftwood_learn 2: must be on or off, true or false, 1 or 0"),
+        ({"draftwood_max_nodes": "-1"}, "draftwood_max_nodes -1: must be a whole number of at least 0"),
+        ({"draftwood_tenant": 7}, "draftwood_tenant: must be text of at most 256 bytes"),
+        ({"draftwood_tenant": "a\nb"}, "draftwood_tenant: must be text of at most 256 bytes"),
+        ({"draftwood_strategy": "tire"}, "draftwood_strategy tire: no strategy is named 'tire'"),
+    ],
+)
+def test_a_request_with_a_wrong_option_completes_without_drafts(
+    options: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with engine(tenant="acme") as made, caplog.at_level(logging.WARNING):
+        for number in range(3):
+            assert drafted(made, str(number), TEXT[:4], **options) == 0
+        assert [message in record.getMessage() for record in caplog.records] == [True]
+        rested(made)
+        assert made.drafts._memory.counters().learned == 0
+
+
+def test_whatever_the_engine_does_with_requests_the_answers_are_the_models() -> None:
+    """Requests that join, move to other rows, are read in chunks, preempted, resumed and aborted, at random."""
+    random = np.random.default_rng(5)
+    with engine(chunk=5) as made:
+        made.order = lambda running: [running[i] for i in random.permutation(len(running))]
+        prompts: dict[str, list[int]] = {}
+        while len(prompts) < 150 or made.requests:
+            if len(prompts) < 150 and len(made.requests) < 12:
+                name, text = str(len(prompts)), (TEXT, OTHER)[random.integers(2)]
+                at = int(random.integers(30))
+                prompts[name] = text[at : at + int(random.integers(3, 20))]
+                tenant = {"draftwood_tenant": "ab"[random.integers(2)]} if random.random() < 0.8 else {}
+                made.add(name, prompts[name], int(random.integers(1, 40)), **tenant)
+            for one in [*made.requests.values()]:
+                if random.random() < 0.03:
+                    made.abort(one.request_id)
+                elif random.random() < 0.1:
+                    one.paused, one.draft = not one.paused, []
+            made.step()
+        assert len(made.finished) > 50
+        for name, one in made.finished.items():
+            assert one.output[: one.most] == plain(MODEL, prompts[name], one.most), name
+        assert sum(one.drafted for one in made.finished.values()) > 500
+        rested(made)
+
+
+def test_an_engine_that_takes_tokens_back_is_drafted_for_from_there() -> None:
+    with engine(tenant="acme") as made:
+        drafted(made, "1", TEXT[:4])
+        made.add("2", TEXT[:4], 30)
+        for _ in range(3):
+            made.step()
+        one = made.requests["2"]
+        del one.tokens[6:]
+        one.draft = []
+        made.run()
+        assert one.output[:30] == plain(MODEL, TEXT[:4], 30)
+
+
+def test_replicas_share_through_a_store_and_a_restart_keeps_it(server: Valkey) -> None:
+    with engine(server.url) as first, engine(server.url) as second:
+        assert drafted(first, "1", TEXT[:4], draftwood_tenant="acme") == 0
+        rested(first)  # although no further step comes
+        wait_for(lambda: first.drafts._memory.counters().outbox_records == 0, "the outbox to be sent", 5.0)
+        assert drafted(second, "1", TEXT[:4], draftwood_tenant="acme") + _again(second, "acme") > 10
+        assert drafted(second, "9", TEXT[:4], draftwood_tenant="other") == 0
+    with engine(server.url) as third:
+        third.drafts._memory.strategy("acme", "trie")
+        assert drafted(third, "1", TEXT[:4], draftwood_tenant="acme") > 10
+
+
+def _again(made: ToyEngine, tenant: str) -> int:
+    """A tenant's first request may begin before its memory is there."""
+    time.sleep(0.2)
+    return drafted(made, "again", TEXT[:4], draftwood_tenant=tenant)
+
+
+def test_a_store_that_is_down_delays_nothing(server: Valkey) -> None:
+    with engine("redis://127.0.0.1:9") as made:
+        began = time.monotonic()
+        drafted(made, "1", TEXT[:4], draftwood_tenant="acme")
+        assert drafted(made, "2", TEXT[:4], draftwood_tenant="acme") > 10
+        assert time.monotonic() - began < 2.0
+
+
+def test_a_strategy_that_raises_costs_its_drafts_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from draftwood_strategies import TrieStrategy
+
+    def fail(*args: Any) -> Any:
+        raise RuntimeError("broken")
+
+    with engine(tenant="acme") as made:
+        monkeypatch.setattr(TrieStrategy, "propose_all", fail)
+        assert drafted(made, "1", TEXT[:4]) == 0
+    assert "switched off" in caplog.text
+
+
+def test_a_batch_is_drafted_for_within_a_millisecond() -> None:
+    """32 rows of one tenant with a warm memory; the fastest of many steps, as the machine has other work."""
+    with engine(tenant="acme") as made:
+        for number in range(4):
+            drafted(made, f"warm {number}", TEXT[:4], 40)
+        for number in range(32):
+            made.add(str(number), TEXT[:4], 50)
+        seconds = []
+        timed: Callable[..., Any] = made.drafts.step
+
+        def step(rows: Any) -> Any:
+            began = time.perf_counter()
+            chains = timed(rows)
+            if len(rows) == 32 and all(chains):
+                seconds.append(time.perf_counter() - began)
+            return chains
+
+        made.drafts.step = step  # type: ignore[method-assign]
+        made.run()
+        assert min(seconds) < 0.001
+        print(f"fastest {1e3 * min(seconds):.2f} ms, median {1e3 * float(np.median(seconds)):.2f} ms")

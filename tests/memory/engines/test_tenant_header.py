@@ -1,0 +1,105 @@
+"""The tenant comes from the proxy's header alone, whatever a caller sends."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from draftwood_memory.engines.options import TENANT
+from draftwood_memory.engines.tenant_header import TenantHeader
+
+
+class Server:
+    """Records what comes through; answers 200."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.scopes: list[Any] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.scopes.append(scope)
+        message = await receive()
+        self.bodies.append(message["body"])
+        assert not message["more_body"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+async def post(body: bytes, *tenants: str, pieces: int = 1, kind: str = "http") -> tuple[Server, list[Any]]:
+    server, sent = Server(), []
+    size = -(-len(body) // pieces) or 1
+    waiting = [body[at : at + size] for at in range(0, len(body), size)] or [b""]
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": waiting.pop(0), "more_body": bool(waiting)}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"content-length", str(len(body)).encode()), *((b"X-Draftwood-Tenant", t.encode()) for t in tenants)]
+    await TenantHeader(server)({"type": kind, "headers": headers, "path": "/v1/completions"}, receive, send)
+    return server, sent
+
+
+def tenants_in(value: Any) -> list[Any]:
+    """All values of the key, at any depth."""
+    if isinstance(value, dict):
+        own = [inner for key, inner in value.items() if key == TENANT]
+        return own + [one for inner in value.values() for one in tenants_in(inner)]
+    return [one for inner in value for one in tenants_in(inner)] if isinstance(value, list) else []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": "x"}',
+        b'{"prompt": "x", "vllm_xargs": {"draftwood_tenant": "victim", "draftwood_learn": 0}}',
+        b'{"prompt": "x", "vllm_xargs": {"draftwood\\u005ftenant": "victim"}}',
+        b'{"vllm_xargs": {"draftwood_tenant": "victim"}, "vllm_xargs": {"draftwood_tenant": "victim"}}',
+        b'{"prompt": "x", "vllm_xargs": null, "extra_body": [{"vllm_xargs": {"draftwood_tenant": "victim"}}]}',
+        b'{"sampling_params": {"extra_args": {"draftwood_tenant": "victim"}}, "token_ids": [1]}',
+    ],
+)
+@pytest.mark.parametrize("tenants", [("acme",), ("\u00e4cme",), ()])
+async def test_a_caller_cannot_choose_a_tenant(body: bytes, tenants: tuple[str, ...]) -> None:
+    server, _ = await post(body, *tenants, pieces=3)
+    content = json.loads(server.bodies[0])
+    assert content["vllm_xargs"][TENANT] == "".join(tenants)
+    assert set(tenants_in(content)) == {"".join(tenants)}
+    if "sampling_params" in content:
+        assert content["sampling_params"]["extra_args"][TENANT] == "".join(tenants)
+    assert (b"content-length", str(len(server.bodies[0])).encode()) in server.scopes[0]["headers"]
+
+
+async def test_other_options_and_fields_stay() -> None:
+    body = b'{"prompt": "x", "n": 2, "vllm_xargs": {"draftwood_tenant": "victim", "draftwood_learn": 0}}'
+    server, _ = await post(body, "acme")
+    expected = {"prompt": "x", "n": 2, "vllm_xargs": {"draftwood_learn": 0, TENANT: "acme"}}
+    assert json.loads(server.bodies[0]) == expected
+
+
+async def test_a_call_without_a_body_passes() -> None:
+    server, _ = await post(b"", "acme")
+    assert server.bodies == [b""]
+
+
+@pytest.mark.parametrize("body", [b'--x\r\nContent-Disposition: form-data; name="vllm_xargs"', b"{", b"\xff"])
+async def test_what_cannot_be_read_is_refused(body: bytes) -> None:
+    server, sent = await post(body, "acme")
+    assert server.bodies == []
+    assert sent[0]["status"] == 415
+    assert "must be JSON" in json.loads(sent[1]["body"])["error"]["message"]
+
+
+async def test_a_header_that_is_there_twice_is_refused() -> None:
+    """A proxy that adds its header to the caller's, instead of setting it, gives no tenant to anybody."""
+    server, sent = await post(b"{}", "victim", "acme")
+    assert server.bodies == []
+    assert sent[0]["status"] == 415
+
+
+async def test_web_sockets_are_refused() -> None:
+    server, sent = await post(b"{}", "acme", kind="websocket")
+    assert server.bodies == []
+    assert sent == [{"type": "websocket.close", "code": 1008}]

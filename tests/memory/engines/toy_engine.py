@@ -1,0 +1,108 @@
+"""An engine as vLLM's worker looks to a plug-in: rows that move, chunks of prompts, preemption. Its model is a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from draftwood_memory.engines.drafts import EngineDrafts, Row
+
+Model = Callable[[list[int]], int]
+"""The next token of a text."""
+
+
+def recitation(*texts: list[int]) -> Model:
+    """A model that goes on with the text whose part the last three tokens are, and counts up elsewhere."""
+
+    def following(tokens: list[int]) -> int:
+        tail = tokens[-3:]
+        for text in texts:
+            for at in range(len(text) - 3):
+                if text[at : at + 3] == tail:
+                    return text[at + 3]
+        return (tokens[-1] + 1) % 1000
+
+    return following
+
+
+@dataclass
+class Running:
+    """A request.
+
+    Attributes:
+        read: tokens of its prompt that were read.
+        paused: preempted: known, and not in the batch.
+    """
+
+    request_id: str
+    tokens: list[int]
+    prompt: int
+    most: int
+    options: Mapping[str, Any]
+    read: int = 0
+    paused: bool = False
+    draft: list[int] = field(default_factory=list)
+    drafted: int = 0
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.prompt :]
+
+
+class ToyEngine:
+    """Steps over its running requests, which `drafts` drafts for."""
+
+    def __init__(self, model: Model, chunk: int = 1000) -> None:
+        self.model = model
+        self.chunk = chunk
+        self.requests: dict[str, Running] = {}
+        self.finished: dict[str, Running] = {}
+        self.drafts: EngineDrafts
+        self.order: Callable[[list[Running]], list[Running]] = lambda running: running
+        self.steps = 0
+
+    def add(self, request_id: str, prompt: list[int], most: int = 24, **options: Any) -> None:
+        self.requests[request_id] = Running(request_id, [*prompt], len(prompt), most, options)
+
+    def abort(self, request_id: str) -> None:
+        self.requests.pop(request_id, None)
+
+    def step(self) -> None:
+        running = self.order([one for one in self.requests.values() if not one.paused])
+        if not running:
+            return
+        self.steps += 1
+        rows = [self._row(one) for one in running]
+        for one, chain in zip(running, self.drafts.step(rows), strict=True):
+            assert len(chain) <= 8
+            one.draft = chain
+            one.drafted += len(chain)
+            if len(one.output) >= one.most:
+                self.finished[one.request_id] = self.requests.pop(one.request_id)
+
+    def run(self) -> None:
+        while any(not one.paused for one in self.requests.values()):
+            self.step()
+
+    def _row(self, one: Running) -> Row:
+        one.read = min(one.read + self.chunk, one.prompt)
+        writes = one.read == one.prompt
+        if writes:
+            for token in [*one.draft, None]:
+                right = self.model(one.tokens)
+                one.tokens.append(right)
+                if right != token or len(one.output) >= one.most:
+                    break
+        room = one.most - len(one.output) - 1
+        return Row(one.request_id, np.array(one.tokens, np.int64), one.prompt, room, one.options, writes)
+
+
+def plain(model: Model, prompt: list[int], most: int) -> list[int]:
+    """What the model writes without drafts."""
+    tokens = [*prompt]
+    for _ in range(most):
+        tokens.append(model(tokens))
+    return tokens[len(prompt) :]
