@@ -145,7 +145,7 @@ def test_a_sequence_grows_page_by_page_and_nothing_is_copied() -> None:
     held = memory.pool.pages(sequence).tolist()
     while len(sequence.output) < 400:
         if memory.pool.is_short(sequence):
-            assert memory.pool.shortfall(sequence) <= 0
+            assert memory.pool.shortfall([sequence]) <= 0
             memory.pool.grow(sequence)
             assert memory.pool.pages(sequence).tolist()[: len(held)] == held
             held = memory.pool.pages(sequence).tolist()
@@ -195,7 +195,7 @@ class PoolMachine(RuleBasedStateMachine):
         if sequence not in self.running or left == 0:
             return
         if self.pool.is_short(sequence):
-            if self.pool.shortfall(sequence) > 0:
+            if self.pool.shortfall([sequence]) > 0:
                 return
             self.pool.grow(sequence)
         pending = sequence.length - sequence.committed
