@@ -21,7 +21,7 @@ _TARGET_MS = 0.2
 """With 64 slots and 1,000 waiting tenants."""
 _PROMPT_TOKENS, _ANSWER_TOKENS = 64, 100_000
 _PAGE_SIZE = 16
-_PAGES_OF_TENANT = 64
+_PAGES_OF_SLOT = 256
 _CHUNK = 512
 
 
@@ -43,7 +43,7 @@ class ScheduleRow:
 def measured_schedule(slots: int, waiting_tenants: int, steps: int) -> ScheduleRow:
     """As many tenants as slots run, one sequence each, and others wait, one sequence each; all of equal weight."""
     tenants = slots + waiting_tenants
-    scheduler = Scheduler(KVPool(tenants * _PAGES_OF_TENANT, _PAGE_SIZE), slots, _CHUNK, _CHUNK)
+    scheduler = Scheduler(KVPool(slots * _PAGES_OF_SLOT, _PAGE_SIZE), slots, _CHUNK, _CHUNK)
     for number in range(tenants):
         prompt = np.full(_PROMPT_TOKENS, number, np.int32)
         stop = StopParams(_ANSWER_TOKENS)

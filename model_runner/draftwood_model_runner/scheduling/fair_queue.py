@@ -137,7 +137,8 @@ class FairQueue:
 
     def served(self, tenant: str) -> float:
         """Tokens over its weight that a tenant of live sequences was served, on a scale that all tenants share."""
-        return max(self._served[tenant], self._most_served - _MOST_CLAIM)
+        served, least = self._served[tenant], self._most_served - _MOST_CLAIM
+        return served if served > least else least
 
     def share(self, tenant: str, slots: int) -> float:
         """How many of the slots belong to a tenant by its weight among those that have live sequences."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _FIRST_PATIENCE, _MOST_PATIENCE = 256, 65_536
 """Steps with all slots in use until the number of slots grows: some seconds, and some ten minutes. It doubles with each
-failure, so that a load that never fits fails seldom. Not tuned."""
+failure, so that a load that never fits fails seldom, and is forgotten after as many steps without one. Not tuned."""
 _GROWTH = 4
 """Slots grow by one part of so many. Not tuned: from the half to the whole in three or four steps."""
 
@@ -42,10 +42,13 @@ class SlotLimit:
 
     def passed(self, running: int, waiting: int) -> bool:
         """A step was planned after all earlier ones fitted; returns whether there are more slots now."""
-        full = self.slots < self._most and running >= self.slots and waiting > 0
-        if not full:
+        if running < self.slots or not waiting:
             return False
         self._full_steps += 1
+        if self.slots == self._most:
+            if self._full_steps == _MOST_PATIENCE:
+                self._good, self._patience = None, _FIRST_PATIENCE
+            return False
         if self._full_steps < self._patience:
             return False
         self._full_steps = 0

@@ -60,11 +60,10 @@ class SlotShares:
         queue = self._queue
         lacking = sorted(filter(self._lacks, queue.with_share(self.slots)), key=queue.served)
         yield from map(queue.head, lacking)
-        most = 0.0 if free else max(map(queue.served, self._givers()), default=0.0)
         with closing(queue.by_service()) as by_service:
             for tenant in by_service:
-                if not free and most - queue.served(tenant) <= QUANTUM:
-                    return
+                if not free and not any(self._giving(queue.served(tenant), lacks=False)):
+                    return  # those that were served more get nothing either
                 if tenant not in lacking:
                     yield queue.head(tenant)
 
@@ -74,10 +73,9 @@ class SlotShares:
         They are those of tenants with more slots than belong to them, if the tenant of the waiting one lacks slots or
         was served less by `QUANTUM`.
         """
-        tenant, queue = sequence.request.tenant, self._queue
-        lacks, served = self._lacks(tenant), queue.served(tenant)
-        givers = (one for one in self._givers() if one != tenant and (lacks or queue.served(one) - served > QUANTUM))
-        return self._yielding(givers, self._guaranteed)
+        tenant = sequence.request.tenant
+        giving = self._giving(self._queue.served(tenant), self._lacks(tenant))
+        return self._yielding((one for one in giving if one != tenant), self._guaranteed)
 
     def above(self) -> set[str]:
         """Tenants that hold at least one slot more than their share."""
@@ -94,11 +92,11 @@ class SlotShares:
     def _yielding(self, tenants: Iterable[str], keeps: Callable[[str], int]) -> Iterator[Sequence]:
         """As `yielding`, for these tenants, each of which keeps so many."""
         weight, served = self._queue.weight, self._queue.served
-        heap = [
-            (-len(holding) / weight(tenant), -served(tenant), self._rank(holding[0]), len(holding), tenant)
-            for tenant in tenants
-            for holding in (self.running[tenant],)
-        ]
+        heap = []
+        for tenant in tenants:
+            holding = self.running[tenant]
+            count = len(holding)
+            heap.append((-count / weight(tenant), -served(tenant), self._rank(holding[0]), count, tenant))
         heapify(heap)
         while heap:
             _, less_served, rank, count, tenant = heap[0]
@@ -109,9 +107,15 @@ class SlotShares:
             else:
                 heappop(heap)
 
-    def _givers(self) -> Iterator[str]:
-        """Tenants that hold more slots than belong to them."""
-        return (tenant for tenant, holding in self.running.items() if len(holding) > self._guaranteed(tenant))
+    def _giving(self, served: float, lacks: bool) -> Iterator[str]:
+        """Tenants that give a slot to one that was served so much, or lacks slots: they have more than belong to
+        them."""
+        more, of_tenant = served + QUANTUM, self._queue.served
+        return (
+            tenant
+            for tenant, holding in self.running.items()
+            if (lacks or of_tenant(tenant) > more) and len(holding) > self._guaranteed(tenant)
+        )
 
     def _lacks(self, tenant: str) -> bool:
         """Whether a tenant holds fewer slots than belong to it."""
