@@ -308,9 +308,9 @@ class EngineBridge:
                 if call is not None and not call.done():
                     call.set_result(result) if error is None else call.set_exception(error)
             case Audited(result):
-                self.on_audited(result)
+                _tell(self.on_audited, result)
             case Reported(report):
-                self.reports.add(report)
+                _tell(self.reports.add, report)
             case Ready(info):
                 if not self._started.done():
                     self._started.set_result(info)
@@ -336,3 +336,11 @@ class EngineBridge:
         _log.error("engine died", live=len(self._live), error=f"{type(error).__name__}: {error}")
         self.fail_live(lambda: EngineStoppedError("the engine has stopped"))
         self.on_stopped()
+
+
+def _tell(listener: Callable[[Result], None], what: Result) -> None:
+    """Calls what listens beside requests: an error in it must not close the link, which would end the engine."""
+    try:
+        listener(what)
+    except Exception:
+        _log.exception("a message of the engine could not be used", message=type(what).__name__)
