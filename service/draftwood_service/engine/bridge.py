@@ -171,7 +171,8 @@ class EngineBridge:
         """Reserves slots for one more request, one for each of its samples, until the stream is closed.
 
         A tenant may hold all slots. When they are taken and another one comes that holds less for its weight, requests
-        of the first end instead, the newest first: those that are paused, and then those that have not begun.
+        of the first end instead, the newest first: those that are paused, and then those that have not begun. They end
+        when the request is submitted, not before: until then it may turn out to be invalid, or above a limit.
 
         Raises:
             EngineStoppedError, ShuttingDownError: no request is admitted any more.
@@ -184,12 +185,21 @@ class EngineBridge:
         refused = to_refuse(self._live, slots, tenant, self._max_live, self.weight_of)
         if refused is None:
             raise self._full()
-        for stream in refused:
-            stream.fail(ReaderStalledError(stream.unread_for()) if stream.paused else self._full())
         stream = Stream(self._submit, self._release, slots, tenant, self._set_paused)
+        stream.placed = not refused
         self._live.add(stream)
         self._idle.clear()
         return stream
+
+    def _place(self, stream: Stream) -> None:
+        """Gives a request its slots, which others lose if too few are free. Raises QueueFullError."""
+        holding = [one for one in self._live if one.placed]
+        refused = to_refuse(holding, stream.slots, stream.tenant, self._max_live, self.weight_of)
+        if refused is None:
+            raise self._full()
+        for one in refused:
+            one.fail(ReaderStalledError(one.unread_for()) if one.paused else self._full())
+        stream.placed = True
 
     def _full(self) -> QueueFullError:
         estimate = self._request_seconds / self._max_running
@@ -275,6 +285,8 @@ class EngineBridge:
     def _submit(self, stream: Stream, samples: tuple[Sample, ...]) -> None:
         if self._stopped or self._link is None:
             raise EngineStoppedError("the engine has stopped")
+        if not stream.placed:
+            self._place(stream)
         by_id = {next(self._ids): sample for sample in samples}
         stream.ids = list(by_id)
         self._by_id |= {sequence_id: (stream, sample) for sequence_id, sample in by_id.items()}
