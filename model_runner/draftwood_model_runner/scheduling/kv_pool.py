@@ -162,12 +162,17 @@ class KVPool:
                 self._prefixes.forget(page)
             self._pages.put_back(np.array([page]))
 
-    def check(self, live: list[Sequence]) -> None:
-        """Asserts that live sequences alone have page tables, and that every page is counted once."""
+    def check(self, live: list[Sequence], waiting: SequenceOf[Sequence] | None = None) -> None:
+        """Asserts that live sequences alone have page tables, and that every page is counted once.
+
+        Args:
+            waiting: those that a cached prefix may be known of; None for any.
+        """
         tables = [table.pages for table in self._tables.values()]
         held = np.concatenate([np.empty(0, np.int32), *tables])
         assert self._tables.keys() == set(live)
         assert not self._known.keys() & self._tables.keys()
+        assert waiting is None or self._known.keys() <= {*waiting}
         assert np.bincount(held, minlength=self._pages.references.size).tolist() == self._pages.references.tolist()
         assert self.available + np.unique(held).size == self._pages.references.size
         assert self.prefix_cache or not self._prefixes.retained

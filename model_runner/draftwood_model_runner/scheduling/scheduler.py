@@ -9,52 +9,24 @@ from collections.abc import Collection, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import closing
 from types import MappingProxyType
-from typing import NamedTuple
 
 from draftwood_model_runner.scheduling.fair_queue import FairQueue, Rank
 from draftwood_model_runner.scheduling.kv_pool import KVPool
 from draftwood_model_runner.scheduling.prefix_cache import common_prefix
 from draftwood_model_runner.scheduling.slot_limit import SlotLimit
 from draftwood_model_runner.scheduling.slot_shares import SlotShares
+from draftwood_model_runner.scheduling.step_plan import Plan, StepPlanner, Work
 from draftwood_model_runner.sequence import Sequence, SequenceState
+
+__all__ = ["PRIORITY_SECONDS", "Plan", "Scheduler", "Work"]
 
 _log = logging.getLogger(__name__)
 
 PRIORITY_SECONDS = 60.0
 """One level of priority counts like having arrived this much earlier, so that no request waits for ever. Not tuned."""
 
-_MOST_SKIPPED = 3
-"""Steps in a row that the sequences of a tenant above its share skip, at most, for others' first tokens. Not tuned."""
-
 _MOST_LOOKS = 8
 """Waiting sequences that a step without a free slot looks at if running ones give up too little for them. Not tuned."""
-
-_STEP_PRICE = 2
-"""Price of a decoding step in prompt tokens, for fairness between tenants: the ratio of the VTC paper."""
-
-
-class Work(NamedTuple):
-    """The part of a sequence in a step: its next `tokens` tokens that are not in the KV cache yet."""
-
-    sequence: Sequence
-    tokens: int
-
-    @property
-    def reaches_end(self) -> bool:
-        """They are the last known tokens of the sequence, so the step drafts and writes new ones."""
-        return self.sequence.committed + self.tokens == self.sequence.length
-
-
-class Plan(NamedTuple):
-    """What a step computes.
-
-    Attributes:
-        work: the sequences that take part.
-        prompts_wait: prompts of the step's sequences need further steps.
-    """
-
-    work: list[Work]
-    prompts_wait: bool
 
 
 class Scheduler:
@@ -94,14 +66,13 @@ class Scheduler:
         self._pool = pool
         self._limit = SlotLimit(max_running)
         self._prefill_chunk = prefill_chunk
-        self._shared_chunk = min(shared_chunk, prefill_chunk)
         self._serial = itertools.count()
         self._ranks: dict[Sequence, Rank] = {}
         self._queue = FairQueue(self._ranks.__getitem__, weights)
         self._shares = SlotShares(self._queue, self._ranks.__getitem__, max_running)
+        self._planner = StepPlanner(self._queue, self._shares, self._ranks.__getitem__, prefill_chunk, shared_chunk)
         self._next_deadline = math.inf
         self.step_seconds = 0.0
-        self._skipped = 0
         self._admitted: set[Sequence] = set()
         self._unrecorded: dict[Sequence, None] = {}
         self._common: dict[Sequence, dict[Sequence, int]] = {}
@@ -145,11 +116,11 @@ class Scheduler:
         self._record_prompts()
         if short := [sequence for sequence in self.running if self._pool.is_short(sequence)]:
             self._find_memory(short)
-        if self._limit.passed(len(self.running), self.waiting):
-            self._shares.slots = self._limit.slots
-            _log.info("no step ran out of memory lately; now %d sequences run at once", self.max_running)
         self._admit()
-        return self._work(in_flight, most)
+        if self._limit.passed(len(self.running), self.waiting):
+            self._shares.slots = self.max_running
+            _log.info("no step ran out of memory lately; now %d sequences run at once", self.max_running)
+        return self._planner.plan(self.running, in_flight, most)
 
     def finish(self, sequence: Sequence, keep: bool = True) -> None:
         """Removes a sequence in whatever state; does nothing for a finished one.
@@ -218,10 +189,7 @@ class Scheduler:
         assert self._unrecorded.keys() <= {*self.running}
         self._queue.check([*self.running, *waiting])
         self._shares.check(self.running)
-        self._pool.check([*self.running, *others])
-
-    def _rank(self, sequence: Sequence) -> Rank:
-        return self._ranks[sequence]
+        self._pool.check([*self.running, *others], waiting)
 
     def _latest(self, sequence: Sequence) -> float:
         """The latest time for a running sequence to end, and for a waiting one to start its prefill."""
@@ -364,53 +332,3 @@ class Scheduler:
                 known[other] = common_prefix(other.request.prompt, prompt)
         most, page = max(map(known.__getitem__, in_prefill)), self._pool.page_size
         return most >= page and most >= self._pool.cached(sequence) + page
-
-    def _work(self, in_flight: Collection[Sequence], most: int | None) -> Plan:
-        """One token for each decoding sequence, and for each tenant in prefill a share of the chunk, spent by rank."""
-        pending: dict[Sequence, int] = {}
-        prefill: dict[str, list[Sequence]] = {}
-        decoding: dict[str, int] = {}
-        left = len(self.running) if most is None else most
-        for sequence in self._taking_part():
-            if sequence in in_flight:
-                continue
-            tokens, tenant = sequence.length - sequence.committed, sequence.request.tenant
-            if tokens > 1:
-                prefill.setdefault(tenant, []).append(sequence)
-            elif left > 0:
-                decoding[tenant] = decoding.get(tenant, 0) + 1
-                left -= 1
-            else:
-                continue
-            pending[sequence] = tokens
-        for tenant, count in decoding.items():
-            self._queue.charge(tenant, count * _STEP_PRICE)
-        prompts_wait = bool(prefill) and self._split_chunk(prefill, pending)
-        return Plan([Work(sequence, tokens) for sequence, tokens in pending.items() if tokens], prompts_wait)
-
-    def _split_chunk(self, prefill: dict[str, list[Sequence]], pending: dict[Sequence, int]) -> bool:
-        """Cuts what is pending of these prompts down to what fits the chunk; returns whether anything was cut."""
-        decodes = any(sequence.length - sequence.committed == 1 for sequence in self.running)
-        wanted = {tenant: sum(map(pending.__getitem__, sequences)) for tenant, sequences in prefill.items()}
-        shares = self._queue.split(self._shared_chunk if decodes else self._prefill_chunk, wanted)
-        cut = False
-        for tenant, sequences in prefill.items():
-            for sequence in sorted(sequences, key=self._rank):
-                tokens = min(pending[sequence], shares[tenant])
-                cut = cut or tokens < pending[sequence]
-                pending[sequence] = tokens
-                shares[tenant] -= tokens
-        return cut
-
-    def _taking_part(self) -> list[Sequence]:
-        """The ready sequences; if the step ends a prompt, without those of other tenants above their share."""
-        ready = [one for one in self.running if one.ready]
-        chunk = self._shared_chunk
-        if ending := [one for one in ready if not one.output and one.length - one.committed <= chunk]:
-            above = self._shares.above()
-            ends = any(one.request.tenant not in above for one in ending)
-            if above and ends and self._skipped < _MOST_SKIPPED:
-                self._skipped += 1
-                return [one for one in ready if one.request.tenant not in above]
-        self._skipped = 0
-        return ready

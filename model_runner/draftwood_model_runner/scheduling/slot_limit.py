@@ -41,7 +41,7 @@ class SlotLimit:
         return True
 
     def passed(self, running: int, waiting: int) -> bool:
-        """A step was planned after all earlier ones fitted; returns whether there are more slots now."""
+        """A step of so many sequences begins, and all before it fitted; returns whether there are more slots now."""
         if running < self.slots or not waiting:
             return False
         self._full_steps += 1
