@@ -110,8 +110,7 @@ class PrefixCache:
         for of_block, page in zip(self._cut(tokens), pages.tolist(), strict=True):
             block = self._blocks.get((before, of_block))
             if block is None:
-                first = isinstance(before, str)
-                tenant, depth = (before, 0) if first else (before.tenant, before.depth + 1)
+                tenant, depth = (before, 0) if isinstance(before, str) else (before.tenant, before.depth + 1)
                 block = Block(before, of_block, page, tenant, depth)
                 self._blocks[before, of_block] = self._of_page[page] = block
             before = block

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -160,14 +163,14 @@ def test_a_waiting_sequence_is_looked_up_once_and_then_asked_for_what_is_new() -
     memory = memory_of(500)
     ended(memory, tokens((1, 1000)))
     looked: list[int] = []
-    prefixes = memory.pool._prefixes
-    extend = prefixes.extend
+    prefixes: Any = memory.pool._prefixes
+    extend: Callable[[KnownPrefix, Int32Array], int] = prefixes.extend
 
     def counting(prefix: KnownPrefix, new: Int32Array) -> int:
         looked.append(new.size)
         return extend(prefix, new)
 
-    prefixes.extend = counting  # type: ignore[method-assign]
+    prefixes.extend = counting
     waiting = make_sequence("r", tokens((1, 1500)), StopParams(1), tenant="a")
     assert memory.pool.cached(waiting) == 992
     looked.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -213,10 +214,11 @@ async def test_an_error_while_a_request_is_chosen_or_kept_costs_its_audit_alone(
 
         watch = served.memory.purge_watch
         patched: Any = served.memory
-        for failed, of_request in enumerate([broken, lambda name: broken], start=1):
-            patched.purge_watch = of_request
-            await answered(served, request(request_id=str(failed)))
-            await until(lambda failed=failed: served.server.audits.counts[AuditKey("hybrid", "")].failed == failed)
+        counts = served.server.audits.counts[AuditKey("hybrid", "")]
+        for of_request in (broken, lambda name: broken):
+            patched.purge_watch, failed = of_request, counts.failed
+            await answered(served, request())
+            await until(partial(lambda before: counts.failed == before + 1, failed))
         patched.purge_watch = watch
         await answered(served, request(request_id="s"))
         assert (await audited(served, 1)).failed == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import grpc
 import pytest
@@ -16,15 +17,15 @@ from tests.service.rpc.test_endings import reason
 PLACES = 10
 
 
-def ask(tenant: str = "", tokens: int = 4, text: str = "ab", **fields: object) -> pb.GenerateRequest:
+def ask(tenant: str = "", tokens: int = 4, text: str = "ab", **fields: Any) -> pb.GenerateRequest:
     stop = pb.StopOptions(max_tokens=tokens)
-    return pb.GenerateRequest(text=text, tenant=tenant, stop=stop, **fields)  # type: ignore[arg-type]
+    return pb.GenerateRequest(text=text, tenant=tenant, stop=stop, **fields)
 
 
-async def filled(served: Served, tenant: str) -> list[grpc.aio.UnaryStreamCall]:
+async def filled(served: Served, tenant: str) -> list[Any]:
     """Requests of a tenant that hold all places; the engine stands still."""
     served.engine.gate.clear()
-    calls = [served.stub.Generate(ask(tenant)) for _ in range(PLACES)]
+    calls: list[Any] = [served.stub.Generate(ask(tenant)) for _ in range(PLACES)]
     for call in calls:
         assert (await call.read()).HasField("started")
     return calls
@@ -45,7 +46,7 @@ async def test_invalid_requests_end_nobody_elses() -> None:
             for request, status in INVALID:
                 assert (await answer(served.stub.Generate(request))).status.code().name == status
         assert served.server.bridge.live == PLACES
-        valid = served.stub.Generate(ask("b"))
+        valid: Any = served.stub.Generate(ask("b"))
         assert (await valid.read()).HasField("started")
         served.engine.gate.set()
         ended = [await answer(call) for call in calls]
@@ -91,7 +92,7 @@ LONG = "x" * 10_000
     ],
 )
 async def test_nothing_is_read_for_a_tenant_above_its_limit(
-    limits: dict[str, int], request_: pb.GenerateRequest
+    limits: dict[str, Any], request_: pb.GenerateRequest
 ) -> None:
     grammars = CountingGrammars()
     async with serving(model=FakeModel(grammars=grammars), **limits) as served:
@@ -107,7 +108,7 @@ async def test_nothing_is_read_for_a_tenant_above_its_limit(
 async def test_nothing_is_read_above_the_concurrency() -> None:
     async with serving(concurrency=1) as served:
         served.engine.gate.clear()
-        running = served.stub.Generate(ask())
+        running: Any = served.stub.Generate(ask())
         await running.read()
         read = len(served.model.tokenizer.encoded_on)
         assert reason((await answer(served.stub.Generate(ask(text=LONG)))).status) == "QUOTA_EXCEEDED"
@@ -124,7 +125,7 @@ async def test_what_is_invalid_or_finds_no_place_does_not_count() -> None:
                 if request.stop.max_tokens < 100:
                     assert (await answer(served.stub.Generate(request))).status.code().name == status
         engine.gate.clear()
-        running = served.stub.Generate(ask("b"))
+        running: Any = served.stub.Generate(ask("b"))
         await running.read()
         await until(lambda: served.server.bridge.live == 1)
         for _ in range(5):
@@ -162,12 +163,12 @@ async def test_tokenize_and_detokenize_are_limited_apart_from_requests() -> None
             assert len((await served.stub.Tokenize(pb.TokenizeRequest(text="abc"))).token_ids) == 3
             assert (await served.stub.Detokenize(pb.DetokenizeRequest(token_ids=[97, 98]))).text == "ab"
         read = len(served.model.tokenizer.encoded_on)
-        for call, request in (
-            (served.stub.Tokenize, pb.TokenizeRequest(text=LONG)),
-            (served.stub.Detokenize, pb.DetokenizeRequest(token_ids=[97, 98])),
+        for call in (
+            served.stub.Tokenize(pb.TokenizeRequest(text=LONG)),
+            served.stub.Detokenize(pb.DetokenizeRequest(token_ids=[97, 98])),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call(request)
+                await call
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert reason(caught.value) == "QUOTA_EXCEEDED"
             assert "text_calls_per_minute" in str(caught.value.details())
