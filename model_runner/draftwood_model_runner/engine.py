@@ -230,7 +230,7 @@ class Engine:
         ends (`Overlap`). What a sequence wrote in a step that ends after it was preempted or cancelled is dropped.
 
         An error in the model ends the sequences of this step with it; one in the part of a single sequence, or its
-        deadline, ends that one. If the device's memory does not suffice, half of the sequences wait from then on.
+        deadline, ends that one. If the device's memory does not suffice, half of the sequences wait for a while.
 
         Raises:
             DeviceLostError: the device computes nothing more for this process.
@@ -301,9 +301,9 @@ class Engine:
             stats.step_seconds += taken
 
     def _failed(self, work: SequenceOf[Work], error: Exception) -> list[StepOutput]:
-        """What becomes of the sequences of a step that failed: fewer run from now on, or they end."""
+        """What becomes of the sequences of a step that failed: fewer run for a while, or they end."""
         if isinstance(error, DeviceMemoryError) and self._scheduler.run_fewer():
-            _log.warning("%s; from now on %d sequences run at once", error, self._scheduler.max_running)
+            _log.warning("%s; %d sequences run at once for now", error, self._scheduler.max_running)
             return []
         return self._fail(work, error)
 

@@ -26,8 +26,8 @@ class EngineConfig:
             four fifths).
         prefix_cache: keep the KV of ended sequences while there is room, for later ones of the same tenant that begin
             with the same tokens.
-        tenant_weights: a tenant's share of the engine next to the others', above 0; 1 for those not named. Read as the
-            engine runs, so that it may be a view of weights that change.
+        tenant_weights: a tenant's share of the engine next to the others', above 0; 1 for those not named. Read when
+            a request of the tenant begins to wait, so that it may be a view of weights that change.
         threads: CPU threads of the model; None takes torch's default.
 
     Raises:

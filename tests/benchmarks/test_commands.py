@@ -43,6 +43,18 @@ def test_authentication_is_measured_by_credential(tmp_path: Path) -> None:
     assert all(0 < row["median_us"] <= row["p99_us"] for row in rows)
 
 
+def test_scheduling_is_measured_by_slots_and_waiting_tenants(tmp_path: Path) -> None:
+    figures = tmp_path / "scheduler.json"
+    arguments = ["overhead", "--scheduler", "--rounds", "1", "--steps", "30", "--json", str(figures)]
+    assert bench(arguments) == 0
+    rows = json.loads(figures.read_text())["rows"]
+    assert [(row["slots"], row["waiting_tenants"]) for row in rows] == [
+        (slots, tenants) for slots in (8, 64, 256) for tenants in (64, 256, 1000)
+    ]
+    for row in rows:  # a busy machine takes several times as long; sums over all tenants took hundreds of times
+        assert 0 < row["schedule_ms"] < 0.05 * row["slots"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [

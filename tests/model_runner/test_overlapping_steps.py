@@ -14,6 +14,7 @@ from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.errors import DeviceLostError, DeviceMemoryError, ModelError
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.request import StopParams
+from draftwood_model_runner.scheduling import slot_limit
 from draftwood_model_runner.sequence import Sequence
 from recall_strategy import RecallStrategy
 from tests.model_runner.families import VOCAB, as_prompt, greedy, served
@@ -220,6 +221,23 @@ def test_a_draft_whose_step_was_not_computed_counts_for_nothing(name: str, monke
     assert any(("propose", "propose") in itertools.pairwise(one) for one in calls.values())
     assert [one.stats.drafting_disabled_reason for one in sequences] == [""] * 2
     assert sequence.stats.draft_tokens > 0
+
+
+def test_after_a_step_out_of_memory_more_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_limit, "_FIRST_PATIENCE", 3)
+    engine, runner = engine_of()
+    runner.begin_errors = [None] * 8 + [DeviceMemoryError("the device has no memory")]
+    sequences = add_all(engine, oracle(4))
+    running = []
+    while engine.has_work:
+        engine.step()
+        engine.check()
+        running.append(engine.running)
+    check_outputs(sequences)
+    failed = running.index(2)
+    assert max(running[:failed]) == 4
+    assert running[failed : failed + 6] == [2] * 6  # twice the patience
+    assert 4 in running[failed:]
 
 
 def test_an_error_ends_the_half_that_it_is_in() -> None:

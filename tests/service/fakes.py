@@ -107,6 +107,7 @@ class FakeEngine:
         sequence_error: ends every sequence in the next step.
         add_error: raised by the next `add`.
         redecoding_error: raised by each step of an audit.
+        closing_error: raised when an audit is closed.
         difference: what audits find.
         hold_redecoding_at: an audit clears the gate before the step of this number, once.
         text: the text of each token; None takes a letter.
@@ -130,6 +131,7 @@ class FakeEngine:
         self.closed = False
         self.redecodings: list[FakeRedecoding] = []
         self.redecoding_error: Exception | None = None
+        self.closing_error: Exception | None = None
         self.difference: Difference | None = None
         self.hold_redecoding_at: int | None = None
         self.threads: set[int] = set()
@@ -283,6 +285,8 @@ class FakeRedecoding:
 
     def close(self) -> None:
         self.done = self.closed = True
+        if self._engine.closing_error is not None:
+            raise self._engine.closing_error
 
 
 async def until(condition: Callable[[], bool]) -> None:

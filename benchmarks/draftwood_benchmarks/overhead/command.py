@@ -1,7 +1,8 @@
 """`draftwood bench overhead`: what the host works in a decoding step, for each sequence, by strategy.
 
 The engine runs in this process on a model that costs nothing (`costless`), so that what is left is its own: schedule,
-draft, verify, learn. A step of a real service, its messages and its text included: `draftwood bench service`.
+draft, verify, learn. With `--scheduler`, the first of these alone, with many tenants. A step of a real service, its
+messages and its text included: `draftwood bench service`.
 """
 
 from __future__ import annotations
@@ -15,10 +16,19 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from draftwood_benchmarks.load.command import read_levels
 from draftwood_benchmarks.overhead.costless import MAX_CONTEXT, CostlessRunner, costless_model, make_texts
+from draftwood_benchmarks.overhead.scheduling import (
+    SLOTS,
+    WAITING_TENANTS,
+    ScheduleRow,
+    draw_schedule,
+    measured_schedule,
+    schedule_table,
+)
 from draftwood_benchmarks.shared.machine import OtherLoad, warning
 from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console, progress
 from draftwood_client.cli.options import command
@@ -59,10 +69,14 @@ def overhead(
     nodes: Annotated[int, typer.Option(min=1, max=64, help="Draft nodes of a sequence, at most.")] = 16,
     rounds: Annotated[int, typer.Option(min=1, help="How often each case is measured; the best counts.")] = 3,
     steps: Annotated[int, typer.Option(min=10, max=900, help="Measured steps of a round.")] = 150,
+    scheduler: Annotated[bool, typer.Option("--scheduler", help="Measure the scheduler alone, by slots.")] = False,
 ) -> None:
     """Microseconds of a decoding step that the model does not take, for each sequence, by strategy."""
     out = console()
     output.check()
+    if scheduler:
+        _measure_scheduler(output, rounds, steps, out)
+        return
     cases = [(strategy, count) for count in read_levels(streams) for strategy in STRATEGIES]
     best: dict[tuple[str, int], Row] = {}
     for strategy in STRATEGIES:  # compiled code is loaded at its first call
@@ -78,6 +92,19 @@ def overhead(
     busy = load.share()
     out.print(_table(rows, f"Host time of a decoding step, {nodes} draft nodes at most{warning(busy)}"))
     output.write([asdict(row) for row in rows], lambda axes: _draw(axes, rows), nodes=nodes, busy=busy)
+
+
+def _measure_scheduler(output: OutputOptions, rounds: int, steps: int, out: Console) -> None:
+    cases = [(slots, tenants) for slots in SLOTS for tenants in WAITING_TENANTS]
+    load = OtherLoad()
+    best: dict[tuple[int, int], ScheduleRow] = {}
+    for case in progress(cases * rounds, "rounds", out):
+        row = measured_schedule(*case, steps)
+        if case not in best or row.schedule_ms < best[case].schedule_ms:
+            best[case] = row
+    rows, busy = [best[case] for case in cases], load.share()
+    out.print(schedule_table(rows, f"Scheduling of a step with more tenants than slots{warning(busy)}"))
+    output.write([asdict(row) for row in rows], lambda axes: draw_schedule(axes, rows), busy=busy)
 
 
 def measured(strategy_name: str, streams: int, nodes: int, steps: int) -> Row:

@@ -8,11 +8,14 @@ still counts, so that going idle for a moment forgives nothing.
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from heapq import heappop, heappush
 from math import ceil
 
+from draftwood_model_runner.scheduling.least_served import LeastServed
 from draftwood_model_runner.sequence import Sequence
 
 _MOST_CLAIM = 4096.0
@@ -26,17 +29,25 @@ Rank = tuple[float, int]
 class FairQueue:
     """Waiting sequences, and the service that the tenants of all live sequences received.
 
+    Nothing that a step asks for is summed or sorted over all tenants: the sum of the weights changes with the live
+    tenants only, and tenants are kept in the order of their service.
+
     Args:
         rank: the rank of a live sequence.
-        weights: the share of a tenant relative to others; 1 for those not named. Read at each use.
+        weights: the share of a tenant relative to others; 1 for those not named. Read when a sequence enters.
     """
 
     def __init__(self, rank: Callable[[Sequence], Rank], weights: Mapping[str, float]) -> None:
         self._rank = rank
         self._weights = weights
         self._waiting: dict[str, list[Sequence]] = {}
+        self._waiting_by_weight: dict[float, dict[str, None]] = {}
         self._served: dict[str, float] = {}
+        self._waiting_by_service, self._live_by_service = LeastServed(self._served), LeastServed(self._served)
+        self._idle: list[tuple[float, str]] = []
         self._live: Counter[str] = Counter()
+        self._live_weights: dict[str, float] = {}
+        self._weight_sum: float | None = None
         self._count = 0
         self._most_served = 0.0
 
@@ -47,61 +58,91 @@ class FairQueue:
         return (sequence for waiting in self._waiting.values() for sequence in waiting)
 
     def weight(self, tenant: str) -> float:
-        return self._weights.get(tenant, 1.0)
+        """As of its last sequence that entered, if it has live ones."""
+        weight = self._live_weights.get(tenant)
+        return self._weights.get(tenant, 1.0) if weight is None else weight
 
     def enter(self, sequence: Sequence) -> None:
         """Adds a new sequence."""
         tenant = sequence.request.tenant
         if tenant not in self._live:
-            level = min(map(self.served, self._live), default=0.0)
+            level = self._level()
             self._served[tenant] = max(self._served.get(tenant, level), level)
+            self._live_by_service.add(tenant)
         self._live[tenant] += 1
+        self._read_weight(tenant)
         self.put_back(sequence)
 
     def put_back(self, sequence: Sequence) -> None:
         """Adds a live sequence that was taken out."""
-        insort(self._waiting.setdefault(sequence.request.tenant, []), sequence, key=self._rank)
+        tenant = sequence.request.tenant
+        if (waiting := self._waiting.get(tenant)) is None:
+            waiting = self._waiting[tenant] = []
+            self._waiting_by_service.add(tenant)
+            self._waiting_by_weight.setdefault(self._live_weights[tenant], {})[tenant] = None
+        insort(waiting, sequence, key=self._rank)
         self._count += 1
 
-    def heads(self) -> list[Sequence]:
-        """The first sequence of each tenant, that of the least served tenant first."""
-        tenants = sorted(self._waiting, key=self.served)
-        return [self._waiting[tenant][0] for tenant in tenants]
+    def head(self, tenant: str) -> Sequence:
+        """The first waiting sequence of a tenant that has one."""
+        return self._waiting[tenant][0]
+
+    def by_service(self) -> Generator[str]:
+        """The tenants of waiting sequences, the least served first. To be closed before anything changes."""
+        return self._waiting_by_service.in_order()
+
+    def with_share(self, slots: int) -> Iterator[str]:
+        """The tenants of waiting sequences that at least one of the slots belongs to: at most as many as slots."""
+        for weight, tenants in self._waiting_by_weight.items():
+            if slots * weight / self._weights_of_live() >= 1:
+                yield from tenants
 
     def remove(self, sequence: Sequence) -> None:
         """Takes out a sequence, which stays live until `leave`."""
-        waiting = self._waiting[sequence.request.tenant]
+        tenant = sequence.request.tenant
+        waiting = self._waiting[tenant]
         waiting.remove(sequence)
         if not waiting:
-            del self._waiting[sequence.request.tenant]
+            del self._waiting[tenant]
+            self._waiting_by_service.remove(tenant)
+            self._forget_waiting_weight(tenant)
         self._count -= 1
 
     def charge(self, tenant: str, tokens: int) -> None:
-        """Counts service to a tenant."""
-        self._served[tenant] = self.served(tenant) + tokens / self.weight(tenant)
-        self._most_served = max(self._most_served, self._served[tenant])
+        """Counts service to a tenant of live sequences."""
+        served = self.served(tenant) + tokens / self._live_weights[tenant]
+        self._served[tenant] = served
+        if served > self._most_served:
+            self._most_served = served
 
     def leave(self, tenant: str) -> None:
         """A sequence of the tenant, which is not in the queue any more, has ended."""
         self._live[tenant] -= 1
         if self._live[tenant]:
             return
-        del self._live[tenant]
+        del self._live[tenant], self._live_weights[tenant]
+        self._weight_sum = None
+        self._live_by_service.remove(tenant)
         if not self._live:
             self._served.clear()
+            self._idle.clear()
             self._most_served = 0.0
             return
-        level = min(map(self.served, self._live))
-        for idle in [one for one, served in self._served.items() if served <= level and one not in self._live]:
-            del self._served[idle]
+        heappush(self._idle, (self._served[tenant], tenant))
+        level = self._level()
+        while self._idle and self._idle[0][0] <= level:
+            served, idle = heappop(self._idle)
+            if idle not in self._live and self._served.get(idle) == served:
+                del self._served[idle]
 
     def served(self, tenant: str) -> float:
         """Tokens over its weight that a tenant of live sequences was served, on a scale that all tenants share."""
-        return max(self._served[tenant], self._most_served - _MOST_CLAIM)
+        served, least = self._served[tenant], self._most_served - _MOST_CLAIM
+        return served if served > least else least
 
     def share(self, tenant: str, slots: int) -> float:
         """How many of the slots belong to a tenant by its weight among those that have live sequences."""
-        return slots * self.weight(tenant) / sum(map(self.weight, self._live))
+        return slots * self._live_weights[tenant] / self._weights_of_live()
 
     def split(self, tokens: int, wanted: Mapping[str, int]) -> dict[str, int]:
         """Divides tokens by weight; what a tenant does not need goes to the others (max-min fairness)."""
@@ -119,9 +160,42 @@ class FairQueue:
     def check(self, live: list[Sequence]) -> None:
         """Asserts that the counts are those of the live sequences, and each tenant's waiting ones are in order."""
         assert self._live == Counter(sequence.request.tenant for sequence in live)
-        assert self._served.keys() >= self._live.keys()
+        assert self._served.keys() >= self._live.keys() == self._live_weights.keys()
+        assert {*self._live_by_service.in_order()} == {*self._live}
+        assert {*self._waiting_by_service.in_order()} == {*self._waiting}
+        assert {(tenant, weight) for weight, tenants in self._waiting_by_weight.items() for tenant in tenants} == {
+            (tenant, self._live_weights[tenant]) for tenant in self._waiting
+        }
+        assert self._weights_of_live() == math.fsum(self._live_weights.values())
         assert self._count == sum(map(len, self._waiting.values()))
         for tenant, waiting in self._waiting.items():
             assert waiting
             assert waiting == sorted(waiting, key=self._rank)
             assert all(sequence.request.tenant == tenant for sequence in waiting)
+
+    def _level(self) -> float:
+        """What the least served tenant of live sequences was served; 0 if there are none."""
+        least = self._live_by_service.first()
+        return 0.0 if least is None else self.served(least)
+
+    def _weights_of_live(self) -> float:
+        """The sum over all tenants of live sequences, rounded once, so that it does not drift."""
+        if self._weight_sum is None:
+            self._weight_sum = math.fsum(self._live_weights.values())
+        return self._weight_sum
+
+    def _read_weight(self, tenant: str) -> None:
+        weight = self._weights.get(tenant, 1.0)
+        if self._live_weights.get(tenant) == weight:
+            return
+        if tenant in self._waiting:
+            self._forget_waiting_weight(tenant)
+            self._waiting_by_weight.setdefault(weight, {})[tenant] = None
+        self._live_weights[tenant] = weight
+        self._weight_sum = None
+
+    def _forget_waiting_weight(self, tenant: str) -> None:
+        weight = self._live_weights[tenant]
+        del self._waiting_by_weight[weight][tenant]
+        if not self._waiting_by_weight[weight]:
+            del self._waiting_by_weight[weight]

@@ -8,6 +8,7 @@ shared pages lie below it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draftwood_model_runner.scheduling.page_pool import PagePool
-from draftwood_model_runner.scheduling.prefix_cache import Block, PrefixCache
+from draftwood_model_runner.scheduling.prefix_cache import Block, KnownPrefix, PrefixCache
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies.draft import Int32Array
 
@@ -39,11 +40,13 @@ class _PageTable:
         pages: int32[p]; token i of the sequence is in row i % page_size of page i // page_size.
         known: how many of them the prefix cache knows.
         last_known: the block of the last of these; the tenant for none.
+        longest: tokens of the sequence up to which its next step fits, with its draft.
     """
 
     pages: Int32Array
     known: int
     last_known: Block | str
+    longest: int = 0
 
 
 class KVPool:
@@ -61,6 +64,7 @@ class KVPool:
         self._pages = PagePool(pages)
         self._prefixes = PrefixCache(page_size)
         self._tables: dict[Sequence, _PageTable] = {}
+        self._known: dict[Sequence, KnownPrefix] = {}
 
     @property
     def available(self) -> int:
@@ -82,8 +86,8 @@ class KVPool:
         return int(self._tables[sequence].pages[page]) * self.page_size + row
 
     def cached(self, sequence: Sequence) -> int:
-        """How many of the tokens of a waiting sequence are cached."""
-        return len(self._find(sequence)) * self.page_size
+        """How many of the tokens of a waiting sequence are cached. Looks at what is new since the last time alone."""
+        return len(self._find(sequence).blocks) * self.page_size
 
     def open(self, sequence: Sequence) -> bool:
         """Gives a sequence its pages, the first of them shared with the longest cached prefix of its tokens.
@@ -91,25 +95,32 @@ class KVPool:
         Sets `committed`. At least the last token is left to compute, because its logits choose the next one.
         Returns False, and does nothing, while live sequences hold too much.
         """
-        blocks = self._find(sequence)
-        shared = np.array([block.page for block in blocks], np.int32)
-        retained = sum(map(self._prefixes.is_retained, shared.tolist()))
-        missing = self._need(sequence) - shared.size
-        if missing > self.available - retained:
+        missing = self.missing(sequence)
+        if missing > 0:
             return False
+        blocks = self._find(sequence).blocks
+        last_known: Block | str = blocks[-1] if blocks else sequence.request.tenant
+        shared = np.array([block.page for block in blocks], np.int32)
+        self.leave(sequence)
         self._prefixes.reuse(shared)
         self._pages.share(shared)
-        last_known: Block | str = blocks[-1] if blocks else sequence.request.tenant
         self._tables[sequence] = _PageTable(shared, shared.size, last_known)
-        self._extend(sequence, missing)
+        self._extend(sequence, self._need(sequence) - shared.size)
         sequence.committed = shared.size * self.page_size
         return True
 
     def missing(self, sequence: Sequence) -> int:
-        """How many pages live sequences must give up before a waiting one can be opened; 0 or less for none."""
-        blocks = self._find(sequence)
-        retained = sum(self._prefixes.is_retained(block.page) for block in blocks)
-        return self._need(sequence) - len(blocks) - (self.available - retained)
+        """How many pages live sequences must give up before a waiting one can be opened; 0 or less for none.
+
+        Looks at what is new since the last time alone; `leave` forgets what was found.
+        """
+        prefix = self._find(sequence)
+        return self._need(sequence) - len(prefix.blocks) - (self.available - prefix.retained)
+
+    def leave(self, sequence: Sequence) -> None:
+        """A waiting sequence does so no more."""
+        if (prefix := self._known.pop(sequence, None)) is not None:
+            self._prefixes.unwatch(prefix)
 
     def record(self, sequence: Sequence) -> None:
         """Makes what is committed of the prompt of a live sequence findable. Cheap if there is nothing new."""
@@ -117,12 +128,11 @@ class KVPool:
 
     def is_short(self, sequence: Sequence) -> bool:
         """Whether the next step of the sequence may need more than its pages hold."""
-        held = self._tables[sequence].pages.size * self.page_size
-        return sequence.length + sequence.request.max_draft_nodes > held
+        return sequence.length > self._tables[sequence].longest
 
-    def shortfall(self, sequence: Sequence) -> int:
-        """How many pages live sequences must give up before this one can grow; 0 or less for none."""
-        return self._need(sequence) - self._tables[sequence].pages.size - self.available
+    def shortfall(self, sequences: Iterable[Sequence]) -> int:
+        """How many pages others must give up before these live sequences can grow; 0 or less for none."""
+        return sum(self._need(one) - self._tables[one].pages.size for one in sequences) - self.available
 
     def held_alone(self, sequences: SequenceOf[Sequence]) -> int:
         """How many pages these live sequences hold and no others."""
@@ -152,11 +162,17 @@ class KVPool:
                 self._prefixes.forget(page)
             self._pages.put_back(np.array([page]))
 
-    def check(self, live: list[Sequence]) -> None:
-        """Asserts that live sequences alone have page tables, and that every page is counted once."""
+    def check(self, live: list[Sequence], waiting: SequenceOf[Sequence] | None = None) -> None:
+        """Asserts that live sequences alone have page tables, and that every page is counted once.
+
+        Args:
+            waiting: those that a cached prefix may be known of; None for any.
+        """
         tables = [table.pages for table in self._tables.values()]
         held = np.concatenate([np.empty(0, np.int32), *tables])
         assert self._tables.keys() == set(live)
+        assert not self._known.keys() & self._tables.keys()
+        assert waiting is None or self._known.keys() <= {*waiting}
         assert np.bincount(held, minlength=self._pages.references.size).tolist() == self._pages.references.tolist()
         assert self.available + np.unique(held).size == self._pages.references.size
         assert self.prefix_cache or not self._prefixes.retained
@@ -174,10 +190,21 @@ class KVPool:
         tokens = min(sequence.length + GROWTH, sequence.longest) + sequence.request.max_draft_nodes
         return -(-tokens // self.page_size)
 
-    def _find(self, sequence: Sequence) -> list[Block]:
+    def _find(self, sequence: Sequence) -> KnownPrefix:
+        """The longest cached prefix of a waiting sequence."""
         if not self.prefix_cache:
-            return []
-        return self._prefixes.find(sequence.request.tenant, sequence.tokens(0, sequence.length - 1))
+            return KnownPrefix(sequence.request.tenant)
+        prefix = self._known.get(sequence)
+        if prefix is None:
+            prefix = self._known[sequence] = self._prefixes.watch(sequence.request.tenant)
+        full, count = (sequence.length - 1) // self.page_size, 1
+        while (known := len(prefix.blocks)) < full:
+            count = min(count, full - known)
+            tokens = sequence.tokens(known * self.page_size, count * self.page_size)
+            if self._prefixes.extend(prefix, tokens) < count:
+                break
+            count *= 2
+        return prefix
 
     def _record(self, sequence: Sequence, committed: int) -> None:
         table, full = self._tables[sequence], committed // self.page_size
@@ -194,3 +221,4 @@ class KVPool:
             self._pages.put_back(np.array([self._prefixes.forget_oldest()]))
         after = int(table.pages[-1]) if table.pages.size else -1
         table.pages = np.concatenate([table.pages, self._pages.take(count, after)])
+        table.longest = table.pages.size * self.page_size - sequence.request.max_draft_nodes

@@ -3,53 +3,30 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
-from collections import Counter
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from contextlib import closing
 from types import MappingProxyType
-from typing import NamedTuple
 
 from draftwood_model_runner.scheduling.fair_queue import FairQueue, Rank
 from draftwood_model_runner.scheduling.kv_pool import KVPool
 from draftwood_model_runner.scheduling.prefix_cache import common_prefix
+from draftwood_model_runner.scheduling.slot_limit import SlotLimit
 from draftwood_model_runner.scheduling.slot_shares import SlotShares
+from draftwood_model_runner.scheduling.step_plan import Plan, StepPlanner, Work
 from draftwood_model_runner.sequence import Sequence, SequenceState
+
+__all__ = ["PRIORITY_SECONDS", "Plan", "Scheduler", "Work"]
+
+_log = logging.getLogger(__name__)
 
 PRIORITY_SECONDS = 60.0
 """One level of priority counts like having arrived this much earlier, so that no request waits for ever. Not tuned."""
 
-_MOST_SKIPPED = 3
-"""Steps in a row that the sequences of a tenant above its share skip, at most, for others' first tokens. Not tuned."""
-
-_STEP_PRICE = 2
-"""Price of a decoding step in prompt tokens, for fairness between tenants: the ratio of the VTC paper."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The part of a sequence in a step: its next `tokens` tokens that are not in the KV cache yet."""
-
-    sequence: Sequence
-    tokens: int
-
-    @property
-    def reaches_end(self) -> bool:
-        """They are the last known tokens of the sequence, so the step drafts and writes new ones."""
-        return self.sequence.committed + self.tokens == self.sequence.length
-
-
-class Plan(NamedTuple):
-    """What a step computes.
-
-    Attributes:
-        work: the sequences that take part.
-        prompts_wait: prompts of the step's sequences need further steps.
-    """
-
-    work: list[Work]
-    prompts_wait: bool
+_MOST_LOOKS = 8
+"""Waiting sequences that a step without a free slot looks at if running ones give up too little for them. Not tuned."""
 
 
 class Scheduler:
@@ -75,7 +52,6 @@ class Scheduler:
         weights: the share of a tenant in admissions and prefill, relative to others; 1 for those not named.
 
     Attributes:
-        max_running: most sequences that run at once.
         step_seconds: estimate of the shortest step; tells which deadlines cannot be met.
     """
 
@@ -88,18 +64,24 @@ class Scheduler:
         weights: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self._pool = pool
-        self.max_running = max_running
+        self._limit = SlotLimit(max_running)
         self._prefill_chunk = prefill_chunk
-        self._shared_chunk = min(shared_chunk, prefill_chunk)
         self._serial = itertools.count()
         self._ranks: dict[Sequence, Rank] = {}
         self._queue = FairQueue(self._ranks.__getitem__, weights)
         self._shares = SlotShares(self._queue, self._ranks.__getitem__, max_running)
+        self._planner = StepPlanner(self._queue, self._shares, self._ranks.__getitem__, prefill_chunk, shared_chunk)
         self._next_deadline = math.inf
         self.step_seconds = 0.0
-        self._skipped = 0
         self._admitted: set[Sequence] = set()
+        self._unrecorded: dict[Sequence, None] = {}
+        self._common: dict[Sequence, dict[Sequence, int]] = {}
         self.running: list[Sequence] = []
+
+    @property
+    def max_running(self) -> int:
+        """Most sequences that run at once: as configured, or fewer for a while after a step ran out of memory."""
+        return self._limit.slots
 
     @property
     def waiting(self) -> int:
@@ -114,13 +96,13 @@ class Scheduler:
         rank = sequence.request.arrived_at - PRIORITY_SECONDS * sequence.request.priority
         self._ranks[sequence] = (rank, next(self._serial))
         self._queue.enter(sequence)
-        self._next_deadline = min(self._next_deadline, self._limit(sequence))
+        self._next_deadline = min(self._next_deadline, self._latest(sequence))
 
     def overdue(self, now: float) -> list[Sequence]:
         """Sequences that missed their deadline or cannot meet it any more; the caller finishes them."""
         if now < self._next_deadline:
             return []
-        limits = [(self._limit(sequence), sequence) for sequence in self._ranks]
+        limits = [(self._latest(sequence), sequence) for sequence in self._ranks]
         self._next_deadline = min((limit for limit, _ in limits if limit > now), default=math.inf)
         return [sequence for limit, sequence in limits if limit <= now]
 
@@ -131,14 +113,14 @@ class Scheduler:
             in_flight: sequences of a step that is not finished; they take no part, but may be preempted.
             most: decoding sequences that take part at most; None for any number.
         """
-        for sequence in self.running:
-            self._pool.record(sequence)
-        if short := {*filter(self._pool.is_short, self.running)}:
-            for sequence in reversed(self._shares.yielding(self.running)):
-                if sequence in short and sequence.state is SequenceState.RUNNING:
-                    self._find_memory(sequence)
+        self._record_prompts()
+        if short := [sequence for sequence in self.running if self._pool.is_short(sequence)]:
+            self._find_memory(short)
         self._admit()
-        return self._work(in_flight, most)
+        if self._limit.passed(len(self.running), self.waiting):
+            self._shares.slots = self.max_running
+            _log.info("no step ran out of memory lately; now %d sequences run at once", self.max_running)
+        return self._planner.plan(self.running, in_flight, most)
 
     def finish(self, sequence: Sequence, keep: bool = True) -> None:
         """Removes a sequence in whatever state; does nothing for a finished one.
@@ -149,10 +131,9 @@ class Scheduler:
         if sequence.state is SequenceState.FINISHED:
             return
         if sequence.state is SequenceState.RUNNING:
-            self.running.remove(sequence)
-            self._pool.close(sequence, keep)
+            self._stop(sequence, keep)
         elif sequence.state is SequenceState.WAITING:
-            self._queue.remove(sequence)
+            self._leave_queue(sequence)
         if sequence.state is not SequenceState.PAUSED:
             self._queue.leave(sequence.request.tenant)
         sequence.state = SequenceState.FINISHED
@@ -165,11 +146,10 @@ class Scheduler:
         Its keys and values stay cached while the memory is not needed. Does nothing for one that is paused or finished.
         """
         if sequence.state is SequenceState.RUNNING:
-            self.running.remove(sequence)
-            self._pool.close(sequence)
+            self._stop(sequence)
             sequence.committed = 0
         elif sequence.state is SequenceState.WAITING:
-            self._queue.remove(sequence)
+            self._leave_queue(sequence)
         else:
             return
         sequence.state = SequenceState.PAUSED
@@ -183,11 +163,14 @@ class Scheduler:
             self._queue.enter(sequence)
 
     def run_fewer(self) -> bool:
-        """From now on at most half as many sequences run as do now; returns False if only one does."""
-        if len(self.running) < 2:
+        """After a step that ran out of memory: fewer sequences run, for a while (`SlotLimit`).
+
+        Returns False if only one does.
+        """
+        if not self._limit.out_of_memory(len(self.running)):
             return False
-        self.max_running = self._shares.slots = len(self.running) // 2
-        for victim in list(self._shares.yielding(self.running))[: len(self.running) - self.max_running]:
+        self._shares.slots = self.max_running
+        for victim in [*itertools.islice(self._shares.yielding(), max(0, len(self.running) - self.max_running))]:
             self._preempt(victim)
         return True
 
@@ -202,13 +185,13 @@ class Scheduler:
         assert len(self.running) + len(waiting) + len(paused) == len(self._ranks)
         assert self._ranks.keys() == {*self.running, *waiting, *paused}
         assert {*self.running} <= self._admitted <= self._ranks.keys()
+        assert self._common.keys() <= {*waiting}
+        assert self._unrecorded.keys() <= {*self.running}
         self._queue.check([*self.running, *waiting])
-        self._pool.check([*self.running, *others])
+        self._shares.check(self.running)
+        self._pool.check([*self.running, *others], waiting)
 
-    def _rank(self, sequence: Sequence) -> Rank:
-        return self._ranks[sequence]
-
-    def _limit(self, sequence: Sequence) -> float:
+    def _latest(self, sequence: Sequence) -> float:
         """The latest time for a running sequence to end, and for a waiting one to start its prefill."""
         if sequence.request.deadline is None:
             return math.inf
@@ -216,7 +199,24 @@ class Scheduler:
             return sequence.request.deadline
         return sequence.request.deadline - self.step_seconds * math.ceil(sequence.length / self._prefill_chunk)
 
-    def _find_memory(self, sequence: Sequence) -> None:
+    def _record_prompts(self) -> None:
+        """Makes what is computed of the prompts of running sequences findable."""
+        for sequence in [*self._unrecorded]:
+            self._pool.record(sequence)
+            if sequence.committed >= sequence.request.prompt.size:
+                del self._unrecorded[sequence]
+
+    def _find_memory(self, short: SequenceOf[Sequence]) -> None:
+        """Gives running sequences further pages. If there are too few, those that yield last get theirs first."""
+        if self._pool.shortfall(short) > 0:
+            for sequence in reversed([*self._shares.yielding()]):
+                if sequence in short and sequence.state is SequenceState.RUNNING:
+                    self._make_room(sequence)
+            return
+        for sequence in short:
+            self._pool.grow(sequence)
+
+    def _make_room(self, sequence: Sequence) -> None:
         """Gives a running sequence further pages; preempts those that yield before it if need be, or else itself."""
         for victim in self._victims(sequence):
             self._preempt(victim)
@@ -225,10 +225,10 @@ class Scheduler:
 
     def _victims(self, sequence: Sequence) -> list[Sequence]:
         """The sequences to preempt so that this one can grow: itself if those that yield before it hold too little."""
-        missing, victims = self._pool.shortfall(sequence), list[Sequence]()
+        missing, victims = self._pool.shortfall([sequence]), list[Sequence]()
         if missing <= 0:
             return []
-        for other in self._shares.yielding(self.running):
+        for other in self._shares.yielding():
             if victims and missing <= self._pool.held_alone(victims):
                 return victims
             if other is sequence:
@@ -236,10 +236,21 @@ class Scheduler:
             victims.append(other)
         raise AssertionError("the sequence is not running")
 
+    def _stop(self, sequence: Sequence, keep: bool = True) -> None:
+        """Takes the slot and the pages of a running sequence."""
+        self.running.remove(sequence)
+        self._shares.stopped(sequence)
+        self._unrecorded.pop(sequence, None)
+        self._pool.close(sequence, keep)
+
+    def _leave_queue(self, sequence: Sequence) -> None:
+        self._queue.remove(sequence)
+        self._pool.leave(sequence)
+        self._common.pop(sequence, None)
+
     def _preempt(self, sequence: Sequence) -> None:
         """Its keys and values stay cached while the memory is not needed."""
-        self.running.remove(sequence)
-        self._pool.close(sequence)
+        self._stop(sequence)
         sequence.state = SequenceState.WAITING
         sequence.committed = 0
         sequence.stats.preemptions += 1
@@ -257,7 +268,7 @@ class Scheduler:
             if not self._pool.open(sequence):
                 return  # its cached prefix was in pages that were given up
             tenant = sequence.request.tenant
-            self._queue.remove(sequence)
+            self._leave_queue(sequence)
             if sequence not in self._admitted:
                 self._admitted.add(sequence)
                 self._queue.charge(tenant, sequence.length - sequence.committed)
@@ -265,20 +276,25 @@ class Scheduler:
             sequence.state = SequenceState.RUNNING
             sequence.runs += 1
             self.running.append(sequence)
+            self._shares.started(sequence)
+            self._unrecorded[sequence] = None
 
     def _next(self) -> tuple[Sequence, list[Sequence]] | None:
         """The sequence to admit, and those that give way to it."""
         if not len(self._queue):
             return None
         free = len(self.running) < self.max_running
-        for head in self._shares.heads(self.running):
-            if self._gains_by_waiting(head):
-                continue
-            victims = self._givers(head, free)
-            if victims is not None:
-                return head, victims
-            if free:
-                return None
+        with closing(self._shares.heads(free)) as heads:
+            looked_at = 0
+            for head in heads:
+                if self._gains_by_waiting(head):
+                    continue
+                victims = self._givers(head, free)
+                if victims is not None:
+                    return head, victims
+                looked_at += 1
+                if free or looked_at == _MOST_LOOKS:
+                    return None
         return None
 
     def _givers(self, sequence: Sequence, free: bool) -> list[Sequence] | None:
@@ -290,7 +306,7 @@ class Scheduler:
         missing, victims = self._pool.missing(sequence), list[Sequence]()
         if free and missing <= 0:
             return []
-        for other in self._shares.givers(sequence, self.running):
+        for other in self._shares.givers(sequence):
             victims.append(other)
             if missing <= self._pool.held_alone(victims):
                 return victims
@@ -303,51 +319,16 @@ class Scheduler:
         """
         if not self._pool.prefix_cache:
             return False
-        shared = [
-            common_prefix(other.request.prompt, sequence.request.prompt)
-            for other in self.running
-            if other.request.tenant == sequence.request.tenant and other.committed < other.request.prompt.size
+        in_prefill = [
+            other
+            for other in self._shares.running.get(sequence.request.tenant, ())
+            if other.committed < other.request.prompt.size
         ]
-        page = self._pool.page_size
-        return max(shared, default=0) >= page and max(shared) >= self._pool.cached(sequence) + page
-
-    def _work(self, in_flight: Collection[Sequence], most: int | None) -> Plan:
-        """One token for each decoding sequence, and for each tenant in prefill a share of the chunk, spent by rank."""
-        left = {
-            sequence: sequence.length - sequence.committed
-            for sequence in self._taking_part()
-            if sequence not in in_flight
-        }
-        if most is not None:
-            for sequence in [sequence for sequence, tokens in left.items() if tokens == 1][most:]:
-                del left[sequence]
-        pending = dict(left)
-        prefill: dict[str, list[Sequence]] = {}
-        decoding = Counter[str]()
-        for sequence, tokens in pending.items():
-            if tokens > 1:
-                prefill.setdefault(sequence.request.tenant, []).append(sequence)
-            else:
-                decoding[sequence.request.tenant] += 1
-        for tenant, count in decoding.items():
-            self._queue.charge(tenant, count * _STEP_PRICE)
-        if prefill:
-            decodes = any(sequence.length - sequence.committed == 1 for sequence in self.running)
-            wanted = {tenant: sum(map(pending.__getitem__, sequences)) for tenant, sequences in prefill.items()}
-            shares = self._queue.split(self._shared_chunk if decodes else self._prefill_chunk, wanted)
-            for tenant, sequences in prefill.items():
-                for sequence in sorted(sequences, key=self._rank):
-                    pending[sequence] = min(pending[sequence], shares[tenant])
-                    shares[tenant] -= pending[sequence]
-        return Plan([Work(sequence, tokens) for sequence, tokens in pending.items() if tokens], pending != left)
-
-    def _taking_part(self) -> list[Sequence]:
-        """The ready sequences; where the step ends a prompt, without those of other tenants above their share."""
-        ready, above = [one for one in self.running if one.ready], self._shares.above(self.running)
-        others = [sequence for sequence in ready if sequence.request.tenant not in above]
-        ends = any(not s.output and s.length - s.committed <= self._shared_chunk for s in others)
-        if not above or not ends or self._skipped == _MOST_SKIPPED:
-            self._skipped = 0
-            return ready
-        self._skipped += 1
-        return others
+        if not in_prefill:
+            return False
+        known, prompt = self._common.setdefault(sequence, {}), sequence.request.prompt
+        for other in in_prefill:
+            if other not in known:
+                known[other] = common_prefix(other.request.prompt, prompt)
+        most, page = max(map(known.__getitem__, in_prefill)), self._pool.page_size
+        return most >= page and most >= self._pool.cached(sequence) + page

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as SequenceOf
+from bisect import insort
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from heapq import heapify, heappop, heapreplace
 
 from draftwood_model_runner.scheduling.fair_queue import FairQueue, Rank
 from draftwood_model_runner.sequence import Sequence
@@ -21,66 +22,107 @@ class SlotShares:
         queue: knows weights and service of the tenants.
         rank: the rank of a live sequence.
         slots: most sequences that run at once.
+
+    Attributes:
+        running: the running sequences of each tenant that has any, by rank.
     """
 
     def __init__(self, queue: FairQueue, rank: Callable[[Sequence], Rank], slots: int) -> None:
         self._queue = queue
         self._rank = rank
         self.slots = slots
+        self.running: dict[str, list[Sequence]] = {}
 
-    def yielding(self, running: SequenceOf[Sequence]) -> list[Sequence]:
+    def started(self, sequence: Sequence) -> None:
+        """A sequence runs from now on."""
+        insort(self.running.setdefault(sequence.request.tenant, []), sequence, key=self._rank)
+
+    def stopped(self, sequence: Sequence) -> None:
+        """A running sequence does so no more."""
+        tenant = sequence.request.tenant
+        self.running[tenant].remove(sequence)
+        if not self.running[tenant]:
+            del self.running[tenant]
+
+    def yielding(self) -> Iterator[Sequence]:
         """Running sequences in the order in which they give way: always the last by rank of the tenant that holds the
         most for its weight, and of several such tenants of the one that was served most."""
-        of_tenant: dict[str, list[Sequence]] = {}
-        for sequence in sorted(running, key=self._rank):
-            of_tenant.setdefault(sequence.request.tenant, []).append(sequence)
+        return self._yielding(self.running, lambda tenant: 0)
 
-        def holds(tenant: str) -> tuple[float, float]:
-            return len(of_tenant[tenant]) / self._queue.weight(tenant), self._queue.served(tenant)
+    def heads(self, free: bool) -> Generator[Sequence]:
+        """The next waiting sequence of each tenant that may get a slot: first of those that lack slots, of equals the
+        least served. To be closed before anything changes.
 
-        order = []
-        while of_tenant:
-            tenant = max(of_tenant, key=holds)
-            order.append(of_tenant[tenant].pop())
-            if not of_tenant[tenant]:
-                del of_tenant[tenant]
-        return order
+        Args:
+            free: there is a free slot. Without one, a tenant that lacks none gets another's only if it was served less
+                by `QUANTUM`.
+        """
+        queue = self._queue
+        lacking = sorted(filter(self._lacks, queue.with_share(self.slots)), key=queue.served)
+        yield from map(queue.head, lacking)
+        with closing(queue.by_service()) as by_service:
+            for tenant in by_service:
+                if not free and not any(self._giving(queue.served(tenant), lacks=False)):
+                    return  # those that were served more get nothing either
+                if tenant not in lacking:
+                    yield queue.head(tenant)
 
-    def heads(self, running: SequenceOf[Sequence]) -> list[Sequence]:
-        """The next waiting sequence of each tenant: first of those that lack slots, of equals the least served."""
-        holding = _by_tenant(running)
-        return sorted(self._queue.heads(), key=lambda head: not self._lacks(head.request.tenant, holding))
-
-    def givers(self, sequence: Sequence, running: SequenceOf[Sequence]) -> Iterator[Sequence]:
+    def givers(self, sequence: Sequence) -> Iterator[Sequence]:
         """The running sequences that give way to a waiting one, in their order.
 
         They are those of tenants with more slots than belong to them, if the tenant of the waiting one lacks slots or
         was served less by `QUANTUM`.
         """
-        tenant, holding = sequence.request.tenant, _by_tenant(running)
-        lacks = self._lacks(tenant, holding)
-        for other in self.yielding(running):
-            giver = other.request.tenant
-            served_more = self._queue.served(giver) - self._queue.served(tenant) > QUANTUM
-            if giver != tenant and holding[giver] > self._guaranteed(giver) and (lacks or served_more):
-                holding[giver] -= 1
-                yield other
+        tenant = sequence.request.tenant
+        giving = self._giving(self._queue.served(tenant), self._lacks(tenant))
+        return self._yielding((one for one in giving if one != tenant), self._guaranteed)
 
-    def above(self, running: SequenceOf[Sequence]) -> set[str]:
+    def above(self) -> set[str]:
         """Tenants that hold at least one slot more than their share."""
-        return {tenant for tenant, slots in _by_tenant(running).items() if slots >= self._share(tenant) + 1}
+        return {tenant for tenant, holding in self.running.items() if len(holding) >= self._share(tenant) + 1}
 
-    def _lacks(self, tenant: str, holding: Counter[str]) -> bool:
+    def check(self, running: Iterable[Sequence]) -> None:
+        """Asserts that these sequences run and no others."""
+        holding = [sequence for sequences in self.running.values() for sequence in sequences]
+        assert {*holding} == {*running}
+        for tenant, sequences in self.running.items():
+            assert sequences == sorted(sequences, key=self._rank)
+            assert all(sequence.request.tenant == tenant for sequence in sequences)
+
+    def _yielding(self, tenants: Iterable[str], keeps: Callable[[str], int]) -> Iterator[Sequence]:
+        """As `yielding`, for these tenants, each of which keeps so many."""
+        weight, served = self._queue.weight, self._queue.served
+        heap = []
+        for tenant in tenants:
+            holding = self.running[tenant]
+            count = len(holding)
+            heap.append((-count / weight(tenant), -served(tenant), self._rank(holding[0]), count, tenant))
+        heapify(heap)
+        while heap:
+            _, less_served, rank, count, tenant = heap[0]
+            yield self.running[tenant][count - 1]
+            count -= 1
+            if count > keeps(tenant):
+                heapreplace(heap, (-count / weight(tenant), less_served, rank, count, tenant))
+            else:
+                heappop(heap)
+
+    def _giving(self, served: float, lacks: bool) -> Iterator[str]:
+        """Tenants that give a slot to one that was served so much, or lacks slots: they have more than belong to
+        them."""
+        more, of_tenant = served + QUANTUM, self._queue.served
+        return (
+            tenant
+            for tenant, holding in self.running.items()
+            if (lacks or of_tenant(tenant) > more) and len(holding) > self._guaranteed(tenant)
+        )
+
+    def _lacks(self, tenant: str) -> bool:
         """Whether a tenant holds fewer slots than belong to it."""
-        return holding[tenant] < self._guaranteed(tenant)
+        return len(self.running.get(tenant, ())) < self._guaranteed(tenant)
 
     def _guaranteed(self, tenant: str) -> int:
         return int(self._share(tenant))
 
     def _share(self, tenant: str) -> float:
         return self._queue.share(tenant, self.slots)
-
-
-def _by_tenant(running: SequenceOf[Sequence]) -> Counter[str]:
-    """Slots by tenant."""
-    return Counter(sequence.request.tenant for sequence in running)

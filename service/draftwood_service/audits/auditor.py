@@ -67,10 +67,15 @@ class Auditor:
         for sequence in sequences:
             if sequence.strategy is None and sequence.grammar is None:
                 continue  # nothing is drafted
-            grammar = None if sequence.grammar is None else sequence.grammar.copy()
-            self._chosen[sequence] = _Chosen(
-                grammar, loaded.memory.purge_watch(MemoryName(sequence.request.tenant, sequence.request.arm))
-            )
+            request = sequence.request
+            try:
+                grammar = None if sequence.grammar is None else sequence.grammar.copy()
+                is_kept = loaded.memory.purge_watch(MemoryName(request.tenant, request.arm))
+            except Exception:
+                _log.exception("audit failed", request_id=request.request_id)
+                self._report(AuditResult.of(request, AuditOutcome.FAILED))
+                continue
+            self._chosen[sequence] = _Chosen(grammar, is_kept)
 
     def end(self, sequence: Sequence, finish: Finish | None) -> None:
         """Queues the answer of a sequence that has ended, if it was chosen; None if it was cancelled."""
@@ -97,18 +102,18 @@ class Auditor:
     def step(self, engine: StepEngine) -> None:
         """One forward pass of the oldest audit. Only while the engine has no work."""
         waiting = self._queue[0]
-        if not waiting.is_kept():
-            self._remove(waiting, AuditOutcome.DROPPED)
-            return
         try:
-            if self._current is None:
-                self._current = engine.redecode(waiting.answer)
-            self._current.step()
+            is_kept = waiting.is_kept()
+            if is_kept:
+                self._current = self._current or engine.redecode(waiting.answer)
+                self._current.step()
         except Exception:
             _log.exception("audit failed", request_id=waiting.answer.request.request_id)
             self._remove(waiting, AuditOutcome.FAILED)
             return
-        if self._current.done:
+        if not is_kept:
+            self._remove(waiting, AuditOutcome.DROPPED)
+        elif self._current is not None and self._current.done:
             difference = self._current.difference
             compared = len(waiting.answer.output) if difference is None else difference.position
             outcome = AuditOutcome.SAME if difference is None else AuditOutcome.DIFFERENT
@@ -117,9 +122,14 @@ class Auditor:
     def _remove(
         self, waiting: _Waiting, outcome: AuditOutcome, tokens: int = 0, difference: Difference | None = None
     ) -> None:
-        if waiting is self._queue[0] and self._current is not None:
-            self._current.close()
-            self._current = None
+        current = self._current if waiting is self._queue[0] else None
         self._queue.remove(waiting)
         self._tokens -= waiting.answer.tokens
+        if current is not None:
+            self._current = None
+            try:
+                current.close()
+            except Exception:
+                _log.exception("audit failed", request_id=waiting.answer.request.request_id)
+                outcome, tokens, difference = AuditOutcome.FAILED, 0, None
         self._report(AuditResult.of(waiting.answer.request, outcome, tokens, difference))

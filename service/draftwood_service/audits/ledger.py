@@ -37,9 +37,10 @@ class AuditCounts:
     """Audits of one key.
 
     Attributes:
-        audited: answers that were compared; dropped and failed ones are not among them.
+        audited: answers that were compared; dropped ones are not among them.
         tokens: compared.
         differing: answers that differ; ties: those of them that rounding explains.
+        failed: audits that failed, and results that a listener failed to take, which are among those compared.
         margins: differences by margin; one more than `MARGIN_BOUNDS`.
     """
 
@@ -59,7 +60,7 @@ class AuditLedger:
     Attributes:
         counts: by key, for metrics.
         differences: the latest results that differ, the latest first.
-        listeners: called with each result, after it was counted.
+        listeners: called with each result, after it was counted; what one raises is logged and counted.
         tie_bound: differences with a smaller margin are ties; 0 where answers are the same bits.
     """
 
@@ -84,7 +85,11 @@ class AuditLedger:
         if result.difference is not None:
             self._differs(result, result.difference, counts)
         for listener in self.listeners:
-            listener(result)
+            try:
+                listener(result)
+            except Exception:
+                counts.failed += 1
+                _log.exception("a listener of audits failed", tenant=result.tenant, request_id=result.request_id)
 
     def is_tie(self, difference: Difference) -> bool:
         """Whether rounding explains it."""

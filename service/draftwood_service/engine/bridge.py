@@ -171,7 +171,8 @@ class EngineBridge:
         """Reserves slots for one more request, one for each of its samples, until the stream is closed.
 
         A tenant may hold all slots. When they are taken and another one comes that holds less for its weight, requests
-        of the first end instead, the newest first: those that are paused, and then those that have not begun.
+        of the first end instead, the newest first: those that are paused, and then those that have not begun. They end
+        when the request is submitted, not before: until then it may turn out to be invalid, or above a limit.
 
         Raises:
             EngineStoppedError, ShuttingDownError: no request is admitted any more.
@@ -184,12 +185,21 @@ class EngineBridge:
         refused = to_refuse(self._live, slots, tenant, self._max_live, self.weight_of)
         if refused is None:
             raise self._full()
-        for stream in refused:
-            stream.fail(ReaderStalledError(stream.unread_for()) if stream.paused else self._full())
         stream = Stream(self._submit, self._release, slots, tenant, self._set_paused)
+        stream.placed = not refused
         self._live.add(stream)
         self._idle.clear()
         return stream
+
+    def _place(self, stream: Stream) -> None:
+        """Gives a request its slots, which others lose if too few are free. Raises QueueFullError."""
+        holding = [one for one in self._live if one.placed]
+        refused = to_refuse(holding, stream.slots, stream.tenant, self._max_live, self.weight_of)
+        if refused is None:
+            raise self._full()
+        for one in refused:
+            one.fail(ReaderStalledError(one.unread_for()) if one.paused else self._full())
+        stream.placed = True
 
     def _full(self) -> QueueFullError:
         estimate = self._request_seconds / self._max_running
@@ -275,6 +285,8 @@ class EngineBridge:
     def _submit(self, stream: Stream, samples: tuple[Sample, ...]) -> None:
         if self._stopped or self._link is None:
             raise EngineStoppedError("the engine has stopped")
+        if not stream.placed:
+            self._place(stream)
         by_id = {next(self._ids): sample for sample in samples}
         stream.ids = list(by_id)
         self._by_id |= {sequence_id: (stream, sample) for sequence_id, sample in by_id.items()}
@@ -308,9 +320,9 @@ class EngineBridge:
                 if call is not None and not call.done():
                     call.set_result(result) if error is None else call.set_exception(error)
             case Audited(result):
-                self.on_audited(result)
+                _tell(self.on_audited, result)
             case Reported(report):
-                self.reports.add(report)
+                _tell(self.reports.add, report)
             case Ready(info):
                 if not self._started.done():
                     self._started.set_result(info)
@@ -336,3 +348,11 @@ class EngineBridge:
         _log.error("engine died", live=len(self._live), error=f"{type(error).__name__}: {error}")
         self.fail_live(lambda: EngineStoppedError("the engine has stopped"))
         self.on_stopped()
+
+
+def _tell(listener: Callable[[Result], None], what: Result) -> None:
+    """Calls what listens beside requests: an error in it must not close the link, which would end the engine."""
+    try:
+        listener(what)
+    except Exception:
+        _log.exception("a message of the engine could not be used", message=type(what).__name__)

@@ -106,6 +106,7 @@ class Stream:
         ids: of the samples, on the engine's link.
         tenant: whose it is.
         slots: number of slots that it holds, one for each sample.
+        placed: the slots are its own; otherwise `submit` takes them from other requests.
         paused: it has given them up until its reader has caught up.
         admitted_at: on the clock of `time.perf_counter`.
     """
@@ -123,6 +124,7 @@ class Stream:
         "admitted_at",
         "ids",
         "paused",
+        "placed",
         "samples",
         "slots",
         "tenant",
@@ -145,6 +147,7 @@ class Stream:
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
         self._running = slots
+        self.placed = False
         self.paused = False
         self.slots = slots
         self.tenant = tenant
@@ -171,6 +174,7 @@ class Stream:
 
         Raises:
             EngineStoppedError: the engine has stopped since the admission.
+            QueueFullError: it has no slots, and no other request gives them up any more.
             Exception: the error of `fail`.
         """
         assert not self.samples

@@ -18,6 +18,8 @@ _UNITS = {
     "requests_per_minute": "requests of the last minute",
     "tokens_per_minute": "tokens of the last minute, with those that running requests may still write",
     "concurrency": "requests that run or wait",
+    "text_calls_per_minute": "calls of Tokenize and Detokenize in the last minute",
+    "text_tokens_per_minute": "tokens of calls of Tokenize and Detokenize in the last minute",
 }
 
 
@@ -62,7 +64,8 @@ class QuotaExceededError(DraftwoodError):
     """A limit of the tenant is reached.
 
     Attributes:
-        limit: its name, a field of `RateLimits`.
+        limit: its name: a field of `RateLimits`, or "text_calls_per_minute" or "text_tokens_per_minute"
+            (`TextCallQuota`).
         value: of the limit.
         used: of it, before this request.
         needed: by this request.
@@ -87,9 +90,13 @@ class QuotaExceededError(DraftwoodError):
 class Reservation(Protocol):
     """What an admitted request may use until it is settled."""
 
-    def settle(self, used_tokens: int) -> None:
+    def settle(self, used_tokens: int, counts: bool = True) -> None:
         """Gives back the tokens that were not used and the place of the concurrency limit; once, further calls do
-        nothing. Returns at once, never raises, and works while the event loop ends."""
+        nothing. Returns at once, never raises, and works while the event loop ends.
+
+        Args:
+            counts: the request itself stays counted.
+        """
 
     async def settled(self) -> None:
         """Waits, shortly, until other requests profit from `settle`."""
@@ -109,8 +116,11 @@ class Limiter(Protocol):
     def start(self) -> None:
         """Starts what runs beside requests."""
 
-    async def reserve(self, tenant: str, limits: RateLimits, tokens: int) -> Reservation:
+    async def reserve(self, tenant: str, limits: RateLimits, tokens: int, requests: int = 1) -> Reservation:
         """Admits a request that uses at most `tokens` tokens, prompt included.
+
+        Args:
+            requests: 0 for further tokens of one that is counted already.
 
         Raises:
             QuotaExceededError: it does not fit.

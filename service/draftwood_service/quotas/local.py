@@ -31,10 +31,10 @@ class Windows:
         """An id for a request's place."""
         return next(self._ids)
 
-    def admit(self, tenant: str, limits: RateLimits, tokens: int, place: int) -> Entry:
+    def admit(self, tenant: str, limits: RateLimits, tokens: int, place: int, requests: int = 1) -> Entry:
         """Counts a request without a check."""
         window = self.of(tenant)
-        entry = Entry(window, place, window.add(tokens, self.clock()), tokens)
+        entry = Entry(window, place, window.add(tokens, self.clock(), requests), tokens, requests)
         if limits.concurrency is not None:
             window.places.add(entry.place)
         return entry
@@ -51,20 +51,21 @@ class Windows:
 
 
 class Entry:
-    """A request in a window; the reservation of a `LocalLimiter`."""
+    """A request in a window, or further tokens of one; the reservation of a `LocalLimiter`."""
 
-    def __init__(self, window: Window, place: int, second: int, tokens: int) -> None:
+    def __init__(self, window: Window, place: int, second: int, tokens: int, requests: int = 1) -> None:
         self.window = window
+        self.requests = requests
         self.place = place
         self.second = second
         self.tokens = tokens
         self.open = True
 
-    def settle(self, used_tokens: int) -> None:
+    def settle(self, used_tokens: int, counts: bool = True) -> None:
         """See `Reservation`."""
         if self.open:
             self.open = False
-            self.window.give_back(self.second, max(0, self.tokens - used_tokens))
+            self.window.give_back(self.second, max(0, self.tokens - used_tokens), 0 if counts else self.requests)
             self.window.places.discard(self.place)
 
     async def settled(self) -> None:
@@ -81,11 +82,11 @@ class LocalLimiter(Limiter):
     def start(self) -> None:
         """See `Limiter`: nothing runs."""
 
-    async def reserve(self, tenant: str, limits: RateLimits, tokens: int) -> Entry:
+    async def reserve(self, tenant: str, limits: RateLimits, tokens: int, requests: int = 1) -> Entry:
         """See `Limiter`."""
         if limits.any:
-            self.windows.of(tenant).check(limits, tokens, self.windows.clock())
-            return self.windows.admit(tenant, limits, tokens, self.windows.next_place())
+            self.windows.of(tenant).check(limits, tokens, self.windows.clock(), requests)
+            return self.windows.admit(tenant, limits, tokens, self.windows.next_place(), requests)
         return Entry(Window(), 0, 0, 0)
 
     async def close(self) -> None:

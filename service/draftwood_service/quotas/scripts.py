@@ -16,7 +16,7 @@ local function counts(value)
 end
 local function add(used, second, requests, tokens)
   local r, t = counts(redis.call('HGET', used, second))
-  redis.call('HSET', used, second, string.format('%d %d', r + requests, math.max(0, t + tokens)))
+  redis.call('HSET', used, second, string.format('%d %d', math.max(0, r + requests), math.max(0, t + tokens)))
 end
 local function place(places, lease, member)
   redis.call('ZADD', places, string.format('%d', ms + lease), member)
@@ -24,13 +24,14 @@ local function place(places, lease, member)
 end
 """
 
-# KEYS: used places. ARGV: buckets requests_limit tokens_limit concurrency tokens lease_ms member; limits 0 for none.
+# KEYS: used places. ARGV: buckets requests_limit tokens_limit concurrency tokens lease_ms member requests; limits 0 for
+# none, requests 0 for further tokens of one that is counted already.
 # Returns {'ok', second} or {limit's name, used, milliseconds until the request fits}.
 RESERVE = (
     _COMMON
     + """
 local buckets, most, tokens = tonumber(ARGV[1]), {tonumber(ARGV[2]), tonumber(ARGV[3])}, tonumber(ARGV[5])
-local concurrency, lease = tonumber(ARGV[4]), tonumber(ARGV[6])
+local concurrency, lease, requests = tonumber(ARGV[4]), tonumber(ARGV[6]), tonumber(ARGV[8])
 if concurrency > 0 then
   redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%d', ms))
   local held = redis.call('ZCARD', KEYS[2])
@@ -47,7 +48,7 @@ for i = 1, #all, 2 do
     sums[1], sums[2] = sums[1] + r, sums[2] + t
   end
 end
-local needed, names = {1, tokens}, {'requests_per_minute', 'tokens_per_minute'}
+local needed, names = {requests, tokens}, {'requests_per_minute', 'tokens_per_minute'}
 for kind = 1, 2 do
   local excess = sums[kind] + needed[kind] - most[kind]
   if most[kind] > 0 and excess > 0 then
@@ -61,7 +62,7 @@ for kind = 1, 2 do
   end
 end
 if most[1] > 0 or most[2] > 0 then
-  add(KEYS[1], time[1], 1, tokens)
+  add(KEYS[1], time[1], requests, tokens)
   redis.call('PEXPIRE', KEYS[1], 1000 * (buckets + 1))
 end
 if concurrency > 0 then place(KEYS[2], lease, ARGV[7]) end
@@ -69,12 +70,13 @@ return {'ok', now}
 """
 )
 
-# KEYS: used places. ARGV: second unused_tokens member.
+# KEYS: used places. ARGV: second unused_tokens member unused_requests.
 SETTLE = (
     _COMMON
     + """
-if tonumber(ARGV[2]) > 0 and redis.call('HGET', KEYS[1], ARGV[1]) then
-  add(KEYS[1], ARGV[1], 0, -tonumber(ARGV[2]))
+local unused, requests = tonumber(ARGV[2]), tonumber(ARGV[4])
+if unused + requests > 0 and redis.call('HGET', KEYS[1], ARGV[1]) then
+  add(KEYS[1], ARGV[1], -requests, -unused)
 end
 redis.call('ZREM', KEYS[2], ARGV[3])
 return 1

@@ -76,23 +76,23 @@ class SharedLimiter(Limiter):
         """See `Limiter`. Connects to the store as well."""
         self._refreshing = asyncio.create_task(self._refresh_always())
 
-    async def reserve(self, tenant: str, limits: RateLimits, tokens: int) -> Entry | _Reservation:
+    async def reserve(self, tenant: str, limits: RateLimits, tokens: int, requests: int = 1) -> Entry | _Reservation:
         """See `Limiter`. Waits `answer_seconds` for the store at most."""
         if not limits.any:
             return Entry(Window(), 0, 0, 0)
         place = self._windows.next_place()
         if not self.away:
             try:
-                second = await self._reserve_in_store(tenant, limits, tokens, place)
+                second = await self._reserve_in_store(tenant, limits, tokens, place, requests)
             except MemoryStoreError as error:
                 self._fail(error)
             else:
-                entry = self._windows.admit(tenant, limits, tokens, place)
+                entry = self._windows.admit(tenant, limits, tokens, place, requests)
                 return _Reservation(self, tenant, entry, second)
-        self._windows.of(tenant).check(limits, tokens, self._windows.clock())
-        self.admitted_alone += 1
-        self._unsent.setdefault(tenant, Window()).add(tokens, self._windows.clock())
-        return _Reservation(self, tenant, self._windows.admit(tenant, limits, tokens, place), None)
+        self._windows.of(tenant).check(limits, tokens, self._windows.clock(), requests)
+        self.admitted_alone += requests
+        self._unsent.setdefault(tenant, Window()).add(tokens, self._windows.clock(), requests)
+        return _Reservation(self, tenant, self._windows.admit(tenant, limits, tokens, place, requests), None)
 
     async def close(self) -> None:
         """See `Limiter`. Waits shortly for reservations that are being settled."""
@@ -122,19 +122,24 @@ class SharedLimiter(Limiter):
             await self._run(self._refresh_script(tenant, places.get(tenant, set())), REFRESH_SECONDS)
             self._batches.pop(tenant, None)
             for ended in places.get(tenant, set()) - self._windows.of(tenant).places:
-                await self._run(self._settle_script(tenant, 0, 0, ended), REFRESH_SECONDS)
+                await self._run(self._settle_script(tenant, 0, 0, ended, 0), REFRESH_SECONDS)
 
-    def settle(self, tenant: str, entry: Entry, second: int | None, unused: int) -> asyncio.Task[None] | None:
+    def settle(
+        self, tenant: str, entry: Entry, second: int | None, unused: int, unused_requests: int = 0
+    ) -> asyncio.Task[None] | None:
         """Tells the store that a request has ended, beside the caller.
 
         Args:
             second: in which the store admitted it; None if this replica did alone.
         """
         if second is None and (window := self._unsent.get(tenant)):
-            window.give_back(entry.second, unused)
+            window.give_back(entry.second, unused, unused_requests)
         if self.away:
             return None
-        work = self._settle_in_store(self._settle_script(tenant, second or 0, unused if second else 0, entry.place))
+        given_back = (unused, unused_requests) if second else (0, 0)
+        work = self._settle_in_store(
+            self._settle_script(tenant, second or 0, given_back[0], entry.place, given_back[1])
+        )
         try:
             task = asyncio.get_running_loop().create_task(work)
         except RuntimeError:  # the loop has ended
@@ -144,7 +149,7 @@ class SharedLimiter(Limiter):
         task.add_done_callback(self._settling.discard)
         return task
 
-    async def _reserve_in_store(self, tenant: str, limits: RateLimits, tokens: int, place: int) -> int:
+    async def _reserve_in_store(self, tenant: str, limits: RateLimits, tokens: int, place: int, requests: int) -> int:
         """The second, by the store's clock, in which the request was admitted.
 
         Raises:
@@ -153,7 +158,7 @@ class SharedLimiter(Limiter):
         """
         most = [limits.requests_per_minute or 0, limits.tokens_per_minute or 0, limits.concurrency or 0]
         lease = round(1000 * LEASE_SECONDS)
-        arguments: list[int | str] = [BUCKETS, *most, tokens, lease, self._member(place)]
+        arguments: list[int | str] = [BUCKETS, *most, tokens, lease, self._member(place), requests]
         name, *rest = await self._run(Script(scripts.RESERVE, self._keys(tenant), arguments), self._answer_seconds)
         if name == b"ok":
             return int(rest[0])
@@ -194,8 +199,8 @@ class SharedLimiter(Limiter):
         keys = self._keys(tenant)
         return Script(scripts.REFRESH, [*keys, f"{keys[0].rpartition(':')[0]}:sent:{self._replica}"], arguments)
 
-    def _settle_script(self, tenant: str, second: int, unused: int, place: int) -> Script:
-        return Script(scripts.SETTLE, self._keys(tenant), [second, unused, self._member(place)])
+    def _settle_script(self, tenant: str, second: int, unused: int, place: int, unused_requests: int) -> Script:
+        return Script(scripts.SETTLE, self._keys(tenant), [second, unused, self._member(place), unused_requests])
 
     async def _run(self, script: Script, seconds: float) -> Any:
         """The script's result. Raises MemoryStoreError if there is none within `seconds`."""
@@ -229,12 +234,13 @@ class _Reservation:
         self._second = second
         self._settling: asyncio.Task[None] | None = None
 
-    def settle(self, used_tokens: int) -> None:
+    def settle(self, used_tokens: int, counts: bool = True) -> None:
         """See `Reservation`."""
         if self._entry.open:
-            self._entry.settle(used_tokens)
+            self._entry.settle(used_tokens, counts)
             unused = max(0, self._entry.tokens - used_tokens)
-            self._settling = self._limiter.settle(self._tenant, self._entry, self._second, unused)
+            requests = 0 if counts else self._entry.requests
+            self._settling = self._limiter.settle(self._tenant, self._entry, self._second, unused, requests)
 
     async def settled(self) -> None:
         """See `Reservation`: the store has answered, or does not in time."""

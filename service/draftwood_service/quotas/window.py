@@ -28,14 +28,14 @@ class Window:
     buckets: dict[int, Bucket] = field(default_factory=dict)
     places: set[int] = field(default_factory=set)
 
-    def check(self, limits: RateLimits, tokens: int, now: float) -> None:
-        """Raises QuotaExceededError if a request with so many tokens does not fit."""
+    def check(self, limits: RateLimits, tokens: int, now: float, requests: int = 1) -> None:
+        """Raises QuotaExceededError if so many requests, of so many tokens, do not fit."""
         self.forget(now)
         if limits.concurrency is not None and len(self.places) >= limits.concurrency:
             used = len(self.places)
             raise QuotaExceededError("concurrency", limits.concurrency, used, 1, PLACE_RETRY_SECONDS)
         for limit, kind, needed in (
-            ("requests_per_minute", "requests", 1),
+            ("requests_per_minute", "requests", requests),
             ("tokens_per_minute", "tokens", tokens),
         ):
             value: int | None = getattr(limits, limit)
@@ -46,17 +46,18 @@ class Window:
             if used + needed > value:
                 raise QuotaExceededError(limit, value, used, needed, _until(counts, used + needed - value, now))
 
-    def add(self, tokens: int, now: float) -> int:
-        """Counts a request; its second, for `give_back`."""
+    def add(self, tokens: int, now: float, requests: int = 1) -> int:
+        """Counts requests; their second, for `give_back`."""
         bucket = self.buckets.setdefault(int(now), Bucket())
-        bucket.requests += 1
+        bucket.requests += requests
         bucket.tokens += tokens
         return int(now)
 
-    def give_back(self, second: int, tokens: int) -> None:
-        """Takes back tokens of a request; does nothing if its second has left the window."""
+    def give_back(self, second: int, tokens: int, requests: int = 0) -> None:
+        """Takes back tokens of a request, and requests; does nothing if its second has left the window."""
         if bucket := self.buckets.get(second):
             bucket.tokens = max(0, bucket.tokens - tokens)
+            bucket.requests = max(0, bucket.requests - requests)
 
     def forget(self, now: float) -> None:
         """Drops buckets that no window of 60 s reaches any more."""

@@ -28,8 +28,10 @@ from draftwood_service.identifiers import check_identifier
 from draftwood_service.live_experiments.live import LiveExperiments
 from draftwood_service.live_experiments.measuring import Measured
 from draftwood_service.live_experiments.placement import Placement
-from draftwood_service.quotas import Limiter
+from draftwood_service.quotas import Limiter, RateLimits
 from draftwood_service.quotas.opening import default_limits
+from draftwood_service.quotas.request_quota import RequestQuota
+from draftwood_service.quotas.text_calls import TextCallQuota
 from draftwood_service.rpc.calls import Call, Method
 from draftwood_service.rpc.parsing.chat import MAX_TOOLS, tool_format_of
 from draftwood_service.rpc.request_log import RequestLog
@@ -95,6 +97,7 @@ class GenerationServicer:
         self._experiments = experiments
         self._settings = settings
         self._limiter = limiter
+        self._text_quota = TextCallQuota()
         self._default_limits = default_limits(settings)
         self._shaping = settings.delta_shaping
         decode = serving.model.tokenizer.decode
@@ -133,9 +136,11 @@ class GenerationServicer:
             defaults = replace(self._serving.model.defaults.sampling, **of_tenant)
             samples = read_samples(request.sampling, self._settings.max_running, defaults)
             stream = self._bridge.admit(samples, tenant)
+            quota = RequestQuota(self._limiter, tenant, self._limits_of(config))
             seconds = self._seconds(call)
             timer = asyncio.get_running_loop().call_later(seconds, stream.fail, DeadlineExceededError(seconds))
             try:
+                await quota.enter(least_tokens(request, samples, self._serving.model.max_context))
                 requests = await read_requests(
                     request,
                     self._serving,
@@ -149,21 +154,17 @@ class GenerationServicer:
                     deadline=time.perf_counter() + seconds,
                 )
                 record.samples = [Sample(one) for one in requests]
-                reservation = await self._limiter.reserve(
-                    tenant, config.quotas.over(self._default_limits), most_tokens(requests)
-                )
-                try:
-                    stream.submit(*record.samples)
-                    async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
-                        await writer.write(self._started(requests[0], placement))
-                        with_details = request.output.token_details or requests[0].sampling.logprobs is not None
-                        message = partial(delta, with_details=with_details, token_text=self._token_text)
-                        finishes = await relay(stream, writer, message, shaping)
-                        reservation.settle(used_tokens(record.samples))
-                        await reservation.settled()  # a client may send its next request once it has read the end
-                        await writer.write(finished(record.samples, finishes))
-                finally:
-                    reservation.settle(used_tokens(record.samples))
+                await quota.reserve_tokens(most_tokens(requests))
+                stream.submit(*record.samples)
+                quota.queued()
+                async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
+                    await writer.write(self._started(requests[0], placement))
+                    with_details = request.output.token_details or requests[0].sampling.logprobs is not None
+                    message = partial(delta, with_details=with_details, token_text=self._token_text)
+                    finishes = await relay(stream, writer, message, shaping)
+                    quota.settle(used_tokens(record.samples))
+                    await quota.settled()  # a client may send its next request once it has read the end
+                    await writer.write(finished(record.samples, finishes))
                 record.finish_reasons = [finish.reason.value for finish in finishes]
                 record.outcome = record.finish_reasons[0]
             except asyncio.CancelledError:
@@ -172,13 +173,17 @@ class GenerationServicer:
                     record.outcome = "deadline_exceeded"
                 raise
             finally:
+                quota.settle(used_tokens(record.samples))
                 timer.cancel()
                 stream.close()
 
     async def tokenize(self, request: pb.TokenizeRequest, call: Call) -> pb.TokenizeResponse:
         self._require_served(request.model)
         tenant = call.principal.tenant_for("")
+        limits = self._limits_of(self._config_of(tenant))
+        self._text_quota.admit(tenant, limits)
         prompt = await read_prompt(request, self._serving, self._text_work, tenant)
+        self._text_quota.count(tenant, limits, prompt.ids.size)
         ids, decode = prompt.ids.tolist(), self._serving.model.tokenizer.decode
 
         def response() -> pb.TokenizeResponse:
@@ -193,17 +198,20 @@ class GenerationServicer:
 
     async def detokenize(self, request: pb.DetokenizeRequest, call: Call) -> pb.DetokenizeResponse:
         self._require_served(request.model)
-        model = self._serving.model
+        model, tenant = self._serving.model, call.principal.tenant_for("")
         most = self._serving.max_prompt_characters  # as many tokens as Tokenize returns
         if len(request.token_ids) > most:
             raise InvalidInputError(
                 "token_ids", None, f"has {len(request.token_ids)} items; at most {most} are allowed"
             )
+        if len(request.token_ids) > 1:  # for one alone there is next to nothing to do
+            limits = self._limits_of(self._config_of(tenant))
+            self._text_quota.admit(tenant, limits)
+            self._text_quota.count(tenant, limits, len(request.token_ids))
         ids = np.array(request.token_ids, np.int32)
         require_in_vocabulary("token_ids", ids, model.vocab_size)
         arguments, decode = (ids, request.include_special_tokens), model.tokenizer.decode
-        few, tenant = ids.size <= _FEW_TOKENS, call.principal.tenant_for("")
-        text = decode(*arguments) if few else await self._text_work.run(tenant, decode, *arguments)
+        text = decode(*arguments) if ids.size <= _FEW_TOKENS else await self._text_work.run(tenant, decode, *arguments)
         return pb.DetokenizeResponse(text=text)
 
     async def get_model_info(self, request: pb.GetModelInfoRequest, call: Call) -> pb.GetModelInfoResponse:
@@ -238,6 +246,9 @@ class GenerationServicer:
         if model not in ("", served):
             raise ModelNotServedError(model, served)
 
+    def _limits_of(self, config: TenantConfig) -> RateLimits:
+        return config.quotas.over(self._default_limits)
+
     def _seconds(self, call: Call) -> float:
         """Seconds until the server ends the call; gRPC itself ends it at the client's deadline."""
         own = remaining(call)
@@ -252,13 +263,23 @@ def _allow_trees(caller: Principal, shaping: DeltaShaping) -> None:
         raise InvalidInputError("output.draft_trees", None, problem)
 
 
+def least_tokens(request: pb.GenerateRequest, samples: int, context: int) -> int:
+    """What a request uses at least or reserves, as far as its message tells without any work: at most the context for
+    prompt and answer, since more is invalid."""
+    prompt = len(request.token_ids.ids) if request.HasField("token_ids") else 1
+    answer = request.stop.max_tokens if request.stop.HasField("max_tokens") else 1
+    return max(1, min(prompt, context)) + samples * max(1, min(answer, context))
+
+
 def most_tokens(requests: SequenceOf[Request]) -> int:
     """What the samples of a request use at most; the prompt counts once."""
     return requests[0].prompt.size + sum(one.stop.max_tokens for one in requests)
 
 
 def used_tokens(samples: SequenceOf[Sample]) -> int:
-    """What they have used so far, counted as in `most_tokens`."""
+    """What they have used so far, counted as in `most_tokens`; 0 if the request was not read."""
+    if not samples:
+        return 0
     return samples[0].request.prompt.size + sum(one.completion_tokens for one in samples)
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle as Values
-from hypothesis.stateful import RuleBasedStateMachine, consumes, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.scheduling.kv_pool import GROWTH, KVPool
-from draftwood_model_runner.scheduling.prefix_cache import common_prefix
+from draftwood_model_runner.scheduling.prefix_cache import KnownPrefix, common_prefix
 from draftwood_model_runner.scheduling.scheduler import Work
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies.draft import Int32Array
@@ -145,7 +148,7 @@ def test_a_sequence_grows_page_by_page_and_nothing_is_copied() -> None:
     held = memory.pool.pages(sequence).tolist()
     while len(sequence.output) < 400:
         if memory.pool.is_short(sequence):
-            assert memory.pool.shortfall(sequence) <= 0
+            assert memory.pool.shortfall([sequence]) <= 0
             memory.pool.grow(sequence)
             assert memory.pool.pages(sequence).tolist()[: len(held)] == held
             held = memory.pool.pages(sequence).tolist()
@@ -154,6 +157,36 @@ def test_a_sequence_grows_page_by_page_and_nothing_is_copied() -> None:
         memory.run(Work(sequence, pending), [len(sequence.output)] * 5)
         memory.pool.check([sequence])
     assert len(held) == pages(430)
+
+
+def test_a_waiting_sequence_is_looked_up_once_and_then_asked_for_what_is_new() -> None:
+    memory = memory_of(500)
+    ended(memory, tokens((1, 1000)))
+    looked: list[int] = []
+    prefixes: Any = memory.pool._prefixes
+    extend: Callable[[KnownPrefix, Int32Array], int] = prefixes.extend
+
+    def counting(prefix: KnownPrefix, new: Int32Array) -> int:
+        looked.append(new.size)
+        return extend(prefix, new)
+
+    prefixes.extend = counting
+    waiting = make_sequence("r", tokens((1, 1500)), StopParams(1), tenant="a")
+    assert memory.pool.cached(waiting) == 992
+    looked.clear()
+    for _ in range(3):
+        assert memory.pool.cached(waiting) == 992
+        assert memory.pool.missing(waiting) <= 0
+    assert looked == [PAGE] * 6
+    ended(memory, tokens((1, 1200)))
+    assert memory.pool.cached(waiting) == 1200
+    other = make_sequence("r", tokens((2, 500 * PAGE - 1100)), StopParams(1), tenant="b")
+    assert memory.pool.open(other)  # takes the end of the prefix
+    assert memory.pool.cached(waiting) < 1100
+    memory.pool.check([other])
+    memory.pool.leave(waiting)
+    assert not memory.pool._known
+    assert not memory.pool._prefixes._watched
 
 
 prompts = st.lists(st.sampled_from([(1, 16), (2, 16), (3, 40), (4, 7)]), min_size=1, max_size=6)
@@ -169,6 +202,17 @@ class PoolMachine(RuleBasedStateMachine):
         self.memory = memory_of(pages, prefix_cache)
         self.pool = self.memory.pool
         self.running: list[Sequence] = []
+        self.waiting: list[Sequence] = []
+
+    @rule(prompt=prompts, tenant=st.sampled_from("ab"))
+    def wait(self, prompt: list[tuple[int, int]], tenant: str) -> None:
+        ids = tokens(*prompt) + np.int32(100 * ord(tenant))
+        self.waiting.append(make_sequence("w", ids, StopParams(9), tenant=tenant))
+
+    @precondition(lambda self: self.waiting)
+    @rule(first=st.booleans())
+    def leave(self, first: bool) -> None:
+        self.pool.leave(self.waiting.pop(0 if first else -1))
 
     @rule(
         target=live,
@@ -195,7 +239,7 @@ class PoolMachine(RuleBasedStateMachine):
         if sequence not in self.running or left == 0:
             return
         if self.pool.is_short(sequence):
-            if self.pool.shortfall(sequence) > 0:
+            if self.pool.shortfall([sequence]) > 0:
                 return
             self.pool.grow(sequence)
         pending = sequence.length - sequence.committed
@@ -223,6 +267,11 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def lawful(self) -> None:
         self.pool.check(self.running)
+        for sequence in self.waiting:  # what is known of them is what a look-up from the beginning finds
+            anew = make_sequence("w", sequence.request.prompt, StopParams(9), tenant=sequence.request.tenant)
+            assert self.pool.cached(sequence) == self.pool.cached(anew)
+            assert self.pool.missing(sequence) == self.pool.missing(anew)
+            self.pool.leave(anew)
 
 
 TestPool = PoolMachine.TestCase

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -190,6 +191,74 @@ async def test_an_error_of_the_model_ends_the_audit_alone() -> None:
         engine.redecoding_error = None
         await answered(served, request(request_id="s"))
         await audited(served, 1)
+
+
+async def test_an_error_while_an_audit_is_closed_costs_that_audit_alone() -> None:
+    engine = FakeEngine()
+    engine.closing_error = RuntimeError("no luck")
+    async with serving(engine, audit_share=1.0) as served:
+        await answered(served, request())
+        await until(lambda: bool(served.server.audits.counts))
+        assert (total(served).failed, total(served).audited) == (1, 0)
+        engine.closing_error = None
+        await answered(served, request(request_id="s"))
+        await audited(served, 1)
+        assert served.server.recovery.restarts == 0
+
+
+async def test_an_error_while_a_request_is_chosen_or_kept_costs_its_audit_alone() -> None:
+    async with serving(audit_share=1.0) as served:
+
+        def broken() -> bool:
+            raise RuntimeError("no luck")
+
+        watch = served.memory.purge_watch
+        patched: Any = served.memory
+        counts = served.server.audits.counts[AuditKey("hybrid", "")]
+        for of_request in (broken, lambda name: broken):
+            patched.purge_watch, failed = of_request, counts.failed
+            await answered(served, request())
+            await until(partial(lambda before: counts.failed == before + 1, failed))
+        patched.purge_watch = watch
+        await answered(served, request(request_id="s"))
+        assert (await audited(served, 1)).failed == 2
+        assert served.server.recovery.restarts == 0
+
+
+async def test_a_listener_that_fails_costs_that_result_alone() -> None:
+    heard: list[AuditResult] = []
+
+    def broken(result: AuditResult) -> None:
+        raise RuntimeError("no luck")
+
+    async with serving(audit_share=1.0) as served:
+        served.server.audits.listeners[:0] = [broken]
+        served.server.audits.listeners.append(heard.append)
+        with capture_logs() as logs:
+            await answered(served, request())
+            await audited(served, 1)
+            await answered(served, request(request_id="s"))
+            counts = await audited(served, 2)
+        assert [one.request_id for one in heard] == ["r", "s"]
+        assert counts.failed == 2
+        assert [one["request_id"] for one in logs if one["event"] == "a listener of audits failed"] == ["r", "s"]
+        assert served.server.recovery.restarts == 0
+        assert not served.server.bridge.stopped
+
+
+async def test_what_takes_audits_and_reports_of_the_engine_cannot_end_it() -> None:
+    def broken(what: object) -> None:
+        raise RuntimeError("no luck")
+
+    async with serving(audit_share=1.0) as served:
+        bridge: Any = served.server.bridge
+        bridge.on_audited = bridge.reports.add = broken
+        with capture_logs() as logs:
+            await answered(served, request())
+            await until(lambda: {"AuditResult", "EngineReport"} <= {one.get("message") for one in logs})
+            await answered(served, request(request_id="s"))
+        assert not bridge.stopped
+        assert served.server.recovery.restarts == 0
 
 
 def test_tie_bounds() -> None:

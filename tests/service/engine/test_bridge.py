@@ -152,12 +152,15 @@ async def test_a_tenant_that_holds_all_slots_makes_room_for_another() -> None:
         with pytest.raises(QueueFullError):
             bridge.admit(tenant="a")
         others = [bridge.admit(2, tenant="b"), bridge.admit(tenant="b")]
+        assert not any(stream.failed for stream in (begun, *waiting))  # they may still turn out to be invalid
+        others[0].submit(sample(4), sample(4))
+        assert [stream.failed for stream in (begun, *waiting)] == [False] * 4 + [True] * 2
+        others[1].submit(sample(4))
         assert [stream.failed for stream in (begun, *waiting)] == [False] * 3 + [True] * 3
         with pytest.raises(QueueFullError):
             await waiting[-1].take()
         with pytest.raises(QueueFullError):  # four of six slots would be more than the other's
             bridge.admit(tenant="b")
-        others[1].submit(sample(4))
         engine.gate.set()
         assert len((await drained(others[1])).token_ids) == 4
         assert len((await drained(waiting[0])).token_ids) == 4
@@ -195,6 +198,7 @@ async def test_paused_requests_of_a_tenant_make_room_for_another() -> None:
         reading = asyncio.create_task(drained(streams[2]))
         await until(lambda: engine.paused == 2)
         other = bridge.admit(tenant="b")
+        other.submit(sample(4))
         assert [stream.failed for stream in streams] == [False, True, False]
         with pytest.raises(ReaderStalledError):
             await streams[1].take()
@@ -230,12 +234,54 @@ async def test_a_format_is_compiled_beside_the_steps_of_others() -> None:
     assert await bridge.close()
 
 
+async def test_who_is_not_submitted_takes_nothing_from_others() -> None:
+    engine = FakeEngine(max_running=2)
+    engine.gate.clear()
+    async with running(engine, max_waiting=4) as bridge:
+        first = [bridge.admit(tenant="a") for _ in range(6)]
+        for _ in range(50):
+            bridge.admit(tenant="b").close()
+        assert not any(stream.failed for stream in first)
+        others = [bridge.admit(tenant="b") for _ in range(3)]
+        with pytest.raises(QueueFullError):  # half of the slots are asked for already
+            bridge.admit(tenant="b")
+        first[0].close()
+        others[0].submit(sample(4))  # has the slot that has become free
+        assert not any(stream.failed for stream in first)
+        others[1].submit(sample(4))
+        assert [stream.failed for stream in first] == [False] * 5 + [True]
+        engine.gate.set()
+        for stream in (*first, *others):
+            stream.close()
+
+
+async def test_slots_that_nobody_gives_up_any_more_are_refused_when_a_request_is_submitted() -> None:
+    engine = FakeEngine(max_running=2)
+    async with running(engine, max_waiting=0) as bridge:
+        first = [bridge.admit(tenant="a") for _ in range(2)]
+        late = bridge.admit(tenant="b")
+        reading = []
+        for stream in first:
+            stream.submit(sample(10**6))
+            reading.append(asyncio.create_task(drained(stream)))
+        await until(lambda: all(stream.begun for stream in first))
+        with pytest.raises(QueueFullError):
+            late.submit(sample(4))
+        for task, stream in zip(reading, first, strict=True):
+            task.cancel()
+            stream.close()
+        late.close()
+
+
 async def test_slots_are_shared_out_by_weight() -> None:
     bridge = EngineBridge(on_thread(FakeEngine()), max_running=2, max_waiting=6)
     bridge.weight_of = {"a": 1.0, "b": 3.0}.__getitem__
     await bridge.start()
     first = [bridge.admit(tenant="a") for _ in range(8)]
     second = [bridge.admit(tenant="b") for _ in range(6)]
+    assert not any(stream.failed for stream in first)
+    for stream in second:
+        stream.submit(sample(4))
     assert sum(stream.failed for stream in first) == 6
     with pytest.raises(QueueFullError):
         bridge.admit(tenant="b")

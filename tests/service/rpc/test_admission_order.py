@@ -1,0 +1,178 @@
+"""Cheap limits, then reading, then all limits, then places that others lose: a request passes them in this order."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import grpc
+import pytest
+
+from draftwood.v1 import generation_pb2 as pb
+from draftwood_model_runner.request import GrammarKind
+from draftwood_strategies.draft import Int32Array
+from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, Served, answer, serving, until
+from tests.service.rpc.test_endings import reason
+
+PLACES = 10
+
+
+def ask(tenant: str = "", tokens: int = 4, text: str = "ab", **fields: Any) -> pb.GenerateRequest:
+    stop = pb.StopOptions(max_tokens=tokens)
+    return pb.GenerateRequest(text=text, tenant=tenant, stop=stop, **fields)
+
+
+async def filled(served: Served, tenant: str) -> list[Any]:
+    """Requests of a tenant that hold all places; the engine stands still."""
+    served.engine.gate.clear()
+    calls: list[Any] = [served.stub.Generate(ask(tenant)) for _ in range(PLACES)]
+    for call in calls:
+        assert (await call.read()).HasField("started")
+    return calls
+
+
+INVALID = [
+    (ask("b", 99_999), "INVALID_ARGUMENT"),
+    (ask("b", text=""), "INVALID_ARGUMENT"),
+    (ask("b", format=pb.OutputFormat(regex="x")), "INVALID_ARGUMENT"),
+    (ask("b", drafting=pb.DraftOptions(strategy="magic")), "INVALID_ARGUMENT"),
+]
+
+
+async def test_invalid_requests_end_nobody_elses() -> None:
+    async with serving(max_running=2, max_waiting=PLACES - 2) as served:
+        calls = await filled(served, "a")
+        for _ in range(12):
+            for request, status in INVALID:
+                assert (await answer(served.stub.Generate(request))).status.code().name == status
+        assert served.server.bridge.live == PLACES
+        valid: Any = served.stub.Generate(ask("b"))
+        assert (await valid.read()).HasField("started")
+        served.engine.gate.set()
+        ended = [await answer(call) for call in calls]
+        refused = [one for one in ended if one.error is not None]
+        assert [reason(one.error) for one in refused if one.error is not None] == ["QUEUE_FULL"]
+        assert (await answer(valid)).finished
+        await served.settled()
+
+
+async def test_requests_above_a_limit_end_nobody_elses() -> None:
+    async with serving(max_running=2, max_waiting=PLACES - 2, tokens_per_minute=200) as served:
+        calls = await filled(served, "a")
+        for text in ("x" * 200, "y" * 5):
+            for _ in range(10):
+                tokens = 4 if len(text) == 200 else 300
+                error = (await answer(served.stub.Generate(ask("b", tokens, text)))).status
+                assert reason(error) == "QUOTA_EXCEEDED"
+        served.engine.gate.set()
+        assert [(await answer(call)).error for call in calls] == [None] * PLACES
+        await served.settled()
+
+
+class CountingGrammars(FakeGrammars):
+    """Takes every grammar's trial, and counts them."""
+
+    def __init__(self) -> None:
+        self.tried = 0
+
+    def check(self, kind: GrammarKind, text: str) -> None:
+        self.tried += 1
+
+
+LONG = "x" * 10_000
+
+
+@pytest.mark.parametrize(
+    ("limits", "request_"),
+    [
+        ({"requests_per_minute": 1}, ask(text=LONG, format=pb.OutputFormat(regex="x"))),
+        ({"tokens_per_minute": 6}, ask(text=LONG, tokens=1)),
+        ({"tokens_per_minute": 50}, ask(text=LONG, tokens=60)),
+        ({"tokens_per_minute": 50}, pb.GenerateRequest(text=LONG, stop=pb.StopOptions(max_tokens=2**31 - 1))),
+    ],
+)
+async def test_nothing_is_read_for_a_tenant_above_its_limit(
+    limits: dict[str, Any], request_: pb.GenerateRequest
+) -> None:
+    grammars = CountingGrammars()
+    async with serving(model=FakeModel(grammars=grammars), **limits) as served:
+        assert (await answer(served.stub.Generate(ask()))).finished
+        read = len(served.model.tokenizer.encoded_on)
+        for _ in range(5):
+            assert reason((await answer(served.stub.Generate(request_))).status) == "QUOTA_EXCEEDED"
+        assert len(served.model.tokenizer.encoded_on) == read
+        assert grammars.tried == 0
+        await served.settled()
+
+
+async def test_nothing_is_read_above_the_concurrency() -> None:
+    async with serving(concurrency=1) as served:
+        served.engine.gate.clear()
+        running: Any = served.stub.Generate(ask())
+        await running.read()
+        read = len(served.model.tokenizer.encoded_on)
+        assert reason((await answer(served.stub.Generate(ask(text=LONG)))).status) == "QUOTA_EXCEEDED"
+        assert len(served.model.tokenizer.encoded_on) == read
+        served.engine.gate.set()
+        assert (await answer(running)).finished
+
+
+async def test_what_is_invalid_or_finds_no_place_does_not_count() -> None:
+    engine = FakeEngine()
+    async with serving(engine, max_running=1, max_waiting=0, requests_per_minute=2, tokens_per_minute=100) as served:
+        for _ in range(5):
+            for request, status in INVALID:
+                if request.stop.max_tokens < 100:
+                    assert (await answer(served.stub.Generate(request))).status.code().name == status
+        engine.gate.clear()
+        running: Any = served.stub.Generate(ask("b"))
+        await running.read()
+        await until(lambda: served.server.bridge.live == 1)
+        for _ in range(5):
+            assert reason((await answer(served.stub.Generate(ask("b")))).status) == "QUEUE_FULL"
+        engine.gate.set()
+        assert (await answer(running)).finished
+        assert (await answer(served.stub.Generate(ask("b")))).finished
+        assert reason((await answer(served.stub.Generate(ask("b")))).status) == "QUOTA_EXCEEDED"
+
+
+async def test_a_request_that_is_cancelled_while_it_is_read_counts_for_nothing() -> None:
+    async with serving(concurrency=1, requests_per_minute=1) as served:
+        tokenizer, go_on, reading = served.model.tokenizer, threading.Event(), threading.Event()
+        encode = tokenizer.encode
+
+        def slow(text: str) -> Int32Array:
+            if text == LONG:
+                reading.set()
+                go_on.wait(20)
+            return encode(text)
+
+        tokenizer.encode = slow  # type: ignore[method-assign]
+        call = served.stub.Generate(ask(text=LONG))
+        await until(reading.is_set)
+        assert reason((await answer(served.stub.Generate(ask()))).status) == "QUOTA_EXCEEDED"
+        call.cancel()
+        await served.settled()
+        assert (await answer(served.stub.Generate(ask()))).finished
+        go_on.set()
+
+
+async def test_tokenize_and_detokenize_are_limited_apart_from_requests() -> None:
+    async with serving(requests_per_minute=1) as served:
+        for _ in range(5):
+            assert len((await served.stub.Tokenize(pb.TokenizeRequest(text="abc"))).token_ids) == 3
+            assert (await served.stub.Detokenize(pb.DetokenizeRequest(token_ids=[97, 98]))).text == "ab"
+        read = len(served.model.tokenizer.encoded_on)
+        for call in (
+            served.stub.Tokenize(pb.TokenizeRequest(text=LONG)),
+            served.stub.Detokenize(pb.DetokenizeRequest(token_ids=[97, 98])),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert reason(caught.value) == "QUOTA_EXCEEDED"
+            assert "text_calls_per_minute" in str(caught.value.details())
+        assert len(served.model.tokenizer.encoded_on) == read
+        # a single token's text is always told: the gateway asks for those of log-probabilities
+        assert (await served.stub.Detokenize(pb.DetokenizeRequest(token_ids=[97]))).text == "a"
+        assert (await answer(served.stub.Generate(ask()))).finished
