@@ -38,7 +38,7 @@ class TorchBatch:
         self._pieces: dict[int, list[tuple[slice, int]]] = {}
 
     def inputs(self) -> dict[str, Any]:
-        """Keyword arguments for the model: input_ids int64[1, T], position_ids int64[1, T], logits_to_keep int64[R].
+        """Arguments of `logits_of_rows`: input_ids int64[1, T], position_ids int64[1, T], rows int64[R].
 
         On a CPU, T and R are rounded up so that kernels are compiled for few widths. The tokens that are added at the
         end take part in no attention.
@@ -50,7 +50,7 @@ class TorchBatch:
         return {
             "input_ids": _to_device(tokens, device)[None],
             "position_ids": _to_device(positions, device)[None],
-            "logits_to_keep": _to_device(rows, device),
+            "rows": _to_device(rows, device),
             "use_cache": False,
         }
 

@@ -10,6 +10,7 @@ import torch
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
 from draftwood_model_runner.runners.choices import Choices
 from draftwood_model_runner.runners.kv_capacity import default_capacity
+from draftwood_model_runner.runners.logit_rows import logits_of_rows
 from draftwood_model_runner.runners.most_probable import most_probable
 from draftwood_model_runner.runners.torch.attention import BATCH, TorchBatch
 from draftwood_model_runner.runners.torch.exact_attention import draft_limits
@@ -83,7 +84,6 @@ def forward(module: Any, batch: StepBatch, kv: KVCache) -> torch.Tensor:
     of_step = TorchBatch(batch, kv)
     token = BATCH.set(of_step)
     try:
-        logits: torch.Tensor = module(**of_step.inputs()).logits[0]
+        return logits_of_rows(module, **of_step.inputs())
     finally:
         BATCH.reset(token)
-    return logits
