@@ -3,8 +3,8 @@
 The rule is that of transformers' `TopPLogitsWarper` and `MinPLogitsWarper`: tokens in the order of their scores, of
 equal scores in the order of their ids; top-p leaves out the first of them, as many as have at most the probability
 1 - p together. transformers' sort leaves open which of several equal scores comes first, and so which of them is kept;
-how many it keeps is the same here. Its sums of float32 depend on the order of summation, so a token at the very edge may
-fall on either side there. `cuda.kernels.choosing` computes the same bits.
+how many it keeps is the same here. Its sums of float32 depend on the order of summation, so a token at the very edge
+may fall on either side there. `cuda.kernels.choosing` computes the same bits.
 """
 
 from __future__ import annotations
