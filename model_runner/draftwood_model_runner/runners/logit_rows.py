@@ -23,7 +23,7 @@ def logits_of_rows(module: Any, rows: torch.Tensor, **inputs: Any) -> torch.Tens
     Raises:
         RuntimeError: the model gave another number of rows.
     """
-    if _selects(type(module)):
+    if _selects(module.__class__):
         logits: torch.Tensor = module(**inputs, logits_to_keep=rows).logits[0]
     else:
         logits = module(**inputs).logits[0].index_select(0, rows)
@@ -38,6 +38,6 @@ def check_rows(shape: tuple[int, ...], wanted: int) -> None:
 
 
 @cache
-def _selects(model_class: type) -> bool:
+def _selects(model_class: Any) -> bool:
     """Whether forward has the parameter: many take any keyword and ignore those that they do not know."""
     return "logits_to_keep" in inspect.signature(model_class.forward).parameters

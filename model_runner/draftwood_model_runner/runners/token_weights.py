@@ -90,7 +90,8 @@ def _keep_greatest(bits: npt.NDArray[np.int32], weights: Float32Array, share: fl
         weight = np.int64(weights[token])
         total += weight
         upper[_key(bits[token]) >> 16] += weight
-    wanted = max(total - np.int64(total * share), 1)
+    wanted = total - np.int64(total * share)
+    wanted = wanted if wanted > 1 else np.int64(1)
     above, first = np.int64(0), (1 << 16) - 1
     while first > 0 and above + upper[first] < wanted:
         above += upper[first]

@@ -29,8 +29,8 @@ _DECODER: dict[str, Any] = {**_SIZES, "d_model": 64, "decoder_layers": 2, "decod
 
 
 def whisper() -> tf.WhisperConfig:
-    encoder = {"encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 64}
-    starts = {"decoder_start_token_id": 1, "suppress_tokens": None, "begin_suppress_tokens": None}
+    encoder: dict[str, Any] = {"encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 64}
+    starts: dict[str, Any] = {"decoder_start_token_id": 1, "suppress_tokens": None, "begin_suppress_tokens": None}
     return tf.WhisperConfig(**_DECODER, **encoder, **starts, decoder_ffn_dim=128, max_target_positions=128)
 
 
@@ -41,8 +41,13 @@ def musicgen() -> tf.MusicgenDecoderConfig:
 
 
 def prophetnet() -> tf.ProphetNetConfig:
-    heads = {"num_encoder_attention_heads": 4, "num_decoder_attention_heads": 4}
-    layers = {"num_encoder_layers": 1, "num_decoder_layers": 2, "is_decoder": True, "is_encoder_decoder": False}
+    heads: dict[str, Any] = {"num_encoder_attention_heads": 4, "num_decoder_attention_heads": 4}
+    layers: dict[str, Any] = {
+        "num_encoder_layers": 1,
+        "num_decoder_layers": 2,
+        "is_decoder": True,
+        "is_encoder_decoder": False,
+    }
     return tf.ProphetNetConfig(**_SIZES, **heads, **layers, hidden_size=64, add_cross_attention=False)
 
 

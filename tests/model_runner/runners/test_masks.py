@@ -100,7 +100,7 @@ class _Sizes(TorchDispatchMode):
     """Notes the most numbers of a matrix that any operation makes, as masks are, but for views."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.most = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
