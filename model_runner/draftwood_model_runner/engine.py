@@ -420,8 +420,12 @@ class Engine:
                     sources.append(self._pool.slot(sequence, committed + node))
                     targets.append(self._pool.slot(sequence, committed + depth))
             begins.append(len(sources))
-        if sources:
+        if not sources:
+            return
+        try:
             self._runner.keep(KVMoves(*(np.array(part, np.int32) for part in (sources, targets, begins))))
+        except DeviceMemoryError as error:  # no smaller step helps: what was accepted is not where it belongs
+            raise ModelError(str(error)) from error
 
     def _commit(self, verified: _Verified, model_seconds: float, sharing: int) -> list[StepOutput]:
         """Appends what was written, lets drafters learn, and ends the sequences that are complete."""

@@ -158,7 +158,7 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
         loading.cancel()
         await bridge.close()
         raise
-    trials = GrammarTrials(tokenizer.vocabulary(info.vocab_size))
+    trials = GrammarTrials(tokenizer.vocabulary(info.vocab_size, info.eos_token_ids))
     atexit.register(trials.close)
     return bridge, RemoteModel(**vars(info), tokenizer=tokenizer, grammars=trials)
 

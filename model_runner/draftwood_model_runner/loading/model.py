@@ -165,13 +165,15 @@ def adopt(
     parameters = sum(p.numel() for p in module.parameters())
     dtype = str(module.dtype).removeprefix("torch.")
     identity = fingerprint(module, tokenizer)
+    ends = eos_token_ids(module)
+    tokenizer.check_ends(ends)
     factory, reason = choose_runner(module, runner, exact, context, weights, threads)
     return LoadedModel(
         name=name,
         factory=factory,
         runner_reason=reason,
         tokenizer=tokenizer,
-        grammars=tokenizer.grammars(int(config.vocab_size)),
+        grammars=tokenizer.grammars(int(config.vocab_size), ends),
         architecture=type(module).__name__,
         dtype=dtype,
         weights=weights if weights != "as-is" else _quantization(config) or dtype,
@@ -180,7 +182,7 @@ def adopt(
         parameters=parameters,
         vocab_size=int(config.vocab_size),
         max_context=context,
-        eos_token_ids=eos_token_ids(module),
+        eos_token_ids=ends,
         defaults=read_defaults(type(module).__name__, module.generation_config, defaults),
     )
 
@@ -206,7 +208,8 @@ def _device(device: str) -> torch.device:
 
 def _max_context(config: Any, wanted: int | None) -> int:
     """The model's context, capped where its positions would start to depend on the batch."""
-    limit = int(getattr(config, "max_position_embeddings", None) or 2**31 - 1)
+    names = ("max_position_embeddings", "max_target_positions")  # the second in Whisper
+    limit = next((int(found) for name in names if (found := getattr(config, name, None))), 2**31 - 1)
     # Another request's positions would change all rotations of ours.
     if (rescaled := rotation_limit(config)) and rescaled[1] < limit:
         kind, limit = rescaled

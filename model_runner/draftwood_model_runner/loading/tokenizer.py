@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from functools import cached_property
@@ -20,6 +21,7 @@ from draftwood_strategies.draft import Int32Array
 if TYPE_CHECKING:
     from draftwood_model_runner.sampling.grammar import GrammarCompiler
 
+_log = logging.getLogger(__name__)
 _PROMPT_TAIL = 5
 """Prompt tokens that a text stream begins with: what precedes a token decides whether it starts with a space."""
 
@@ -99,17 +101,28 @@ class Tokenizer:
         tokens: dict[str, int] = self._tokenizer.get_vocab()
         return tokens
 
-    def grammars(self, vocab_size: int) -> GrammarCompiler:
-        """Grammars over this vocabulary, for logits of `vocab_size` columns."""
+    def check_ends(self, eos_token_ids: frozenset[int]) -> None:
+        """Logs a warning if the end-of-sequence token that the tokenizer names is not one of the model's."""
+        own = self._tokenizer.eos_token_id
+        if own is not None and own not in eos_token_ids:
+            _log.warning(
+                "answers do not end at the tokenizer's end-of-sequence token, %d: the model's generation config names"
+                " %s",
+                own,
+                ", ".join(map(str, sorted(eos_token_ids))) or "none",
+            )
+
+    def grammars(self, vocab_size: int, eos_token_ids: frozenset[int]) -> GrammarCompiler:
+        """Grammars over this vocabulary, for logits of `vocab_size` columns and a model with these ends of answers."""
         from draftwood_model_runner.sampling.grammar import (
             GrammarCompiler,
         )  # imports torch, which the service does without
 
-        return GrammarCompiler(self._tokenizer, vocab_size)
+        return GrammarCompiler(self._tokenizer, vocab_size, eos_token_ids)
 
-    def vocabulary(self, size: int) -> Vocabulary:
-        """This vocabulary for grammars in another process, for logits of `size` columns."""
-        return Vocabulary.of(self._tokenizer, size)
+    def vocabulary(self, size: int, eos_token_ids: frozenset[int]) -> Vocabulary:
+        """As `grammars`, for another process."""
+        return Vocabulary.of(self._tokenizer, size, eos_token_ids)
 
     def stream(self, prompt: Int32Array, include_special_tokens: bool = False) -> TokenDecoder:
         """A decoder for what will be written after `prompt`."""

@@ -244,10 +244,19 @@ class Runner(Protocol):
             top_k: how many most probable tokens to return for each row of logits, at least.
             choices: how tokens are chosen, for a runner that `chooses`. It walks the draft trees of these rows along
                 the tokens that it chooses, and moves keys and values of accepted nodes as `keep` does.
+
+        Raises:
+            DeviceMemoryError: the device had no memory for it; nothing was written, and a smaller step may fit.
+            DeviceLostError: the device computes nothing more for this process.
         """
 
     def keep(self, moves: KVMoves) -> None:
-        """Moves keys and values of accepted draft tokens behind the committed ones."""
+        """Moves keys and values of accepted draft tokens behind the committed ones.
+
+        Raises:
+            DeviceLostError: as `step`.
+            DeviceMemoryError: the device had no memory for it; they may have been moved in part.
+        """
 
 
 @runtime_checkable

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from draftwood_model_runner.runners.token_weights import dropped_share, least_weight
 from draftwood_strategies.draft import Float32Array, Int32Array
 
 ON_HOST, MOST_PROBABLE, BY_SCORES = range(3)
@@ -96,7 +97,8 @@ class RuleArrays(NamedTuple):
     Attributes:
         row_sequences: int32[R], the sequence of each row; -1 for a row of another kind between them.
         row_masks: int32[R], its row of `masks`, `NO_MASK` or `UNKNOWN_MASK`.
-        temperatures, top_ps, min_ps: float32[n].
+        temperatures, least_weights: float32[n]; dropped_shares: float64[n], negative without top-p; see
+            `token_weights`.
         penalties: float32[n, 3]: repetition, presence, frequency.
         top_ks, unlocked_at: int32[n].
         seeds: int64[n], the bits of unsigned numbers.
@@ -108,8 +110,8 @@ class RuleArrays(NamedTuple):
     row_sequences: Int32Array
     row_masks: Int32Array
     temperatures: Float32Array
-    top_ps: Float32Array
-    min_ps: Float32Array
+    dropped_shares: npt.NDArray[np.float64]
+    least_weights: Float32Array
     penalties: Float32Array
     top_ks: Int32Array
     unlocked_at: Int32Array
@@ -142,8 +144,8 @@ class RuleArrays(NamedTuple):
             row_sequences=row_sequences,
             row_masks=row_masks,
             temperatures=np.array([rule.temperature for rule in rules], np.float32),
-            top_ps=np.array([rule.top_p for rule in rules], np.float32),
-            min_ps=np.array([rule.min_p for rule in rules], np.float32),
+            dropped_shares=np.array([dropped_share(rule.top_p) if rule.top_p < 1.0 else -1.0 for rule in rules]),
+            least_weights=np.array([least_weight(rule.min_p) for rule in rules], np.float32),
             penalties=np.array([(rule.repetition, rule.presence, rule.frequency) for rule in rules], np.float32),
             top_ks=np.array([rule.top_k for rule in rules], np.int32),
             unlocked_at=np.array([rule.unlocked_at for rule in rules], np.int32),

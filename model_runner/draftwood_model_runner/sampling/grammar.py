@@ -30,16 +30,18 @@ class GrammarCompiler:
     Args:
         tokenizer: a fast transformers tokenizer.
         vocab_size: columns of the model's logits; may exceed the tokenizer's own.
+        eos_token_ids: the tokens that end an answer.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         self._source = tokenizer
         self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
         self._lock = threading.Lock()
 
     @cached_property
     def _tokenizer(self) -> llguidance.LLTokenizer:
-        return Vocabulary.of(self._source, self._vocab_size).load()
+        return Vocabulary.of(self._source, self._vocab_size, self._eos_token_ids).load()
 
     def compile(self, kind: GrammarKind, text: str) -> GrammarState:
         """A grammar at its beginning. Takes as long and as much memory as the grammar needs, without a limit.

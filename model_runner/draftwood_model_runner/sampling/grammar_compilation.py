@@ -6,7 +6,8 @@ xgrammar needs triton and the runtime of a tensor compiler.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -33,24 +34,37 @@ class Vocabulary:
     Attributes:
         definition: the tokenizer as JSON.
         size: columns of the model's logits; may exceed the tokenizer's own.
-        eos: the end-of-sequence token.
+        eos: the tokens that end an answer; empty for llguidance's guess.
     """
 
     definition: str
     size: int
-    eos: int | None
+    eos: tuple[int, ...]
 
     @classmethod
-    def of(cls, tokenizer: Any, size: int) -> Vocabulary:
-        """That of a fast transformers tokenizer."""
+    def of(cls, tokenizer: Any, size: int, eos_token_ids: Collection[int]) -> Vocabulary:
+        """That of a fast transformers tokenizer.
+
+        Args:
+            eos_token_ids: of the model. If it has none, only the tokenizer's may end a text, and it ends no answer.
+        """
         backend = copy(tokenizer.backend_tokenizer)
         backend.no_padding()
         backend.no_truncation()
-        return cls(backend.to_str(), size, tokenizer.eos_token_id)
+        own: int | None = tokenizer.eos_token_id
+        ids = eos_token_ids or ([] if own is None else [own])
+        return cls(backend.to_str(), size, tuple(sorted(ids, key=lambda token: (token != own, token))))
 
     def load(self) -> llguidance.LLTokenizer:
         """Takes a second if the vocabulary is large."""
-        return llguidance.LLTokenizer(self.definition, n_vocab=self.size, eos_token=self.eos)
+
+        def with_ends(ends: int | list[int] | None) -> llguidance.LLTokenizer:
+            return llguidance.LLTokenizer(self.definition, n_vocab=self.size, eos_token=ends)
+
+        if len(self.eos) > 1:
+            with suppress(TypeError):  # llguidance before 1.7 takes one
+                return with_ends([*self.eos])
+        return with_ends(self.eos[0] if self.eos else None)
 
 
 def compiled(tokenizer: llguidance.LLTokenizer, kind: GrammarKind, text: str) -> llguidance.LLMatcher:

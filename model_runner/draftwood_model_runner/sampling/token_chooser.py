@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper
 
 from draftwood_model_runner.output import TokenLogprobs
 from draftwood_model_runner.request import SamplingParams
 from draftwood_model_runner.runners.choices import ENDS_OUTPUT, MOST_PROBABLE, ON_HOST, SEEN, ScoreRules
+from draftwood_model_runner.runners.token_weights import kept_by_min_p, kept_by_top_p
 from draftwood_model_runner.sampling.constraints import ConstrainedLogits
 from draftwood_model_runner.sampling.generation_defaults import NO_CONSTRAINTS, Constraints
 from draftwood_model_runner.sampling.margins import sampling_margin
@@ -220,7 +221,16 @@ class TokenChooser:
         warped = scores[None]
         for warper in self._warpers:
             warped = warper(None, warped)
-        return warped[0]
+        scores = warped[0]
+        if self._params.top_p < 1.0:
+            scores = scores.masked_fill(
+                ~torch.from_numpy(kept_by_top_p(scores.numpy(), self._params.top_p)), -torch.inf
+            )
+        if self._params.min_p > 0.0:
+            scores = scores.masked_fill(
+                ~torch.from_numpy(kept_by_min_p(scores.numpy(), self._params.min_p)), -torch.inf
+            )
+        return scores
 
     def _noise(self, size: int) -> npt.NDArray[np.float64]:
         return gumbel_noise(size, self._params.seed, self._position)
@@ -255,8 +265,4 @@ def _warpers(params: SamplingParams) -> list[_Warper]:
         warpers.append(TemperatureLogitsWarper(params.temperature))
     if params.top_k:
         warpers.append(TopKLogitsWarper(params.top_k))
-    if params.top_p < 1.0:
-        warpers.append(TopPLogitsWarper(params.top_p))
-    if params.min_p > 0.0:
-        warpers.append(MinPLogitsWarper(params.min_p))
     return warpers

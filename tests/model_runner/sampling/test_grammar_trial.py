@@ -17,7 +17,7 @@ from tests.model_runner.families import served
 @pytest.fixture
 def trials() -> Iterator[GrammarTrials]:
     model = served("bundled")
-    trials = GrammarTrials(model.tokenizer.vocabulary(model.vocab_size))
+    trials = GrammarTrials(model.tokenizer.vocabulary(model.vocab_size, model.eos_token_ids))
     yield trials
     trials.close()
 

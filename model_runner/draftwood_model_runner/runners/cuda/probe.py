@@ -102,8 +102,8 @@ def _compare(module: Any, layout: CudaLayout, context: int) -> None:
 
 
 def _tree_logits(module: Any, layout: CudaLayout, tokens: Int32Array, vocab: int) -> torch.Tensor:
-    """Logits [1 + path, vocab] along the true path of a tree, its context committed before in two steps; in pages that
-    are no neighbours."""
+    """Logits [1 + path, vocab] along the true path of a tree, under a token that needs no logits, its context committed
+    before in two steps; in pages that are no neighbours."""
     context = tokens.size - _PATH
     runner = CudaRunner(module, layout, context + 2 * _PATH, graphs=False)
     pages, half = np.arange(runner.pages, dtype=np.int32)[::-1].copy(), context // 2
@@ -112,8 +112,8 @@ def _tree_logits(module: Any, layout: CudaLayout, tokens: Int32Array, vocab: int
         predicted: torch.Tensor = runner.step(batch, 0).logits
         return predicted
 
-    for start, end in ((0, half), (half, context - 1)):
+    for start, end in ((0, half), (half, context - 2)):
         logits(lay_out([BatchRow(pages, start, tokens[start:end], EMPTY_TREE, end - start - 1)]))
     tree = path_with_wrong_siblings(tokens[context:], vocab)
-    drafted = BatchRow(pages, context - 1, tokens[context - 1 : context], tree, logits_from=0)
+    drafted = BatchRow(pages, context - 2, tokens[context - 2 : context], tree, logits_from=1)
     return logits(lay_out([drafted]))[[0, *range(1, 2 * _PATH, 2)]]

@@ -12,7 +12,6 @@ import torch
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, KVShape, Predictions, StepBatch
 from draftwood_model_runner.runners.choices import Choices
 from draftwood_model_runner.runners.cuda.device.buffer import sent
-from draftwood_model_runner.runners.cuda.device.errors import device_errors
 from draftwood_model_runner.runners.cuda.first_steps import compile_choosing
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
 from draftwood_model_runner.runners.cuda.steps.choosing import move
@@ -20,6 +19,7 @@ from draftwood_model_runner.runners.cuda.steps.exact_tiling import LEVELS
 from draftwood_model_runner.runners.cuda.steps.forward import Forward
 from draftwood_model_runner.runners.cuda.steps.graphs import Graphs
 from draftwood_model_runner.runners.cuda.steps.results import Clock, CudaStep
+from draftwood_model_runner.runners.device_errors import device_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,5 +89,6 @@ class CudaRunner:
     @torch.inference_mode()
     def keep(self, moves: KVMoves) -> None:
         slots: npt.NDArray[Any] = np.stack([moves.sources, moves.targets], 1).astype(np.int64)
-        arrays = sent({"slots": slots, "begins": moves.begins, "counts": np.diff(moves.begins)}, self._device)
-        move(self._kv, arrays["slots"], arrays["begins"], arrays["counts"])
+        with device_errors("moving keys and values"):
+            arrays = sent({"slots": slots, "begins": moves.begins, "counts": np.diff(moves.begins)}, self._device)
+            move(self._kv, arrays["slots"], arrays["begins"], arrays["counts"])

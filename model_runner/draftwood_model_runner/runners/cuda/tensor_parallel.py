@@ -128,7 +128,8 @@ class LeadingRunner:
 
     def keep(self, moves: KVMoves) -> None:
         self._ranks.send((self._number, "keep", moves))
-        self._runner.keep(moves)
+        with _all_or_none():
+            self._runner.keep(moves)
 
 
 class LeadingFactory:

@@ -70,7 +70,7 @@ def trial_logits(make_runner: Callable[[int], Runner], vocab: int, max_context: 
 
 def _sequences(vocab: int, max_context: int) -> list[Int32Array]:
     random = np.random.default_rng(0)
-    longest = max(max_context - _PATH, 2)
+    longest = max(max_context - _PATH, 3)
     return [random.integers(0, vocab, min(n, longest) + _PATH, np.int32) for n in _CONTEXTS]
 
 
@@ -98,7 +98,8 @@ def _chain_logits(runner: Runner, sequences: list[Int32Array], vocab: int) -> to
 
 
 def _tree_logits(runner: Runner, sequences: list[Int32Array], vocab: int) -> torch.Tensor:
-    """Logits [sequence, 1 + path, vocab] after the last token of each prompt and along the true path of its tree."""
+    """Logits [sequence, 1 + path, vocab] after the last token of each prompt and along the true path of its tree. The
+    token before, in the same step, needs none."""
     tables = np.random.default_rng(1).permutation(runner.pages).astype(np.int32).reshape(len(sequences), _PAGES)
     prefill, drafted, on_path = [], [], []
     for pages, tokens in zip(tables, sequences, strict=True):
@@ -107,8 +108,8 @@ def _tree_logits(runner: Runner, sequences: list[Int32Array], vocab: int) -> tor
         path = tokens[context:]
         tree = path_with_wrong_siblings(path, vocab) if branches else DraftTree.of(path)
         on_path.append([0, *(range(1, 2 * _PATH, 2) if branches else range(1, _PATH + 1))])
-        prefill.append(BatchRow(pages, 0, tokens[: context - 1], EMPTY_TREE, logits_from=context - 2))
-        drafted.append(BatchRow(pages, context - 1, tokens[context - 1 : context], tree, logits_from=0))
+        prefill.append(BatchRow(pages, 0, tokens[: context - 2], EMPTY_TREE, logits_from=context - 3))
+        drafted.append(BatchRow(pages, context - 2, tokens[context - 2 : context], tree, logits_from=1))
     runner.step(lay_out(prefill), 0)
     logits = torch.from_numpy(runner.step(lay_out(drafted), 0).logits)
     of_row = torch.tensor_split(logits, [1 + len(drafted[0].tree)])

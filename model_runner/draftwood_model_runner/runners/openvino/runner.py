@@ -11,6 +11,7 @@ import openvino as ov
 
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
 from draftwood_model_runner.runners.choices import Choices
+from draftwood_model_runner.runners.logit_rows import check_rows
 from draftwood_model_runner.runners.most_probable import most_probable
 from draftwood_model_runner.runners.openvino.kv_pages import PAGE_SIZE, KVPages, PageLayout
 from draftwood_model_runner.runners.openvino.pairing import ATTENTION_ROWS, paired
@@ -65,6 +66,7 @@ class OpenVinoRunner:
             self._inputs[name].write(array)
         self._request.infer(share_outputs=True)  # otherwise it copies all outputs
         logits = self._request.get_output_tensor(0).data
+        check_rows(logits.shape, batch.logit_rows.size)
         return Predictions(logits, *most_probable(logits, top_k))
 
     def keep(self, moves: KVMoves) -> None:

@@ -23,6 +23,10 @@ from draftwood_model_runner.runners.torch.machine import kernel_width
 from draftwood_strategies.draft import Float32Array, Int32Array
 
 ATTENTION_NAME = "draftwood"
+MASK_NUMBERS = 1 << 24
+"""Numbers of the masks that are kept during a step, all together, and of any other one: 64 MB each in float32. Not
+tuned: a chunk of 512 tokens has a mask of one piece up to a context of 32,000; several take a tenth longer in a tiny
+model, where attention is fast."""
 
 
 class TorchBatch:
@@ -34,11 +38,13 @@ class TorchBatch:
         self.begins: list[int] = batch.begins.tolist()
         self.contexts: list[int] = batch.contexts.tolist()
         self.entries = StepEntries(kv, batch)
-        self._masks: dict[tuple[int, int | None], torch.Tensor | None] = {}
+        self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
+        self._own_masks: dict[tuple[int, int | None], torch.Tensor] = {}
+        self._mask_numbers = 0
         self._pieces: dict[int, list[tuple[slice, int]]] = {}
 
     def inputs(self) -> dict[str, Any]:
-        """Keyword arguments for the model: input_ids int64[1, T], position_ids int64[1, T], logits_to_keep int64[R].
+        """Arguments of `logits_of_rows`: input_ids int64[1, T], position_ids int64[1, T], rows int64[R].
 
         On a CPU, T and R are rounded up so that kernels are compiled for few widths. The tokens that are added at the
         end take part in no attention.
@@ -50,7 +56,7 @@ class TorchBatch:
         return {
             "input_ids": _to_device(tokens, device)[None],
             "position_ids": _to_device(positions, device)[None],
-            "logits_to_keep": _to_device(rows, device),
+            "rows": _to_device(rows, device),
             "use_cache": False,
         }
 
@@ -61,8 +67,17 @@ class TorchBatch:
             self._pieces[row] = [(run, int(positions[run.start])) for run in pieces(positions)]
         return self._pieces[row]
 
-    def mask(self, row: int, window: int | None) -> torch.Tensor | None:
-        """[T_s, context + T_s] of a batch row, 0 where a token attends and -inf elsewhere; None if all attend to all.
+    def query_pieces(self, row: int) -> list[slice]:
+        """The tokens of a batch row, in as many pieces as masks of at most `MASK_NUMBERS` numbers ask for."""
+        size = self.begins[row + 1] - self.begins[row]
+        rows = max(1, MASK_NUMBERS // (self.contexts[row] + size))
+        return [slice(begin, min(begin + rows, size)) for begin in range(0, size, rows)]
+
+    def mask(self, row: int, window: int | None, queries: slice) -> torch.Tensor | None:
+        """[q, context + T_s] of some tokens of a batch row, 0 where a token attends and -inf elsewhere; None if all
+        attend to all.
+
+        Masks are kept for all layers, up to `MASK_NUMBERS` numbers in a step; others are put together anew.
 
         Args:
             window: a token attends to the last `window` positions, its own included; None for all.
@@ -70,18 +85,38 @@ class TorchBatch:
         size, context = self.begins[row + 1] - self.begins[row], self.contexts[row]
         if window is not None and window > context + size:
             window = None  # wider than any position
-        if (row, window) not in self._masks:
-            self._masks[row, window] = self._build_mask(row, size, context, window)
-        return self._masks[row, window]
-
-    def _build_mask(self, row: int, size: int, context: int, window: int | None) -> torch.Tensor | None:
         if size == 1 and window is None:
             return None
+        if (row, window) not in self._masks:
+            numbers = size * (context + size)
+            if self._mask_numbers + numbers > MASK_NUMBERS:
+                return self._assembled(row, window, queries)
+            self._mask_numbers += numbers
+            self._masks[row, window] = self._filled(row, window, context)
+        kept = self._masks[row, window]
+        return kept if queries.stop - queries.start == size else kept[queries]
+
+    def _filled(self, row: int, window: int | None, context: int) -> torch.Tensor:
+        """[T_s, context + T_s]; with `context` 0 only what the tokens of the row attend to among themselves."""
         tokens = slice(self.begins[row], self.begins[row + 1])
-        mask = np.empty((size, context + size), np.float32)
-        depths = self.batch.positions[tokens] - np.int32(context)
+        depths = self.batch.positions[tokens] - np.int32(self.contexts[row])
+        mask = np.empty((depths.size, context + depths.size), np.float32)
         _fill_mask(self.batch.parents[tokens], depths, context, 2**31 - 1 if window is None else window, mask)
         return torch.from_numpy(mask).to(device=self.layout.device, dtype=self.layout.dtype)
+
+    def _assembled(self, row: int, window: int | None, queries: slice) -> torch.Tensor:
+        """As `mask`, on the device."""
+        if (row, window) not in self._own_masks:
+            self._own_masks[row, window] = self._filled(row, window, 0)
+        own, context = self._own_masks[row, window][queries], self.contexts[row]
+        mask = own.new_zeros(own.shape[0], context + own.shape[1])
+        mask[:, context:] = own
+        if window is not None:
+            begin = self.begins[row]
+            positions = self.batch.positions[begin + queries.start : begin + queries.stop]
+            oldest = _to_device(positions, mask.device) - window + 1
+            mask[:, :context].masked_fill_(torch.arange(context, device=mask.device) < oldest[:, None], -math.inf)
+        return mask
 
 
 BATCH: ContextVar[TorchBatch] = ContextVar("draftwood_batch")
@@ -116,22 +151,24 @@ def tree_attention(
     batch.entries.write(layer, key[0], value[0])
     outputs = []
     for row, first in enumerate(batch.contexts):
-        start, end = batch.begins[row], batch.begins[row + 1]
-        last = first + end - start
+        start = batch.begins[row]
+        last = first + batch.begins[row + 1] - start
         keys, values = batch.entries.read(layer, row)
-        mask = batch.mask(row, sliding_window)
         if batch.layout.exact:
             for run, position in batch.pieces(row):
                 queries = query[0, :, start + run.start : start + run.stop]
-                seen = None if mask is None else mask[run, : first + run.stop]
+                mask = batch.mask(row, sliding_window, run)
+                seen = None if mask is None else mask[:, : first + run.stop]
                 outputs.append(
                     attend_exactly(queries, keys, values, first + run.start, position, seen, scaling, softcap, s_aux)
                 )
         else:
             attend = _attend_by_hand if softcap is not None or s_aux is not None else _attend
             context = keys[None, :, :last], values[None, :, :last]
-            output = attend(query[:, :, start:end], *context, mask, scaling, softcap, s_aux)
-            outputs.append(output[0].transpose(0, 1))
+            for run in batch.query_pieces(row):
+                mask = batch.mask(row, sliding_window, run)
+                queries = query[:, :, start + run.start : start + run.stop]
+                outputs.append(attend(queries, *context, mask, scaling, softcap, s_aux)[0].transpose(0, 1))
     padding = query.shape[2] - batch.begins[-1]
     if padding:
         outputs.append(query.new_zeros(padding, *outputs[0].shape[1:]))

@@ -98,15 +98,15 @@ def _layout(module: Any, max_context: int) -> KVLayout:
 
 
 def _tree_logits(module: Any, layout: KVLayout, tokens: Int32Array) -> torch.Tensor:
-    """Logits [1 + path, vocab] along the true path of a tree, its context committed before in two steps; in pages that
-    are no neighbours."""
+    """Logits [1 + path, vocab] along the true path of a tree, under a token that needs no logits, its context committed
+    before in two steps; in pages that are no neighbours."""
     context = tokens.size - _PATH
     kv = KVCache(layout, context + 2 * _PATH)
     pages, half = np.arange(kv.pages, dtype=np.int32)[::-1].copy(), context // 2
-    for start, end in ((0, half), (half, context - 1)):
+    for start, end in ((0, half), (half, context - 2)):
         forward(module, lay_out([BatchRow(pages, start, tokens[start:end], EMPTY_TREE, end - start - 1)]), kv)
     tree = path_with_wrong_siblings(tokens[context:], module.config.get_text_config().vocab_size)
-    drafted = BatchRow(pages, context - 1, tokens[context - 1 : context], tree, logits_from=0)
+    drafted = BatchRow(pages, context - 2, tokens[context - 2 : context], tree, logits_from=1)
     return forward(module, lay_out([drafted]), kv)[[0, *range(1, 2 * _PATH, 2)]]
 
 

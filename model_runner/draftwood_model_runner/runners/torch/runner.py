@@ -9,7 +9,9 @@ import torch
 
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
 from draftwood_model_runner.runners.choices import Choices
+from draftwood_model_runner.runners.device_errors import device_errors
 from draftwood_model_runner.runners.kv_capacity import default_capacity
+from draftwood_model_runner.runners.logit_rows import logits_of_rows
 from draftwood_model_runner.runners.most_probable import most_probable
 from draftwood_model_runner.runners.torch.attention import BATCH, TorchBatch
 from draftwood_model_runner.runners.torch.exact_attention import draft_limits
@@ -42,11 +44,13 @@ class TorchRunner:
     @torch.inference_mode()
     def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
         torch.set_num_threads(self._threads)
-        logits = forward(self._module, batch, self._kv)
-        return Predictions(logits, *most_probable(logits, top_k))
+        with device_errors(f"a step of {batch.size} tokens"):
+            logits = forward(self._module, batch, self._kv)
+            return Predictions(logits, *most_probable(logits, top_k))  # waits for the device
 
+    @torch.inference_mode()
     def keep(self, moves: KVMoves) -> None:
-        with torch.inference_mode():
+        with device_errors("moving keys and values"):
             self._kv.move(moves)
 
 
@@ -83,7 +87,6 @@ def forward(module: Any, batch: StepBatch, kv: KVCache) -> torch.Tensor:
     of_step = TorchBatch(batch, kv)
     token = BATCH.set(of_step)
     try:
-        logits: torch.Tensor = module(**of_step.inputs()).logits[0]
+        return logits_of_rows(module, **of_step.inputs())
     finally:
         BATCH.reset(token)
-    return logits

@@ -108,23 +108,43 @@ def chosen_by_kernels(
 
 
 def made_up_logits(random: np.random.Generator, rows: int, coarse: bool) -> torch.Tensor:
+    """`coarse`: of bfloat16, and some 20 tokens share a score, both zeros among them."""
     logits = torch.from_numpy(random.standard_normal((rows, VOCAB)) * 3).float()
-    return torch.round(logits * 2) / 2 if coarse else logits
+    return torch.round(logits * 2).bfloat16() / 2 if coarse else logits
 
 
 @given(params=sampling, seed=st.integers(0, 2**16), coarse=st.booleans(), min_tokens=st.sampled_from([0, 8]))
 @settings(max_examples=14, derandomize=True, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
 def test_as_on_the_host_at_every_node(params: SamplingParams, seed: int, coarse: bool, min_tokens: int) -> None:
-    """With coarse logits many are equal: which of them top-p keeps depends on how transformers sorts them."""
+    """With coarse logits many are equal, and a threshold lies among them."""
     random = np.random.default_rng(seed)
     tree = random_tree(random, 5, 0.6)
     tree = DraftTree.of((tree.tokens + 5) % 12, tree.parents)
     written = Written(params, seed, min_tokens)
-    logits = made_up_logits(random, 6, coarse and params.top_p == 1.0)
+    logits = made_up_logits(random, 6, coarse)
     chosen, _, _ = chosen_by_kernels([(written, tree)], logits, [None])
     for node, path in enumerate(paths(tree)):
         expected = written.chooser(path).pick(logits[node], [int(logits[node].argmax())])
         assert chosen[node] == expected, (node, path)
+
+
+@given(
+    params=sampling.filter(lambda params: params.temperature > 0.0 and params.top_p < 1.0),
+    seed=st.integers(0, 2**16),
+    nodes=st.sampled_from([0, 2, 6]),
+    known=st.sampled_from([0, 1, 3, 1_000]),
+)
+@settings(max_examples=12, derandomize=True, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
+def test_neither_the_draft_nor_the_clock_chooses(params: SamplingParams, seed: int, nodes: int, known: int) -> None:
+    """Under a grammar, the device chooses where there was time for a mask, and the host elsewhere."""
+    random = np.random.default_rng(seed)
+    grammar = RandomGrammar(VOCAB, 0.6, known)
+    written, tree = Written(params, seed, grammar=grammar), random_tree(random, nodes, 0.6)
+    logits = made_up_logits(random, 1 + nodes, coarse=True)
+    chosen, _, _ = chosen_by_kernels([(written, tree)], logits, [None])
+    for node, path in enumerate(paths(tree)):
+        expected = written.chooser(path).pick(logits[node], [0])
+        assert chosen[node] == (expected if node < known else NOT_CHOSEN), (node, path)
 
 
 @pytest.mark.parametrize("known", [1_000, 3, 0])

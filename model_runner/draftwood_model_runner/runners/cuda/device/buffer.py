@@ -11,7 +11,7 @@ import torch
 
 _ALIGNED = 16
 """Bytes: for pointers that are not, Triton compiles other code."""
-_KINDS = {np.int32: torch.int32, np.int64: torch.int64, np.float32: torch.float32}
+_KINDS = {np.int32: torch.int32, np.int64: torch.int64, np.float32: torch.float32, np.float64: torch.float64}
 
 
 class DeviceBuffer:

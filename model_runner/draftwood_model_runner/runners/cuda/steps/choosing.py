@@ -17,6 +17,8 @@ from draftwood_model_runner.runners.cuda.steps.step_arrays import StepArrays
 
 _BLOCK = 1024
 _ENTRIES = 128
+_AS_ON_HOST = {"enable_fp_fusion": False}
+"""Products and sums are rounded one by one."""
 
 
 def choose_and_keep(
@@ -101,6 +103,8 @@ def _choose(logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, choi
     rules = sent(RuleArrays.of(choices.rules, firsts, lasts)._asdict(), logits.device)
     first, of_rows = int(firsts[0]), (rules["row_sequences"], rules["row_masks"])
     scores = torch.empty((int(lasts[-1]) - first, vocab), dtype=torch.float32, device=logits.device)
+    weighed = any(rule.top_p < 1.0 or rule.min_p > 0.0 for rule in choices.rules)
+    weights = torch.empty_like(scores) if weighed else scores
     launch(
         adjust_scores,
         (scores.shape[0],),
@@ -110,12 +114,14 @@ def _choose(logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, choi
         *(vocab, logits.stride(0), rules["masks"].shape[1]),
         BLOCK=_BLOCK,
         ENTRIES=_ENTRIES,
+        **_AS_ON_HOST,
     )
     launch(
         choose_tokens,
         (scores.shape[0],),
-        *(scores, chosen, first, *of_rows, arrays.logit_rows, arrays.positions),
-        *(rules[name] for name in ("temperatures", "top_ks", "top_ps", "min_ps", "seeds")),
+        *(scores, weights, chosen, first, *of_rows, arrays.logit_rows, arrays.positions),
+        *(rules[name] for name in ("temperatures", "top_ks", "dropped_shares", "least_weights", "seeds")),
         *(vocab, chosen.stride(0)),
         BLOCK=_BLOCK,
+        **_AS_ON_HOST,
     )

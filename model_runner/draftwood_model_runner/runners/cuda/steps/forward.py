@@ -18,6 +18,7 @@ from draftwood_model_runner.runners.cuda.steps.exact_tiling import LEVELS, divid
 from draftwood_model_runner.runners.cuda.steps.results import TOP, Results
 from draftwood_model_runner.runners.cuda.steps.step_arrays import StepArrays
 from draftwood_model_runner.runners.cuda.steps.tiling import NO_TILES, Division, Tiles, divide
+from draftwood_model_runner.runners.logit_rows import logits_of_rows
 from draftwood_model_runner.runners.most_probable import most_probable
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 576, 640, 768, 1024)
@@ -158,12 +159,13 @@ class Forward:
         step = AttentionStep(self._kv, arrays, workspace.scratch, self._machine, ready.rows)
         token = STEP.set(step)
         try:
-            logits: torch.Tensor = self._module(
+            logits = logits_of_rows(
+                self._module,
+                arrays.logit_rows[: ready.logit_rows].long(),
                 input_ids=arrays.tokens[None, :tokens].long(),
                 position_ids=arrays.positions[None, :tokens].long(),
-                logits_to_keep=arrays.logit_rows[: ready.logit_rows].long(),
                 use_cache=False,
-            ).logits[0]
+            )
         finally:
             STEP.reset(token)
         if ready.logit_rows:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from draftwood_model_runner.runners.base import Logprobs, Predictions
-from draftwood_model_runner.runners.cuda.device.errors import device_errors
+from draftwood_model_runner.runners.device_errors import device_errors
 from draftwood_strategies.draft import Int32Array
 
 TOP = 8

@@ -9,8 +9,8 @@ import torch
 
 from draftwood_model_runner.errors import DeviceLostError, DeviceMemoryError
 
-_DEVICE_ERRORS = ("CUDA error", "Triton Error [CUDA]")
-"""Of the runtime and the libraries that torch calls, and of Triton's launches."""
+_DEVICE_ERRORS = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]")
+"""Of the runtime and the libraries that torch calls, of the driver, and of Triton's launches."""
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED")
 
 
@@ -30,7 +30,7 @@ def device_errors(what: str) -> Iterator[None]:
         yield
     except RuntimeError as error:  # torch.OutOfMemoryError is one
         message = str(error)
-        from_device = any(kind in message for kind in _DEVICE_ERRORS)
+        from_device = isinstance(error, torch.AcceleratorError) or any(kind in message for kind in _DEVICE_ERRORS)
         no_memory = from_device and any(kind in message for kind in _OUT_OF_MEMORY)
         if no_memory or isinstance(error, torch.OutOfMemoryError):
             if torch.cuda.is_available():
