@@ -1,0 +1,87 @@
+"""What an HTTP request says besides its fields: its body, its deadline, and that its client has left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from draftwood_service.gateway.errors import ClientLeftError, InvalidRequestError
+
+TIMEOUT_HEADER = "x-draftwood-timeout"
+
+_T = TypeVar("_T")
+
+
+async def read_json(request: Request, most: int) -> Any:
+    """The body.
+
+    Args:
+        most: bytes.
+
+    Raises:
+        InvalidRequestError: it is too large, or no JSON.
+        ClientLeftError: the client left before its end.
+    """
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and len(length) < 20 and int(length) > most:
+        raise _too_large(most)
+    parts, size = [], 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > most:
+                raise _too_large(most)
+            parts.append(part)
+    except ClientDisconnect:
+        raise ClientLeftError from None
+    try:
+        return json.loads(b"".join(parts))
+    except ValueError as error:
+        raise InvalidRequestError("body", f"is not JSON: {str(error)[:200]}") from None
+    except RecursionError:
+        raise InvalidRequestError("body", "is nested too deeply") from None
+
+
+def read_timeout(request: Request) -> float | None:
+    """Seconds that the request has, from its header; None for no deadline but the service's own."""
+    given = request.headers.get(TIMEOUT_HEADER)
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise InvalidRequestError(TIMEOUT_HEADER, "must be a number of seconds above 0")
+    return seconds
+
+
+async def unless_left(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+    """The result of some work for a request whose body was read. It is cancelled as soon as the client leaves.
+
+    Raises:
+        ClientLeftError: it left.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeftError
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait((working, leaving))
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _too_large(most: int) -> InvalidRequestError:
+    return InvalidRequestError("body", f"has more than {most} bytes")
