@@ -20,6 +20,8 @@ from draftwood_service.gateway.http.connections import Connections
 
 MAX_HEADER_BYTES = 32 * 1024
 """Of the request line and all headers; a bearer token has up to 8 KiB."""
+MAX_DISCARDED_BYTES = 2**20
+"""Of what comes after a request that was refused."""
 HEADER_SECONDS = 10.0
 """From the first byte of a request, or from when a connection is opened, to the end of its headers. Also for a TLS
 handshake."""
@@ -58,10 +60,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._read_by = math.inf
         self._sending = False
         """Whether a request has begun to come and is not complete."""
+        self._in_body = False
+        """Whether its headers are complete: then `cycle`, which is uvicorn's, answers it, and a former one before."""
         self._unparsed = 0
         """Bytes since the last piece of a body or the last whole request."""
         self._problem: tuple[int, str] | None = None
         self._refused = False
+        self._discarded = 0
 
     # Connection
 
@@ -69,11 +74,13 @@ class BoundedProtocol(HttpToolsProtocol):
         return min(self._receive_by, self._read_by)
 
     def expire(self) -> None:
-        answering = self.cycle is not None and self.cycle.response_started
-        if self._refused or answering or not self._sending:
-            self.abort()
+        answer = self.cycle
+        free = answer is None or (not answer.response_started if self._in_body else answer.response_complete)
+        if self._sending and free and not self._refused:
+            limits = f"headers have {HEADER_SECONDS:g} s, a body {BODY_SECONDS:g} s"
+            self._refuse(408, f"the request was not complete in time: {limits}")
         else:
-            self._refuse(408, f"the request was not complete in time; a body has {BODY_SECONDS:g} s")
+            self.abort()
 
     def abort(self) -> None:
         self.transport.abort()
@@ -86,6 +93,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._receive_by = time.monotonic() + HEADER_SECONDS
         else:
             self._refuse(503, "the gateway has no place for another connection; try again later")
+            transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.closed(self)
@@ -93,6 +101,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
+            self._discarded += len(data)
+            if self._discarded > MAX_DISCARDED_BYTES:
+                self.abort()
             return
         self._begin_request()
         self._unparsed += len(data)
@@ -123,6 +134,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._problem = 431, f"the headers have {size} bytes; at most {MAX_HEADER_BYTES} are allowed"
             raise ValueError("too large headers")  # httptools stops reading, and uvicorn calls send_400_response
         self._unparsed = 0
+        self._in_body = True
         self._receive_by = time.monotonic() + BODY_SECONDS
         super().on_headers_complete()
 
@@ -132,7 +144,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._unparsed = 0
-        self._sending = False
+        self._sending = self._in_body = False
         self._receive_by = math.inf
         self._connections.complete(self)
         super().on_message_complete()
@@ -163,13 +175,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._connections.idle(self)
 
     def _refuse(self, status: int, problem: str) -> None:
-        """Answers with an error in OpenAI's form, and closes the connection."""
+        """Answers with an error in OpenAI's form. What still comes is discarded until the client closes the connection,
+        or is late: if it were closed at once, what it has sent would make its system drop the answer."""
         self._refused = True
         error = {"message": problem, "type": "invalid_request_error" if status < 500 else "server_error"}
         body = json.dumps({"error": {**error, "param": None, "code": None}}).encode()
         head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
         self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
-        self.transport.close()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
         self._receive_by = time.monotonic() + _CLOSE_SECONDS
 
 

@@ -13,6 +13,10 @@ from draftwood_service.gateway.errors import ClientLeftError, InvalidRequestErro
 
 TIMEOUT_HEADER = "x-draftwood-timeout"
 
+_DISCARDED = 4
+"""A body is read to its end, and refused, if it is up to so many times too large: a client that cannot send the rest of
+a body may not read why."""
+
 _T = TypeVar("_T")
 
 
@@ -26,18 +30,18 @@ async def read_json(request: Request, most: int) -> Any:
         InvalidRequestError: it is too large, or no JSON.
         ClientLeftError: the client left before its end.
     """
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and len(length) < 20 and int(length) > most:
-        raise _too_large(most)
     parts, size = [], 0
     try:
         async for part in request.stream():
             size += len(part)
-            if size > most:
-                raise _too_large(most)
-            parts.append(part)
+            if size <= most:
+                parts.append(part)
+            elif size > _DISCARDED * most:
+                break
     except ClientDisconnect:
         raise ClientLeftError from None
+    if size > most:
+        raise InvalidRequestError("body", f"has more than {most} bytes")
     try:
         return json.loads(b"".join(parts))
     except ValueError as error:
@@ -81,7 +85,3 @@ async def unless_left(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
 async def _left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _too_large(most: int) -> InvalidRequestError:
-    return InvalidRequestError("body", f"has more than {most} bytes")
