@@ -102,7 +102,9 @@ def body_of(error: Exception, written: Mapping[str, str] = MappingProxyType({}))
             text = "messages: the model has no chat template; use /v1/completions"
         if is_of_grpc(error):
             own = str(error).rpartition(": ")[2]  # the client's text, after the address
-            text = own if own.startswith("no complete answer within") else _OF_GRPC.get(error.code, "the service failed")
+            text = (
+                own if own.startswith("no complete answer within") else _OF_GRPC.get(error.code, "the service failed")
+            )
     elif not isinstance(error, DraftwoodError):
         text = "internal error"
     return error_body(status, text, field, code)

@@ -17,6 +17,7 @@ from draftwood_client import AsyncClient
 from draftwood_service.gateway.app import Gateway
 from draftwood_service.gateway.http.connections import Connections
 from draftwood_service.gateway.http.protocol import protocol
+from tests.service.fakes import until
 
 
 @dataclass
@@ -89,8 +90,7 @@ async def listening(
     )
     server = uvicorn.Server(config)
     running = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.005)
+    await until(lambda: server.started)
     made_here = Listening(server.servers[0].sockets[0].getsockname()[1], ended)
     try:
         yield made_here

@@ -208,7 +208,9 @@ async def test_https(tmp_path: Path) -> None:
     trusting.check_hostname = False
     async with serving() as served, listening(served.server.address, most=5, tls=context) as gateway:
         for _ in range(3):
-            status, answer = await gateway.answered(post("/v1/completions", {"prompt": "Hi", "max_tokens": 2}), trusting)
+            status, answer = await gateway.answered(
+                post("/v1/completions", {"prompt": "Hi", "max_tokens": 2}), trusting
+            )
             assert (status, answer["choices"][0]["text"]) == (200, "ab")
         silent = [await gateway.open() for _ in range(20)]
         assert (await gateway.answered(get("/health"), trusting))[0] == 200
