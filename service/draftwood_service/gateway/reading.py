@@ -244,12 +244,12 @@ def _prompts(given: Any) -> list[Prompt]:
     if isinstance(given, str):
         return [given]
     if isinstance(given, list) and given:
-        if all(isinstance(one, int) and not isinstance(one, bool) for one in given):
+        kinds = {*map(type, given)}
+        if kinds == {int}:
             return [given]
-        of_tokens = all(isinstance(one, list) and one and all(isinstance(token, int) for token in one) for one in given)
-        if of_tokens or all(isinstance(one, str) for one in given):
-            if len(given) > MAX_PROMPTS:
-                raise InvalidRequestError("prompt", f"has {len(given)} prompts; at most {MAX_PROMPTS} are allowed")
+        if kinds in ({str}, {list}) and len(given) > MAX_PROMPTS:
+            raise InvalidRequestError("prompt", f"has {len(given)} prompts; at most {MAX_PROMPTS} are allowed")
+        if kinds == {str} or (kinds == {list} and all({*map(type, one)} == {int} for one in given)):
             return given
     raise InvalidRequestError("prompt", "must be a text, token ids, or a list of one of them")
 

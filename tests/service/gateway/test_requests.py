@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -169,6 +170,35 @@ async def test_a_message_that_the_service_does_not_take_is_too_large() -> None:
     async with serving(max_message_bytes=200_000) as served, listening(served.server.address) as gateway:
         status, answer = await gateway.posted(COMPLETIONS, {**LONG, "prompt": "x" * 300_000})
         assert (status, answer["error"]["type"]) == (413, "invalid_request_error")
+
+
+def filled(piece: str, begin: str = '{"prompt":[', end: str = "]}", size: int = 1_000_000) -> bytes:
+    return (begin + ",".join([piece] * (size // (len(piece) + 1))) + end).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (filled('""'), "more than 100000"),
+        (filled("[7]"), "more than 100000"),
+        (filled("{}"), "more than 100000"),
+        (filled('{"role":"u"}', '{"messages":['), "more than 100000"),
+        (b'{"prompt":"' + b'\\"' * 400_000, "not JSON"),  # a text that does not end
+        (b'"' * 900_000, "more than 100000"),
+        (b"[" * 90_000, "nested too deeply"),
+        (filled("7"), "tokens"),
+        ((b'{"prompt":"' + b'[{\\",' * 150_000 + b'"}'), "characters"),  # brackets of a text count for nothing
+    ],
+)
+async def test_a_body_that_costs_much_to_read_is_refused_before(body: bytes, problem: str) -> None:
+    path = CHAT if b"messages" in body[:20] else COMPLETIONS
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    async with serving() as served, listening(served.server.address) as gateway:
+        began = time.process_time()
+        status, answer = await gateway.answered(head.encode() + body)
+        assert time.process_time() - began < 1.0
+    assert status == 400
+    assert problem in answer["error"]["message"]
 
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

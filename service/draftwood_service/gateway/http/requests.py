@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Coroutine
+from itertools import islice
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -17,6 +19,11 @@ _DISCARDED = 4
 """A body is read to its end, and refused, if it is up to so many times too large: a client that cannot send the rest of
 a body may not read why."""
 
+MAX_VALUES = 100_000
+"""Texts, lists and objects of a body: as many as a request of the service may have fields. Numbers cost less."""
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""A text in JSON, or one that does not end: so that each byte is looked at once."""
+
 _T = TypeVar("_T")
 
 
@@ -27,7 +34,7 @@ async def read_json(request: Request, most: int) -> Any:
         most: bytes.
 
     Raises:
-        InvalidRequestError: it is too large, or no JSON.
+        InvalidRequestError: it is too large, has too many values, or is no JSON.
         ClientLeftError: the client left before its end.
     """
     parts, size = [], 0
@@ -42,8 +49,11 @@ async def read_json(request: Request, most: int) -> Any:
         raise ClientLeftError from None
     if size > most:
         raise InvalidRequestError("body", f"has more than {most} bytes")
+    body = b"".join(parts)
+    if _values(body) > MAX_VALUES:
+        raise InvalidRequestError("body", f"has more than {MAX_VALUES} texts, lists and objects")
     try:
-        return json.loads(b"".join(parts))
+        return json.loads(body)
     except ValueError as error:
         raise InvalidRequestError("body", f"is not JSON: {str(error)[:200]}") from None
     except RecursionError:
@@ -80,6 +90,18 @@ async def unless_left(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
         working.cancel()
         leaving.cancel()
         await asyncio.wait((working, leaving))
+
+
+def _values(body: bytes) -> int:
+    """Texts, lists and objects in JSON: where few are possible an upper bound, and no more than show that it is many."""
+    most = body.count(b'"') // 2 + body.count(b"[") + body.count(b"{")
+    if most <= MAX_VALUES:
+        return most
+    texts = sum(1 for _ in islice(_TEXT.finditer(body), MAX_VALUES + 1))
+    if texts > MAX_VALUES:
+        return texts
+    rest = _TEXT.sub(b"", body)
+    return texts + rest.count(b"[") + rest.count(b"{")
 
 
 async def _left(request: Request) -> None:
