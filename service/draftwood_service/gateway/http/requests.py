@@ -93,7 +93,7 @@ async def unless_left(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
 
 
 def _values(body: bytes) -> int:
-    """Texts, lists and objects in JSON: where few are possible an upper bound, and no more than show that it is many."""
+    """Texts, lists and objects in JSON; of few an upper bound, and of many no more than show that."""
     most = body.count(b'"') // 2 + body.count(b"[") + body.count(b"{")
     if most <= MAX_VALUES:
         return most
