@@ -26,7 +26,7 @@ def slow_engine(step_seconds: float = 0.01, max_running: int = 4) -> FakeEngine:
 
 async def live(gateway: Listening) -> str:
     _, metrics = await gateway.answered(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-    return next(line for line in metrics.splitlines() if line.startswith("draftwood_gateway_requests_live"))
+    return next(line for line in str(metrics).splitlines() if line.startswith("draftwood_gateway_requests_live"))
 
 
 @pytest.mark.parametrize(

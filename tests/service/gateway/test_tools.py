@@ -176,8 +176,12 @@ async def test_a_model_whose_template_has_no_tools_refuses_them(gateway: str) ->
 
 
 async def test_an_answer_without_a_call_keeps_to_its_format(client: AsyncOpenAI) -> None:
-    schema = {"type": "object", "properties": {"late": {"type": "boolean"}}, "required": ["late"]}
-    schema["additionalProperties"] = False
+    schema = {
+        "type": "object",
+        "properties": {"late": {"type": "boolean"}},
+        "required": ["late"],
+        "additionalProperties": False,
+    }
     form = {"type": "json_schema", "json_schema": {"name": "parcel", "schema": schema}}
     options = {**OPTIONS, "response_format": form}
     answers = []
