@@ -77,6 +77,7 @@ def _gateway(
         host=host,
         port=port,
         http=partial(protocol, connections, context),  # type: ignore[arg-type]  # uvicorn only calls it
+        loop="auto" if context is None else "asyncio",  # see TlsProtocol
         ws="none",
         backlog=BACKLOG,
         log_config=None,

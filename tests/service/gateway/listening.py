@@ -1,10 +1,14 @@
-"""A gateway of this process on a real socket, in front of a service with an engine that follows a script."""
+"""A gateway of this process on a real socket, in front of a service with an engine that follows a script.
+
+It has an event loop of its own, of the kind that its command uses.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import ssl
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -83,13 +87,15 @@ async def listening(
         made.app([]),
         port=0,
         http=partial(protocol, connections, tls),  # type: ignore[arg-type]
+        loop="auto" if tls is None else "asyncio",
         ws="none",
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=2,
     )
     server = uvicorn.Server(config)
-    running = asyncio.create_task(server.serve())
+    running = threading.Thread(target=server.run)
+    running.start()
     await until(lambda: server.started)
     made_here = Listening(server.servers[0].sockets[0].getsockname()[1], ended)
     try:
@@ -98,4 +104,4 @@ async def listening(
         for writer in made_here.writers:
             writer.close()
         server.should_exit = True
-        await running
+        await asyncio.to_thread(running.join)

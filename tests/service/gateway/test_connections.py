@@ -143,6 +143,26 @@ async def test_a_connection_that_is_answered_keeps_its_place() -> None:
         await served.settled()
 
 
+async def test_half_a_request_behind_a_whole_one_makes_place() -> None:
+    async with serving() as served, listening(served.server.address, most=10) as gateway:
+        for _ in range(30):
+            reader, _ = await gateway.open(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" + HALF_HEAD)
+            assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+        assert gateway.ended.count("full") == 20
+
+
+async def test_clients_that_read_nothing_make_place() -> None:
+    async with serving() as served, listening(served.server.address, most=5) as gateway:
+        for _ in range(15):
+            reader, writer = await gateway.open()
+            reader._transport.pause_reading()
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 2000)
+            await asyncio.sleep(0.05)
+        assert read_answer(await gateway_answer(gateway)) == (200, {"status": "ok"})
+        for writer in gateway.writers:
+            writer.transport.abort()
+
+
 async def test_no_place_is_a_503() -> None:
     engine = FakeEngine()
     engine.step_seconds = 0.01

@@ -40,8 +40,8 @@ class Connection(Protocol):
 class Connections:
     """All connections. The longest waiting one makes place for a new one.
 
-    A connection waits from when it is opened, or its last answer has ended, until it has sent a whole request:
-    meanwhile it costs a file descriptor and its bytes, and nobody knows whether it has a key.
+    A connection waits from when it is opened, or its last answer has ended, until it has sent a whole request, and
+    while its client does not read its answer: it costs a file descriptor and its bytes meanwhile, and needs no key.
 
     Args:
         most: connections.
@@ -77,7 +77,7 @@ class Connections:
         return True
 
     def received(self, connection: Connection, size: int) -> None:
-        """Counts bytes of a request that is not complete."""
+        """Counts bytes of a request that is not complete; with 0, that it begins."""
         if connection not in self._all:
             return
         if connection not in self._sending:
@@ -97,6 +97,14 @@ class Connections:
         if connection in self._all and connection not in self._sending:
             self._idle[connection] = time.monotonic()
 
+    def stalled(self, connection: Connection) -> None:
+        """Its client does not read its answer."""
+        self.idle(connection)
+
+    def resumed(self, connection: Connection) -> None:
+        """Its client reads its answer again."""
+        self._idle.pop(connection, None)
+
     def closed(self, connection: Connection) -> None:
         """It is gone. May be called twice."""
         self._forget(connection)
@@ -108,8 +116,8 @@ class Connections:
         self._total -= self._bytes.pop(connection, 0)
 
     def _longest_waiting(self) -> Connection | None:
-        firsts = [(since, one) for waiting in (self._idle, self._sending) for one, since in [*waiting.items()][:1]]
-        return min(firsts, key=lambda first: first[0], default=(0.0, None))[1]
+        longest = [next(iter(waiting.items())) for waiting in (self._idle, self._sending) if waiting]
+        return min(longest, key=lambda one: one[1])[0] if longest else None
 
     def _end(self, connection: Connection, reason: str) -> None:
         self.closed(connection)

@@ -116,10 +116,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         self._read_by = time.monotonic() + READ_SECONDS
+        self._connections.stalled(self)
         super().pause_writing()
 
     def resume_writing(self) -> None:
         self._read_by = math.inf
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._connections.resumed(self)
         super().resume_writing()
 
     # httptools
@@ -168,6 +171,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._sending:
             self._sending = True
             self._receive_by = time.monotonic() + HEADER_SECONDS
+            self._connections.received(self, 0)
 
     def _wait(self) -> None:
         """For the next request. uvicorn closes the connection first, but a close waits until the client has read."""
@@ -189,6 +193,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
 class TlsProtocol(asyncio.Protocol):
     """A connection until its TLS handshake is complete, then that of `inner`: counted from the beginning.
+
+    For asyncio's own event loop: with uvloop 0.23, a handshake on a connection that was paused never ends.
 
     Args:
         context: of the server.
@@ -217,7 +223,7 @@ class TlsProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._plain = transport
         if self._connections.open(self):
-            transport.pause_reading()
+            transport.pause_reading()  # the first byte is TLS
             self._task = asyncio.get_running_loop().create_task(self._shake_hands(transport))
         else:
             transport.abort()
