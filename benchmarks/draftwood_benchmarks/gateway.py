@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import statistics
-import subprocess
-import sys
 import time
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from typing import Annotated, Any
@@ -22,6 +17,7 @@ import uvloop
 from rich.table import Table
 
 from draftwood_benchmarks.load.command import read_levels
+from draftwood_benchmarks.shared.gateway_process import running_gateway
 from draftwood_benchmarks.shared.machine import OtherLoad, warning
 from draftwood_benchmarks.shared.models import ModelOptions, chosen_model
 from draftwood_benchmarks.shared.prompts import read_prompts
@@ -31,7 +27,6 @@ from draftwood_client import AsyncClient, ChatMessage, Client
 from draftwood_client.cli.options import command
 
 _TARGET = 0.95
-_START_SECONDS = 30.0
 _RESAMPLES = 2000
 
 
@@ -64,7 +59,7 @@ def gateway(
     ratios: dict[int, list[float]] = {level: [] for level in levels}
     with chosen_model(model, out) as chosen:
         flags = ("--max-running", str(max(levels)), "--audit-share", "0")
-        with server_process(*chosen.server_flags, *flags) as server, _running_gateway(server.target) as port:
+        with server_process(*chosen.server_flags, *flags) as server, running_gateway(server.target) as started:
             with Client(server.target) as client:
                 name = client.model_info().model
             load = OtherLoad()
@@ -74,7 +69,7 @@ def gateway(
                 for through in (True, False) if number % 2 else (False, True):
                     tenant = f"round-{number}-{level}-{through}"
                     rates[through] = uvloop.run(
-                        _through(port, name, chunk, max_tokens, tenant)
+                        _through(started.port, name, chunk, max_tokens, tenant)
                         if through
                         else _direct(server.target, chunk, max_tokens, tenant)
                     )
@@ -135,29 +130,6 @@ async def _through(port: int, model: str, texts: Sequence[str], max_tokens: int,
     began = time.perf_counter()
     tokens = sum(await asyncio.gather(*map(ask, texts)))
     return tokens / (time.perf_counter() - began)
-
-
-@contextmanager
-def _running_gateway(target: str) -> Iterator[int]:
-    """Runs `draftwood gateway`; yields its port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    command = [sys.executable, "-m", "draftwood_client", "gateway", "--port", str(port), "--target", target]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + _START_SECONDS
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
-                break
-            except OSError:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise BenchmarkError("the gateway does not start") from None
-                time.sleep(0.05)
-        yield port
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def _row(streams: int, ratios: Sequence[float]) -> Row:

@@ -1,6 +1,7 @@
 """The service's own errors, and the one table from exception to gRPC status.
 
 DraftwoodError
+├── ContextLengthError      prompt and answer do not fit the model's context; an InvalidInputError
 ├── QueueFullError          the limit of live requests is reached
 ├── QuotaExceededError      a tenant's rate limit is reached (draftwood_service.quotas)
 ├── TooMuchTextError        too many long texts wait to be read
@@ -29,6 +30,7 @@ from draftwood_model_runner.errors import (
     DeadlineError,
     DraftwoodError,
     EngineStoppedError,
+    InvalidInputError,
     InvalidValueError,
     ModelError,
 )
@@ -48,6 +50,10 @@ _LEAST_DELAY = 0.01
 """Seconds: gRPC's C core, which Python and others use, loses a call that is to be retried after 0 ms."""
 
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
+
+
+class ContextLengthError(InvalidInputError):
+    """The prompt, or prompt and answer together, do not fit the model's context: a shorter prompt would."""
 
 
 class QueueFullError(DraftwoodError):
@@ -155,6 +161,7 @@ INTERNAL = Rule(grpc.StatusCode.INTERNAL, "INTERNAL", "internal error; the serve
 
 RULES: dict[type[BaseException], Rule] = {
     InvalidValueError: Rule(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_VALUE"),
+    ContextLengthError: Rule(grpc.StatusCode.INVALID_ARGUMENT, "CONTEXT_LENGTH_EXCEEDED"),
     UnauthenticatedError: Rule(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"),
     PermissionDeniedError: Rule(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"),
     IssuerUnavailableError: Rule(grpc.StatusCode.UNAVAILABLE, "ISSUER_UNAVAILABLE", retry_seconds=5.0),

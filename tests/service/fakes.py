@@ -45,11 +45,13 @@ class ByteTokenizer:
 
     Attributes:
         tool_format: set one for a model that takes tools.
+        takes_system: clear it for a chat template without system messages.
         messages, tools: of the last conversation that was read.
     """
 
     def __init__(self, has_chat_template: bool = True) -> None:
         self.has_chat_template = has_chat_template
+        self.takes_system = True
         self.tool_format: ToolFormat | NoToolFormatError = NoToolFormatError("its chat template has no tools")
         self.messages: list[dict[str, Any]] = []
         self.tools: list[dict[str, Any]] | None = None

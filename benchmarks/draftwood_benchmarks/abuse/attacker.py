@@ -10,7 +10,8 @@ import json
 import sys
 from collections import Counter
 
-from draftwood_benchmarks.abuse.attacks import ATTACKS, Statuses
+from draftwood_benchmarks.abuse.attack import Statuses
+from draftwood_benchmarks.abuse.attacks import ATTACKS
 
 
 def main(name: str, target: str, seconds: str) -> None:

@@ -8,9 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,6 +15,8 @@ import grpc
 import grpc.aio
 
 from draftwood.v1 import generation_pb2 as pb
+from draftwood_benchmarks.abuse.attack import Attack, Statuses, Traffic
+from draftwood_benchmarks.abuse.gateway_attacks import GATEWAY_ATTACKS
 
 ATTACKER, FAIR = "attacker", "fair"
 MAX_MESSAGE_BYTES = 17 << 20
@@ -28,43 +27,7 @@ _PAUSE = 0.25
 """Seconds between two calls of an attack that sends one large request after the other."""
 _LONG = 400
 """Tokens of a long answer."""
-_UNTYPED = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", 64 << 20)]
-
-
-@dataclass(slots=True)
-class Statuses:
-    """How the calls of an attack ended.
-
-    Attributes:
-        counts: by status code; CANCELLED where the attack ended the call.
-        untyped: the first status that does not tell a caller what to change, if there is one.
-    """
-
-    counts: Counter[str]
-    untyped: str = ""
-
-    def add(self, code: grpc.StatusCode, details: str | None) -> None:
-        self.counts[code.name] += 1
-        if code in _UNTYPED and not self.untyped:
-            self.untyped = f"{code.name}: {details}"
-
-
-Traffic = Callable[[str, float, Statuses], Awaitable[None]]
-"""(target, seconds, statuses): attacks for so long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attack:
-    """Attributes:
-    name: in reports.
-    line: what it does.
-    prepare: makes its traffic, payloads included, before the time is taken.
-    """
-
-    name: str
-    line: str
-    prepare: Callable[[], Traffic]
 
 
 def _one_after_another(method: str, payload: bytes) -> Traffic:
@@ -216,3 +179,4 @@ ATTACKS = [
     Attack("long-requests", "80 long requests at once", partial(_streams, ATTACKER, 80)),
     Attack("stalled-readers", "60 clients that read one message and stop", partial(_streams, ATTACKER, 60, read=False)),
 ]
+ATTACKS += GATEWAY_ATTACKS

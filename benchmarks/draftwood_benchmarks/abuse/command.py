@@ -15,8 +15,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from draftwood_benchmarks.abuse.attacks import ATTACKS, FAIR, FAIR_STREAMS, MAX_MESSAGE_BYTES, Attack
+from draftwood_benchmarks.abuse.attack import Attack, Statuses
+from draftwood_benchmarks.abuse.attacks import ATTACKS, FAIR, FAIR_STREAMS, MAX_MESSAGE_BYTES
+from draftwood_benchmarks.abuse.gateway_attacks import GATEWAY_FAIR, MOST_FILES
+from draftwood_benchmarks.abuse.gateway_probes import probe_gateway
 from draftwood_benchmarks.abuse.probes import Seen, probe, settled_mib
+from draftwood_benchmarks.shared.gateway_process import GatewayProcess, running_gateway
 from draftwood_benchmarks.shared.machine import OtherLoad, warning
 from draftwood_benchmarks.shared.models import ModelOptions, chosen_model
 from draftwood_benchmarks.shared.report import (
@@ -73,9 +77,10 @@ def abuse(
     """What one caller's attacks cost the others, on a real service: health checks, a neighbour's TTFT, memory.
 
     The neighbour asks one short question after the other. The first row is not an attack: a well-behaved tenant takes
-    its share of the slots. Ends with status 1 if a bar is missed: health checks in 50 ms (p99), the neighbour's TTFT at
-    most 1.2 times that of the first row (p99), at most 256 MiB kept, and every call ended with a status that tells the
-    caller what to change.
+    its share of the slots. Attacks named http-... are on a gateway that may have 1,024 files open, and all of that is
+    measured through it; http-fair is the first row of these. Ends with status 1 if a bar is missed: health checks in
+    50 ms (p99), the neighbour's TTFT at most 1.2 times that of the first row (p99), at most 256 MiB kept, and every
+    call ended with a status that tells the caller what to change.
     """
     out = console()
     output.check()
@@ -85,8 +90,11 @@ def abuse(
         flags = ["--max-message-bytes", str(MAX_MESSAGE_BYTES), "--max-running", str(2 * FAIR_STREAMS)]
         with out.status("Starting the service"):
             server = stack.enter_context(server_process(*chosen.server_flags, *flags))
+            gateway = None
+            if any(one.gateway for one in chosen_attacks):
+                gateway = stack.enter_context(running_gateway(server.target, most_files=MOST_FILES))
         other_load = OtherLoad()
-        rows = asyncio.run(_measure(server, chosen_attacks, seconds, out))
+        rows = asyncio.run(_measure(server, gateway, chosen_attacks, seconds, out))
         busy = other_load.share()
     title = f"{chosen.name}: attacks of {seconds:g} s{warning(busy)}"
     out.print(_table(rows, title))
@@ -104,28 +112,35 @@ def _attacks(names: list[str]) -> list[Attack]:
     for name in names:
         if name not in known:
             raise InvalidInputError("--attack", name, f"the attacks are {', '.join(known)}")
-    return [one for one in ATTACKS if not names or one.name in (*names, FAIR)]
+    fair = {GATEWAY_FAIR if known[name].gateway else FAIR for name in names}
+    return [one for one in ATTACKS if not names or one.name in (*names, *fair)]
 
 
-async def _measure(server: ServerProcess, attacks: list[Attack], seconds: float, out: Console) -> list[Row]:
-    await _attacked(server, attacks[0], min(seconds, _WARM_UP))
+async def _measure(
+    server: ServerProcess, gateway: GatewayProcess | None, attacks: list[Attack], seconds: float, out: Console
+) -> list[Row]:
     rows: list[Row] = []
+    fair: dict[bool, Row] = {}
     for attack in progress(attacks, "attacking", out):
-        before = await settled_mib(server.pid, _SETTLE / 3)
-        seen, statuses = await _attacked(server, attack, seconds)
-        growth = await settled_mib(server.pid, _SETTLE) - before
-        rows.append(_row(attack.name, seen, statuses, growth, rows[0] if rows else None))
+        attacked = gateway if gateway is not None and attack.gateway else server
+        if attack.gateway not in fair:
+            await look_during(attacked.target, attack, min(seconds, _WARM_UP))
+        before = await settled_mib(attacked.pid, _SETTLE / 3)
+        seen, statuses = await look_during(attacked.target, attack, seconds)
+        growth = await settled_mib(attacked.pid, _SETTLE) - before
+        rows.append(_row(attack.name, seen, statuses, growth, fair.get(attack.gateway)))
+        fair.setdefault(attack.gateway, rows[-1])
     return rows
 
 
-async def _attacked(server: ServerProcess, attack: Attack, seconds: float) -> tuple[Seen, dict[str, Any]]:
-    """What the probes saw, and the attack's statuses."""
+async def look_during(target: str, attack: Attack, seconds: float) -> tuple[Seen, Statuses]:
+    """What the probes saw while a process of its own attacked, and the attack's statuses."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "draftwood_benchmarks.abuse.attacker",
         attack.name,
-        server.target,
+        target,
         str(seconds),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -135,17 +150,17 @@ async def _attacked(server: ServerProcess, attack: Attack, seconds: float) -> tu
     try:
         await process.stdout.readline()
         process.stdin.write(b"\n")
-        seen = await probe(server.target, seconds)
+        seen = await (probe_gateway if attack.gateway else probe)(target, seconds)
         answer, _ = await asyncio.wait_for(process.communicate(), 60.0)
     finally:
         if process.returncode is None:
             process.kill()
     if process.returncode:
         raise BenchmarkError(f"attack {attack.name} ended with status {process.returncode}")
-    return seen, json.loads(answer)
+    return seen, Statuses(**json.loads(answer))
 
 
-def _row(name: str, seen: Seen, statuses: dict[str, Any], growth: float, fair: Row | None) -> Row:
+def _row(name: str, seen: Seen, statuses: Statuses, growth: float, fair: Row | None) -> Row:
     health, ttft = _p99_ms(seen.health), _p99_ms(seen.ttfts)
     ratio = None
     if fair is not None and fair.neighbour_ttft_p99_ms and ttft is not None:
@@ -159,9 +174,9 @@ def _row(name: str, seen: Seen, statuses: dict[str, Any], growth: float, fair: R
         missed.append(f"{growth:.0f} MiB were kept")
     if seen.refused:
         missed.append(f"{len(seen.refused)} of the neighbour's requests failed, the first with {seen.refused[0]}")
-    if statuses["untyped"]:
-        missed.append(f"a call ended with {statuses['untyped']}")
-    calls = dict(Counter(statuses["counts"]).most_common())
+    if statuses.untyped:
+        missed.append(f"a call ended with {statuses.untyped}")
+    calls = dict(Counter(statuses.counts).most_common())
     return Row(name, health, ttft, ratio, round(growth, 1), ", ".join(calls), calls, tuple(missed))
 
 

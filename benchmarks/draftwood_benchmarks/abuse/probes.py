@@ -14,12 +14,10 @@ from draftwood_benchmarks.shared.process_memory import resident_mib
 from draftwood_client import NO_RETRY, AsyncClient
 
 NEIGHBOUR = "neighbour"
-_EVERY = 0.02
-"""Seconds between two health checks."""
-_THINKING = 0.02
-"""Seconds between two requests of the neighbour."""
-_TOKENS = 10
-_LIMIT = 30.0
+PROBE_PAUSE = 0.02
+"""Seconds between two health checks, and between two requests of the neighbour."""
+PROBE_TOKENS = 10
+PROBE_LIMIT = 30.0
 """Seconds after which a probe gives up."""
 
 
@@ -29,7 +27,7 @@ class Seen:
 
     Attributes:
         health: of each health check.
-        ttfts: of each request of the neighbour; one that failed counts as `_LIMIT`.
+        ttfts: of each request of the neighbour; one that failed counts as `PROBE_LIMIT`.
         refused: the neighbour's requests that failed, with the reasons.
     """
 
@@ -49,11 +47,11 @@ async def _check_health(target: str, end: float, seen: Seen) -> None:
     request = health_pb2.HealthCheckRequest()
     async with grpc.aio.insecure_channel(target, options=[*OWN_CONNECTION.items()]) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        await stub.Check(request, timeout=_LIMIT)  # the first one connects
+        await stub.Check(request, timeout=PROBE_LIMIT)  # the first one connects
         while (started := time.monotonic()) < end:
-            await stub.Check(request, timeout=_LIMIT)
+            await stub.Check(request, timeout=PROBE_LIMIT)
             seen.health.append(time.monotonic() - started)
-            await asyncio.sleep(_EVERY)
+            await asyncio.sleep(PROBE_PAUSE)
 
 
 async def _ask(target: str, end: float, seen: Seen) -> None:
@@ -63,17 +61,17 @@ async def _ask(target: str, end: float, seen: Seen) -> None:
             number += 1
             try:
                 prompt = f"Neighbour's question {number}"
-                options = {"max_tokens": _TOKENS, "tenant": NEIGHBOUR, "ignore_eos": True}
+                options = {"max_tokens": PROBE_TOKENS, "tenant": NEIGHBOUR, "ignore_eos": True}
                 first = 0.0
-                async with client.stream(prompt, timeout=_LIMIT, **options) as stream:  # type: ignore[arg-type]
+                async with client.stream(prompt, timeout=PROBE_LIMIT, **options) as stream:  # type: ignore[arg-type]
                     async for delta in stream:
                         if delta.token_ids and not first:
                             first = time.monotonic() - started
                 seen.ttfts.append(first)
             except Exception as error:
-                seen.ttfts.append(_LIMIT)
+                seen.ttfts.append(PROBE_LIMIT)
                 seen.refused.append(f"{type(error).__name__}: {error}")
-            await asyncio.sleep(_THINKING)
+            await asyncio.sleep(PROBE_PAUSE)
 
 
 async def settled_mib(pid: int, seconds: float) -> float:

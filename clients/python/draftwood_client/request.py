@@ -147,6 +147,8 @@ def text(name: str, value: object) -> str:
 
 def token_ids(name: str, values: object) -> list[int]:
     items = _items(name, values, "a sequence of token ids")
+    if {*map(type, items)} == {int} and min(items) >= 0 and max(items) < 2**31:
+        return items
     return [_integer(f"{name}[{i}]", item, 0, 2**31 - 1) for i, item in enumerate(items)]
 
 

@@ -25,6 +25,9 @@ _log = logging.getLogger(__name__)
 _PROMPT_TAIL = 5
 """Prompt tokens that a text stream begins with: what precedes a token decides whether it starts with a space."""
 
+_SYSTEM_TEXT = "zq system"
+"""A text that no chat template has."""
+
 
 class Tokenizer:
     """A transformers tokenizer behind the few calls that serving needs. Safe to use from several threads.
@@ -58,6 +61,17 @@ class Tokenizer:
         begin, end = (self._without_special_tokens(text) for text in (found.begin, found.end))
         between = None if found.between is None else self._without_special_tokens(found.between)
         return replace(found, begin=begin, end=end, between=between)
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """Whether the chat template shows system messages, rather than refuse them or leave them out."""
+        if not self.has_chat_template:
+            return False
+        turns = [{"role": "system", "content": _SYSTEM_TEXT}, {"role": "user", "content": "question"}]
+        try:
+            return _SYSTEM_TEXT in self._render(turns, None)
+        except (TemplateError, TypeError, ValueError):
+            return False
 
     def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         text: str = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from draftwood_client import (
@@ -232,9 +232,3 @@ def _metrics(statistics: Sequence[DraftStatistics]) -> dict[str, Any]:
             "disabled_reason": next((one.disabled_reason for one in statistics if one.disabled_reason), ""),
         }
     }
-
-
-async def as_events(chunks: AsyncIterator[tuple[str, str]]) -> AsyncIterator[bytes]:
-    """Server-sent events of (event name or "", data)."""
-    async for event, data in chunks:
-        yield (f"event: {event}\n" if event else "").encode() + b"data: " + data.encode() + b"\n\n"

@@ -12,28 +12,31 @@ from functools import partial
 from importlib.resources import files
 from typing import Any
 
-import structlog
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from draftwood_client import AsyncClient, AsyncGenerationStream, DraftwoodError, ModelInfo, ToolFormat
-from draftwood_service.gateway.answers import Answers, as_events
+from draftwood_client import AsyncClient, AsyncGenerationStream, Completion, DraftwoodError, ModelInfo, ToolFormat
+from draftwood_service.gateway.answers import Answers
+from draftwood_service.gateway.batch import Batch
 from draftwood_service.gateway.errors import (
+    ClientLeftError,
     InvalidRequestError,
     UnknownModelError,
     body_of,
-    headers_of,
     of_tools,
     status_of,
 )
+from draftwood_service.gateway.http.events import Events
+from draftwood_service.gateway.http.refusals import failed, no_route, note, refusal
+from draftwood_service.gateway.http.requests import read_json, read_timeout, unless_left
+from draftwood_service.gateway.metrics import Metrics
 from draftwood_service.gateway.reading import Asked, read_chat, read_completion, with_tools
-
-_log = structlog.get_logger(__name__)
 
 _credential: ContextVar[str] = ContextVar("credential")
 _PAGE_POLICY = "; ".join(
@@ -46,7 +49,6 @@ _PAGE_POLICY = "; ".join(
     ]
 )
 """The page has nothing from elsewhere."""
-TIMEOUT_HEADER = "x-draftwood-timeout"
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _MOST_TOKEN_TEXTS = 100_000
 """Texts of tokens that are remembered, for log-probabilities. Not tuned."""
@@ -69,12 +71,7 @@ class Gateway:
         self._page = page
         self._max_body_bytes = max_body_bytes
         self._token_texts: dict[int, str] = {}
-        self._registry = CollectorRegistry()
-        self._requests = Counter("draftwood_gateway_requests", "Requests", ["path", "status"], registry=self._registry)
-        self._live = Gauge("draftwood_gateway_requests_live", "Requests under way", registry=self._registry)
-        self._seconds = Histogram(
-            "draftwood_gateway_request_duration_seconds", "From a request to its end", ["path"], registry=self._registry
-        )
+        self.metrics = Metrics()
 
     def app(self, origins: list[str]) -> Starlette:
         """The application.
@@ -93,7 +90,12 @@ class Gateway:
         if self._page:
             routes.append(Route("/", self._show_page))
         middleware = [Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])]
-        return Starlette(routes=routes, middleware=middleware if origins else [], lifespan=self._lifespan)
+        return Starlette(
+            routes=routes,
+            middleware=middleware if origins else [],
+            exception_handlers={HTTPException: no_route, Exception: failed},
+            lifespan=self._lifespan,
+        )
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -103,83 +105,99 @@ class Gateway:
             await asyncio.gather(self._anonymous.close(), self._named.close())
 
     async def _answer(self, read: Callable[[Any], Asked], request: Request) -> Response:
-        path, began = request.url.path, time.perf_counter()
-        self._live.inc()
-        ended = False
+        end = self.metrics.begin(request.url.path)
         asked: Asked | None = None
-
-        def end(status: int) -> None:
-            nonlocal ended
-            if not ended:
-                ended = True
-                self._live.dec()
-                self._requests.labels(path, str(status)).inc()
-                self._seconds.labels(path).observe(time.perf_counter() - began)
-
         try:
-            asked = read(await self._body(request))
-            client = self._client(request)
-            timeout = _timeout(request)
-            form = await self._tool_format(client) if asked.tools is not None else None
-            if form is not None:
-                asked = with_tools(asked, form)
-            streams = [client.stream(prompt, timeout=timeout, **asked.options) for prompt in asked.prompts]
-            model = asked.model or (await self._info(client)).model
-            answers = Answers(asked, model, partial(self._text_of, client), form)
-            if not asked.stream:
-                completions = await asyncio.gather(*map(_completed, streams))
-                response: Response = JSONResponse(
-                    await answers.whole(completions), headers={"x-request-id": answers.id}
-                )
-                end(200)
-                return response
-            await asyncio.gather(*(stream.__aenter__() for stream in streams))
+            asked = read(await read_json(request, self._max_body_bytes))
+            client, seconds = self._client(request), read_timeout(request)
+            answer = (
+                self._streamed(client, asked, seconds, end) if asked.stream else self._whole(client, asked, seconds)
+            )
+            response = await unless_left(request, answer)
+        except ClientLeftError as error:
+            end(status_of(error))
+            return Response(status_code=status_of(error))  # for nobody
         except Exception as error:
-            known = of_tools(error) if asked is not None and asked.tools is not None else error
-            end(status_of(known))
-            return _refusal(known)
+            end(status_of(error))
+            if asked is not None and asked.tools is not None:
+                error = of_tools(error, "json_schema" in asked.options)
+            return refusal(error, {} if asked is None else asked.written)
         except asyncio.CancelledError:
             end(499)
             raise
-        events = as_events(self._chunks(asked, answers, streams, end))
-        headers = {"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": answers.id}
-        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+        if not asked.stream:
+            end(200)
+        return response
+
+    async def _begin(self, client: AsyncClient, asked: Asked, seconds: float | None) -> tuple[Answers, Batch]:
+        """What will shape the answers to a request, and its prompts; nothing is sent yet."""
+        form = await self._tool_format(client) if asked.tools is not None else None
+        if form is not None:
+            asked = with_tools(asked, form)
+        model, most = asked.model, 1
+        if not model or len(asked.prompts) > 1:
+            info = await self._info(client)
+            model, most = model or info.model, max(1, info.max_running_requests // asked.samples)
+        began = time.monotonic()
+
+        def open_stream(number: int) -> AsyncGenerationStream:
+            left = seconds
+            if seconds is not None and number >= most:  # it begins when others have ended
+                left = max(seconds - (time.monotonic() - began), 0.001)
+            return client.stream(asked.prompts[number], timeout=left, **asked.options)
+
+        answers = Answers(asked, model, partial(self._text_of, client), form)
+        return answers, Batch(open_stream, len(asked.prompts), most)
+
+    async def _whole(self, client: AsyncClient, asked: Asked, seconds: float | None) -> Response:
+        answers, batch = await self._begin(client, asked, seconds)
+        return JSONResponse(await answers.whole(await batch.completions()), headers={"x-request-id": answers.id})
+
+    async def _streamed(
+        self, client: AsyncClient, asked: Asked, seconds: float | None, end: Callable[[int], None]
+    ) -> Response:
+        answers, batch = await self._begin(client, asked, seconds)
+        await batch.begin()
+
+        async def ended() -> None:
+            await batch.close()
+            end(499)  # unless its end was told
+
+        return Events(self._chunks(asked, answers, batch, end), ended, headers={"x-request-id": answers.id})
 
     async def _chunks(
-        self, asked: Asked, answers: Answers, streams: list[AsyncGenerationStream], end: Callable[[int], None]
+        self, asked: Asked, answers: Answers, batch: Batch, end: Callable[[int], None]
     ) -> AsyncIterator[tuple[str, str]]:
-        """The chunks of all prompts, one prompt after the other: (event, data). Cancels the streams if it is closed."""
-        status = 499
+        """The chunks of all prompts, as they come: (event, data)."""
+        completions: dict[int, Completion] = {}
         try:
             for chunk in answers.first():
                 yield "", _json(chunk)
-            for number, stream in enumerate(streams):
-                async for delta in stream:
-                    for chunk in await answers.delta(number, delta):
-                        yield "", _json(chunk)
-                completion = await stream.completion()
-                samples = completion.samples or (completion,)
-                for chunk in answers.finished(number, [sample.finish_reason.value for sample in samples]):
+            async for number, event in batch.events():
+                if isinstance(event, Completion):
+                    completions[number] = event
+                    reasons = [one.finish_reason.value for one in event.samples or (event,)]
+                    chunks = answers.finished(number, reasons)
+                else:
+                    chunks = await answers.delta(number, event)
+                for chunk in chunks:
                     yield "", _json(chunk)
-            ends = [stream.finished for stream in streams if stream.finished is not None]
-            last = answers.last([one.usage for one in ends], [one.drafting for one in ends])
+            wholes = [completions[number] for number in sorted(completions)]
+            last = answers.last([one.usage for one in wholes], [one.drafting for one in wholes])
             if last is not None:
                 yield "", _json(last)
+            end(200)
             yield "", "[DONE]"
-            status = 200
         except DraftwoodError as error:
-            status = status_of(error)
-            yield "error", _json(body_of(error))
-        finally:
-            for stream in streams:
-                stream.cancel()
-            end(status)
+            end(status_of(error))
+            note(error)
+            yield "error", _json(body_of(error, asked.written))
 
     async def _models(self, request: Request) -> Response:
         try:
             info = await self._info(self._client(request))
         except Exception as error:
-            return _refusal(error)
+            return refusal(error)
         model = {
             "id": info.model,
             "object": "model",
@@ -192,7 +210,7 @@ class Gateway:
         if asked is None:
             return JSONResponse({"object": "list", "data": [model]})
         if asked != info.model:
-            return _refusal(UnknownModelError(asked))
+            return refusal(UnknownModelError(asked))
         return JSONResponse(model)
 
     async def _health(self, request: Request) -> Response:
@@ -202,11 +220,13 @@ class Gateway:
         except DraftwoodError as error:
             # A server that wants a credential is up.
             if status_of(error) not in (401, 403):
-                return JSONResponse({"status": "unavailable", "reason": str(error)}, 503)
+                note(error)
+                reason = body_of(error)["error"]["message"]
+                return JSONResponse({"status": "unavailable", "reason": reason}, 503)
         return JSONResponse({"status": "ok"})
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def _show_page(self, request: Request) -> Response:
         page = (files("draftwood_service.gateway") / "page.html").read_text(encoding="utf-8")
@@ -235,43 +255,3 @@ class Gateway:
             if len(self._token_texts) < _MOST_TOKEN_TEXTS:
                 self._token_texts[token] = text
         return text
-
-    async def _body(self, request: Request) -> Any:
-        parts, size = [], 0
-        async for part in request.stream():
-            size += len(part)
-            if size > self._max_body_bytes:
-                raise InvalidRequestError("body", f"has more than {self._max_body_bytes} bytes")
-            parts.append(part)
-        try:
-            return json.loads(b"".join(parts))
-        except ValueError as error:
-            raise InvalidRequestError("body", f"is not JSON: {str(error)[:200]}") from None
-        except RecursionError:
-            raise InvalidRequestError("body", "is nested too deeply") from None
-
-
-def _timeout(request: Request) -> float | None:
-    """Seconds that the request has, from its header; None for no deadline but the service's own."""
-    given = request.headers.get(TIMEOUT_HEADER)
-    if given is None:
-        return None
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise InvalidRequestError(TIMEOUT_HEADER, "must be a number of seconds above 0")
-    return seconds
-
-
-async def _completed(stream: AsyncGenerationStream) -> Any:
-    async with stream:
-        return await stream.completion()
-
-
-def _refusal(error: Exception) -> Response:
-    status = status_of(error)
-    if status == 500:
-        _log.exception("internal error", exc_info=error)
-    return JSONResponse(body_of(error), status, headers=headers_of(error))

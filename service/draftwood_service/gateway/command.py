@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import ssl
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,23 +62,35 @@ def _gateway(
             import uvicorn
 
             from draftwood_service.gateway.app import Gateway
+            from draftwood_service.gateway.http.connections import BACKLOG, Connections, connection_limit
+            from draftwood_service.gateway.http.protocol import protocol
     except MissingExtraError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
     configure_logging(log_level, "console")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn handles it, and raises it again when it has ended
     made = Gateway(_opener(server), page, max_body_bytes)
+    context = None if http_tls_cert is None else _tls(http_tls_cert, http_tls_key)
+    connections = Connections(connection_limit(), ended=made.metrics.connection_ended)
     uvicorn.run(
         made.app(cors_origin or []),
         host=host,
         port=port,
+        http=partial(protocol, connections, context),  # type: ignore[arg-type]  # uvicorn only calls it
+        loop="auto" if context is None else "asyncio",  # see TlsProtocol
+        ws="none",
+        backlog=BACKLOG,
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=_CLOSE_SECONDS,
-        ssl_certfile=http_tls_cert,
-        ssl_keyfile=http_tls_key,
     )
+
+
+def _tls(certificate: Path, key: Path | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    return context
 
 
 def _opener(server: ServerOptions) -> Callable[[Callable[[], str] | None], AsyncClient]:

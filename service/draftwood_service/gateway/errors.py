@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import grpc
 
 from draftwood_client import ArgumentError, DraftwoodError, StatusError
 from draftwood_model_runner.errors import DraftwoodError as OwnError
+from draftwood_service.gateway.field_names import named, told
 
 _STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
@@ -23,13 +26,14 @@ _STATUS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
-_TYPES |= {413: "invalid_request_error", 429: "rate_limit_error"}
-_FIELDS = {
-    "sampling.": "", "stop.max_tokens": "max_tokens", "stop.strings": "stop", "stop.min_tokens": "min_tokens",
-    "format.json_schema": "response_format.json_schema", "output.top_logprobs": "top_logprobs", "chat.": "",
-    "drafting.": "draftwood.",
-}  # fmt: skip
-"""Names of our request as those of OpenAI's."""
+_TYPES |= {405: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error"}
+_OF_GRPC = {
+    grpc.StatusCode.UNAVAILABLE: "the service cannot be reached; try again later",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "there was no complete answer in time",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "the request is larger than the service accepts",
+    grpc.StatusCode.CANCELLED: "the request was cancelled",
+}
+"""What callers are told of errors that do not come from the service: the texts of these have its address."""
 
 
 class InvalidRequestError(OwnError):
@@ -38,6 +42,13 @@ class InvalidRequestError(OwnError):
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
+
+
+class ClientLeftError(OwnError):
+    """The client closed its connection. Nobody gets this answer."""
+
+    def __init__(self) -> None:
+        super().__init__("the client left")
 
 
 class UnknownModelError(InvalidRequestError):
@@ -53,9 +64,17 @@ def status_of(error: Exception) -> int:
         return 404
     if isinstance(error, InvalidRequestError | ArgumentError):
         return 400
+    if isinstance(error, ClientLeftError):
+        return 499
     if isinstance(error, StatusError):
-        return _STATUS.get(error.code, 500)
+        too_large = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and not error.reason
+        return 413 if too_large else _STATUS.get(error.code, 500)
     return 500
+
+
+def is_of_grpc(error: Exception) -> bool:
+    """Whether it does not come from the service: its text is for operators."""
+    return isinstance(error, StatusError) and not error.reason
 
 
 def headers_of(error: Exception) -> dict[str, str]:
@@ -64,32 +83,43 @@ def headers_of(error: Exception) -> dict[str, str]:
     return {} if after is None else {"retry-after": str(max(1, round(after)))}
 
 
-def body_of(error: Exception) -> dict[str, Any]:
-    """`{"error": ...}` for an error."""
+def body_of(error: Exception, written: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+    """`{"error": ...}` for an error.
+
+    Args:
+        written: fields that the caller named in another way, see `Asked.written`.
+    """
     status, field, code, text = status_of(error), None, None, str(error)
     if isinstance(error, InvalidRequestError):
         field = error.field
     elif isinstance(error, ArgumentError):
-        field = error.argument
+        field, text = named(error.argument, written), told(text, error.argument, written)
     elif isinstance(error, StatusError):
         code = error.reason.lower() or error.code.name.lower()
-        if error.violations and status == 400:
-            field = _named(error.violations[0].field)
+        ours = error.violations[0].field if error.violations and status == 400 else ""
+        field, text = named(ours, written) if ours else None, told(text, ours, written)
+        if ours == "chat":
+            text = "messages: the model has no chat template; use /v1/completions"
+        if is_of_grpc(error):
+            own = str(error).rpartition(": ")[2]  # the client's text, after the address
+            text = (
+                own if own.startswith("no complete answer within") else _OF_GRPC.get(error.code, "the service failed")
+            )
     elif not isinstance(error, DraftwoodError):
         text = "internal error"
+    return error_body(status, text, field, code)
+
+
+def error_body(status: int, text: str, field: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """`{"error": ...}`."""
     return {"error": {"message": text, "type": _TYPES.get(status, "server_error"), "param": field, "code": code}}
 
 
-def of_tools(error: Exception) -> Exception:
-    """The error of a request with tools: what is wrong with the grammar that was made of them is wrong with them."""
+def of_tools(error: Exception, has_format: bool) -> Exception:
+    """The error of a request with tools: what is wrong with the grammar that was made of them is wrong with them, or
+    with the schema in `response_format`."""
     wrong = error.violations[0] if isinstance(error, StatusError) and error.violations else None
     if wrong is not None and wrong.field.startswith("format."):
-        return InvalidRequestError("tools", f"have a schema that calls cannot be kept to: {wrong.description}")
+        which = "or response_format have" if has_format else "have"
+        return InvalidRequestError("tools", f"{which} a schema that answers cannot be kept to: {wrong.description}")
     return error
-
-
-def _named(field: str) -> str:
-    for ours, theirs in _FIELDS.items():
-        if field.startswith(ours):
-            return theirs + field[len(ours) :]
-    return field

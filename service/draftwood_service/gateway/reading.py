@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from draftwood_client import ChatMessage, GenerateOptions, Prompt, ToolFormat
@@ -53,6 +53,7 @@ class Asked:
         logprobs: the answer has log-probabilities; so many alternatives.
         token_details: the answer says of each token whether it was drafted.
         draft_trees: the answer has what each step verified.
+        written: fields that have several names, and the one that the caller wrote.
     """
 
     chat: bool
@@ -66,6 +67,7 @@ class Asked:
     token_details: bool = False
     draft_trees: bool = False
     samples: int = 1
+    written: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_chat(body: Any) -> Asked:
@@ -81,16 +83,18 @@ def read_chat(body: Any) -> Asked:
     elif fields.get("top_logprobs") is not None:
         raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
     tools = read_tools(fields)
-    if tools is not None and (fields.get("response_format") or {"type": "text"}) != {"type": "text"}:
-        raise InvalidRequestError("response_format", "cannot be combined with tools; set tool_choice to none")
-    return replace(_asked(fields, [prompt], chat=True, logprobs=logprobs), tools=tools)
+    asked = _asked(fields, [prompt], chat=True, logprobs=logprobs)
+    if tools is not None and ("regex" in asked.options or "lark" in asked.options):
+        problem = "regex and lark cannot be combined with tools; use a JSON schema, or set tool_choice to none"
+        raise InvalidRequestError("response_format.type", problem)
+    return replace(asked, tools=tools)
 
 
 def with_tools(asked: Asked, form: ToolFormat) -> Asked:
     """The request as the service takes it, for a model that writes calls in this form."""
     assert asked.tools is not None
     options: dict[str, Any] = {**asked.options, "tools": asked.tools.tools}
-    more = options_for(asked.tools, form)
+    more = options_for(asked.tools, form, options.pop("json_schema", None))
     if "stop" in more:
         given = options.get("stop") or []
         more["stop"] += [given] if isinstance(given, str) else given
@@ -143,7 +147,17 @@ def _asked(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, logp
         token_details=details["token_details"],
         draft_trees=details["draft_trees"],
         samples=options.get("n") or 1,
+        written=_written(fields, chat),
     )
+
+
+def _written(fields: Mapping[str, Any], chat: bool) -> dict[str, str]:
+    written = {"prompt": "messages"} if chat else {"top_logprobs": "logprobs"}
+    if fields.get("max_completion_tokens") is not None:
+        written["max_tokens"] = "max_completion_tokens"
+    if (fields.get("draftwood") or {}).get("session") is None and fields.get("user") is not None:
+        written["draftwood.session"] = "user"
+    return written
 
 
 def _read_apart(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,12 +244,12 @@ def _prompts(given: Any) -> list[Prompt]:
     if isinstance(given, str):
         return [given]
     if isinstance(given, list) and given:
-        if all(isinstance(one, int) and not isinstance(one, bool) for one in given):
+        kinds = {*map(type, given)}
+        if kinds == {int}:
             return [given]
-        of_tokens = all(isinstance(one, list) and one and all(isinstance(token, int) for token in one) for one in given)
-        if of_tokens or all(isinstance(one, str) for one in given):
-            if len(given) > MAX_PROMPTS:
-                raise InvalidRequestError("prompt", f"has {len(given)} prompts; at most {MAX_PROMPTS} are allowed")
+        if kinds in ({str}, {list}) and len(given) > MAX_PROMPTS:
+            raise InvalidRequestError("prompt", f"has {len(given)} prompts; at most {MAX_PROMPTS} are allowed")
+        if kinds == {str} or (kinds == {list} and all({*map(type, one)} == {int} for one in given)):
             return given
     raise InvalidRequestError("prompt", "must be a text, token ids, or a list of one of them")
 

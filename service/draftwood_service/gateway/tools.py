@@ -114,32 +114,43 @@ def read_calls(name: str, given: Any) -> list[ToolCall]:
     return calls
 
 
-def options_for(asked: AskedTools, form: ToolFormat) -> dict[str, Any]:
-    """What the request must ask of the service besides the tools. Raises InvalidRequestError."""
+def options_for(asked: AskedTools, form: ToolFormat, schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What the request must ask of the service besides the tools.
+
+    Args:
+        schema: of an answer without calls; None leaves it free.
+
+    Raises:
+        InvalidRequestError: names the field.
+    """
     if asked.forced:
         return {"lark": grammar(asked, form)}
     options: dict[str, Any] = {}
-    if asked.strict and not form.is_marked:
+    if asked.strict and schema is None and not form.is_marked:
         problem = f"cannot be kept for {asked.strict}: the model's calls begin as any JSON does; set tool_choice"
         raise InvalidRequestError("tools", f"strict {problem}")
-    if asked.strict:
-        options["lark"] = grammar(asked, form)
+    if asked.strict or schema is not None:
+        options["lark"] = grammar(asked, form, schema)
     if not asked.parallel and any(character.isalnum() for character in form.end):
         options["stop"] = [form.end.strip()]  # a bracket alone would end any text, and lists among the arguments
     return options
 
 
-def grammar(asked: AskedTools, form: ToolFormat) -> str:
+def grammar(asked: AskedTools, form: ToolFormat, schema: Mapping[str, Any] | None = None) -> str:
     """A Lark grammar, in llguidance's syntax, of answers whose calls are of these tools with valid arguments: where
-    tools are forced calls and nothing else; otherwise any text besides, for models that begin a call with a marker.
+    tools are forced calls and nothing else; with a schema, calls or JSON of that schema; otherwise any text besides,
+    for models that begin a call with a marker.
     """
     tools = [tool for tool in asked.tools if not asked.forced or tool.name in asked.forced]
-    end = _text(form.end)
+    begin, end = form.begin, _text(form.end)
+    more = f"({_text(form.between)} call)*" if asked.parallel and form.between is not None else ""
     if asked.forced:
-        more = f"({_text(form.between)} call)*" if asked.parallel and form.between is not None else ""
-        lines = [f"start: {_text(form.begin)} call {more} {end}"]
+        lines = [f"start: {_text(begin)} call {more} {end}"]
+    elif schema is not None:
+        lines = [f"start: {_text(begin.lstrip())} call {more} {end} | answer"]
+        lines.append(f"answer: %json {json.dumps({'x-guidance': _SPACING, **schema}, ensure_ascii=False)}")
     else:
-        begin = form.begin.lstrip()
+        begin = begin.lstrip()
         marker = begin.rstrip()
         lines = [
             "start: marked_call* text",

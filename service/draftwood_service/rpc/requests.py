@@ -18,6 +18,7 @@ from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from draftwood_model_runner.request import Format, GrammarKind, Request, SamplingParams, StopParams
 from draftwood_service.auth import PermissionDeniedError
+from draftwood_service.errors import ContextLengthError
 from draftwood_service.live_experiments.placement import Placement
 from draftwood_service.rpc.parsing.chat import read_chat
 from draftwood_service.rpc.text_work import TextWork
@@ -229,8 +230,8 @@ def read_stop(options: pb.StopOptions, model: ServedModel, prompt: Prompt) -> St
     max_tokens = options.max_tokens if options.HasField("max_tokens") else usual
     if max_tokens > available:
         prompt_part = f"the prompt has {prompt.ids.size} of the context's {model.max_context} tokens"
-        allowed = f"it must be at most {available}, since {prompt_part}"
-        raise InvalidValueError("stop.max_tokens", max_tokens, allowed)
+        problem = f"{max_tokens} is not allowed; it must be at most {available}, since {prompt_part}"
+        raise ContextLengthError("stop.max_tokens", None, problem)
     if len(options.strings) > MAX_STOP_STRINGS:
         problem = f"has {len(options.strings)} items; at most {MAX_STOP_STRINGS} are allowed"
         raise InvalidInputError("stop.strings", None, problem)
@@ -263,7 +264,7 @@ def require_in_vocabulary(field: str, ids: Int32Array, vocab_size: int) -> None:
 def require_characters(field: str, characters: int, most: int) -> None:
     """Raises InvalidValueError for a text that is too long to be tokenized."""
     if characters > most:
-        raise InvalidInputError(field, None, f"must have at most {most} characters; it has {characters}")
+        raise ContextLengthError(field, None, f"must have at most {most} characters; it has {characters}")
 
 
 async def _read(
@@ -306,6 +307,6 @@ def _not_empty(prompt: Prompt) -> Prompt:
     return prompt
 
 
-def _too_long(field: str, tokens: int, model: ServedModel) -> InvalidValueError:
-    problem = f"the prompt has {tokens} tokens; at most {model.max_context - 1} fit, one less than the context"
-    return InvalidInputError(field, None, problem)
+def _too_long(field: str, tokens: int, model: ServedModel) -> ContextLengthError:
+    fit = f"at most {model.max_context - 1} fit, one less than the model's maximum context length"
+    return ContextLengthError(field, None, f"the prompt has {tokens} tokens; {fit}")

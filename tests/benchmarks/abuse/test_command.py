@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from draftwood_benchmarks.abuse.attack import Statuses
 from draftwood_benchmarks.abuse.command import Row, _row
 from draftwood_benchmarks.abuse.probes import Seen
 from draftwood_benchmarks.commands import bench
 
 FAIR = Row("fair", 5.0, 100.0, None, 0.0, "OK", {"OK": 3})
-CALLS: dict[str, Any] = {"counts": {"INVALID_ARGUMENT": 2, "OK": 5}, "untyped": ""}
+CALLS = Statuses(Counter({"INVALID_ARGUMENT": 2, "OK": 5}))
 
 
 def test_a_row_within_all_bars() -> None:
@@ -31,11 +33,23 @@ def test_a_row_within_all_bars() -> None:
         (Seen([0.01], [0.13] * 10), 0.0, CALLS, "1.30 times"),
         (Seen([0.01], [0.1]), 300.0, CALLS, "300 MiB"),
         (Seen([0.01], [0.1], ["UnavailableError: full"]), 0.0, CALLS, "full"),
-        (Seen([0.01], [0.1]), 0.0, CALLS | {"untyped": "INTERNAL: x"}, "INTERNAL"),
+        (Seen([0.01], [0.1]), 0.0, replace(CALLS, untyped="INTERNAL: x"), "INTERNAL"),
     ],
 )
-def test_each_bar_can_be_missed(seen: Seen, growth: float, calls: dict[str, Any], words: str) -> None:
+def test_each_bar_can_be_missed(seen: Seen, growth: float, calls: Statuses, words: str) -> None:
     assert [words in line for line in _row("x", seen, calls, growth, FAIR).missed] == [True]
+
+
+@pytest.mark.slow  # tests/security runs all attacks
+@pytest.mark.timeout(120)
+def test_an_attack_on_the_gateway(tmp_path: Path) -> None:
+    report = tmp_path / "abuse.json"
+    bench(["abuse", "--attack", "http-large-header", "--seconds", "1", "--threads", "1", "--json", str(report)])
+    rows = json.loads(report.read_text())["rows"]
+    assert [row["attack"] for row in rows] == ["http-fair", "http-large-header"]
+    assert {*rows[1]["calls"]} <= {"431", "CLOSED"}
+    assert rows[1]["neighbour_ttft_p99_ms"] > 0
+    assert rows[1]["ttft_vs_fair"] > 0
 
 
 @pytest.mark.slow  # tests/security runs all attacks

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from transformers import AutoTokenizer
 
 from draftwood_model_runner.loading.model import BUNDLED_MODEL
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
+from tests.model_runner.loading.templates import HERMES, LLAMA
 
 
 def test_the_bundled_model_has_the_tokenizer_that_transformers_would_choose() -> None:
@@ -16,3 +18,24 @@ def test_the_bundled_model_has_the_tokenizer_that_transformers_would_choose() ->
     assert ours._tokenizer.special_tokens_map == chosen.special_tokens_map
     expected = chosen.apply_chat_template(chat, tokenize=True, add_generation_prompt=True, return_dict=False)
     assert ours.encode_chat(chat).tolist() == expected
+
+
+IGNORES = "{% for m in messages %}{% if m['role'] == 'user' %}{{ m['content'] }}{% endif %}{% endfor %}"
+REFUSES = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + IGNORES
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "takes"),
+    [(HERMES, True), (LLAMA, True), (IGNORES, False), (REFUSES, False), (None, False), ("bundled", False)],
+)
+def test_whether_a_chat_template_takes_system_messages(template: str | None, takes: bool) -> None:
+    tokenizer = load_tokenizer(BUNDLED_MODEL)
+    if template != "bundled":
+        tokenizer._tokenizer.chat_template = template
+        tokenizer.has_chat_template = template is not None
+    assert tokenizer.takes_system is takes
+    if takes:
+        ids = tokenizer.encode_chat([{"role": "system", "content": "be brief"}, {"role": "user", "content": "why"}])
+        assert "be brief" in tokenizer.decode(ids)

@@ -40,6 +40,12 @@ async function main() {
 
   await assert.rejects(client.chat.completions.create({ ...options, temperature: -1 }), (error) => error instanceof OpenAI.BadRequestError && error.param === "temperature");
   await assert.rejects(client.models.retrieve("gpt-9"), OpenAI.NotFoundError);
+  await assert.rejects(client.chat.completions.create({ ...options, max_completion_tokens: 1e6, max_tokens: undefined }), (error) => error.code === "context_length_exceeded" && error.param === "max_completion_tokens");
+  await assert.rejects(client.embeddings.create({ model, input: "x" }), (error) => error instanceof OpenAI.NotFoundError && error.code === "unknown_url");
+  const told = await client.chat.completions.create({ ...options, messages: [{ role: "system", content: "You are a helpful assistant." }, ...messages] });
+  assert.ok(told.choices[0].message.content);
+  const batch = await client.completions.create({ model, prompt: Array.from({ length: 128 }, (_, at) => `Order ${at}`), max_tokens: 2 });
+  assert.equal(batch.choices.length, 128);
   const late = client.chat.completions.create({ ...options, max_tokens: 2000, ignore_eos: true, stream: true }, { headers: { "x-draftwood-timeout": "0.3" } });
   await assert.rejects((async () => { for await (const _ of await late); })(), OpenAI.APIError);
   const left = await client.chat.completions.create({ ...options, max_tokens: 2000, ignore_eos: true, stream: true });

@@ -185,6 +185,45 @@ async def test_an_unknown_model_is_not_found(client: AsyncOpenAI) -> None:
         await client.chat.completions.create(model="gpt-9", messages=QUESTION)
 
 
+@pytest.mark.parametrize("role", ["system", "developer"])
+async def test_copied_examples_with_a_system_message_are_answered(client: AsyncOpenAI, role: Any) -> None:
+    """The template of the bundled model knows no system messages: they are the beginning of the user's."""
+    options: dict[str, Any] = {"model": MODEL, "max_tokens": 20, "temperature": 0}
+    first: Any = {"role": role, "content": "You are a helpful assistant."}
+    answer = await client.chat.completions.create(messages=[first, *QUESTION], **options)
+    joined: Any = [{"role": "user", "content": f"{first['content']}\n\n{QUESTION[0]['content']}"}]
+    same = await client.chat.completions.create(messages=joined, **options)
+    assert answer.choices[0].message.content == same.choices[0].message.content
+    assert answer.usage is not None
+    assert answer.usage == same.usage.model_copy(update={"prompt_tokens_details": answer.usage.prompt_tokens_details})
+
+
+async def test_a_prompt_that_is_too_long_has_the_code_that_callers_look_for(client: AsyncOpenAI) -> None:
+    too_long: Any = [{"role": "user", "content": "parcel " * 9000}]
+    for change in ({"messages": too_long}, {"max_tokens": 10**6}, {"max_completion_tokens": 10**6}):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(**{"model": MODEL, "messages": QUESTION, **change})
+        assert refused.value.code == "context_length_exceeded"
+        assert refused.value.param == next(iter(change))
+
+
+async def test_routes_that_are_not_served_are_errors_of_the_package(client: AsyncOpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        await client.embeddings.create(model=MODEL, input="x")
+    assert unknown.value.code == "unknown_url"
+    with pytest.raises(openai.APIStatusError) as refused:
+        await client.models.delete(MODEL)
+    assert (refused.value.status_code, refused.value.code) == (405, "method_not_supported")
+
+
+async def test_more_prompts_than_there_are_places(client: AsyncOpenAI) -> None:
+    prompts = [f"Order {number}" for number in range(128)]
+    answer = await client.completions.create(model=MODEL, prompt=prompts, max_tokens=4, temperature=0, n=1)
+    assert [choice.index for choice in answer.choices] == [*range(128)]
+    with pytest.raises(openai.BadRequestError, match="at most 128"):
+        await client.completions.create(model=MODEL, prompt=[*prompts, "x"])
+
+
 async def test_a_stream_that_is_left_is_cancelled(client: AsyncOpenAI, gateway: str) -> None:
     stream = await client.chat.completions.create(
         model=MODEL, messages=QUESTION, stream=True, max_tokens=2000, extra_body={"ignore_eos": True}

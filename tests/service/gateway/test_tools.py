@@ -145,7 +145,8 @@ def nested(levels: int) -> Any:
         ({"tools": [tool("f", deep=nested(31))]}, "tools[0].function.parameters"),
         ({"tool_choice": "track"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "regex", "pattern": "a"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 3}}}}, "tools"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"functions": [{"name": "f"}], "tools": []}, "functions"),
         ({"tools": [tool("f", x={"type": 3})], "tool_choice": "required"}, "tools"),
@@ -172,6 +173,32 @@ async def test_a_model_whose_template_has_no_tools_refuses_them(gateway: str) ->
             await client.chat.completions.create(**OPTIONS)
         answer = await client.chat.completions.create(**OPTIONS, tool_choice="none")
         assert answer.choices[0].message.content
+
+
+async def test_an_answer_without_a_call_keeps_to_its_format(client: AsyncOpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"late": {"type": "boolean"}},
+        "required": ["late"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "parcel", "schema": schema}}
+    options = {**OPTIONS, "response_format": form}
+    answers = []
+    for own in ({"drafting": False}, {"strategy": "trie"}, {"strategy": "hybrid"}):
+        answer = (await client.chat.completions.create(**options, extra_body={"draftwood": own})).choices[0]
+        answers.append(answer.message.content)
+        if answer.message.tool_calls is None:  # the model may do either
+            assert json.loads(answer.message.content or "").keys() == {"late"}
+        else:
+            checked(answer.message)
+    assert len({*answers}) == 1
+    called = (await client.chat.completions.create(**options, tool_choice="required")).choices[0]
+    assert checked(called.message)
+    none = (await client.chat.completions.create(**options, tool_choice="none")).choices[0].message
+    assert json.loads(none.content or "").keys() == {"late"}
+    free = {**OPTIONS, "response_format": {"type": "text"}}
+    assert (await client.chat.completions.create(**free)).choices[0].message.content
 
 
 def matches(lark: str, text: str) -> bool:
@@ -202,6 +229,19 @@ def test_the_grammar_of_calls(change: dict[str, Any], text: str, allowed: bool) 
     asked = read_tools({**OPTIONS, **change})
     assert asked is not None
     assert matches(grammar(asked, HERMES), text) is allowed
+
+
+@pytest.mark.parametrize("form", [HERMES, LIST, BARE], ids=["marked", "list", "bare"])
+def test_the_grammar_of_calls_or_an_answer_in_a_format(form: ToolFormat) -> None:
+    asked = read_tools(OPTIONS)
+    assert asked is not None
+    lark = grammar(asked, form, {"type": "object", "properties": {"late": {"type": "boolean"}}, "required": ["late"]})
+    call = json.dumps({"name": "track", form.arguments_key: {"order": 7}})
+    assert matches(lark, '{"late": true}')
+    assert matches(lark, f"{form.begin}{call}{form.end}".lstrip())
+    assert matches(lark, f"{form.begin}{call}{form.between}{call}{form.end}".lstrip()) is (form.between is not None)
+    for wrong in ("Sure.", '{"late": 1}', call.replace("7", "0"), f'{{"late": true}}{form.begin}{call}{form.end}'):
+        assert not matches(lark, wrong)
 
 
 @pytest.mark.parametrize(

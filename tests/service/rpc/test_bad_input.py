@@ -17,13 +17,24 @@ from tests.service.fakes import ByteTokenizer, FakeModel, answer, serving
 GENERATE = "/draftwood.v1.GenerationService/Generate"
 
 
-def violation(error: grpc.aio.AioRpcError) -> error_details_pb2.BadRequest.FieldViolation:
+TOO_LONG = {"long text", "very long text", "long token ids", "long chat", "max_tokens over the context"}
+TOO_LONG |= {"long when it is indented", "long"}
+"""Cases that a shorter prompt would mend."""
+
+
+def reason_of(too_long: bool) -> str:
+    return "CONTEXT_LENGTH_EXCEEDED" if too_long else "INVALID_VALUE"
+
+
+def violation(
+    error: grpc.aio.AioRpcError, reason: str = "INVALID_VALUE"
+) -> error_details_pb2.BadRequest.FieldViolation:
     """The one field violation of an INVALID_ARGUMENT."""
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     status = rpc_status.from_call(error)
     info, bad_request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
     assert status.details[0].Unpack(info)
-    assert (info.reason, info.domain) == ("INVALID_VALUE", "draftwood")
+    assert (info.reason, info.domain) == (reason, "draftwood")
     assert status.details[1].Unpack(bad_request)
     [found] = bad_request.field_violations
     assert found.description == error.details()
@@ -154,7 +165,7 @@ async def test_refused(name: str) -> None:
     bad, field, text = BAD[name]
     async with serving(model=FakeModel(max_context=64)) as served:
         result = await answer(served.stub.Generate(bad))
-        found = violation(result.status)
+        found = violation(result.status, reason_of(name in TOO_LONG))
         assert found.field == field
         assert re.search(text, found.description), found.description
         assert result.kinds == []
@@ -226,7 +237,7 @@ async def test_wrong_tools(name: str) -> None:
     tokenizer = ByteTokenizer()
     tokenizer.tool_format = MARKED
     async with serving(model=FakeModel(tokenizer=tokenizer)) as served:
-        found = violation((await answer(served.stub.Generate(bad))).status)
+        found = violation((await answer(served.stub.Generate(bad))).status, reason_of(name in TOO_LONG))
         assert found.field == field
         assert text in found.description
         good = with_tool(parameters='{"type": "object", "properties": {}}', description="d")
@@ -254,6 +265,29 @@ async def test_a_result_has_the_name_of_its_call() -> None:
     shown = [call["function"] for call in tokenizer.messages[1]["tool_calls"]]
     assert shown == [{"name": f"tool_{key}", "arguments": {"x": 1}} for key in "ab"]
     assert [message.get("name") for message in tokenizer.messages] == [None, None, "tool_b", "own"]
+
+
+@pytest.mark.parametrize(
+    ("turns", "shown"),
+    [
+        ("s0 u1", ["user:s0||u1"]),
+        ("s0 s1 u2 a3 u4", ["user:s0||s1||u2", "assistant:a3", "user:u4"]),
+        ("u0 a1 s2 u3", ["user:u0", "assistant:a1", "user:s2||u3"]),
+        ("s0 a1 u2", ["assistant:a1", "user:s0||u2"]),
+        ("u0 s1", ["user:u0", "user:s1"]),
+        ("u0 a1 u2", ["user:u0", "assistant:a1", "user:u2"]),
+    ],
+)
+async def test_system_messages_of_a_template_without_the_role(turns: str, shown: list[str]) -> None:
+    roles = {"s": "system", "u": "user", "a": "assistant"}
+    asked = chat(*((roles[turn[0]], turn) for turn in turns.split()))
+    for takes in (True, False):
+        tokenizer = ByteTokenizer()
+        tokenizer.takes_system = takes
+        async with serving(model=FakeModel(tokenizer=tokenizer)) as served:
+            assert (await answer(served.stub.Generate(asked))).finished.usage.completion_tokens > 0
+        seen = [f"{one['role']}:{one['content']}".replace("\n\n", "||") for one in tokenizer.messages]
+        assert seen == ([f"{roles[turn[0]]}:{turn}" for turn in turns.split()] if takes else shown)
 
 
 async def test_chat_without_a_template() -> None:

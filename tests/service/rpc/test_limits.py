@@ -25,7 +25,7 @@ from draftwood_service.rpc.parsing.wire_size import FieldCounter
 from draftwood_service.rpc.text_work import TextWork
 from draftwood_strategies.draft import Int32Array
 from tests.service.fakes import ByteTokenizer, FakeModel, serving
-from tests.service.rpc.test_bad_input import violation
+from tests.service.rpc.test_bad_input import reason_of, violation
 
 
 class WatchedTokenizer(ByteTokenizer):
@@ -72,7 +72,7 @@ async def test_a_prompt_that_is_too_large_is_not_read(method: str, case: str) ->
     async with serving(model=model, max_prompt_characters=2000, max_chat_messages=5) as served:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await ask(served.stub, method, fields)
-        found = violation(caught.value)
+        found = violation(caught.value, reason_of(case in ("text", "content")))
         assert found.field == field
         assert problem in found.description
         assert tokenizer.read == []

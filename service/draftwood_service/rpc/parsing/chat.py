@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.loading.tool_format import NoToolFormatError, ToolFormat
+from draftwood_service.errors import ContextLengthError
 from draftwood_service.rpc.parsing.json_objects import indentation, read_object
 from draftwood_service.serving import Serving
 
@@ -15,6 +16,8 @@ MAX_ROLE_CHARACTERS = 64
 MAX_TOOLS = 128
 """Of a chat, and calls of a message."""
 _MAX_NAME_CHARACTERS = 256
+_SYSTEM_END = "\n\n"
+"""Between a system message and the user's, for templates without the role."""
 
 
 class Conversation(NamedTuple):
@@ -50,6 +53,8 @@ def read_chat(chat: pb.Chat, serving: Serving) -> Conversation:
         raise InvalidInputError(with_tools, None, f"the model takes no tools: {tokenizer.tool_format}")
     called = {call.id: call.name for message in chat.messages for call in message.tool_calls if call.id}
     messages = [_message(f"chat.messages[{index}]", message, called) for index, message in enumerate(chat.messages)]
+    if not tokenizer.takes_system:
+        messages = _with_system_in_user(messages)
     tools = [_tool(f"chat.tools[{index}]", tool) for index, tool in enumerate(chat.tools)]
     of_calls = [one["tool_calls"] for one in messages if "tool_calls" in one]
     characters += sum(map(indentation, [*tools, *of_calls]))
@@ -104,6 +109,22 @@ def _message(field: str, message: pb.ChatMessage, called: Mapping[str, str]) -> 
     return read
 
 
+def _with_system_in_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages for a chat template without the role system: the text of a system message goes before that of the
+    next message of the user, an empty line apart; without one, it is a message of the user."""
+    moved: list[dict[str, Any]] = []
+    pending: list[str] = []
+    for message in messages:
+        if message["role"] == "system":
+            pending.append(message["content"])
+        elif message["role"] == "user":
+            moved.append({**message, "content": _SYSTEM_END.join([*pending, message["content"]])})
+            pending = []
+        else:
+            moved.append(message)
+    return [*moved, {"role": "user", "content": _SYSTEM_END.join(pending)}] if pending else moved
+
+
 def _call(field: str, call: pb.ToolCall) -> dict[str, Any]:
     _require_length(f"{field}.name", call.name, _MAX_NAME_CHARACTERS)
     function = {"name": call.name, "arguments": _object(f"{field}.arguments", call.arguments)}
@@ -133,7 +154,7 @@ def _require_at_most(field: str, what: str, count: int, most: int) -> None:
 def _require_characters(characters: int, serving: Serving) -> None:
     if characters > (most := serving.max_prompt_characters):
         problem = f"must have at most {most} characters with tools as indented JSON; it has {characters}"
-        raise InvalidInputError("chat.messages", None, problem)
+        raise ContextLengthError("chat.messages", None, problem)
 
 
 def _require_length(field: str, text: str, most: int) -> None:

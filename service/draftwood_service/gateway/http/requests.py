@@ -1,0 +1,109 @@
+"""What an HTTP request says besides its fields: its body, its deadline, and that its client has left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Coroutine
+from itertools import islice
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from draftwood_service.gateway.errors import ClientLeftError, InvalidRequestError
+
+TIMEOUT_HEADER = "x-draftwood-timeout"
+
+_DISCARDED = 4
+"""A body is read to its end, and refused, if it is up to so many times too large: a client that cannot send the rest of
+a body may not read why."""
+
+MAX_VALUES = 100_000
+"""Texts, lists and objects of a body: as many as a request of the service may have fields. Numbers cost less."""
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""A text in JSON, or one that does not end: so that each byte is looked at once."""
+
+_T = TypeVar("_T")
+
+
+async def read_json(request: Request, most: int) -> Any:
+    """The body.
+
+    Args:
+        most: bytes.
+
+    Raises:
+        InvalidRequestError: it is too large, has too many values, or is no JSON.
+        ClientLeftError: the client left before its end.
+    """
+    parts, size = [], 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size <= most:
+                parts.append(part)
+            elif size > _DISCARDED * most:
+                break
+    except ClientDisconnect:
+        raise ClientLeftError from None
+    if size > most:
+        raise InvalidRequestError("body", f"has more than {most} bytes")
+    body = b"".join(parts)
+    if _values(body) > MAX_VALUES:
+        raise InvalidRequestError("body", f"has more than {MAX_VALUES} texts, lists and objects")
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise InvalidRequestError("body", f"is not JSON: {str(error)[:200]}") from None
+    except RecursionError:
+        raise InvalidRequestError("body", "is nested too deeply") from None
+
+
+def read_timeout(request: Request) -> float | None:
+    """Seconds that the request has, from its header; None for no deadline but the service's own."""
+    given = request.headers.get(TIMEOUT_HEADER)
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise InvalidRequestError(TIMEOUT_HEADER, "must be a number of seconds above 0")
+    return seconds
+
+
+async def unless_left(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+    """The result of some work for a request whose body was read. It is cancelled as soon as the client leaves.
+
+    Raises:
+        ClientLeftError: it left.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeftError
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait((working, leaving))
+
+
+def _values(body: bytes) -> int:
+    """Texts, lists and objects in JSON; of few an upper bound, and of many no more than show that."""
+    most = body.count(b'"') // 2 + body.count(b"[") + body.count(b"{")
+    if most <= MAX_VALUES:
+        return most
+    texts = sum(1 for _ in islice(_TEXT.finditer(body), MAX_VALUES + 1))
+    if texts > MAX_VALUES:
+        return texts
+    rest = _TEXT.sub(b"", body)
+    return texts + rest.count(b"[") + rest.count(b"{")
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

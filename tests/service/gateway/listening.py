@@ -1,0 +1,107 @@
+"""A gateway of this process on a real socket, in front of a service with an engine that follows a script.
+
+It has an event loop of its own, of the kind that its command uses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import uvicorn
+
+from draftwood_client import AsyncClient
+from draftwood_service.gateway.app import Gateway
+from draftwood_service.gateway.http.connections import Connections
+from draftwood_service.gateway.http.protocol import protocol
+from tests.service.fakes import until
+
+
+@dataclass
+class Listening:
+    """A running gateway.
+
+    Attributes:
+        ended: reasons for which connections were ended.
+        writers: of all connections to it, which are closed at the end.
+    """
+
+    port: int
+    ended: list[str]
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    async def open(self, sent: bytes = b"", tls: ssl.SSLContext | None = None) -> tuple[Any, Any]:
+        """A connection, on which some bytes were sent."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, ssl=tls)
+        self.writers.append(writer)
+        writer.write(sent)
+        await writer.drain()
+        return reader, writer
+
+    async def answered(self, sent: bytes, tls: ssl.SSLContext | None = None) -> tuple[int, Any]:
+        """Status and JSON (or text) of the answer on a connection of its own, read to the end."""
+        reader, _ = await self.open(sent, tls)
+        return read_answer(await reader.read())
+
+    async def posted(self, path: str, fields: Any) -> tuple[int, Any]:
+        return await self.answered(post(path, fields))
+
+
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode()
+
+
+def post(path: str, fields: Any) -> bytes:
+    body = json.dumps(fields).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def read_answer(answer: bytes) -> tuple[int, Any]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    if b"transfer-encoding: chunked" in head:
+        return int(head.split()[1]), body.decode()
+    return int(head.split()[1]), json.loads(body) if b"application/json" in head else body.decode()
+
+
+@asynccontextmanager
+async def listening(
+    target: str, most: int = 100, most_bytes: int = 8 << 20, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Listening]:
+    """Args:
+    target: the service.
+    most, most_bytes: of `Connections`.
+    tls: makes it HTTPS.
+    """
+    ended: list[str] = []
+    made = Gateway(lambda _: AsyncClient(target), page=True, max_body_bytes=1 << 20)
+    connections = Connections(most, most_bytes, ended.append)
+    config = uvicorn.Config(
+        made.app([]),
+        port=0,
+        http=partial(protocol, connections, tls),  # type: ignore[arg-type]
+        loop="auto" if tls is None else "asyncio",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=2,
+    )
+    server = uvicorn.Server(config)
+    running = threading.Thread(target=server.run)
+    running.start()
+    await until(lambda: server.started)
+    made_here = Listening(server.servers[0].sockets[0].getsockname()[1], ended)
+    try:
+        yield made_here
+    finally:
+        for writer in made_here.writers:
+            writer.close()
+        server.should_exit = True
+        await asyncio.to_thread(running.join)

@@ -1,0 +1,241 @@
+"""What a client without a key can hold: headers, bodies and connections, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftwood_benchmarks.shared.certificates import make_certificate
+from draftwood_service.gateway.http import connections, protocol
+from tests.service.fakes import FakeEngine, serving
+from tests.service.gateway.listening import Listening, get, listening, post, read_answer
+
+HALF_HEAD = b"GET / HTTP/1.1\r\nhost: x\r\nx-a: "
+HALF_BODY = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"
+ENDLESS = b"a" * 65_536
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times that a test can wait for."""
+    for name in ("HEADER_SECONDS", "BODY_SECONDS", "READ_SECONDS", "_CLOSE_SECONDS"):
+        monkeypatch.setattr(protocol, name, 0.5)
+    monkeypatch.setattr(connections, "_SWEEP_SECONDS", 0.1)
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Listening]:
+    async with serving() as served, listening(served.server.address) as running:
+        yield running
+
+
+async def until_closed(reader: Any) -> bytes:
+    answer = b""
+    with suppress(ConnectionError):
+        while part := await asyncio.wait_for(reader.read(65_536), 10):
+            answer += part
+    return answer
+
+
+async def test_a_header_without_end_is_refused(gateway: Listening) -> None:
+    reader, writer = await gateway.open(HALF_HEAD)
+    sent = 0
+    with suppress(ConnectionError):
+        while sent < 64 << 20 and not writer.is_closing() and not reader.at_eof():
+            writer.write(ENDLESS)
+            await writer.drain()
+            sent += len(ENDLESS)
+            await asyncio.sleep(0)
+    assert sent < 16 << 20  # what sockets hold
+    assert b"431" in (await until_closed(reader))[:20] or reader.exception() is not None or reader.at_eof()
+
+
+@pytest.mark.parametrize("sizes", [[40_000], [33_000], [1000] * 40, [200_000], [10] * 4000])
+async def test_headers_that_are_too_large_are_refused(gateway: Listening, sizes: list[int]) -> None:
+    headers = "".join(f"x-{at}: {'a' * size}\r\n" for at, size in enumerate(sizes))
+    status, answer = await gateway.answered(f"GET / HTTP/1.1\r\nhost: x\r\n{headers}\r\n".encode())
+    assert (status, answer["error"]["type"]) == (431, "invalid_request_error")
+
+
+async def test_headers_of_30_kb_are_accepted(gateway: Listening) -> None:
+    head = f"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx: {'a' * 30_000}\r\n\r\n".encode()
+    reader, writer = await gateway.open()
+    for at in range(0, len(head), 1000):
+        writer.write(head[at : at + 1000])
+        await writer.drain()
+    assert read_answer(await until_closed(reader)) == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize("name", ["trailers", "chunk extension"])
+async def test_what_comes_between_chunks_is_bounded(gateway: Listening, name: str) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    begin = b"1\r\n{\r\n0\r\nx: " if name == "trailers" else b"1;x="
+    reader, _ = await gateway.open(head + begin + b"a" * 400_000)
+    answer = await until_closed(reader)
+    assert b" 431 " in answer[:20] or b" 400 " in answer[:20] or not answer
+
+
+@pytest.mark.parametrize("begun", [b"", HALF_HEAD, HALF_BODY, b"\r\n"])
+async def test_a_request_that_is_not_finished_in_time_is_ended(gateway: Listening, begun: bytes) -> None:
+    began = time.monotonic()
+    reader, writer = await gateway.open(begun)
+
+    async def trickle() -> None:
+        while True:
+            await asyncio.sleep(0.05)
+            writer.write(begun and (b"\r\n" if begun == b"\r\n" else b" "))
+
+    trickling = asyncio.create_task(trickle())
+    answer = await until_closed(reader)
+    trickling.cancel()
+    assert 0.4 < time.monotonic() - began < 5
+    assert "late" in gateway.ended
+    if begun in (HALF_HEAD, HALF_BODY):
+        assert b"408" in answer[:20]
+    assert read_answer(await gateway_answer(gateway)) == (200, {"status": "ok"})
+
+
+async def gateway_answer(gateway: Listening) -> bytes:
+    reader, _ = await gateway.open(get("/health"))
+    return await until_closed(reader)
+
+
+async def test_the_second_request_of_a_connection_has_the_same_time(gateway: Listening) -> None:
+    reader, writer = await gateway.open(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+    await asyncio.sleep(0.7)  # idle, within the keep-alive timeout: longer than a request may take
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+    writer.write(HALF_HEAD)
+    assert b" 408 " in (await until_closed(reader))[:20]
+
+
+async def test_half_open_connections_make_place_for_others() -> None:
+    async with serving() as served, listening(served.server.address, most=20) as gateway:
+        held = [await gateway.open(part) for part in (HALF_HEAD, HALF_BODY, b"") for _ in range(20)]
+        began = time.monotonic()
+        for _ in range(5):
+            assert read_answer(await gateway_answer(gateway)) == (200, {"status": "ok"})
+        assert time.monotonic() - began < 0.5  # before they are late
+        assert gateway.ended.count("full") >= 40
+        assert len(held) == 60
+
+
+async def test_a_connection_that_is_answered_keeps_its_place() -> None:
+    engine = FakeEngine()
+    engine.step_seconds = 0.01
+    async with serving(engine) as served, listening(served.server.address, most=3) as gateway:
+        fields = {"prompt": "Hi", "max_tokens": 200, "stream": True}
+        streams = [await gateway.open(post("/v1/completions", fields)) for _ in range(2)]
+        for reader, _ in streams:
+            await reader.readuntil(b"data: ")
+        for _ in range(10):
+            await gateway.open(HALF_HEAD)
+        for reader, _ in streams:
+            assert b"[DONE]" in await until_closed(reader)
+        await served.settled()
+
+
+async def test_half_a_request_behind_a_whole_one_makes_place() -> None:
+    async with serving() as served, listening(served.server.address, most=10) as gateway:
+        for _ in range(30):
+            reader, _ = await gateway.open(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" + HALF_HEAD)
+            assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+        assert gateway.ended.count("full") == 20
+
+
+async def test_clients_that_read_nothing_make_place() -> None:
+    async with serving() as served, listening(served.server.address, most=5) as gateway:
+        for _ in range(15):
+            reader, writer = await gateway.open()
+            reader._transport.pause_reading()
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 2000)
+            await asyncio.sleep(0.05)
+        assert read_answer(await gateway_answer(gateway)) == (200, {"status": "ok"})
+        for writer in gateway.writers:
+            writer.transport.abort()
+
+
+async def test_no_place_is_a_503() -> None:
+    engine = FakeEngine()
+    engine.step_seconds = 0.01
+    async with serving(engine) as served, listening(served.server.address, most=1) as gateway:
+        fields = {"prompt": "Hi", "max_tokens": 200, "stream": True}
+        reader, _ = await gateway.open(post("/v1/completions", fields))
+        await reader.readuntil(b"data: ")
+        status, answer = await gateway.answered(b"")
+        assert (status, answer["error"]["type"]) == (503, "server_error")
+        assert b"[DONE]" in await until_closed(reader)
+
+
+async def test_incomplete_bodies_are_bounded_together() -> None:
+    async with serving() as served, listening(served.server.address, most_bytes=300_000) as gateway:
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900000\r\n\r\n"
+        held = [await gateway.open(head + b" " * 90_000) for _ in range(10)]
+        for reader, _ in held[:6]:
+            assert await until_closed(reader) == b""
+        assert {*gateway.ended} == {"bytes"}
+        status, answer = await gateway.posted("/v1/completions", {"prompt": "Hi", "max_tokens": 2})
+        assert (status, answer["choices"][0]["text"]) == (200, "ab")
+
+
+async def test_a_client_that_reads_nothing_is_left(gateway: Listening) -> None:
+    """/ is large enough for the buffers of a few pipelined answers."""
+    reader, writer = await gateway.open()
+    reader._transport.pause_reading()
+    began = time.monotonic()
+    with suppress(ConnectionError):
+        while time.monotonic() - began < 10 and "late" not in gateway.ended:
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 200)
+            await asyncio.sleep(0.02)
+    assert "late" in gateway.ended
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"NONSENSE\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nhost: x\r\ncontent-length: x\r\n\r\n", 400),
+        (get("/v1/nothing"), 404),
+        (get("/v1/chat/completions"), 405),
+        (b"DELETE /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", 405),
+    ],
+)
+async def test_every_error_has_the_form_of_openai(gateway: Listening, sent: bytes, status: int) -> None:
+    got, answer = await gateway.answered(sent)
+    assert got == status
+    assert answer["error"].keys() == {"message", "type", "param", "code"}
+
+
+async def test_a_large_body_that_is_refused_reads_why(gateway: Listening) -> None:
+    status, answer = await gateway.answered(post("/v1/completions", {"prompt": "x" * (2 << 20)}))
+    assert (status, answer["error"]["param"]) == (400, "body")
+
+
+async def test_https(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    trusting.check_hostname = False
+    async with serving() as served, listening(served.server.address, most=5, tls=context) as gateway:
+        for _ in range(3):
+            status, answer = await gateway.answered(
+                post("/v1/completions", {"prompt": "Hi", "max_tokens": 2}), trusting
+            )
+            assert (status, answer["choices"][0]["text"]) == (200, "ab")
+        silent = [await gateway.open() for _ in range(20)]
+        assert (await gateway.answered(get("/health"), trusting))[0] == 200
+        assert gateway.ended.count("full") >= 15
+        for reader, _ in silent:
+            assert await until_closed(reader) == b""  # a handshake that does not come is late
+        reader, _ = await gateway.open(get("/health"))
+        assert b"200" not in await until_closed(reader)  # no clear text

@@ -1,0 +1,296 @@
+"""Requests that are left, batches, and errors, on real sockets in front of an engine that follows a script."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from draftwood_model_runner.loading.tool_format import NoToolFormatError
+from tests.service.fakes import ByteTokenizer, FakeEngine, FakeModel, serving, until
+from tests.service.gateway.listening import Listening, listening, post
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+LONG: dict[str, Any] = {"prompt": "Hi", "max_tokens": 2000}
+
+
+def slow_engine(step_seconds: float = 0.01, max_running: int = 4) -> FakeEngine:
+    engine = FakeEngine(max_running)
+    engine.step_seconds = step_seconds
+    return engine
+
+
+async def live(gateway: Listening) -> str:
+    _, metrics = await gateway.answered(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    return next(line for line in str(metrics).splitlines() if line.startswith("draftwood_gateway_requests_live"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param(LONG, id="whole"),
+        pytest.param({**LONG, "stream": True}, id="streamed"),
+        pytest.param({**LONG, "prompt": ["Hi", "Ho", "Hu"]}, id="batch"),
+        pytest.param({**LONG, "prompt": ["Hi", "Ho", "Hu"], "stream": True}, id="streamed batch"),
+    ],
+)
+@pytest.mark.parametrize("abort", [False, True])
+async def test_a_client_that_leaves_cancels_its_request(fields: Any, abort: bool) -> None:
+    engine = slow_engine()
+    async with serving(engine) as served, listening(served.server.address) as gateway:
+        _, writer = await gateway.open(post(COMPLETIONS, fields))
+        await until(lambda: engine.running == (3 if isinstance(fields["prompt"], list) else 1))
+        steps = engine.steps
+        writer.transport.abort() if abort else writer.close()
+        await until(lambda: engine.running == 0)
+        assert engine.steps - steps < 50  # of 1,000
+        await served.settled()
+        assert await live(gateway) == "draftwood_gateway_requests_live 0.0"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_while_it_waits_cancels_its_request(stream: bool) -> None:
+    """It waits to be admitted: a stream has not begun, so that nothing would be written to it either."""
+    engine = slow_engine(max_running=1)
+    async with serving(engine, max_running=1) as served, listening(served.server.address) as gateway:
+        _, first = await gateway.open(post(COMPLETIONS, LONG))
+        await until(lambda: engine.running == 1)
+        _, second = await gateway.open(post(COMPLETIONS, {**LONG, "stream": stream}))
+        await until(lambda: engine.waiting == 1)
+        second.close()
+        await until(lambda: engine.waiting == 0)
+        assert engine.running == 1
+        first.close()
+        await served.settled()
+
+
+async def test_a_client_that_leaves_in_mid_body_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving() as served, listening(served.server.address) as gateway:
+        _, writer = await gateway.open(post(COMPLETIONS, LONG)[:-5])
+        await asyncio.sleep(0.1)
+        writer.close()
+        for _ in range(100):
+            if await live(gateway) == "draftwood_gateway_requests_live 0.0":
+                break
+            await asyncio.sleep(0.01)
+        assert await live(gateway) == "draftwood_gateway_requests_live 0.0"
+        assert served.engine.added == []
+    assert "Traceback" not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_one_prompt_that_is_refused_ends_the_others(stream: bool) -> None:
+    engine = slow_engine()
+    async with serving(engine) as served, listening(served.server.address) as gateway:
+        fields = {**LONG, "prompt": ["Hi", "x" * 4000, "Ho"], "max_tokens": 1000, "stream": stream}
+        status, answer = await gateway.posted(COMPLETIONS, fields)
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        await until(lambda: engine.running == 0)
+        assert engine.steps < 50
+        await served.settled()
+
+
+async def test_a_prompt_that_fails_later_ends_the_others_and_the_stream() -> None:
+    engine = slow_engine()
+    async with serving(engine) as served, listening(served.server.address) as gateway:
+        short = {"prompt": ["a", "b", "c", "d", "x" * 4095 + "y"], "max_tokens": 50, "stream": True}
+        status, answer = await gateway.posted(COMPLETIONS, short)  # the fifth begins when one of four has ended
+        assert status == 200
+        assert "event: error" in answer
+        assert "context_length_exceeded" in answer
+        assert "[DONE]" not in answer
+        await served.settled()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("samples", [1, 2])
+async def test_a_batch_needs_no_more_places_than_there_are(stream: bool, samples: int) -> None:
+    engine = slow_engine(0.0)
+    async with serving(engine, max_running=4, max_waiting=0) as served, listening(served.server.address) as gateway:
+        fields = {"prompt": ["a", "b"] * 64, "max_tokens": 6, "n": samples, "temperature": 1.0, "stream": stream}
+        status, answer = await gateway.posted(COMPLETIONS, fields)
+        assert status == 200
+        texts = [""] * 128 * samples
+        if stream:
+            for line in answer.splitlines():
+                if line.startswith("data: {"):
+                    for choice in json.loads(line[6:])["choices"]:
+                        texts[choice["index"]] += choice["text"]
+            assert "[DONE]" in answer
+        else:
+            for choice in answer["choices"]:
+                texts[choice["index"]] = choice["text"]
+        assert texts == ["abcdef"] * 128 * samples
+        assert engine.most_running <= 4
+        await served.settled()
+
+
+async def test_the_prompts_of_a_batch_are_streamed_side_by_side() -> None:
+    async with serving(slow_engine()) as served, listening(served.server.address) as gateway:
+        _, answer = await gateway.posted(COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 100, "stream": True})
+    order = [json.loads(line[6:])["choices"][0]["index"] for line in answer.splitlines() if line[:7] == "data: {"]
+    assert 0 in order[order.index(1) :]
+
+
+async def test_the_deadline_is_that_of_the_whole_batch() -> None:
+    async with serving(slow_engine(0.02)) as served, listening(served.server.address) as gateway:
+        sent = post(COMPLETIONS, {"prompt": ["a"] * 16, "max_tokens": 40})
+        sent = sent.replace(b"host: x", b"host: x\r\nx-draftwood-timeout: 0.6")
+        began = asyncio.get_running_loop().time()
+        status, answer = await gateway.answered(sent)
+        assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
+        assert asyncio.get_running_loop().time() - began < 1.2
+        await served.settled()
+
+
+async def test_no_error_shows_the_address_of_the_service() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        async with listening(f"127.0.0.1:{port}") as gateway:
+            status, answer = await gateway.posted(COMPLETIONS, {**LONG, "model": "x"})
+            assert (status, answer["error"]["code"]) == (503, "unavailable")
+            assert str(port) not in json.dumps(answer)
+            sent = post(COMPLETIONS, {**LONG, "model": "x"}).replace(b"host: x", b"host: x\r\nx-draftwood-timeout: 0.1")
+            status, late = await gateway.answered(sent)
+            assert status in (503, 504)
+            _, stream = await gateway.posted(COMPLETIONS, {**LONG, "model": "x", "stream": True})
+            health, unhealthy = await gateway.answered(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            assert health == 503
+            for text in (late, stream, unhealthy):
+                assert str(port) not in json.dumps(text)
+                assert "127.0.0.1" not in json.dumps(text)
+
+
+async def test_a_message_that_the_service_does_not_take_is_too_large() -> None:
+    async with serving(max_message_bytes=200_000) as served, listening(served.server.address) as gateway:
+        status, answer = await gateway.posted(COMPLETIONS, {**LONG, "prompt": "x" * 300_000})
+        assert (status, answer["error"]["type"]) == (413, "invalid_request_error")
+
+
+def filled(piece: str, begin: str = '{"prompt":[', end: str = "]}", size: int = 1_000_000) -> bytes:
+    return (begin + ",".join([piece] * (size // (len(piece) + 1))) + end).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (filled('""'), "more than 100000"),
+        (filled("[7]"), "more than 100000"),
+        (filled("{}"), "more than 100000"),
+        (filled('{"role":"u"}', '{"messages":['), "more than 100000"),
+        (b'{"prompt":"' + b'\\"' * 400_000, "not JSON"),  # a text that does not end
+        (b'"' * 900_000, "more than 100000"),
+        (b"[" * 90_000, "nested too deeply"),
+        (filled("7"), "tokens"),
+        ((b'{"prompt":"' + b'[{\\",' * 150_000 + b'"}'), "characters"),  # brackets of a text count for nothing
+    ],
+)
+async def test_a_body_that_costs_much_to_read_is_refused_before(body: bytes, problem: str) -> None:
+    path = CHAT if b"messages" in body[:20] else COMPLETIONS
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    async with serving() as served, listening(served.server.address) as gateway:
+        began = time.process_time()
+        status, answer = await gateway.answered(head.encode() + body)
+        assert time.process_time() - began < 1.0
+    assert status == 400
+    assert problem in answer["error"]["message"]
+
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "code", "param", "begins"),
+    [
+        (COMPLETIONS, {"prompt": "x" * 5000}, "context_length_exceeded", "prompt", "prompt: the prompt has 5000"),
+        (COMPLETIONS, {"prompt": [7] * 5000}, "context_length_exceeded", "prompt", "prompt: the prompt has 5000"),
+        (COMPLETIONS, {"prompt": "x" * 70_000}, "context_length_exceeded", "prompt", "prompt: must have at most"),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 5000}]}, "context_length_exceeded", "messages", ""),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * 70_000}]}, "context_length_exceeded", "messages", ""),
+        (CHAT, {"messages": MESSAGES, "max_tokens": 5000}, "context_length_exceeded", "max_tokens", "max_tokens: 5000"),
+        (
+            CHAT,
+            {"messages": MESSAGES, "max_completion_tokens": 5000},
+            "context_length_exceeded",
+            "max_completion_tokens",
+            "max_completion_tokens: 5000",
+        ),
+        (CHAT, {"messages": MESSAGES, "max_tokens": 0}, "invalid_value", "max_tokens", "max_tokens: 0"),
+        (CHAT, {"messages": MESSAGES, "stop": [""]}, "invalid_value", "stop[0]", "stop[0]: must"),
+        (CHAT, {"messages": MESSAGES, "stop": ["x"] * 17}, "invalid_value", "stop", "stop: has 17"),
+        (CHAT, {"messages": MESSAGES, "stop_token_ids": [300]}, "invalid_value", "stop_token_ids[0]", "stop_token_ids"),
+        (CHAT, {"messages": MESSAGES, "stop_token_ids": ["x"]}, None, "stop_token_ids[0]", "stop_token_ids[0]"),
+        (CHAT, {"messages": MESSAGES, "logit_bias": {"300": 1}}, "invalid_value", "logit_bias[300]", "logit_bias[300]"),
+        (CHAT, {"messages": MESSAGES, "top_p": 3}, "invalid_value", "top_p", "top_p: 3"),
+        (CHAT, {"messages": MESSAGES, "n": 99, "temperature": 1}, "invalid_value", "n", "n: 99"),
+        (CHAT, {"messages": MESSAGES, "user": "x" * 300}, "invalid_value", "user", "user"),
+        (CHAT, {"messages": MESSAGES, "draftwood": {"session": "x" * 300}}, "invalid_value", "draftwood.session", ""),
+        (CHAT, {"messages": MESSAGES, "draftwood": {"strategy": 3}}, None, "draftwood.strategy", "draftwood.strategy"),
+        (
+            CHAT,
+            {"messages": MESSAGES, "draftwood": {"max_draft_nodes": -1}},
+            "invalid_value",
+            "draftwood.max_draft_nodes",
+            "draftwood.max_draft_nodes",
+        ),
+        (
+            CHAT,
+            {"messages": MESSAGES, "response_format": {"type": "regex", "pattern": "("}},
+            "invalid_value",
+            "response_format.pattern",
+            "response_format.pattern",
+        ),
+        (
+            CHAT,
+            {"messages": MESSAGES, "response_format": {"type": "json_object"}, "ignore_eos": True},
+            "invalid_value",
+            "ignore_eos",
+            "ignore_eos",
+        ),
+        (CHAT, {"messages": [{"role": "x" * 99, "content": ""}]}, "invalid_value", "messages[0].role", "messages[0]."),
+        (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, None, "messages[0].content", "messages[0]"),
+    ],
+)  # fmt: skip
+async def test_errors_name_what_the_caller_wrote(
+    path: str, fields: dict[str, Any], code: str | None, param: str, begins: str
+) -> None:
+    async with serving() as served, listening(served.server.address) as gateway:
+        status, answer = await gateway.posted(path, {"max_tokens": 4, **fields})
+    error = answer["error"]
+    assert (status, error["code"], error["param"]) == (400, code, param)
+    assert error["message"].startswith(begins)
+    for ours in ("stop.", "sampling.", "chat.", "drafting.", "output."):
+        assert ours not in error["message"]
+
+
+async def test_a_model_without_a_chat_template_names_the_other_route() -> None:
+    model = FakeModel(tokenizer=ByteTokenizer(has_chat_template=False))
+    async with serving(model=model) as served, listening(served.server.address) as gateway:
+        status, answer = await gateway.posted(CHAT, {"messages": MESSAGES})
+    assert (status, answer["error"]["param"]) == (400, "messages")
+    assert answer["error"]["message"] == "messages: the model has no chat template; use /v1/completions"
+
+
+async def test_unknown_paths_are_told_and_not_counted_by_name() -> None:
+    async with serving() as served, listening(served.server.address) as gateway:
+        status, answer = await gateway.posted("/v1/embeddings", {})
+        assert (status, answer["error"]["code"]) == (404, "unknown_url")
+        status, answer = await gateway.answered(b"GET /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert (status, answer["error"]["code"]) == (405, "method_not_supported")
+        assert "POST" in answer["error"]["message"]
+
+
+async def test_a_system_message_reaches_a_model_whose_template_has_no_such_role() -> None:
+    model = FakeModel()
+    model.tokenizer.takes_system = False
+    model.tokenizer.tool_format = NoToolFormatError("none")
+    messages = [{"role": "developer", "content": "Be brief."}, *MESSAGES]
+    async with serving(model=model) as served, listening(served.server.address) as gateway:
+        status, _ = await gateway.posted(CHAT, {"messages": messages, "max_tokens": 2})
+    assert status == 200
+    assert model.tokenizer.messages == [{"role": "user", "content": "Be brief.\n\nHi"}]
