@@ -120,8 +120,8 @@ async def test_a_replica_without_its_primary_is_away_and_not_refusing() -> None:
         ("WRONGTYPE Operation against a key holding the wrong kind of value", StoreRefusedError),
         # As Redis 6 reports what failed within a script.
         (
-            "ERR Error running script (call to f_a1): @user_script:3: @user_script: 3: -READONLY You can't write against"
-            " a read only replica.",
+            "ERR Error running script (call to f_a1): @user_script:3: @user_script: 3: -READONLY You can't write "
+            "against a read only replica.",
             StoreUnavailableError,
         ),
         (

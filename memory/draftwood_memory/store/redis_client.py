@@ -30,13 +30,12 @@ _PORTS = {"sentinel": 26379}
 _TIMEOUT = 2.0
 _CONNECTIONS = 8
 """Per server. One thread uses them, mostly one connection at a time; not tuned, any number near works."""
-_LATER = frozenset(
-    ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "NOREPLICAS", "MISCONF", "UNBLOCKED")
-    + ("MOVED", "ASK")
-)
-"""Codes of answers of a server that cannot serve now."""
 _DEMOTED = frozenset(("READONLY", "UNBLOCKED"))
 """Codes of a server that has become a replica: whoever keeps the connection never reaches the new primary."""
+_LATER = _DEMOTED | frozenset(
+    ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "MISCONF", "MOVED", "ASK")
+)
+"""Codes of answers of a server that cannot serve now."""
 _REFUSED = frozenset(("NOPERM", "NOAUTH", "WRONGPASS"))
 _WITHIN_SCRIPT = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
 _CLUSTER_RETRIES = 2
