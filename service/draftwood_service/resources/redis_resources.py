@@ -127,8 +127,8 @@ class RedisResources:
 
     async def changes(self, after: Cursor) -> Page:
         """Raises MemoryStoreError."""
-        arguments = [after.revision, after.floor, _PAGE, after.store]
-        answer = await self._client.run(Script(_CHANGES, _KEYS[:3], arguments))
+        script = Script(_CHANGES, _KEYS[:3], [after.revision, after.floor, _PAGE, after.store])
+        answer = await self._client.run(script)
         revision, floor, anew, more, store, time, *rest = answer
         changes: dict[str, Resource | None] = {}
         unreadable = set()

@@ -140,7 +140,7 @@ async def test_a_tenant_that_cannot_be_decrypted_is_refused_and_no_other(valkey:
         ({"drafting": {"strategy": "of-a-newer-version"}}, "without it"),
         ({"learning": {"scope": "LEARNING_SCOPE_NOTHING", "maxTokens": "999999999999"}}, "learns nothing"),
         ({"quotas": {"requestsPerMinute": 0}}, "refused"),
-        ({"streaming": {"paddingBytes": 1}}, "refused"),
+        ({"streaming": {"paddingBytes": 1_000_000}}, "refused"),
         ("no message", "refused"),
     ],
 )
