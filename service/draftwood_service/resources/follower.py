@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
@@ -65,14 +65,22 @@ class _Copy:
         place = self.places.get(key)
         return None if place is None else self.of_kind[place[0]][place[1]]
 
-    def missing_from(self, other: _Copy) -> dict[str, Resource]:
-        """What `other`, a reading of everything, neither has nor knows as deleted."""
+    def lost_in(self, other: _Copy) -> list[Write]:
+        """Writes of what `other`, a reading of another store, neither has nor knows as deleted."""
         known = (other.places, other.unreadable, other.deleted)
-        return {
-            key: self.of_kind[kind][name]
-            for key, (kind, name) in self.places.items()
-            if not any(key in one for one in known)
-        }
+        return [
+            Write(one.kind, one.name, one.value, 0) for key, one in self if not any(key in there for there in known)
+        ]
+
+    def newer_than(self, other: _Copy, revision: int) -> list[Write]:
+        """Writes of what is newer than `other`, a reading of the store at an earlier revision."""
+        newer = [(key, one) for key, one in self if one.revision > revision and key not in other.unreadable]
+        there = [other.get(key) for key, _ in newer]
+        pairs = zip(newer, there, strict=True)
+        return [Write(one.kind, one.name, one.value, old.revision if old else 0) for (_, one), old in pairs]
+
+    def __iter__(self) -> Iterator[tuple[str, Resource]]:
+        return ((key, self.of_kind[kind][name]) for key, (kind, name) in self.places.items())
 
 
 class ResourceFollower:
@@ -158,29 +166,31 @@ class ResourceFollower:
                 self._cursor = cursor
             if not page.more:
                 break
-        if copy is not self._copy and self._is_another(cursor) and (missing := self._copy.missing_from(copy)):
-            await self._restore(missing, cursor)
+        if copy is not self._copy and (lost := self._lost(copy, cursor)):
+            await self._restore(lost, cursor)
             return False
         copy.deleted.clear()
         self._copy, self._cursor = copy, cursor
         await self._note()
         return True
 
-    def _is_another(self, cursor: Cursor) -> bool:
-        """Whether the store is not the one that was read before, but an empty one, or one that was begun anew."""
+    def _lost(self, copy: _Copy, cursor: Cursor) -> list[Write]:
+        """What the store had and has not any more, though nobody deleted it. It was emptied, was begun anew since, or
+        went back, as in a failover."""
         known = self._cursor
-        return known.revision > 0 and (not cursor.revision or bool(known.store and cursor.store != known.store))
+        if known.revision and (not cursor.revision or (known.store and cursor.store != known.store)):
+            return self._copy.lost_in(copy)
+        return self._copy.newer_than(copy, cursor.revision) if cursor.revision < known.revision else []
 
-    async def _restore(self, missing: Mapping[str, Resource], cursor: Cursor) -> None:
-        """Writes what a store has lost. What was written or deleted there meanwhile stays as it is."""
+    async def _restore(self, lost: SequenceOf[Write], cursor: Cursor) -> None:
+        """Writes what a store has lost, unless it is written to meanwhile."""
         store = cursor.store if cursor.revision else self._cursor.store
-        writes = [Write(one.kind, one.name, one.value, 0) for one in missing.values()]
         try:
-            await self._store.write(writes, cursor.revision, store)
+            await self._store.write(lost, cursor.revision, store)
         except ConflictError:
             await asyncio.sleep(0)  # another server restored it, or wrote to it
         else:
-            _log.error("the store had lost the configuration of tenants; it was restored", resources=len(writes))
+            _log.error("the store had lost configuration of tenants; it was restored", resources=len(lost))
 
     async def _note(self) -> None:
         """Notes that all was read, here and for later processes."""

@@ -93,7 +93,7 @@ class RunningServer:
         self.audits.listeners.append(self._count_audit)
         bridge.on_audited = self.audits.record
         audit = AuditServicer(self.audits, self.recovery, settings.audit_share)
-        status = StatusServicer(bridge, self.audits, self.recovery, settings)
+        status = StatusServicer(bridge, self.audits, self.recovery, self._administration.known, settings)
         administrative = (audit.methods, status.methods, *self._administration.methods)
         methods = (self._servicer.methods, of_memory, *administrative)
         for of_service, its_methods in zip(bound.handlers, methods, strict=True):

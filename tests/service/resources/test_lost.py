@@ -106,6 +106,26 @@ async def test_a_write_to_a_store_that_lost_its_data_is_refused_until_it_is_rest
         assert (await stored(valkey)).keys() == {"a", "b"}
 
 
+async def test_a_store_that_went_back_gets_the_latest_changes_again(valkey: Valkey) -> None:
+    """As in a failover to a replica that lags."""
+    async with followers(on(valkey), on(valkey)) as [one, two]:
+        [first, second] = await one.write([Write("tenants", "a", b"1", 0), Write("tenants", "b", b"1", 0)])
+        kept = [(key, valkey.client.dump(key)) for key in valkey.client.keys("dw:{resources}:*")]
+        await one.write([Write("tenants", "a", b"2", first), Write("tenants", "c", b"2", 0)])
+        await until(lambda: values(two) == {"a": b"2", "b": b"1", "c": b"2"})
+        with valkey.client.pipeline() as pipeline:
+            pipeline.delete("dw:{resources}:deleted")
+            for key, value in kept:
+                pipeline.restore(key, 0, value, replace=True)
+            pipeline.execute()
+        while await stored(valkey) != {"a": b"2", "b": b"1", "c": b"2"}:
+            assert values(one) == values(two) == {"a": b"2", "b": b"1", "c": b"2"}
+            await asyncio.sleep(0.02)
+        await until(lambda: one.revision == two.revision)
+        assert values(one) == values(two) == {"a": b"2", "b": b"1", "c": b"2"}
+        assert one.of_kind("tenants")["b"].revision == second
+
+
 async def test_a_store_of_an_earlier_version_is_no_other_one(valkey: Valkey) -> None:
     async with followers(on(valkey), on(valkey)) as [one, two]:
         await one.write([Write("tenants", "a", b"1", 0)])

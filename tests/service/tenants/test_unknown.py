@@ -11,8 +11,8 @@ import pytest
 from google.protobuf.json_format import ParseDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from draftwood.admin.v1 import status_pb2, status_pb2_grpc, tenants_pb2_grpc
 from draftwood.admin.v1 import tenants_pb2 as pb
-from draftwood.admin.v1 import tenants_pb2_grpc
 from draftwood.v1 import generation_pb2
 from draftwood_service.resources.base import Write
 from draftwood_service.tenants.catalog import TENANTS, Catalog
@@ -36,6 +36,11 @@ def valkey() -> Iterator[Valkey]:
 async def health(served: Served) -> int:
     found = await health_pb2_grpc.HealthStub(served.channel).Check(health_pb2.HealthCheckRequest())
     return int(found.status)
+
+
+async def state(served: Served) -> int:
+    stub = status_pb2_grpc.StatusServiceStub(served.channel)
+    return int((await stub.GetStatus(status_pb2.GetStatusRequest())).status.state)
 
 
 async def configure(served: Served, tenant: str = "acme", fields: dict[str, Any] = CONFIGURED) -> None:
@@ -69,6 +74,7 @@ async def test_a_server_that_starts_while_its_store_is_away_refuses_until_it_was
     valkey.kill()
     async with serving(store=valkey.url, store_timeout=0.5) as served:
         assert await health(served) == HEALTH.NOT_SERVING
+        assert await state(served) == status_pb2.SERVING_STATE_CONFIGURATION_UNKNOWN
         refused = await ask(served, times=10)
         assert reasons(refused) == ["CONFIGURATION_UNKNOWN"] * 10
         assert refused[0].status.code() is grpc.StatusCode.UNAVAILABLE
@@ -76,6 +82,7 @@ async def test_a_server_that_starts_while_its_store_is_away_refuses_until_it_was
         valkey.start()
         await until(lambda: served.server.serving)
         assert await health(served) == HEALTH.SERVING
+        assert await state(served) == status_pb2.SERVING_STATE_SERVING
         assert reasons(await ask(served, times=10)).count("") == 3
         await served.settled()
         assert not learned(served)
