@@ -93,6 +93,11 @@ class RedisClient:
         return self._target.description
 
     @property
+    def identity(self) -> str:
+        """Tells stores apart: the address with the number of the database, without passwords."""
+        return f"{self.description}/{self._target.database}"
+
+    @property
     def is_cluster(self) -> bool:
         """One call cannot span keys with different hash tags."""
         return self._target.kind == "cluster"

@@ -28,7 +28,7 @@ class Remembered:
         path: of the file.
 
     Args:
-        store: the address of the store, without passwords.
+        store: tells it from others.
         clock: seconds since the epoch.
     """
 

@@ -51,6 +51,7 @@ class RunningServer:
         gate: counts the calls that it refused.
         limiter: of requests, by their tenants' quotas.
         serving: what health says.
+        known: set once it is known which tenants are configured: before, nothing is served.
         slots: requests that can run at once.
 
     Args:
@@ -74,6 +75,7 @@ class RunningServer:
         self.recovery = EngineRecovery(bridge, settings.engine_restarts, self._set_serving)
         self._liveness = EngineLiveness(bridge, settings.engine_stall_timeout, bound.set_alive)
         self._administration = Administration(settings, f"{socket.gethostname()}:{self.port}", bridge.run_operation)
+        self.known = self._administration.known
         bridge.weight_of = self._weight_of
         self.limiter = opened_limiter(settings)
         self._servicer = GenerationServicer(
@@ -93,7 +95,7 @@ class RunningServer:
         self.audits.listeners.append(self._count_audit)
         bridge.on_audited = self.audits.record
         audit = AuditServicer(self.audits, self.recovery, settings.audit_share)
-        status = StatusServicer(bridge, self.audits, self.recovery, self._administration.known, settings)
+        status = StatusServicer(bridge, self.audits, self.recovery, self.known, settings)
         administrative = (audit.methods, status.methods, *self._administration.methods)
         methods = (self._servicer.methods, of_memory, *administrative)
         for of_service, its_methods in zip(bound.handlers, methods, strict=True):
@@ -106,7 +108,7 @@ class RunningServer:
         await self._bound.start()
         await self._administration.start()
         self._liveness.start()
-        if self._administration.known.is_set():
+        if self.known.is_set():
             await self._set_serving(not self.bridge.stopped)
         else:
             self._becoming_ready = asyncio.create_task(self._serve_once_known())
@@ -126,7 +128,7 @@ class RunningServer:
 
     async def _serve_once_known(self) -> None:
         """Requests of tenants that may have a configuration are refused until then."""
-        await self._administration.known.wait()
+        await self.known.wait()
         await self._set_serving(not self.bridge.stopped)
 
     async def _stop(self, grace: float) -> None:
@@ -168,7 +170,7 @@ class RunningServer:
             )
 
     async def _set_serving(self, serving: bool) -> None:
-        self.serving = serving = serving and self._administration.known.is_set()
+        self.serving = serving = serving and self.known.is_set()
         answer = health_pb2.HealthCheckResponse
         await self._bound.set_health(answer.SERVING if serving else answer.NOT_SERVING)
 

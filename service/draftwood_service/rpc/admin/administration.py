@@ -82,5 +82,5 @@ class Administration:
 def _follower(client: RedisClient | None, seal: Seal, folder: Path | None) -> ResourceFollower:
     if client is None:
         return ResourceFollower(InProcessResources())
-    remembered = None if folder is None else Remembered(folder, client.description)
+    remembered = None if folder is None else Remembered(folder, client.identity)
     return ResourceFollower(RedisResources(client, seal), remembered)
