@@ -84,14 +84,23 @@ async def _serve(settings: Settings) -> int:
     gc.collect()
     gc.freeze()  # a collection that scans all that was imported would stop all streams and health checks
     await server.start()
-    stopping = _stop_signals()
-    _log.info("serving", address=bound.address, model=model.name, device=model.device, dtype=model.dtype)
-    if settings.ready_file is not None:
-        _write_whole(settings.ready_file, bound.address + "\n")
-    waiting = [asyncio.create_task(event.wait()) for event in (stopping, server.recovery.failed)]
-    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    ending = _stop_signals(), server.recovery.failed
+    await _any(*ending, server.known)
+    if server.known.is_set():
+        _log.info("serving", address=bound.address, model=model.name, device=model.device, dtype=model.dtype)
+        if settings.ready_file is not None:
+            _write_whole(settings.ready_file, bound.address + "\n")
+    await _any(*ending)
     await server.stop()
     return _FAILURE if server.recovery.failed.is_set() else 0
+
+
+async def _any(*events: asyncio.Event) -> None:
+    """Waits until one of them is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for one in waiting:
+        one.cancel()
 
 
 def _warn_of_access(settings: Settings) -> None:

@@ -37,6 +37,7 @@ from draftwood_model_runner.errors import (
 from draftwood_service.auth.errors import IssuerUnavailableError, PermissionDeniedError, UnauthenticatedError
 from draftwood_service.quotas import QuotaExceededError
 from draftwood_service.resources.errors import (
+    ConfigurationUnknownError,
     EtagError,
     NotAllowedNowError,
     ResourceError,
@@ -188,6 +189,7 @@ RULES: dict[type[BaseException], Rule] = {
     ResourceExistsError: Rule(grpc.StatusCode.ALREADY_EXISTS, "ALREADY_EXISTS"),
     ResourceMissingError: Rule(grpc.StatusCode.NOT_FOUND, "NOT_FOUND"),
     EtagError: Rule(grpc.StatusCode.ABORTED, "ETAG_MISMATCH"),
+    ConfigurationUnknownError: Rule(grpc.StatusCode.UNAVAILABLE, "CONFIGURATION_UNKNOWN", retry_seconds=1.0),
     NotAllowedNowError: Rule(grpc.StatusCode.FAILED_PRECONDITION, "FAILED_PRECONDITION"),
     MemoryPurgedError: Rule(grpc.StatusCode.ABORTED, "MEMORY_PURGED"),
     ModelError: Rule(grpc.StatusCode.INTERNAL, "MODEL_FAILED", "the model failed in a step of this request"),

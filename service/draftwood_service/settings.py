@@ -5,6 +5,7 @@ A value is taken from the first of: command-line flag, environment variable, YAM
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
@@ -272,6 +273,16 @@ class Settings(BaseModel):
     def model_path(self) -> str:
         """Folder or hub id of the model."""
         return BUNDLED_MODEL if self.model is None else self.model
+
+    @property
+    def cache_folder(self) -> Path | None:
+        """Folder of what the next start finds: converted models, and a note on each store; None for none."""
+        if not self.model_cache or self.model_cache_folder is not None:
+            return self.model_cache_folder if self.model_cache else None
+        try:
+            return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "draftwood", "models").expanduser()
+        except RuntimeError:  # a user without a home, as in some containers
+            return None
 
     @property
     def memory_budget(self) -> int:

@@ -25,12 +25,14 @@ from draftwood_benchmarks.shared.server_process import log_tail, wait_for_addres
 from draftwood_client import MemoryClient, MemoryRecord
 from tests.docs.pages import ROOT, Block
 from tests.helm.chart import render
+from tests.memory.servers import Valkey
 from tests.service.test_commands import SERVE_FAKE
 
 SECONDS = 60
 """Of any command."""
 WATCHES = re.compile(r"draftwood (top --json\b|experiment report .* --watch)")
 """Commands that go on until Ctrl-C."""
+_REDIS = re.compile(r"redis://[\w.]+:6379")
 _BINARIES = Path(sys.executable).parent
 _LINKED = ("benchmarks", "examples", "Makefile")
 _QUESTIONS = "".join(f'{{"text": "Where is parcel {i}? It should be here by now."}}\n' for i in range(8))
@@ -143,7 +145,7 @@ class Session:
 
     def _serve(self, command: str) -> None:
         """Starts what the command says, with a model that follows a script, and ends it."""
-        before, _, arguments = command.partition("draftwood serve")
+        before, _, arguments = _REDIS.sub(lambda _: self._redis(), command).partition("draftwood serve")
         ready = self.folder / "ready"
         ready.unlink(missing_ok=True)
         ports = ["--port", "0", "--ready-file", str(ready)]
@@ -157,6 +159,10 @@ class Session:
             process.terminate()
             process.communicate(timeout=SECONDS)
         assert process.returncode == 0, f"{command}\n{log_tail(log)}"
+
+    def _redis(self) -> str:
+        """The address of a server that stands for the reader's: a service that cannot read its store is not ready."""
+        return self._stack.enter_context(Valkey()).url
 
     def _open_gateway(self, words: list[str]) -> None:
         """Starts a gateway on a free port for the commands that follow."""

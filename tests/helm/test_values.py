@@ -137,6 +137,11 @@ def test_wrong_values_are_refused_by_name(path: tuple[str, ...], value: object) 
             "cannot both be 0",
         ),
         ({"auth": {"open": True}, "autoscaling": {"minReplicas": 9}}, "autoscaling.minReplicas"),
+        ({"auth": {"open": True}, "store": {"mode": "memory"}}, "memory is for one pod"),
+        (
+            {"auth": {"open": True}, "store": {"mode": "memory"}, "replicas": 1, "autoscaling": {"type": "keda"}},
+            "memory is for one pod",
+        ),
         ({"auth": {"open": True}, "extraEnv": [{"name": "DRAFTWOOD_DRAIN_GRACE", "value": "600"}]}, "extraEnv"),
         ({"auth": {"open": True}, "podLabels": {"app.kubernetes.io/name": "x"}}, "podLabels"),
         ({"auth": {"open": True}, "service": {"type": "LoadBalancer"}}, "networkPolicy.callers"),
@@ -155,6 +160,23 @@ def test_wrong_values_are_refused_by_name(path: tuple[str, ...], value: object) 
 def test_contradictions_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(HelmError, match=message):
         render(values)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 5])
+@pytest.mark.parametrize("mode", ["memory", "embedded", "valkey", "external", None])
+def test_several_pods_always_share_a_store(mode: str | None, replicas: int) -> None:
+    """Otherwise a purge, a tenant and a limit would hold in one of them."""
+    store: dict[str, Any] = {"mode": mode, "external": {"url": "redis://cache.example" if mode == "external" else ""}}
+    values = {"auth": {"open": True}, "replicas": replicas, "store": store if mode else {}}
+    if mode in ("memory", "embedded") and replicas > 1:
+        with pytest.raises(HelmError, match="one pod"):
+            render(values)
+        return
+    [deployment] = [one for one in render(values) if one["kind"] == "Deployment"]
+    assert deployment["spec"]["replicas"] == replicas
+    [server] = deployment["spec"]["template"]["spec"]["containers"]
+    shared = "DRAFTWOOD_STORE" in {one["name"] for one in server["env"]} or mode == "external"
+    assert shared == (mode not in ("memory", "embedded"))
 
 
 def test_the_schema_is_current() -> None:

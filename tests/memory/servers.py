@@ -150,13 +150,14 @@ class Proxy:
     """Between clients and a server: blocks, resets and delays connections. An async context manager.
 
     Attributes:
+        to: port of the server that new connections lead to.
         delay: seconds that each piece waits, in both directions.
         open: cleared, nothing passes in either direction, and connections stay open.
         reset_after: bytes to the server after which each connection is reset; None for never.
     """
 
     def __init__(self, port: int) -> None:
-        self._to = port
+        self.to = port
         self.port = 0
         self.delay = 0.0
         self.open = asyncio.Event()
@@ -185,7 +186,7 @@ class Proxy:
         assert task is not None
         self._tasks.add(task)
         try:
-            there, back = await asyncio.open_connection("127.0.0.1", self._to)
+            there, back = await asyncio.open_connection("127.0.0.1", self.to)
             both = [self._pass(reader, back, True, writer), self._pass(there, writer, False, writer)]
             await asyncio.gather(*both)
         except (OSError, asyncio.CancelledError):

@@ -376,7 +376,7 @@ async def serving(
     """Serves on a free port; on exit, asserts that the engine was closed and nothing is held."""
     engine = FakeEngine() if engine is None else engine
     model = FakeModel() if model is None else model
-    values: dict[str, object] = {"port": 0, "max_running": 4, "drain_grace": 0.05, **settings}
+    values: dict[str, object] = {"port": 0, "max_running": 4, "drain_grace": 0.05, "model_cache": False, **settings}
     memories: list[Memory] = []
     make_engine = make_engine or (lambda: engine)
     server = await started_server(Settings.model_validate(values), model, make_engine, memories.append)

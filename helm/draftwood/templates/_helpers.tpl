@@ -104,6 +104,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and (eq $store.mode "embedded") (or (gt (int .Values.replicas) 1) (ne .Values.autoscaling.type "none")) }}
 {{- fail "replicas: at most 1 without autoscaling, since store.mode is embedded: its volume belongs to one pod" }}
 {{- end }}
+{{- if and (eq $store.mode "memory") (or (gt (int .Values.replicas) 1) (ne .Values.autoscaling.type "none")) }}
+{{- fail "store.mode: memory is for one pod (replicas=1, no autoscaling): several would not share memories, tenants, purges and rate limits; take valkey or external" }}
+{{- end }}
 {{- if and .Values.model.existingClaim (not .Values.model.name) }}
 {{- fail "model.name: must be set, since model.existingClaim is set: the folder in it" }}
 {{- end }}

@@ -15,7 +15,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from draftwood_memory.errors import MemoryStoreError, NewerMemoryError, StoreFullError
+from draftwood_memory.errors import MemoryStoreError, NewerMemoryError
 from draftwood_memory.store.naming import (
     PURGES_KEY,
     SCHEMA,
@@ -26,7 +26,7 @@ from draftwood_memory.store.naming import (
     tenant_key,
     tenant_part,
 )
-from draftwood_memory.store.redis_client import RedisClient
+from draftwood_memory.store.redis_client import RedisClient, despite_full
 
 _HASH_SECONDS = 30 * 24 * 3600
 """A tenant's hash outlives its streams by so long, so that no late entry is read again. Not tuned: it has to outlast
@@ -193,7 +193,7 @@ class Memories:
         """Raises the generation of a tenant, or of one of its arms, and deletes the streams of earlier ones.
 
         The generation comes first: if this process dies after it, nothing reads those streams, the next purge deletes
-        them, and their expiry if there is none. A store that is full has to delete before it can write.
+        them, and their expiry if there is none.
 
         Args:
             part, arm: names as in keys; all arms with None.
@@ -215,21 +215,20 @@ class Memories:
         passed |= {int(value) for name, value in fields.items() if name == "g" or name.startswith("g:")}
         generation = max(int(clock[0]) * 1_000_000 + int(clock[1]), at_least, *(one + 1 for one in passed))
         dead = b",".join(b"%d" % one for one in sorted(passed))
-        raise_ = ("HSET", key, "v", self._schema, "g" if arm is None else f"g:{arm}", generation, "dead", dead)
+        raise_ = despite_full(
+            "HSET", key, "v", self._schema, "g" if arm is None else f"g:{arm}", generation, "dead", dead
+        )
         unlink = [("UNLINK", stream_key(tag, one)) for tag in tags for one in sorted(passed)]
-        try:
-            await self._all([raise_])
-        except StoreFullError:
-            await self._all(unlink)
-            await self._all([raise_])
+        await self._all([raise_])
         await self._all([*unlink, *(("HDEL", key, f"t:{_field(tag)}") for tag in tags), ("HDEL", key, "dead")])
-        await self._all([("XADD", PURGES_KEY, "MAXLEN", "~", _PURGES, "*", "t", part)])
+        await self._all([despite_full("XADD", PURGES_KEY, "MAXLEN", "~", _PURGES, "*", "t", part)])
         return {tag: int(fields.get(f"t:{_field(tag)}", 0)) for tag in tags}
 
     async def raise_again(self, tag: str, generation: int, found: int) -> None:
         """The store lost a purge, as in a failover: this memory's generation is `generation`, not `found`."""
         fields = ("v", self._schema, f"g:{arm_part(tag)}", generation)
-        await self._all([("HSET", tenant_key(tenant_part(tag)), *fields), ("UNLINK", stream_key(tag, found))])
+        raise_ = despite_full("HSET", tenant_key(tenant_part(tag)), *fields)
+        await self._all([raise_, ("UNLINK", stream_key(tag, found))])
 
     async def tags(self, fingerprint: str) -> list[str]:
         """The memories of a model, the latest written first."""

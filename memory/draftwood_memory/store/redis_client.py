@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
@@ -29,6 +30,14 @@ _PORTS = {"sentinel": 26379}
 _TIMEOUT = 2.0
 _CONNECTIONS = 8
 """Per server. One thread uses them, mostly one connection at a time; not tuned, any number near works."""
+_DEMOTED = frozenset(("READONLY", "UNBLOCKED"))
+"""Codes of a server that has become a replica: whoever keeps the connection never reaches the new primary."""
+_LATER = _DEMOTED | frozenset(
+    ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "MISCONF", "MOVED", "ASK")
+)
+"""Codes of answers of a server that cannot serve now."""
+_REFUSED = frozenset(("NOPERM", "NOAUTH", "WRONGPASS"))
+_WITHIN_SCRIPT = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
 _CLUSTER_RETRIES = 2
 """For a slot that is being moved: each retry reads the slot map again. Not tuned."""
 
@@ -49,6 +58,15 @@ class RedisTls:
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
+
+
+_DESPITE_FULL = "redis.call('DEL', KEYS[2]) return redis.call(unpack(ARGV))"
+"""A full server lets a script go on once a command that needs no memory has written."""
+
+
+def despite_full(command: str, key: str, *words: str | int | bytes) -> tuple[str | int | bytes, ...]:
+    """A small write of one key that a full server takes, too: what has to be written for others to be deleted."""
+    return ("EVAL", _DESPITE_FULL, 2, key, f"{key}:none", command, key, *words)
 
 
 class RedisClient:
@@ -73,6 +91,11 @@ class RedisClient:
     def description(self) -> str:
         """The address, without passwords."""
         return self._target.description
+
+    @property
+    def identity(self) -> str:
+        """Tells stores apart: the address with the number of the database, without passwords."""
+        return f"{self.description}/{self._target.database}"
 
     @property
     def is_cluster(self) -> bool:
@@ -116,15 +139,15 @@ class RedisClient:
                 pipeline.execute_command(*words)
             answers = await pipeline.execute(raise_on_error=False)
         except (exceptions.RedisError, OSError, TimeoutError) as error:
-            raise _mapped(error) from error
-        return [_mapped(answer) if isinstance(answer, Exception) else answer for answer in answers]
+            raise await self._failed(error) from error
+        return [await self._failed(answer) if isinstance(answer, Exception) else answer for answer in answers]
 
     async def command(self, *words: str | int | bytes) -> Any:
         """One command's result. Raises MemoryStoreError."""
         try:
             return await self._connected().execute_command(*words)
         except (exceptions.RedisError, OSError, TimeoutError) as error:
-            raise _mapped(error) from error
+            raise await self._failed(error) from error
 
     async def close(self) -> None:
         client, self._client = self._client, None
@@ -133,6 +156,15 @@ class RedisClient:
                 with suppress(exceptions.RedisError, OSError):
                     await one.aclose()
         self._sentinel = None
+
+    async def _failed(self, error: BaseException) -> MemoryStoreError:
+        """The error, mapped. Closes idle connections if it tells that their server has become a replica: the next call
+        connects anew, to whatever the address stands for then. (A cluster answers MOVED, which the library follows.)
+        """
+        if _code(error, str(error)) in _DEMOTED and self._client is not None and not self.is_cluster:
+            with suppress(exceptions.RedisError, OSError):
+                await self._client.connection_pool.disconnect(inuse_connections=False)
+        return _mapped(error)
 
     def _connected(self) -> Any:
         """The library's client, which opens connections when they are needed, on the running loop."""
@@ -256,13 +288,23 @@ def _host(text: str, default_port: int) -> tuple[str, int]:
 def _mapped(error: BaseException) -> MemoryStoreError:
     """An error of the library as a `MemoryStoreError`."""
     text = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, exceptions.OutOfMemoryError) or "OOM" in text[:40] or "OOM command not allowed" in text:
+    code = _code(error, text)
+    if code == "OOM":
         return StoreFullError(text)
-    refused = (exceptions.AuthenticationError, exceptions.AuthorizationError, exceptions.NoPermissionError)
-    if isinstance(error, refused) or text.startswith(("NOPERM", "NOAUTH", "WRONGPASS")):
+    if code in _REFUSED or isinstance(error, (exceptions.AuthenticationError, exceptions.AuthorizationError)):
         return StoreRefusedError(text)
-    if isinstance(error, exceptions.ResponseError) and not text.startswith(
-        ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "NOREPLICAS", "MISCONF", "UNBLOCKED")
-    ):
+    if isinstance(error, exceptions.ResponseError) and code not in _LATER:
         return StoreRefusedError(text)
     return StoreUnavailableError(text)
+
+
+def _code(error: object, text: str) -> str:
+    """The server's code of an error, such as "READONLY"; "" if it is not the server's.
+
+    The library takes the codes that it knows off the text, and keeps them beside it. Redis 6 puts the code of a command
+    that failed within a script behind its place in the script.
+    """
+    if not isinstance(error, exceptions.RedisError):
+        return ""
+    within = _WITHIN_SCRIPT.search(text)
+    return within[1] if within else error.status_code or text.partition(" ")[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import signal
 import socket
@@ -12,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import structlog
 
@@ -67,7 +65,7 @@ def _loaded(settings: Settings) -> Iterator[LoadedEngine]:
         generation_defaults=settings.generation_defaults,
         threads=settings.threads,
         tensor_parallel=settings.tensor_parallel,
-        cache=_model_cache(settings),
+        cache=settings.cache_folder,
     )
     finished("model")
     _log.info("runner", runner=model.runner_name, weights=model.weights, reason=model.runner_reason)
@@ -92,18 +90,6 @@ def _loaded(settings: Settings) -> Iterator[LoadedEngine]:
             settings.audit_share,
             weights,
         )
-
-
-def _model_cache(settings: Settings) -> Path | None:
-    if not settings.model_cache:
-        return None
-    if settings.model_cache_folder is not None:
-        return settings.model_cache_folder
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "draftwood", "models")
-    try:
-        return cache.expanduser()
-    except RuntimeError:  # a user without a home, as in some containers
-        return None
 
 
 def _warm_up_strategies() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from draftwood_service.quotas.limits import Limiter, RateLimits
 from draftwood_service.quotas.local import LocalLimiter
-from draftwood_service.quotas.shared import REFRESH_SECONDS, SharedLimiter
+from draftwood_service.quotas.shared import SharedLimiter
+from draftwood_service.quotas.store import REFRESH_SECONDS
 from draftwood_service.settings import Settings
 from draftwood_service.store_client import store_client, store_keys
 

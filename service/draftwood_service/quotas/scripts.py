@@ -2,7 +2,11 @@
 
 Keys of a tenant: `used`, a hash of whole seconds to "REQUESTS TOKENS"; `places`, a sorted set of requests that run or
 wait by the millisecond at which their lease ends; `sent:REPLICA`, the number of that replica's last `REFRESH` with
-counts.
+counts. Of all tenants together: `dw:{quota}:replicas`, a sorted set of replicas by the millisecond until which they
+count as alive.
+
+The first command that writes needs no memory: after one a full server lets a script go on. What is counted is small,
+and expires.
 """
 
 from __future__ import annotations
@@ -22,6 +26,17 @@ local function place(places, lease, member)
   redis.call('ZADD', places, string.format('%d', ms + lease), member)
   redis.call('PEXPIRE', places, 2 * lease)
 end
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%d', ms))
+"""
+
+# Says that a replica is alive, and returns how many are. KEYS: replicas. ARGV: lease_ms replica.
+PRESENT = """
+local time = redis.call('TIME')
+local ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%d', ms))
+redis.call('ZADD', KEYS[1], string.format('%d', ms + tonumber(ARGV[1])), ARGV[2])
+redis.call('PEXPIRE', KEYS[1], 2 * tonumber(ARGV[1]))
+return redis.call('ZCARD', KEYS[1])
 """
 
 # KEYS: used places. ARGV: buckets requests_limit tokens_limit concurrency tokens lease_ms member requests; limits 0 for
@@ -33,7 +48,6 @@ RESERVE = (
 local buckets, most, tokens = tonumber(ARGV[1]), {tonumber(ARGV[2]), tonumber(ARGV[3])}, tonumber(ARGV[5])
 local concurrency, lease, requests = tonumber(ARGV[4]), tonumber(ARGV[6]), tonumber(ARGV[8])
 if concurrency > 0 then
-  redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%d', ms))
   local held = redis.call('ZCARD', KEYS[2])
   if held >= concurrency then return {'concurrency', held, 0} end
 end

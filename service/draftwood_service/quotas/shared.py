@@ -1,21 +1,19 @@
-"""Limits over all replicas of a Redis or Valkey server, and limits of this replica alone while it does not answer."""
+"""Limits over all replicas of a store, and this replica's share of them while it does not count."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence as SequenceOf
 
 import structlog
 
-from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
-from draftwood_memory.store.naming import Naming
-from draftwood_memory.store.redis_client import RedisClient, Script
-from draftwood_service.quotas import scripts
-from draftwood_service.quotas.limits import BUCKETS, PLACE_RETRY_SECONDS, Limiter, QuotaExceededError, RateLimits
+from draftwood_memory.errors import MemoryStoreError
+from draftwood_memory.store.redis_client import RedisClient
+from draftwood_service.quotas.limits import BUCKETS, Limiter, RateLimits
 from draftwood_service.quotas.local import Entry, Windows
+from draftwood_service.quotas.store import REFRESH_SECONDS, QuotaStore, Refresh
 from draftwood_service.quotas.window import Bucket, Window
 from draftwood_service.resources.ending import end
 
@@ -23,24 +21,21 @@ _log = structlog.get_logger(__name__)
 
 ANSWER_SECONDS = 0.1
 """How long a request waits for the store. Not tuned: an answer takes less than a millisecond on a local network."""
-REFRESH_SECONDS = 1.0
-"""Between two refreshes of leases, and between two looks at a store that does not answer."""
-LEASE_SECONDS = 3.0
-"""After which the places of a replica that was killed are free: a refresh may be lost or late."""
-_CALLS = 8
-"""At once to the store: the client has so many connections."""
+_TENANTS = 200
+"""Of one call of a refresh. Not tuned: it takes a few milliseconds."""
 
 
 class SharedLimiter(Limiter):
-    """Counts in the store; within this process while the store does not answer.
+    """Counts in the store; within this process while the store does not count.
 
-    Every admission is counted in this process too, so that limits of this replica alone are ready when the store fails.
+    A call that fails concerns its tenant alone, until the next refresh; all tenants only if the store does not answer
+    a refresh. Every admission is counted in this process too, so that this replica's share of the limits is ready then.
     What was admitted meanwhile is added to the store's counts once it answers again.
 
     Attributes:
-        away: the store did not answer, and has not answered since.
-        outages: how often that began.
-        admitted_alone: requests that were admitted by the limits of this replica alone.
+        replicas: that were alive when the store answered last.
+        outages: how often the store ceased to count, for all or some tenants.
+        admitted_alone: requests that were admitted by this replica's share alone.
 
     Args:
         secret: hides tenants' names in the store.
@@ -55,22 +50,25 @@ class SharedLimiter(Limiter):
         answer_seconds: float = ANSWER_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.away = False
+        self.replicas = 1
         self.outages = 0
         self.admitted_alone = 0
-        self._client = client
-        self._secret = secret
-        self._answer_seconds = answer_seconds
-        self._connected = False
-        self._replica = uuid.uuid4().hex[:12]
+        self._store = QuotaStore(client, secret, answer_seconds)
+        self._unreachable = False
+        self._alone: set[str] = set()
+        """Tenants whose last call failed."""
         self._windows = Windows(clock)
         self._unsent: dict[str, Window] = {}
         self._batches: dict[str, tuple[int, dict[int, Bucket]]] = {}
         """Counts that were sent, until the store has confirmed them, with their numbers."""
         self._number = 0
-        self._calls = asyncio.Semaphore(_CALLS)
         self._settling: set[asyncio.Task[None]] = set()
         self._refreshing: asyncio.Task[None] | None = None
+
+    @property
+    def away(self) -> bool:
+        """Whether the store does not count now, for all or some tenants."""
+        return self._unreachable or bool(self._alone)
 
     def start(self) -> None:
         """See `Limiter`. Connects to the store as well."""
@@ -81,15 +79,16 @@ class SharedLimiter(Limiter):
         if not limits.any:
             return Entry(Window(), 0, 0, 0)
         place = self._windows.next_place()
-        if not self.away:
+        if not self._is_alone(tenant):
             try:
-                second = await self._reserve_in_store(tenant, limits, tokens, place, requests)
+                second = await self._store.reserve(tenant, limits, tokens, place, requests)
             except MemoryStoreError as error:
-                self._fail(error)
+                self._fail(error, tenant)
             else:
                 entry = self._windows.admit(tenant, limits, tokens, place, requests)
                 return _Reservation(self, tenant, entry, second)
-        self._windows.of(tenant).check(limits, tokens, self._windows.clock(), requests)
+        share = limits.share(self.replicas, tokens)
+        self._windows.of(tenant).check(share, tokens, self._windows.clock(), requests)
         self.admitted_alone += requests
         self._unsent.setdefault(tenant, Window()).add(tokens, self._windows.clock(), requests)
         return _Reservation(self, tenant, self._windows.admit(tenant, limits, tokens, place, requests), None)
@@ -98,31 +97,29 @@ class SharedLimiter(Limiter):
         """See `Limiter`. Waits shortly for reservations that are being settled."""
         await end([self._refreshing])
         if self._settling:
-            await asyncio.wait(self._settling, timeout=self._answer_seconds)
-        await self._client.close()
+            await asyncio.wait(self._settling, timeout=self._store.answer_seconds)
+        await self._store.close()
 
     async def refresh(self) -> None:
-        """Renews the leases of this replica's requests, and sends what the store does not count yet.
+        """Renews the leases of this replica and its requests, and sends what the store does not count yet.
 
         Raises:
             MemoryStoreError: the store does not answer, or refuses.
         """
-        places = {name: set(window.places) for name, window in self._windows.by_tenant.items() if window.places}
+        self.replicas = max(1, await self._store.present())
+        places = {name: frozenset(one.places) for name, one in self._windows.by_tenant.items() if one.places}
+        now = self._windows.clock()
         for tenant, window in tuple(self._unsent.items()):
             if tenant not in self._batches:
                 self._number += 1
                 self._batches[tenant] = (self._number, self._unsent.pop(tenant).buckets)
             else:
-                window.forget(self._windows.clock())
-        tenants = [*{**places, **self._batches}]
-        if not self._connected or (self.away and not tenants):  # connecting may take longer than a request waits
-            await self._run(Script("return 1", [*self._keys("")], []), REFRESH_SECONDS)
-        self._connected = True
-        for tenant in tenants:
-            await self._run(self._refresh_script(tenant, places.get(tenant, set())), REFRESH_SECONDS)
-            self._batches.pop(tenant, None)
-            for ended in places.get(tenant, set()) - self._windows.of(tenant).places:
-                await self._run(self._settle_script(tenant, 0, 0, ended, 0), REFRESH_SECONDS)
+                window.forget(now)
+        tenants = [*{**places, **self._batches, **dict.fromkeys(self._alone)}]
+        refreshes = [self._refresh_of(one, places.get(one, frozenset()), int(now)) for one in tenants]
+        for first in range(0, len(refreshes), _TENANTS):
+            await self._refresh_some(refreshes[first : first + _TENANTS])
+        self._unreachable = False
 
     def settle(
         self, tenant: str, entry: Entry, second: int | None, unused: int, unused_requests: int = 0
@@ -134,12 +131,10 @@ class SharedLimiter(Limiter):
         """
         if second is None and (window := self._unsent.get(tenant)):
             window.give_back(entry.second, unused, unused_requests)
-        if self.away:
+        if self._is_alone(tenant):
             return None
         given_back = (unused, unused_requests) if second else (0, 0)
-        work = self._settle_in_store(
-            self._settle_script(tenant, second or 0, given_back[0], entry.place, given_back[1])
-        )
+        work = self._settle_in_store(tenant, second or 0, *given_back, entry.place)
         try:
             task = asyncio.get_running_loop().create_task(work)
         except RuntimeError:  # the loop has ended
@@ -149,31 +144,14 @@ class SharedLimiter(Limiter):
         task.add_done_callback(self._settling.discard)
         return task
 
-    async def _reserve_in_store(self, tenant: str, limits: RateLimits, tokens: int, place: int, requests: int) -> int:
-        """The second, by the store's clock, in which the request was admitted.
-
-        Raises:
-            QuotaExceededError: it does not fit.
-            MemoryStoreError: the store does not answer in time, or refuses.
-        """
-        most = [limits.requests_per_minute or 0, limits.tokens_per_minute or 0, limits.concurrency or 0]
-        lease = round(1000 * LEASE_SECONDS)
-        arguments: list[int | str] = [BUCKETS, *most, tokens, lease, self._member(place), requests]
-        name, *rest = await self._run(Script(scripts.RESERVE, self._keys(tenant), arguments), self._answer_seconds)
-        if name == b"ok":
-            return int(rest[0])
-        limit, used, milliseconds = name.decode(), int(rest[0]), int(rest[1])
-        retry = PLACE_RETRY_SECONDS if limit == "concurrency" else milliseconds / 1000
-        needed = tokens if limit == "tokens_per_minute" else 1
-        raise QuotaExceededError(limit, getattr(limits, limit), used, needed, retry)
-
-    async def _settle_in_store(self, script: Script) -> None:
+    async def _settle_in_store(self, tenant: str, second: int, unused: int, unused_requests: int, place: int) -> None:
         try:
-            await self._run(script, self._answer_seconds)
+            await self._store.settle(tenant, second, unused, place, unused_requests)
         except MemoryStoreError as error:  # the tokens count until their minute is over, the place until its lease is
-            self._fail(error)
+            self._fail(error, tenant)
 
     async def _refresh_always(self) -> None:
+        was_away = False
         while True:
             try:
                 await self.refresh()
@@ -182,46 +160,41 @@ class SharedLimiter(Limiter):
             except Exception as error:
                 _log.exception("limits cannot be refreshed")
                 self._fail(error)
-            else:
-                if self.away:
-                    _log.info("limits hold over all replicas again", admitted_alone=self.admitted_alone)
-                self.away = False
+            if was_away and not self.away:
+                _log.info("limits hold over all replicas again", admitted_alone=self.admitted_alone)
+            was_away = self.away
             await asyncio.sleep(REFRESH_SECONDS)
 
-    def _refresh_script(self, tenant: str, places: set[int]) -> Script:
+    async def _refresh_some(self, refreshes: SequenceOf[Refresh]) -> None:
+        """One that fails leaves the others as they are."""
+        ended: list[tuple[str, int]] = []
+        for one, error in zip(refreshes, await self._store.refresh(refreshes), strict=True):
+            if error is not None:
+                self._fail(error, one.tenant)
+                continue
+            self._alone.discard(one.tenant)
+            self._batches.pop(one.tenant, None)
+            ended += [(one.tenant, place) for place in one.places - self._windows.of(one.tenant).places]
+        await self._store.free(ended)
+
+    def _refresh_of(self, tenant: str, places: frozenset[int], now: int) -> Refresh:
         number, buckets = self._batches.get(tenant, (0, {}))
-        now = int(self._windows.clock())
-        rows = [(now - second, bucket) for second, bucket in buckets.items() if now - second < BUCKETS]
-        members = [self._member(place) for place in places]
-        arguments: list[int | str] = [BUCKETS, round(1000 * LEASE_SECONDS), number, len(members), *members]
-        for age, bucket in rows:
-            arguments += [age, bucket.requests, bucket.tokens]
-        keys = self._keys(tenant)
-        return Script(scripts.REFRESH, [*keys, f"{keys[0].rpartition(':')[0]}:sent:{self._replica}"], arguments)
+        counts = {now - second: bucket for second, bucket in buckets.items() if now - second < BUCKETS}
+        return Refresh(tenant, places, number, counts)
 
-    def _settle_script(self, tenant: str, second: int, unused: int, place: int, unused_requests: int) -> Script:
-        return Script(scripts.SETTLE, self._keys(tenant), [second, unused, self._member(place), unused_requests])
+    def _is_alone(self, tenant: str) -> bool:
+        return self._unreachable or tenant in self._alone
 
-    async def _run(self, script: Script, seconds: float) -> Any:
-        """The script's result. Raises MemoryStoreError if there is none within `seconds`."""
-        try:
-            async with asyncio.timeout(seconds), self._calls:
-                return await self._client.run(script)
-        except TimeoutError:
-            raise StoreUnavailableError(f"no answer within {seconds:g} s") from None
-
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, tenant: str | None = None) -> None:
+        """Goes on without the store, for a tenant, or None for all."""
         if not self.away:
             self.outages += 1
-            _log.warning("the store does not count; limits hold within this replica alone", why=str(error))
-        self.away = True
-
-    def _keys(self, tenant: str) -> list[str]:
-        tag = f"quota:{Naming('', self._secret).part(tenant)}"
-        return [f"dw:{{{tag}}}:used", f"dw:{{{tag}}}:places"]
-
-    def _member(self, place: int) -> str:
-        return f"{self._replica}:{place}"
+            text = "the store does not count; limits hold by this replica's share"
+            _log.warning(text, why=str(error), replicas=self.replicas)
+        if tenant is None:
+            self._unreachable = True
+        else:
+            self._alone.add(tenant)
 
 
 class _Reservation:

@@ -42,10 +42,17 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far a reader has read; `floor` is the store's, to tell which deletions it has missed."""
+    """How far a reader has read.
+
+    Attributes:
+        floor: the store's, to tell which deletions a reader has missed.
+        store: made up at a store's first write, so that one that lost its data is told from the one it was; "" if
+            nothing was ever written.
+    """
 
     revision: int = 0
     floor: int = -1
+    store: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +60,22 @@ class Page:
     """What has changed after a cursor.
 
     Attributes:
-        changes: by key, in the order of their revisions; None for a resource that is deleted or cannot be read.
+        changes: by key, in the order of their revisions; None for a resource that is deleted.
         cursor: for the next page.
         anew: it begins a reading of everything: what is not in this page or the following does not exist.
         more: there is another page.
+        unreadable: keys of changes of which the value cannot be read here.
+        foreign: those of them with names that are not written as here, so that nobody knows whose they are.
+        time: the store's clock, in seconds since the epoch; None if it is this process's.
     """
 
     changes: dict[str, Resource | None]
     cursor: Cursor
     anew: bool
     more: bool
+    unreadable: frozenset[str] = frozenset()
+    foreign: frozenset[str] = frozenset()
+    time: float | None = None
 
 
 class ConflictError(DraftwoodError):
@@ -82,17 +95,23 @@ class ConflictError(DraftwoodError):
 class ResourceStore(Protocol):
     """Resources of all kinds. All methods raise `MemoryStoreError` if the store cannot be used."""
 
-    async def write(self, writes: SequenceOf[Write], since: int | None = None) -> list[int]:
+    def key(self, kind: str, name: str) -> str:
+        """The resource's key in pages."""
+
+    async def write(self, writes: SequenceOf[Write], since: int | None = None, store: str = "") -> list[int]:
         """All of the writes or none.
 
         Args:
             since: the store's revision must still be this one; None for any.
+            store: `Cursor.store` as the writer knows it; "" if it knows none. An empty store takes it over from a
+                writer with `since` 0.
 
         Returns:
             The new revisions.
 
         Raises:
             ConflictError: a revision is another one.
+            StoreUnavailableError: the store has lost its data, and has not been given it again.
         """
 
     async def changes(self, after: Cursor) -> Page:

@@ -55,3 +55,10 @@ class OfFileError(NotAllowedNowError):
 
     def __init__(self, name: str) -> None:
         super().__init__(name, "FILE", "is defined in the servers' tenants file, and can only be changed there")
+
+
+class ConfigurationUnknownError(ResourceError):
+    """A tenant's configuration could not be read yet: what it allows is not known."""
+
+    def __init__(self, tenant: str) -> None:
+        super().__init__(f"tenants/{tenant}", "its configuration could not be read from the store yet; try again later")

@@ -16,12 +16,15 @@ class InProcessResources:
         self._revision = 0
         self._floor = 0
 
-    async def write(self, writes: SequenceOf[Write], since: int | None = None) -> list[int]:
-        """Raises ConflictError."""
+    def key(self, kind: str, name: str) -> str:
+        return f"{kind}:{name}"
+
+    async def write(self, writes: SequenceOf[Write], since: int | None = None, store: str = "") -> list[int]:
+        """Raises ConflictError. The process and its store end together, so `store` says nothing."""
         if since is not None and since != self._revision:
             raise ConflictError(None)
         for index, write in enumerate(writes):
-            present = self._resources.get(_key(write))
+            present = self._resources.get(self.key(write.kind, write.name))
             found = present.revision if present else 0
             if found != write.expected:
                 raise ConflictError(index, found)
@@ -41,7 +44,7 @@ class InProcessResources:
 
     def _apply(self, write: Write) -> int:
         self._revision += 1
-        key = _key(write)
+        key = self.key(write.kind, write.name)
         if write.value is not None:
             self._deleted.pop(key, None)
             self._resources[key] = Resource(write.kind, write.name, write.value, self._revision)
@@ -51,7 +54,3 @@ class InProcessResources:
         if len(self._deleted) > MOST_DELETED:
             self._floor = self._deleted.pop(next(iter(self._deleted)))
         return self._revision
-
-
-def _key(write: Write) -> str:
-    return f"{write.kind}:{write.name}"

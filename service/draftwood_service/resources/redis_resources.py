@@ -1,9 +1,10 @@
 """Resources in Redis or Valkey.
 
 All keys have one hash tag, so that one script can change them together: `dw:{resources}:meta` (a hash: revision, floor,
-schema), `:values` (a hash: key to value), `:changes` (a sorted set of the keys of all resources and of the deleted ones
-that are remembered, by revision) and `:deleted` (a sorted set of the latter). Revisions are at least the server's clock
-in microseconds: a store that lost its data does not use one again.
+schema, store), `:values` (a hash: key to value), `:changes` (a sorted set of the keys of all resources and of the
+deleted ones that are remembered, by revision) and `:deleted` (a sorted set of the latter). Revisions are at least the
+server's clock in microseconds: a store that lost its data does not use one again. `store` in `:meta` is made up at the
+first write, to tell a store that lost its data from one that never had any.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence as SequenceOf
 
 import structlog
 
-from draftwood_memory.errors import CorruptValueError, StoreRefusedError
+from draftwood_memory.errors import CorruptValueError, StoreRefusedError, StoreUnavailableError
 from draftwood_memory.store.redis_client import RedisClient, Script
 from draftwood_service.resources.base import MOST_DELETED, ConflictError, Cursor, Page, Resource, Write
 from draftwood_service.resources.sealing import Seal
@@ -25,22 +26,27 @@ _PAGE = 500
 """Resources of a page. Not tuned."""
 _KEYS = tuple(f"dw:{{resources}}:{suffix}" for suffix in ("meta", "values", "changes", "deleted"))
 
-# ARGV: schema since most_deleted, then key expected deleted value for each write.
+# ARGV: schema since most_deleted store, then key expected deleted value for each write. The first command that writes
+# needs no memory: after one a full server lets a script go on.
 _WRITE = """
 local meta, values, changes, deleted = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local m = redis.call('HMGET', meta, 'revision', 'floor', 'schema')
-local revision, floor = tonumber(m[1] or 0), tonumber(m[2] or 0)
+local m = redis.call('HMGET', meta, 'revision', 'floor', 'schema', 'store')
+local revision, floor, store = tonumber(m[1] or 0), tonumber(m[2] or 0), m[4] or ''
 if tonumber(m[3] or 0) > tonumber(ARGV[1]) then return {'newer'} end
+local restoring = revision == 0 and ARGV[2] == '0'
+if ARGV[4] ~= '' and ARGV[4] ~= store and not restoring then return {'lost'} end
 if ARGV[2] ~= '' and tonumber(ARGV[2]) ~= revision then return {'changed'} end
-for i = 4, #ARGV, 4 do
+for i = 5, #ARGV, 4 do
   local found = 0
   if redis.call('HEXISTS', values, ARGV[i]) == 1 then found = tonumber(redis.call('ZSCORE', changes, ARGV[i])) end
-  if found ~= tonumber(ARGV[i + 1]) then return {'conflict', (i - 4) / 4, found} end
+  if found ~= tonumber(ARGV[i + 1]) then return {'conflict', (i - 5) / 4, found} end
 end
 local time, given = redis.call('TIME'), {'ok'}
 local new = math.max(revision, time[1] * 1000000 + time[2])
 if revision == 0 then floor = new end
-for i = 4, #ARGV, 4 do
+if store == '' then store = ARGV[4] ~= '' and ARGV[4] or string.format('%d', new) end
+redis.call('ZREM', deleted, '')
+for i = 5, #ARGV, 4 do
   new = new + 1
   local score = string.format('%d', new)
   redis.call('ZADD', changes, score, ARGV[i])
@@ -58,23 +64,26 @@ while redis.call('ZCARD', deleted) > tonumber(ARGV[3]) do
   redis.call('ZREM', changes, oldest[1])
   floor = tonumber(oldest[2])
 end
-redis.call('HSET', meta, 'revision', string.format('%d', new), 'floor', string.format('%d', floor), 'schema', ARGV[1])
+redis.call('HSET', meta, 'revision', string.format('%d', new), 'floor', string.format('%d', floor), 'schema', ARGV[1],
+  'store', store)
 return given
 """
 
-# ARGV: revision floor page. Returns revision, floor, anew, more, then key revision value for each change.
+# ARGV: revision floor page store. Returns revision, floor, anew, more, store, time, then key revision value for each
+# change.
 _CHANGES = """
 local meta, values, changes = KEYS[1], KEYS[2], KEYS[3]
-local m = redis.call('HMGET', meta, 'revision', 'floor')
+local m, time = redis.call('HMGET', meta, 'revision', 'floor', 'store'), redis.call('TIME')
 local revision, floor, after = tonumber(m[1] or 0), tonumber(m[2] or 0), tonumber(ARGV[1])
-local anew = after > revision or (floor ~= tonumber(ARGV[2]) and after < floor)
-if not anew and after == revision then return {revision, floor, 0, 0} end
+local store, now = m[3] or '', time[1] .. '.' .. string.format('%06d', time[2])
+local anew = after > revision or (floor ~= tonumber(ARGV[2]) and after < floor) or (ARGV[4] ~= '' and ARGV[4] ~= store)
+if not anew and after == revision then return {revision, floor, 0, 0, store, now} end
 if anew then after = 0 end
 local found = redis.call('ZRANGEBYSCORE', changes, string.format('(%d', after), '+inf', 'WITHSCORES', 'LIMIT', 0,
   tonumber(ARGV[3]))
 local more = #found == 2 * tonumber(ARGV[3])
 if more then revision = tonumber(found[#found]) end
-local given = {revision, floor, anew and 1 or 0, more and 1 or 0}
+local given = {revision, floor, anew and 1 or 0, more and 1 or 0, store, now}
 for i = 1, #found, 2 do
   given[#given + 1] = found[i]
   given[#given + 1] = tonumber(found[i + 1])
@@ -95,9 +104,12 @@ class RedisResources:
         self._client = client
         self._seal = seal
 
-    async def write(self, writes: SequenceOf[Write], since: int | None = None) -> list[int]:
+    def key(self, kind: str, name: str) -> str:
+        return self._seal.key(kind, name)
+
+    async def write(self, writes: SequenceOf[Write], since: int | None = None, store: str = "") -> list[int]:
         """Raises ConflictError, MemoryStoreError."""
-        arguments: list[str | int | bytes] = [SCHEMA, "" if since is None else since, MOST_DELETED]
+        arguments: list[str | int | bytes] = [SCHEMA, "" if since is None else since, MOST_DELETED, store]
         for write in writes:
             sealed = b"" if write.value is None else self._seal.close(write.kind, write.name, write.value)
             key = self._seal.key(write.kind, write.name)
@@ -105,6 +117,8 @@ class RedisResources:
         answer, *rest = await self._client.run(Script(_WRITE, _KEYS, arguments))
         if answer == b"newer":
             raise StoreRefusedError("a newer version of this program wrote the configuration; upgrade this server")
+        if answer == b"lost":
+            raise StoreUnavailableError("the store lost the configuration, which is restored; try again")
         if answer == b"changed":
             raise ConflictError(None)
         if answer == b"conflict":
@@ -113,22 +127,26 @@ class RedisResources:
 
     async def changes(self, after: Cursor) -> Page:
         """Raises MemoryStoreError."""
-        answer = await self._client.run(Script(_CHANGES, _KEYS[:3], [after.revision, after.floor, _PAGE]))
-        revision, floor, anew, more, *rest = answer
-        changes = {
-            key.decode(): self._opened(key.decode(), value, number)
-            for key, number, value in zip(rest[::3], rest[1::3], rest[2::3], strict=True)
-        }
-        return Page(changes, Cursor(revision, floor), bool(anew), bool(more))
+        script = Script(_CHANGES, _KEYS[:3], [after.revision, after.floor, _PAGE, after.store])
+        answer = await self._client.run(script)
+        revision, floor, anew, more, store, time, *rest = answer
+        changes: dict[str, Resource | None] = {}
+        unreadable = set()
+        for key, number, value in zip(map(bytes.decode, rest[::3]), rest[1::3], rest[2::3], strict=True):
+            try:
+                changes[key] = None if value is None else Resource(*self._seal.open(key, value), number)
+            except CorruptValueError as error:
+                unreadable.add(key)
+                _log.error("a stored resource cannot be read", key=key, problem=str(error))
+        return Page(
+            changes,
+            Cursor(revision, floor, store.decode()),
+            bool(anew),
+            bool(more),
+            frozenset(unreadable),
+            frozenset(key for key in unreadable if not self._seal.is_own(key)),
+            float(time),
+        )
 
     async def close(self) -> None:
         await self._client.close()
-
-    def _opened(self, key: str, value: bytes | None, revision: int) -> Resource | None:
-        if value is None:
-            return None
-        try:
-            return Resource(*self._seal.open(key, value), revision)
-        except CorruptValueError as error:
-            _log.error("a stored resource cannot be read; it is ignored", key=key, problem=str(error))
-            return None

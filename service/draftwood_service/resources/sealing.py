@@ -24,6 +24,12 @@ class Seal:
         """ "KIND:NAME:", the name quoted, or hidden."""
         return Naming(kind, self._secret).tenant_prefix(name)
 
+    def is_own(self, key: str) -> bool:
+        """Whether a key's name is written as this seal writes names: plain, or hidden with the same key."""
+        kind, _, rest = key.partition(":")
+        hidden = Naming(kind, self._secret).tenant_prefix("").partition(":!")[2].partition(".")[0]
+        return rest.startswith(f"!{hidden}.") if hidden else not rest.startswith("!")
+
     def close(self, kind: str, name: str, value: bytes) -> bytes:
         """The name and the value, bound to their key."""
         encoded = name.encode()

@@ -17,6 +17,8 @@ from draftwood_service.engine.recovery import EngineRecovery
 from draftwood_service.engine.reporting.liveness import EngineLiveness
 from draftwood_service.errors import ShuttingDownError
 from draftwood_service.quotas.opening import opened_limiter
+from draftwood_service.resources.ending import end
+from draftwood_service.resources.errors import ConfigurationUnknownError
 from draftwood_service.rpc.admin.administration import Administration
 from draftwood_service.rpc.admin.audit import AuditServicer
 from draftwood_service.rpc.admin.status import StatusServicer
@@ -49,6 +51,7 @@ class RunningServer:
         gate: counts the calls that it refused.
         limiter: of requests, by their tenants' quotas.
         serving: what health says.
+        known: set once it is known which tenants are configured: before, nothing is served.
         slots: requests that can run at once.
 
     Args:
@@ -67,10 +70,12 @@ class RunningServer:
         self.slots = settings.max_running
         self.serving = False
         self._stopping: asyncio.Task[None] | None = None
+        self._becoming_ready: asyncio.Task[None] | None = None
         self.bridge = bridge
         self.recovery = EngineRecovery(bridge, settings.engine_restarts, self._set_serving)
         self._liveness = EngineLiveness(bridge, settings.engine_stall_timeout, bound.set_alive)
         self._administration = Administration(settings, f"{socket.gethostname()}:{self.port}", bridge.run_operation)
+        self.known = self._administration.known
         bridge.weight_of = self._weight_of
         self.limiter = opened_limiter(settings)
         self._servicer = GenerationServicer(
@@ -90,7 +95,7 @@ class RunningServer:
         self.audits.listeners.append(self._count_audit)
         bridge.on_audited = self.audits.record
         audit = AuditServicer(self.audits, self.recovery, settings.audit_share)
-        status = StatusServicer(bridge, self.audits, self.recovery, settings)
+        status = StatusServicer(bridge, self.audits, self.recovery, self.known, settings)
         administrative = (audit.methods, status.methods, *self._administration.methods)
         methods = (self._servicer.methods, of_memory, *administrative)
         for of_service, its_methods in zip(bound.handlers, methods, strict=True):
@@ -103,8 +108,10 @@ class RunningServer:
         await self._bound.start()
         await self._administration.start()
         self._liveness.start()
-        if not self.bridge.stopped:
-            await self._set_serving(True)
+        if self.known.is_set():
+            await self._set_serving(not self.bridge.stopped)
+        else:
+            self._becoming_ready = asyncio.create_task(self._serve_once_known())
 
     async def stop(self, grace: float | None = None) -> None:
         """Drains and stops; further calls wait for the same stop.
@@ -119,7 +126,13 @@ class RunningServer:
             self._stopping = asyncio.create_task(self._stop(seconds))
         await asyncio.shield(self._stopping)
 
+    async def _serve_once_known(self) -> None:
+        """Requests of tenants that may have a configuration are refused until then."""
+        await self.known.wait()
+        await self._set_serving(not self.bridge.stopped)
+
     async def _stop(self, grace: float) -> None:
+        await end([self._becoming_ready])
         await self._set_serving(False)
         await self.recovery.close()
         await self._set_serving(False)  # also if the engine was just started anew
@@ -142,7 +155,10 @@ class RunningServer:
         _log.info("stopped")
 
     def _weight_of(self, tenant: str) -> float:
-        weight = self._administration.catalog.config_of(tenant).weight
+        try:
+            weight = self._administration.catalog.config_of(tenant).weight
+        except ConfigurationUnknownError:
+            weight = None
         return self._settings.tenant_weights.get(tenant, 1.0) if weight is None else weight
 
     def _count_audit(self, result: AuditResult) -> None:
@@ -154,7 +170,7 @@ class RunningServer:
             )
 
     async def _set_serving(self, serving: bool) -> None:
-        self.serving = serving
+        self.serving = serving = serving and self.known.is_set()
         answer = health_pb2.HealthCheckResponse
         await self._bound.set_health(answer.SERVING if serving else answer.NOT_SERVING)
 

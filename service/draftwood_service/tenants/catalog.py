@@ -11,14 +11,16 @@ from itertools import chain
 from typing import Any, TypeVar
 
 import structlog
+from google.protobuf.message import DecodeError
 
 from draftwood.admin.v1 import experiments_pb2, tenants_pb2
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_service.auth.followed_file import FollowedFile
 from draftwood_service.experiments.definition import ExperimentConfig
 from draftwood_service.resources.base import Resource
+from draftwood_service.resources.errors import ConfigurationUnknownError
 from draftwood_service.resources.follower import ResourceFollower
-from draftwood_service.tenants.config import TenantConfig
+from draftwood_service.tenants.config import LearningConfig, LearningScope, TenantConfig
 from draftwood_service.tenants.experiments import STATES, read_experiment
 from draftwood_service.tenants.file import FileContent
 from draftwood_service.tenants.reading import ServerLimits, read_tenant
@@ -28,6 +30,10 @@ TENANTS, EXPERIMENTS, STOPS = "tenants", "experiments", "stops"
 its definition in place of its salt, stopped arms, and its state and end if it was stopped altogether."""
 _log = structlog.get_logger(__name__)
 _DEFAULT = TenantConfig()
+_UNREAD = TenantConfig(learning=LearningConfig(scope=LearningScope.NOTHING))
+"""Of a tenant without configuration, until the store was read once: it may have one by now."""
+_MAY_LACK = frozenset(("drafting", "sampling", "weight", "description"))
+"""Parts of a tenant that bound nothing: without them the server's settings hold."""
 _MOST_READ = 200_000
 
 T = TypeVar("T")
@@ -43,7 +49,7 @@ class Catalog:
     def __init__(self, stored: ResourceFollower, file: FollowedFile[FileContent] | None, limits: ServerLimits) -> None:
         self._stored = stored
         self._file = file
-        self._tenants = _Read(lambda resource: _lenient(resource, limits))
+        self._tenants = _Read(lambda resource: _lenient(resource, limits), keeps=True)
         self._stops = _Read(lambda resource: experiments_pb2.Experiment.FromString(resource.value))
         self._experiments = _Read(lambda resource: read_experiment(stored_experiment(resource), limits))
 
@@ -58,11 +64,23 @@ class Catalog:
         return self._stored.revision, self.file
 
     def config_of(self, tenant: str) -> TenantConfig:
-        """The configuration of a tenant; the default one if it has none."""
+        """The configuration of a tenant; the default one if it has none.
+
+        Raises:
+            ConfigurationUnknownError: it may have one that was never read here.
+        """
         in_file = self.file.tenant_configs.get(tenant)
         if in_file is not None:
             return in_file
-        return self._tenants.of(self._stored.of_kind(TENANTS).get(tenant)) or _DEFAULT
+        resource = self._stored.of_kind(TENANTS).get(tenant)
+        if resource is None:
+            if self._stored.is_unknown(TENANTS, tenant):
+                raise ConfigurationUnknownError(tenant)
+            return _DEFAULT if self._stored.read else _UNREAD
+        config: TenantConfig | None = self._tenants.of(resource)
+        if config is None:
+            raise ConfigurationUnknownError(tenant)
+        return config
 
     def experiments(self) -> Iterator[ExperimentConfig]:
         """All experiments, those of the file first."""
@@ -118,23 +136,34 @@ class Catalog:
 
 
 class _Read:
-    """The configurations of resources, read when they are first asked for."""
+    """The configurations of resources, read when they are first asked for.
 
-    def __init__(self, read: Callable[[Resource], Any]) -> None:
+    Args:
+        keeps: one that cannot be read leaves the one before in use.
+    """
+
+    def __init__(self, read: Callable[[Resource], Any], keeps: bool = False) -> None:
         self._read = read
+        self._keeps = keeps
         self._known: dict[str, tuple[int, Any]] = {}
 
     def of(self, resource: Resource | None) -> Any:
-        """None without a resource, or if it cannot be read, which is logged once."""
+        """None without a resource, or if it was never read, which is logged once."""
         if resource is None:
             return None
         known = self._known.get(resource.name)
         if known is None or known[0] != resource.revision:
             try:
                 known = resource.revision, self._read(resource)
-            except InvalidValueError as error:
-                _log.error("a stored resource is not valid here; it is ignored", name=resource.name, problem=str(error))
-                known = resource.revision, None
+            except (InvalidValueError, DecodeError) as error:
+                before = known[1] if known is not None and self._keeps else None
+                _log.error(
+                    "a stored resource is not valid here",
+                    name=resource.name,
+                    problem=str(error),
+                    in_use="none" if before is None else "the last one that was valid",
+                )
+                known = resource.revision, before
             if len(self._known) == _MOST_READ:
                 self._known.clear()  # most of them are of resources that were deleted
             self._known[resource.name] = known
@@ -162,7 +191,11 @@ def etag(revision: int) -> str:
 
 def _lenient(resource: Resource, limits: ServerLimits) -> TenantConfig:
     """The configuration without the parts that this server does not allow, such as a strategy that it does not have:
-    quotas must not fall with them.
+    quotas must not fall with them. A tenant with a wrong `learning` learns nothing.
+
+    Raises:
+        InvalidValueError: a part that bounds the tenant is wrong.
+        DecodeError: the value is no message.
     """
     message = stored_tenant(resource)
     while True:
@@ -170,7 +203,9 @@ def _lenient(resource: Resource, limits: ServerLimits) -> TenantConfig:
             return read_tenant(message, limits)
         except InvalidValueError as error:
             part = error.field.partition(".")[0]
-            _log.error("a part of a stored tenant is not valid here", tenant=resource.name, problem=str(error))
-            if not message.DESCRIPTOR.fields_by_name.get(part):
+            if part not in _MAY_LACK and (part != "learning" or not message.HasField("learning")):
                 raise
+            _log.error("a part of a stored tenant is not valid here", tenant=resource.name, problem=str(error))
             message.ClearField(part)
+            if part == "learning":
+                message.learning.scope = tenants_pb2.LEARNING_SCOPE_NOTHING

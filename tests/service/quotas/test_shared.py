@@ -12,7 +12,8 @@ import pytest
 from draftwood_memory.store.redis_client import RedisClient
 from draftwood_service.quotas import NO_LIMITS, QuotaExceededError, RateLimits
 from draftwood_service.quotas.limits import Reservation
-from draftwood_service.quotas.shared import LEASE_SECONDS, REFRESH_SECONDS, SharedLimiter
+from draftwood_service.quotas.shared import SharedLimiter
+from draftwood_service.quotas.store import LEASE_SECONDS, REFRESH_SECONDS
 from tests.memory.servers import Valkey, cluster
 from tests.service.fakes import until
 
@@ -30,8 +31,10 @@ async def limiters(
     """Replicas, which wait longer than served ones unless a test is about that: this machine may be busy."""
     made = [SharedLimiter(RedisClient(url, timeout=REFRESH_SECONDS), secret, answer_seconds) for _ in range(count)]
     try:
+        for _ in range(2):  # the second time, each knows of all others
+            for one in made:
+                await one.refresh()
         for one in made:
-            await one.refresh()
             one.start()
         yield made
     finally:
@@ -39,10 +42,12 @@ async def limiters(
             await one.close()
 
 
-async def admitted(limiter: SharedLimiter, limits: RateLimits, attempts: int, tokens: int = 1) -> list[Reservation]:
+async def admitted(
+    limiter: SharedLimiter, limits: RateLimits, attempts: int, tokens: int = 1, tenant: str = "t"
+) -> list[Reservation]:
     """What is admitted of several attempts at once."""
     found = await asyncio.gather(
-        *(limiter.reserve("t", limits, tokens) for _ in range(attempts)), return_exceptions=True
+        *(limiter.reserve(tenant, limits, tokens) for _ in range(attempts)), return_exceptions=True
     )
     assert all(isinstance(one, QuotaExceededError) for one in found if isinstance(one, BaseException))
     return [one for one in found if not isinstance(one, BaseException)]
@@ -57,16 +62,16 @@ async def test_two_replicas_let_no_more_than_the_limit_through(server: Valkey) -
         assert caught.value.retry_seconds is not None
         assert 50 < caught.value.retry_seconds <= 61
         assert not any(one.outages for one in made)
-        [key] = server.client.keys("dw:*")
+        [key] = server.client.keys("dw:{quota:*")
         assert 0 < server.client.ttl(key) <= 62
 
 
 async def test_nothing_is_stored_without_limits_and_names_are_hidden_with_a_key(server: Valkey) -> None:
     async with limiters(server.url, 1, b"x" * 32) as [limiter]:
         await limiter.reserve("secret-name", NO_LIMITS, 5)
-        assert server.client.dbsize() == 0
+        assert server.client.keys("*") == [b"dw:{quota}:replicas"]
         await limiter.reserve("secret-name", RateLimits(requests_per_minute=5, concurrency=5), 5)
-        keys = server.client.keys("*")
+        keys = server.client.keys("dw:{quota:*")
         assert len(keys) == 2
         assert not any(b"secret-name" in key for key in keys)
 
@@ -115,7 +120,7 @@ async def test_places_of_a_killed_replica_come_free(server: Valkey) -> None:
 
 
 @pytest.mark.parametrize("fault", ["killed", "stopped"])
-async def test_limits_hold_in_each_replica_while_the_store_is_away(server: Valkey, fault: str) -> None:
+async def test_each_replica_goes_on_with_its_share_while_the_store_is_away(server: Valkey, fault: str) -> None:
     limits = RateLimits(requests_per_minute=10, concurrency=10)
     async with limiters(server.url, answer_seconds=0.3) as [first, second]:
         assert len(await admitted(first, limits, 4)) == 4
@@ -123,23 +128,110 @@ async def test_limits_hold_in_each_replica_while_the_store_is_away(server: Valke
         began = time.monotonic()
         held = await admitted(first, limits, 20)
         assert time.monotonic() - began < 0.3 + 0.7
-        assert len(held) == 6  # four are known here, and the limit is this replica's alone
-        assert len(await admitted(second, limits, 20)) == 10
-        assert (first.outages, first.away, first.admitted_alone) == (1, True, 6)
+        assert len(held) == 1  # four are known here, and the share of one of two replicas is five
+        assert len(await admitted(second, limits, 20)) == 5
+        assert (first.outages, first.away, first.admitted_alone) == (1, True, 1)
         for one in held:
             one.settle(0)
             await one.settled()
         server.start() if fault == "killed" else server.resume()
         await until(lambda: not (first.away or second.away))
-        assert not await admitted(first, limits, 5)
-        assert not await admitted(second, limits, 5)
         await first.refresh()
         await second.refresh()
         # What was admitted without the server is added once. One that was killed has forgotten the first four; one that
         # was stopped may also run the scripts that nobody waits for any more, up to the limit.
         [key] = server.client.keys("dw:*:used")
         counted = sum(int(value.split()[0]) for value in server.client.hvals(key))
-        assert counted in ([16] if fault == "killed" else range(20, 27))
+        assert counted in ([6] if fault == "killed" else range(10, 17))
+
+
+@pytest.mark.parametrize("fault", ["killed", "refuses writes"])
+@pytest.mark.parametrize(("limit", "together"), [(5, 3), (6, 6), (1, 3)])
+async def test_replicas_together_stay_within_the_limit(server: Valkey, fault: str, limit: int, together: int) -> None:
+    """By whole shares, of which each is at least one."""
+    async with limiters(server.url, 3) as made:
+        if fault == "killed":
+            server.kill()
+        else:
+            server.client.config_set("min-replicas-to-write", 1)
+        for limits in (RateLimits(requests_per_minute=limit), RateLimits(concurrency=limit)):
+            tenant = str(limits)
+            each = await asyncio.gather(*(admitted(one, limits, 5, tenant=tenant) for one in made))
+            assert sum(map(len, each)) == together
+        assert all(one.away for one in made)
+
+
+async def test_a_full_store_counts_on(server: Valkey) -> None:
+    server.client.config_set("maxmemory-policy", "noeviction")
+    server.client.config_set("maxmemory", 1)
+    async with limiters(server.url, 3) as made:
+        for limits in (
+            RateLimits(requests_per_minute=5),
+            RateLimits(tokens_per_minute=50),
+            RateLimits(concurrency=5),
+        ):
+            tenant = str(limits)
+            each = await asyncio.gather(*(admitted(one, limits, 5, tokens=10, tenant=tenant) for one in made))
+            assert sum(map(len, each)) == 5
+            held = [reservation for found in each for reservation in found]
+            held[0].settle(0)
+            await held[0].settled()
+            again = 0 if limits.requests_per_minute else 1
+            assert len(await admitted(made[1], limits, 2, tokens=10, tenant=tenant)) == again
+        for one in made:
+            await one.refresh()
+            assert (one.outages, one.admitted_alone, one.replicas) == (0, 0, 3)
+
+
+async def test_a_hiccup_concerns_the_tenants_that_met_it(server: Valkey) -> None:
+    limits = RateLimits(requests_per_minute=10)
+    async with limiters(server.url, answer_seconds=0.1) as [first, second]:
+        await first.refresh()
+        server.pause()
+        assert len(await admitted(first, limits, 9)) == 5
+        server.resume()
+        assert first._alone == {"t"}
+        assert first.away
+        for _ in range(3):
+            assert len(await admitted(first, limits, 1, tenant="other")) == 1
+        assert first.admitted_alone == 5
+        await until(lambda: not first.away)
+        assert first.outages == 1
+        assert not second.outages
+
+
+async def test_one_tenant_whose_refresh_fails_does_not_end_the_leases_of_others(server: Valkey) -> None:
+    limits = RateLimits(concurrency=2)
+    async with limiters(server.url) as [holder, other]:
+        for tenant in ("a", "b", "c"):
+            assert len(await admitted(holder, limits, 2, tenant=tenant)) == 2
+        server.client.set("dw:{quota:a}:places", "damaged")
+        await asyncio.sleep(LEASE_SECONDS + 1)
+        for tenant in ("b", "c"):
+            assert not await admitted(other, limits, 1, tenant=tenant)
+        assert holder._alone == {"a"}
+        assert not await admitted(holder, limits, 1, tenant="a")  # two of its places are known here
+
+
+async def test_tokens_above_a_replicas_share_run_alone(server: Valkey) -> None:
+    limits = RateLimits(tokens_per_minute=100)
+    async with limiters(server.url) as [first, _]:
+        server.kill()
+        assert len(await admitted(first, limits, 3, tokens=80)) == 1  # the share is 50
+        assert not await admitted(first, limits, 1, tokens=1)
+        with pytest.raises(QuotaExceededError, match="101 tokens, and 100 are allowed") as refused:
+            await first.reserve("t", limits, 101)
+        assert refused.value.retry_seconds is None
+
+
+async def test_replicas_that_end_are_forgotten(server: Valkey) -> None:
+    async with limiters(server.url, 1) as [stays]:
+        async with limiters(server.url, 2):
+            await stays.refresh()
+            assert stays.replicas == 3
+        await asyncio.sleep(LEASE_SECONDS)
+        await stays.refresh()
+        assert stays.replicas == 1
 
 
 async def test_a_cluster_counts_as_well() -> None:

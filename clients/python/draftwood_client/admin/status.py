@@ -111,7 +111,7 @@ class ServerStatus:
     """One sample; fields as in the protocol, times in seconds.
 
     Attributes:
-        state: "serving", "restarting" or "draining".
+        state: "serving", "restarting", "draining" or "configuration_unknown".
         load: None unless the caller is an operator.
     """
 

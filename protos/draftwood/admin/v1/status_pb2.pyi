@@ -17,10 +17,12 @@ class ServingState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SERVING_STATE_SERVING: _ClassVar[ServingState]
     SERVING_STATE_RESTARTING: _ClassVar[ServingState]
     SERVING_STATE_DRAINING: _ClassVar[ServingState]
+    SERVING_STATE_CONFIGURATION_UNKNOWN: _ClassVar[ServingState]
 SERVING_STATE_UNSPECIFIED: ServingState
 SERVING_STATE_SERVING: ServingState
 SERVING_STATE_RESTARTING: ServingState
 SERVING_STATE_DRAINING: ServingState
+SERVING_STATE_CONFIGURATION_UNKNOWN: ServingState
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
+from draftwood_memory.store.redis_client import RedisClient
 from draftwood_service.auth.followed_file import FollowedFile
 from draftwood_service.live_experiments.live import LiveExperiments
 from draftwood_service.live_experiments.stopping import GuardrailStops
@@ -14,6 +16,7 @@ from draftwood_service.resources.ending import end
 from draftwood_service.resources.follower import ResourceFollower
 from draftwood_service.resources.in_process import InProcessResources
 from draftwood_service.resources.redis_resources import RedisResources
+from draftwood_service.resources.remembered import Remembered
 from draftwood_service.resources.sealing import Seal
 from draftwood_service.rpc.admin import experiments, tenants
 from draftwood_service.rpc.calls import Method
@@ -29,6 +32,7 @@ class Administration:
 
     Attributes:
         catalog: what is known of them.
+        known: set once it is known which tenants are configured.
         experiments: on live requests.
 
     Args:
@@ -44,12 +48,13 @@ class Administration:
         path = settings.tenants_file
         self._file = None if path is None else FollowedFile(SETTING, path, lambda data: read_content(data, limits))
         client, seal = store_client(settings), Seal(store_keys(settings))
-        self._stored = ResourceFollower(InProcessResources() if client is None else RedisResources(client, seal))
+        self._stored = _follower(client, seal, settings.cache_folder)
         self._following: asyncio.Task[None] | None = None
         self.catalog = Catalog(self._stored, self._file, limits)
         counts: CountStore = InProcessCounts() if client is None else RedisCounts(client, seal)
         stops = GuardrailStops(self._stored, self.catalog)
         self.experiments = LiveExperiments(counts, self.catalog, replica, stops.stop)
+        self.known = self._stored.known
         self._servicers = (
             tenants.TenantServicer(self._stored, self.catalog, limits),
             experiments.ExperimentServicer(self._stored, self.catalog, limits, self.experiments, purge),
@@ -72,3 +77,10 @@ class Administration:
         await self.experiments.close()
         await end([self._following])
         await self._stored.close()
+
+
+def _follower(client: RedisClient | None, seal: Seal, folder: Path | None) -> ResourceFollower:
+    if client is None:
+        return ResourceFollower(InProcessResources())
+    remembered = None if folder is None else Remembered(folder, client.identity)
+    return ResourceFollower(RedisResources(client, seal), remembered)

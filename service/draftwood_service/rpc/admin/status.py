@@ -35,12 +35,21 @@ class StatusServicer:
 
     Args:
         ledger: counts audits, and knows the model.
+        known: set once it is known which tenants are configured.
     """
 
-    def __init__(self, bridge: EngineBridge, ledger: AuditLedger, recovery: EngineRecovery, settings: Settings) -> None:
+    def __init__(
+        self,
+        bridge: EngineBridge,
+        ledger: AuditLedger,
+        recovery: EngineRecovery,
+        known: asyncio.Event,
+        settings: Settings,
+    ) -> None:
         self._bridge = bridge
         self._ledger = ledger
         self._recovery = recovery
+        self._known = known
         self._settings = settings
         self._version = version("draftwood")
         self._started_at = time.monotonic()
@@ -99,7 +108,9 @@ class StatusServicer:
     def _state(self) -> pb.ServingState:
         if self._bridge.draining:
             return pb.SERVING_STATE_DRAINING
-        return pb.SERVING_STATE_RESTARTING if self._bridge.stopped else pb.SERVING_STATE_SERVING
+        if self._bridge.stopped:
+            return pb.SERVING_STATE_RESTARTING
+        return pb.SERVING_STATE_SERVING if self._known.is_set() else pb.SERVING_STATE_CONFIGURATION_UNKNOWN
 
     def _load(self, report: EngineReport) -> pb.LoadStatus:
         work = WorkCounts()

@@ -32,7 +32,14 @@ SORT_KEYS: dict[Sort, Callable[[TenantRow], tuple[float | str, ...]]] = {
     Sort.NAME: lambda row: (row.tenant,),
 }
 _BARS = " ▁▂▃▄▅▆▇█"
-_STATES = {"serving": "green", "draining": "yellow", "restarting": "red", "stalled": "bold red", "away": "bold red"}
+_STATES = {
+    "serving": "green",
+    "draining": "yellow",
+    "restarting": "red",
+    "configuration_unknown": "bold red",
+    "stalled": "bold red",
+    "away": "bold red",
+}
 _MOST_STRATEGIES, _MOST_REPLICAS = 4, 6
 """Rows on a low screen. Not tuned: 24 lines then leave 6 for tenants."""
 _TALL = 40

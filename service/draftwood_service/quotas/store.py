@@ -1,0 +1,122 @@
+"""The counts of tenants in a Redis or Valkey server, as one replica reads and changes them."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
+from draftwood_memory.store.naming import Naming
+from draftwood_memory.store.redis_client import RedisClient, Script
+from draftwood_service.quotas import scripts
+from draftwood_service.quotas.limits import BUCKETS, PLACE_RETRY_SECONDS, QuotaExceededError, RateLimits
+from draftwood_service.quotas.window import Bucket
+
+REFRESH_SECONDS = 1.0
+"""Between two refreshes of leases, and between two looks at a store that does not answer; also the timeout of each."""
+LEASE_SECONDS = 3.0
+"""After which the places of a replica that was killed are free: a refresh may be lost or late."""
+_LEASE_MS = round(1000 * LEASE_SECONDS)
+_CALLS = 8
+"""At once to the store: the client has so many connections."""
+_REPLICAS_KEY = "dw:{quota}:replicas"
+
+
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """What a refresh tells the store of a tenant.
+
+    Attributes:
+        places: of requests whose leases are renewed.
+        number: of the counts below; the store adds each number once.
+        counts: what it does not count yet, by the age of the second in which it was admitted.
+    """
+
+    tenant: str
+    places: frozenset[int]
+    number: int = 0
+    counts: Mapping[int, Bucket] = field(default_factory=dict)
+
+
+class QuotaStore:
+    """Calls of one replica. All of them raise `MemoryStoreError` if there is no answer in time, or a refusal.
+
+    Args:
+        secret: hides tenants' names in the store.
+        answer_seconds: how long a request waits.
+    """
+
+    def __init__(self, client: RedisClient, secret: bytes | None, answer_seconds: float) -> None:
+        self.answer_seconds = answer_seconds
+        self._client = client
+        self._secret = secret
+        self._replica = uuid.uuid4().hex[:12]
+        self._calls = asyncio.Semaphore(_CALLS)
+
+    async def present(self) -> int:
+        """Says that this replica is alive; how many are."""
+        script = Script(scripts.PRESENT, [_REPLICAS_KEY], [_LEASE_MS, self._replica])
+        return int(await self._within(REFRESH_SECONDS, self._client.run(script)))
+
+    async def reserve(self, tenant: str, limits: RateLimits, tokens: int, place: int, requests: int = 1) -> int:
+        """The second, by the store's clock, in which the request was admitted. Raises QuotaExceededError."""
+        most = [limits.requests_per_minute or 0, limits.tokens_per_minute or 0, limits.concurrency or 0]
+        arguments: list[int | str] = [BUCKETS, *most, tokens, _LEASE_MS, self._member(place), requests]
+        script = Script(scripts.RESERVE, self._keys(tenant), arguments)
+        name, *rest = await self._within(self.answer_seconds, self._client.run(script))
+        if name == b"ok":
+            return int(rest[0])
+        limit, used, milliseconds = name.decode(), int(rest[0]), int(rest[1])
+        retry = PLACE_RETRY_SECONDS if limit == "concurrency" else milliseconds / 1000
+        needed = tokens if limit == "tokens_per_minute" else 1
+        raise QuotaExceededError(limit, getattr(limits, limit), used, needed, retry)
+
+    async def settle(self, tenant: str, second: int, unused: int, place: int, unused_requests: int = 0) -> None:
+        """A request that was admitted in `second` has ended, and did not use so many tokens, or does not count."""
+        script = self._settle_script(tenant, second, unused, place, unused_requests)
+        await self._within(self.answer_seconds, self._client.run(script))
+
+    async def free(self, places: Iterable[tuple[str, int]]) -> None:
+        """Tenants' places whose requests have ended."""
+        made = [self._settle_script(tenant, 0, 0, place) for tenant, place in places]
+        await self._within(REFRESH_SECONDS, self._client.run_all(made))
+
+    async def refresh(self, refreshes: SequenceOf[Refresh]) -> list[MemoryStoreError | None]:
+        """What failed, one by one."""
+        made = [self._refresh_script(one) for one in refreshes]
+        answers = await self._within(REFRESH_SECONDS, self._client.run_all(made))
+        return [one if isinstance(one, MemoryStoreError) else None for one in answers]
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _within(self, seconds: float, call: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            async with asyncio.timeout(seconds), self._calls:
+                return await call
+        except TimeoutError:
+            raise StoreUnavailableError(f"no answer within {seconds:g} s") from None
+        finally:
+            call.close()  # its turn may not have come
+
+    def _settle_script(self, tenant: str, second: int, unused: int, place: int, unused_requests: int = 0) -> Script:
+        return Script(scripts.SETTLE, self._keys(tenant), [second, unused, self._member(place), unused_requests])
+
+    def _refresh_script(self, one: Refresh) -> Script:
+        keys = self._keys(one.tenant)
+        members = [self._member(place) for place in one.places]
+        arguments: list[int | str] = [BUCKETS, _LEASE_MS, one.number, len(members), *members]
+        for age, bucket in one.counts.items():
+            arguments += [age, bucket.requests, bucket.tokens]
+        return Script(scripts.REFRESH, [*keys, f"{keys[0].rpartition(':')[0]}:sent:{self._replica}"], arguments)
+
+    def _keys(self, tenant: str) -> list[str]:
+        tag = f"quota:{Naming('', self._secret).part(tenant)}"
+        return [f"dw:{{{tag}}}:used", f"dw:{{{tag}}}:places"]
+
+    def _member(self, place: int) -> str:
+        return f"{self._replica}:{place}"

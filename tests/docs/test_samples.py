@@ -1,0 +1,55 @@
+"""The samples of tenants and experiments: a server reads them, and their experiments compare something."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import yaml
+
+from draftwood_service.settings import Settings
+from draftwood_service.tenants.file import FileContent, read_content
+from draftwood_service.tenants.reading import ServerLimits
+from draftwood_strategies.registry import strategy_names
+
+ROOT = Path(__file__).parents[2]
+_FENCE = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def samples() -> dict[str, str]:
+    """The text of a tenants file, by where it is."""
+    found = {}
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        for number, text in enumerate(_FENCE.findall(path.read_text(encoding="utf-8"))):
+            if re.search(r"^(tenants|experiments):", text, re.MULTILINE):
+                found[f"{path.relative_to(ROOT)}[{number}]"] = text
+    for path in sorted((ROOT / "tests" / "helm" / "values").glob("*.yaml")):
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if of_tenants := {key: values[key] for key in ("tenants", "experiments") if key in values}:
+            found[str(path.relative_to(ROOT))] = json.dumps(of_tenants)
+    return found
+
+
+def read(text: str, strategy: str) -> FileContent:
+    return read_content(text.encode(), ServerLimits.of(Settings(strategy=strategy)))
+
+
+def test_there_are_samples() -> None:
+    assert {"docs/tenants.md[0]", "tests/helm/values/cluster-tenants.yaml"} <= samples().keys()
+
+
+@pytest.mark.parametrize("strategy", strategy_names())
+@pytest.mark.parametrize("sample", samples())
+def test_the_experiments_of_samples_name_tenants_and_compare_something(sample: str, strategy: str) -> None:
+    """Whatever the server's default strategy is."""
+    content = read(samples()[sample], strategy)
+    for name, experiment in content.experiment_configs.items():
+        assert experiment.tenants, f"{name} would start for all tenants"
+        assert experiment.tenants <= content.tenants.keys(), f"{name} names tenants that the sample does not define"
+        for one, other in combinations(experiment.arms, 2):
+            drafts = [replace(arm.drafting, strategy=arm.drafting.strategy or strategy) for arm in (one, other)]
+            assert drafts[0] != drafts[1], f"{name}: {one.id} and {other.id} draft alike"

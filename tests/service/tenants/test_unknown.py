@@ -1,0 +1,170 @@
+"""What a caller gets while a tenant's configuration is not known, and after a store lost it: never the default one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.json_format import ParseDict
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from draftwood.admin.v1 import status_pb2, status_pb2_grpc, tenants_pb2_grpc
+from draftwood.admin.v1 import tenants_pb2 as pb
+from draftwood.v1 import generation_pb2
+from draftwood_service.resources.base import Write
+from draftwood_service.tenants.catalog import TENANTS, Catalog
+from draftwood_service.tenants.config import LearningScope
+from tests.memory.servers import Valkey
+from tests.service.fakes import Answer, Served, answer, serving, until
+from tests.service.rpc.test_endings import reason
+
+CONFIGURED = {"learning": {"scope": "LEARNING_SCOPE_NOTHING"}, "quotas": {"requestsPerMinute": 3}}
+NAMES = f"names={'C' * 42}A="
+OLD, NEW = f"old={'A' * 43}=", f"new={'B' * 42}A="
+HEALTH = health_pb2.HealthCheckResponse
+
+
+@pytest.fixture
+def valkey() -> Iterator[Valkey]:
+    with Valkey(persistent=True) as server:
+        yield server
+
+
+async def health(served: Served) -> int:
+    found = await health_pb2_grpc.HealthStub(served.channel).Check(health_pb2.HealthCheckRequest())
+    return int(found.status)
+
+
+async def state(served: Served) -> int:
+    stub = status_pb2_grpc.StatusServiceStub(served.channel)
+    return int((await stub.GetStatus(status_pb2.GetStatusRequest())).status.state)
+
+
+async def configure(served: Served, tenant: str = "acme", fields: dict[str, Any] = CONFIGURED) -> None:
+    stub = tenants_pb2_grpc.TenantServiceStub(served.channel)
+    await stub.CreateTenant(pb.CreateTenantRequest(tenant_id=tenant, tenant=ParseDict(fields, pb.Tenant())))
+
+
+async def ask(served: Served, tenant: str = "acme", times: int = 1) -> list[Answer]:
+    request = generation_pb2.GenerateRequest(text="x", tenant=tenant)
+    request.drafting.strategy = "trie"
+    request.stop.max_tokens = 30
+    return [await answer(served.stub.Generate(request)) for _ in range(times)]
+
+
+def catalog(served: Served) -> Catalog:
+    return served.server._administration.catalog
+
+
+def reasons(answers: list[Answer]) -> list[str]:
+    """Of refusals; "" for what was admitted."""
+    return ["" if one.error is None else reason(one.error) for one in answers]
+
+
+def learned(served: Served) -> int:
+    return served.memory.outbox.pending + served.memory.counters().pushed
+
+
+async def test_a_server_that_starts_while_its_store_is_away_refuses_until_it_was_read(valkey: Valkey) -> None:
+    async with serving(store=valkey.url) as before:
+        await configure(before)
+    valkey.kill()
+    async with serving(store=valkey.url, store_timeout=0.5) as served:
+        assert await health(served) == HEALTH.NOT_SERVING
+        assert await state(served) == status_pb2.SERVING_STATE_CONFIGURATION_UNKNOWN
+        refused = await ask(served, times=10)
+        assert reasons(refused) == ["CONFIGURATION_UNKNOWN"] * 10
+        assert refused[0].status.code() is grpc.StatusCode.UNAVAILABLE
+        assert not learned(served)
+        valkey.start()
+        await until(lambda: served.server.serving)
+        assert await health(served) == HEALTH.SERVING
+        assert await state(served) == status_pb2.SERVING_STATE_SERVING
+        assert reasons(await ask(served, times=10)).count("") == 3
+        await served.settled()
+        assert not learned(served)
+
+
+async def test_a_server_without_tenants_serves_while_its_store_is_away(valkey: Valkey, tmp_path: Path) -> None:
+    kept: dict[str, Any] = {"store": valkey.url, "store_timeout": 0.5, "model_cache": True}
+    async with serving(**kept, model_cache_folder=tmp_path) as before:
+        assert reasons(await ask(before)) == [""]
+    valkey.kill()
+    async with serving(**kept, model_cache_folder=tmp_path) as served:
+        assert await health(served) == HEALTH.SERVING
+        assert reasons(await ask(served, times=5)) == [""] * 5
+        await served.settled()
+        assert not learned(served)  # someone may have configured the tenant meanwhile
+        valkey.start()
+        await until(lambda: catalog(served).config_of("acme").learning.scope is LearningScope.OUTPUTS)
+        await ask(served)
+        await until(lambda: learned(served) > 0)
+
+
+async def test_a_tenant_of_the_file_is_known(valkey: Valkey, tmp_path: Path) -> None:
+    file = tmp_path / "tenants.yaml"
+    file.write_text("tenants: [{name: tenants/of-file, quotas: {requestsPerMinute: 2}}]")
+    valkey.kill()
+    async with serving(store=valkey.url, store_timeout=0.5, tenants_file=file) as served:
+        assert reasons(await ask(served, "of-file", 3)) == ["", "", "QUOTA_EXCEEDED"]
+        assert reasons(await ask(served, "other")) == ["CONFIGURATION_UNKNOWN"]
+
+
+async def test_a_running_server_keeps_what_a_wiped_store_had(valkey: Valkey) -> None:
+    async with serving(store=valkey.url) as served, serving(store=valkey.url) as second:
+        await configure(served)
+        valkey.client.flushall()
+        async with serving(store=valkey.url) as late:  # may read the store before it was restored
+            await until(
+                lambda: all(one.server._administration.catalog.tenant_message("acme") for one in (second, late))
+            )
+            assert reasons(await ask(late, times=4)) == [""] * 3 + ["QUOTA_EXCEEDED"]
+        assert reasons(await ask(served)) == ["QUOTA_EXCEEDED"]
+        assert not learned(served) + learned(second)
+        stub = tenants_pb2_grpc.TenantServiceStub(served.channel)
+        await stub.DeleteTenant(pb.DeleteTenantRequest(name="tenants/acme"))
+        await until(lambda: catalog(second).tenant_message("acme") is None)
+        assert reasons(await ask(second)) == [""]
+
+
+async def test_a_tenant_that_cannot_be_decrypted_is_refused_and_no_other(valkey: Valkey) -> None:
+    async with serving(store=valkey.url, store_keys=f"{OLD},{NAMES}") as served:
+        await configure(served)
+        async with serving(store=valkey.url, store_keys=f"{NEW},{OLD},{NAMES}") as newer:
+            await configure(newer, "rotated")
+        await until(lambda: served.server._administration._stored.is_unknown(TENANTS, "rotated"))
+        assert reasons(await ask(served, times=4)) == [""] * 3 + ["QUOTA_EXCEEDED"]
+        assert reasons(await ask(served, "rotated")) == ["CONFIGURATION_UNKNOWN"]
+        assert reasons(await ask(served, "never-configured")) == [""]
+
+
+@pytest.mark.parametrize(
+    ("part", "outcome"),
+    [
+        ({"drafting": {"strategy": "of-a-newer-version"}}, "without it"),
+        ({"learning": {"scope": "LEARNING_SCOPE_NOTHING", "maxTokens": "999999999999"}}, "learns nothing"),
+        ({"quotas": {"requestsPerMinute": 0}}, "refused"),
+        ({"streaming": {"paddingBytes": 1_000_000}}, "refused"),
+        ("no message", "refused"),
+    ],
+)
+async def test_a_part_that_is_not_valid_here_never_sets_a_tenant_free(valkey: Valkey, part: Any, outcome: str) -> None:
+    """A server that allows less than the one that wrote the tenant."""
+    value = b"\xff" if isinstance(part, str) else ParseDict({**CONFIGURED, **part}, pb.Tenant()).SerializeToString()
+    async with serving(store=valkey.url) as served:
+        stored = served.server._administration._stored
+        await stored.write([Write(TENANTS, "acme", value, 0)])
+        if outcome == "refused":
+            assert reasons(await ask(served)) == ["CONFIGURATION_UNKNOWN"]
+        else:
+            assert catalog(served).config_of("acme").learning.scope is LearningScope.NOTHING
+            assert reasons(await ask(served, times=4)) == [""] * 3 + ["QUOTA_EXCEEDED"]
+        good = ParseDict(CONFIGURED, pb.Tenant()).SerializeToString()
+        [revision] = await stored.write([Write(TENANTS, "acme", good, stored.of_kind(TENANTS)["acme"].revision)])
+        known = catalog(served).config_of("acme")
+        await stored.write([Write(TENANTS, "acme", value, revision)])
+        if outcome == "refused":
+            assert catalog(served).config_of("acme") == known  # the last one that could be read
