@@ -181,7 +181,9 @@ class MemoryThread:
                     await asyncio.sleep(_PUSH_SECONDS if not self._failures else 0.2)
         if left := self._outbox.pending:
             _log.warning("last learned sequences were not stored: %d", left)
-        await asyncio.gather(following, return_exceptions=True)
+        while not following.done():  # the Redis library may lose a cancellation
+            following.cancel()
+            await asyncio.wait([following], timeout=0.05)
         with suppress(MemoryStoreError):
             await self._replica.processes.leave()
         await self._replica.memories.client.close()

@@ -184,14 +184,13 @@ class Memories:
     async def forget_listed(self, fingerprint: str) -> None:
         """Shortens the list of a model's memories by those that are gone, and were not used for `_HASH_SECONDS`.
 
-        What is written to meanwhile is listed anew before, so it stays.
+        They are removed by their times, so that one stays that is written to meanwhile, and so is listed anew.
         """
-        key, before = memories_key(fingerprint), f"{self.clock.now() - _HASH_SECONDS:.3f}"
-        old = [tag.decode() for tag in await self.client.command("ZRANGEBYSCORE", key, "-inf", f"({before}")]
-        kept = [one.tag for one in await self.info(old)]
-        await self._all([*(("ZADD", key, "GT", before, tag) for tag in kept)])
-        if old:
-            await self._all([("ZREMRANGEBYSCORE", key, "-inf", f"({before}")])
+        key, before = memories_key(fingerprint), f"({self.clock.now() - _HASH_SECONDS:.3f}"
+        found = await self.client.command("ZRANGEBYSCORE", key, "-inf", before, "WITHSCORES")
+        listed = {tag.decode(): at for tag, at in zip(found[::2], found[1::2], strict=True)}
+        kept = {listed[one.tag] for one in await self.info([*listed])}
+        await self._all([("ZREMRANGEBYSCORE", key, at, at) for at in {*listed.values()} - kept])
 
     async def unlink(self, tag: str, generation: int) -> None:
         """Deletes the stream of a generation that has passed."""
