@@ -127,7 +127,7 @@ async def test_a_year_of_tenants_in_a_small_store(monkeypatch: pytest.MonkeyPatc
                 assert (memory.counters().failures, memory.counters().dropped) == (0, 0)
             kept = {key.decode().split("}")[0].removeprefix("dw:{t:") for key in server.client.keys("dw:{t:*}:3:*")}
             assert {"reader", "daily", *(f"new{day}-0" for day in range(350, 365))} <= kept
-            assert not kept & {f"new{day}-0" for day in range(300)}
+            assert not kept & {f"new{day}-0" for day in range(250)}
             assert server.client.zcard(memories_key(FINGERPRINT)) < 3 * 100
         async with replicas(1, server.url) as [later]:
             assert len(await perform(ExportMemory(MemoryName("reader")), later)) == 1
