@@ -1,8 +1,8 @@
 """`Memory`: the learned sequences of all tenants of one model, in this process and in a store that processes share.
 
 A hint cache: what it holds can never change an answer, so an entry that is lost or doubled costs a few drafts. Called
-from the thread that drafts; nothing here waits for a store, except the first request of a tenant that is not in this
-process: it waits a moment, or not at all while the store does not answer.
+from the thread that drafts; nothing here waits for a store, except the first request of a tenant whose memory is not in
+this process, or was not used for a minute: it waits a moment, or not at all while the store does not answer.
 """
 
 from __future__ import annotations
@@ -196,7 +196,11 @@ class Memory:
             UnknownStrategyError: no strategy has this name.
             ValueError, TypeError: it does not accept the options.
         """
+        resident = self.residents.get(use.memory)
+        behind = self.replica is not None and resident is not None and resident.loaded and not resident.live
         strategy, loading = self._instance(use)
+        if behind and loading is None and resident is not None and self.thread.healthy:
+            loading = self.thread.submit(self._read_on(resident))
         if loading is None or not (self.thread.healthy or self.replica is None):
             return strategy
         once = threading.Lock()
@@ -283,11 +287,15 @@ class Memory:
         if self.thread.lapsed:
             self._forget()
             return make(use.key, self.config.capacity), None
-        if (resident := self.residents.get(use.memory)) is None:
+        if use.memory not in self.residents:
             make(use.key, self.config.capacity)  # what cannot be made must raise before the memory is added
-        elif not resident.live:
-            self.thread.wake()
         return self.residents.open(use.memory, use.terms).instance(use.key)
+
+    async def _read_on(self, resident: Resident) -> None:
+        """Of a memory that was not followed: what others have learned meanwhile, or adopted, or purged."""
+        assert self.replica is not None
+        async with self.replica.lock:
+            await self.replica.refresh(resident)
 
     def _forget(self) -> None:
         """The store was away for so long that purges do not wait for this process any more."""

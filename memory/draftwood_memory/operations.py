@@ -380,9 +380,9 @@ async def _add(
         await memory.learn_records(resident, records)
 
 
-def _identity(record: Record) -> tuple[int, bytes]:
+def _identity(record: Record) -> tuple[int, int, bytes]:
     """A copy of a record has the same."""
-    return record.learned_at, record.tokens.tobytes()
+    return record.learned_at, record.request, record.tokens.tobytes()
 
 
 def _namings(memory: Memory) -> set[Naming]:

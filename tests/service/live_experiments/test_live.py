@@ -386,7 +386,7 @@ async def test_the_winners_memory_becomes_the_tenants(server: Valkey, stored: bo
     async with serving(store=store) as served, serving(store=store) as other:
         servers = [served, other] if stored else [served]
         await asked(served, "before")
-        arms = [{"id": "trie", "drafting": {"strategy": "trie"}}, {"id": "fork", "forkMemory": True}]
+        arms = [{"id": "trie", "drafting": {"strategy": "trie"}}, {"id": "fork", "memory": "ARM_MEMORY_FORKED"}]
         await started(served, arms, tenants=scope)
         if stored:
             await knows(other)
@@ -394,7 +394,6 @@ async def test_the_winners_memory_becomes_the_tenants(server: Valkey, stored: bo
             await all_asked(one, [f"{one is served}{number}" for number in range(8)])
         await served.settled()
         memory = served.memory
-        won, lost = log_of(memory, "acme", "x/fork"), log_of(memory, "acme", "x/trie")
         await until(lambda: all(not one.memory.outbox.pending for one in servers))
         await asyncio.sleep(0.2)
         won, lost = log_of(memory, "acme", "x/fork"), log_of(memory, "acme", "x/trie")
