@@ -166,6 +166,7 @@ class Replica:
 
     async def take(self, resident: Resident, generation: int, found: SequenceOf[Entry]) -> None:
         """Learns entries that were read after `resident.position` in a generation."""
+        found = [one for one in found if id_order(one[0]) > id_order(resident.position)]
         if not found or not resident.loaded or resident.generation != generation:
             return
         resident.position = found[-1][0]

@@ -147,6 +147,20 @@ async def test_the_list_of_memories_does_not_grow_for_ever(server: Valkey) -> No
         assert [tag.split(b":")[1] for tag in server.client.zrange(key, 0, -1)] == [b"old", b"new"]
 
 
+async def test_a_store_without_a_limit_keeps_everything(
+    server: Valkey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("draftwood_memory.background._CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("draftwood_memory.replica._ROOM_SECONDS", 0.0)
+    async with replicas(1, server.url) as [memory]:
+        await learn_much(memory, "t", 0, 10_000)
+        for _ in range(10):
+            memory.thread.wake()
+            await asyncio.sleep(0.02)
+        assert server.client.keys("dw:{t:t}:3:*")
+        assert "nearly full" not in caplog.text
+
+
 async def test_a_store_that_is_full_of_other_things_is_left_alone(server: Valkey) -> None:
     async with replicas(1, server.url) as [memory]:
         server.client.set("other", b"x" * (8 << 20))

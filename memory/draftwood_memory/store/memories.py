@@ -251,7 +251,8 @@ class Memories:
             found = await self.client.command("INFO", "memory")
         except StoreRefusedError:
             return 0, 0
-        return int(found["used_memory"]), int(found.get("maxmemory", 0))
+        limit = int(found.get("maxmemory", 0))
+        return (int(found["used_memory"]), limit) if limit else (0, 0)
 
     async def by_use(self, fingerprints: Iterable[str]) -> list[tuple[str, float]]:
         """The memories of some models, the least recently used first, each with the Unix time of its use."""
