@@ -11,10 +11,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from draftwood_memory.config import Capacity, MemoryConfig, Terms
+from draftwood_memory.config import Capacity, MemoryConfig, Terms, surplus
 from draftwood_memory.record_log import Held, RecordLog
 from draftwood_memory.records import Int32Array
-from draftwood_memory.shares import surplus
 from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import MemoryName, Naming
 from draftwood_strategies import Strategy, create
@@ -256,7 +255,7 @@ class Residents:
     """The memories in this process, the latest used last. Safe to call from any thread.
 
     Args:
-        config: of the memories in this process; of more, some are evicted, see `shares.surplus`.
+        config: of the memories in this process; of more, some are evicted, see `config.surplus`.
         stored: there is a store to load evicted memories from.
 
     Attributes:

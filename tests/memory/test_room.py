@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from draftwood_memory import Memory, MemoryConfig, MemoryName
-from draftwood_memory.config import Terms
+from draftwood_memory.config import Terms, surplus
 from draftwood_memory.operations import ExportMemory, FillMemory, FillProgress
 from draftwood_memory.records import Kind
-from draftwood_memory.shares import surplus
 from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import memories_key
 from tests.memory.helpers import FINGERPRINT, agreed, learn_output, log_of, numbers, perform, replicas, until

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from draftwood_memory.shares import surplus
+from draftwood_memory.config import surplus
 from draftwood_memory.store.memories import Memories, StoredMemory
 from draftwood_memory.store.naming import KINDS_KEY, fingerprint_of, tenant_part
 
