@@ -118,7 +118,7 @@ async def test_a_purge_meanwhile_is_final(server: Valkey, before: str) -> None:
                 answers += await sent([one])
             return answers
 
-        client.commands = commands  # type: ignore[method-assign]
+        client.commands = commands  # type: ignore[method-assign, assignment]
         await AdoptArm("x/a").run(adopting)
         assert not pending
         await client.close()

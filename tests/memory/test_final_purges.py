@@ -70,7 +70,7 @@ async def test_a_replica_without_the_store_is_told_of_and_forgets_in_time(
         assert known_to(away, "t") == [numbers(20)]  # an outage of the store costs no drafts
         with caplog.at_level(logging.WARNING):
             await asyncio.sleep(final_at - time.monotonic())
-            assert (await asyncio.to_thread(away.strategy, "t", "trie")).tokens == 0
+            assert (await strategy_of(away, "t")).tokens == 0
         assert log_of(away, "t") == []
         await learn_output(away, "t", numbers(30))
         assert (log_of(away, "t"), away.outbox.pending) == ([], 0)  # another purge may have come since

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,7 +125,8 @@ async def test_a_year_of_tenants_in_a_small_store(monkeypatch: pytest.MonkeyPatc
             assert server.client.info("stats")["evicted_keys"] == 0
             for memory in memories:
                 assert (memory.counters().failures, memory.counters().dropped) == (0, 0)
-            kept = {key.decode().split("}")[0].removeprefix("dw:{t:") for key in server.client.keys("dw:{t:*}:3:*")}
+            keys: Any = server.client.keys("dw:{t:*}:3:*")
+            kept = {key.decode().split("}")[0].removeprefix("dw:{t:") for key in keys}
             assert {"reader", "daily", *(f"new{day}-0" for day in range(350, 365))} <= kept
             assert not kept & {f"new{day}-0" for day in range(250)}
             assert server.client.zcard(memories_key(FINGERPRINT)) < 3 * 100
@@ -143,7 +145,8 @@ async def test_the_list_of_memories_does_not_grow_for_ever(server: Valkey) -> No
         server.client.delete(*server.client.keys("dw:{t:gone}:3:*"))
         assert memory.memories is not None
         await asyncio.wrap_future(memory.thread.submit(memory.memories.forget_listed(FINGERPRINT)))
-        assert [tag.split(b":")[1] for tag in server.client.zrange(key, 0, -1)] == [b"old", b"new"]
+        listed: Any = server.client.zrange(key, 0, -1)
+        assert [tag.split(b":")[1] for tag in listed] == [b"old", b"new"]
 
 
 async def test_a_store_without_a_limit_keeps_everything(

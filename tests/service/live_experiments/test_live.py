@@ -386,7 +386,10 @@ async def test_the_winners_memory_becomes_the_tenants(server: Valkey, stored: bo
     async with serving(store=store) as served, serving(store=store) as other:
         servers = [served, other] if stored else [served]
         await asked(served, "before")
-        arms = [{"id": "trie", "drafting": {"strategy": "trie"}}, {"id": "fork", "memory": "ARM_MEMORY_FORKED"}]
+        arms: list[dict[str, Any]] = [
+            {"id": "trie", "drafting": {"strategy": "trie"}},
+            {"id": "fork", "memory": "ARM_MEMORY_FORKED"},
+        ]
         await started(served, arms, tenants=scope)
         if stored:
             await knows(other)
