@@ -226,6 +226,7 @@ class Replica:
         """
         tag, resident = self._naming.tag(name), self._residents.get(name)
         head = Head(generation, True, False, None)
+        await self.make_room()  # an import can fill a store faster than the checks come
         await self._list([tag])
         for run in runs(records):
             [answer] = await self.memories.append([self._append_of(name, resident, generation, run)])
