@@ -11,14 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from draftwood_memory.config import MemoryConfig, Terms
-    from draftwood_memory.memory import Memory, StrategyUse
+    from draftwood_memory.memory import Learning, Memory, StrategyUse
     from draftwood_memory.residents import StrategyKey
     from draftwood_memory.store.naming import MemoryName
     from draftwood_memory.store.redis_client import RedisClient, RedisTls
 
-__all__ = ["Memory", "MemoryConfig", "MemoryName", "RedisClient", "RedisTls", "StrategyKey", "StrategyUse", "Terms"]
+__all__ = [
+    "Learning",
+    "Memory",
+    "MemoryConfig",
+    "MemoryName",
+    "RedisClient",
+    "RedisTls",
+    "StrategyKey",
+    "StrategyUse",
+    "Terms",
+]
 
 _MODULES = {
+    "Learning": "memory",
     "Memory": "memory",
     "MemoryConfig": "config",
     "MemoryName": "store.naming",

@@ -24,6 +24,8 @@ from draftwood_memory.replica import Replica
 from draftwood_memory.residents import Resident, Residents
 from draftwood_memory.store.memories import entries_of
 from draftwood_memory.store.naming import PURGES_KEY, stream_key, wake_key
+from draftwood_memory.store.processes import LEASE_SECONDS
+from draftwood_memory.store.redis_client import RedisClient
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +94,7 @@ class MemoryThread:
         self._pushed_at = -_PUSH_SECONDS
         self._followed: frozenset[Resident] = frozenset()
         self._reading = False
+        self._woken = b"0-0"
         self._stopped = False
 
     @property
@@ -105,6 +108,11 @@ class MemoryThread:
     def failing(self) -> bool:
         """The latest call to the store failed."""
         return self._failures > 0
+
+    @property
+    def lapsed(self) -> bool:
+        """This process has not reached the store for so long that no purge waits for it: it has to forget."""
+        return self._replica is not None and time.monotonic() - self._replica.processes.reached_at > LEASE_SECONDS
 
     def start(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -173,7 +181,11 @@ class MemoryThread:
                     await asyncio.sleep(_PUSH_SECONDS if not self._failures else 0.2)
         if left := self._outbox.pending:
             _log.warning("last learned sequences were not stored: %d", left)
-        await asyncio.gather(following, return_exceptions=True)
+        while not following.done():  # the Redis library may lose a cancellation
+            following.cancel()
+            await asyncio.wait([following], timeout=0.05)
+        with suppress(MemoryStoreError):
+            await self._replica.processes.leave()
         await self._replica.memories.client.close()
 
     async def _round(self) -> None:
@@ -202,7 +214,9 @@ class MemoryThread:
         now = time.monotonic()
         if self._check_all or now - self._checked_at > _CHECK_SECONDS:
             await replica.check(live_only=not self._check_all)
+            await replica.make_room()
             self._check_all, self._checked_at = False, now
+        await replica.join()
         await replica.load()
         if self._outbox.pending:
             if now - self._pushed_at >= _PUSH_SECONDS:
@@ -237,17 +251,11 @@ class MemoryThread:
     async def _follow_always(self) -> None:
         assert self._replica is not None
         client = self._replica.memories.client.sibling(_BLOCK_SECONDS)
-        ids: dict[str, bytes] = {}
         try:
             while True:
                 await self._healthy.wait()
                 try:
-                    if not ids:
-                        [last] = await self._replica.memories.client.commands(
-                            [("XREVRANGE", PURGES_KEY, "+", "-", "COUNT", 1)]
-                        )
-                        ids = {PURGES_KEY: last[0][0] if last else b"0-0", self._wake_key: b"0-0"}
-                    await self._follow(self._replica, client, ids)
+                    await self._follow(self._replica, client)
                 except MemoryStoreError as error:
                     self._fail(error)
                 except Exception as error:
@@ -256,19 +264,19 @@ class MemoryThread:
         finally:
             await client.close()
 
-    async def _follow(self, replica: Replica, client: Any, ids: dict[str, bytes]) -> None:
+    async def _follow(self, replica: Replica, client: RedisClient) -> None:
         """One read of the streams that are live here; what they hold is learned."""
         self._followed = self._live()
         streams = {stream_key(one.tag, one.generation or 0): (one, one.generation or 0) for one in self._followed}
-        after = {key: one.position for key, (one, _) in streams.items()} | ids
+        after = {key: one.position for key, (one, _) in streams.items()} | {PURGES_KEY: replica.processes.applied}
         if client.is_cluster:
-            after.pop(self._wake_key)
             words = [("XRANGE", key, b"(" + id_, "+", "COUNT", _READ_ENTRIES) for key, id_ in after.items()]
             answers = await client.commands(words)
             found = {key: answer for key, answer in zip(after, answers, strict=True) if answer}
             pause = _POLL_SECONDS + _POLL_STREAM_SECONDS * len(after)
         else:
             self._reading = True
+            after[self._wake_key] = self._woken
             block = ("COUNT", _READ_ENTRIES, "BLOCK", round(1000 * _BLOCK_SECONDS))
             try:
                 answer = await client.command("XREAD", *block, "STREAMS", *after, *after.values())
@@ -284,10 +292,9 @@ class MemoryThread:
                     resident, generation = streams[key]
                     await replica.take(resident, generation, entries_of(entries))
                 elif key == PURGES_KEY:
-                    ids[key] = entries[-1][0]
-                    await replica.purged(frozenset(fields[b"t"].decode() for _, fields in entries))
+                    await replica.apply_purges()
                 else:
-                    ids[key] = entries[-1][0]
+                    self._woken = entries[-1][0]
         await asyncio.sleep(pause)
 
 

@@ -1,13 +1,14 @@
 """`Memory`: the learned sequences of all tenants of one model, in this process and in a store that processes share.
 
 A hint cache: what it holds can never change an answer, so an entry that is lost or doubled costs a few drafts. Called
-from the thread that drafts; nothing here waits for a store, except the first request of a tenant that is not in this
-process: it waits a moment, or not at all while the store does not answer.
+from the thread that drafts; nothing here waits for a store, except the first request of a tenant whose memory is not in
+this process, or was not used for a minute: it waits a moment, or not at all while the store does not answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import threading
 import time
@@ -25,15 +26,18 @@ from draftwood_memory.counters import MemoryCounters
 from draftwood_memory.errors import CorruptValueError, MemoryStoreError
 from draftwood_memory.outbox import Outbox, Waiting
 from draftwood_memory.record_log import Held
-from draftwood_memory.records import WRITER_BYTES, Codec, Int32Array, Kind, Record, runs, split
+from draftwood_memory.records import WRITER_BYTES, Codec, Int32Array, Kind, Record, request_key, runs, split
 from draftwood_memory.replica import Replica
-from draftwood_memory.residents import Resident, Residents, StrategyKey, learn
+from draftwood_memory.residents import OVERLAP, Resident, Residents, StrategyKey, learn, make
 from draftwood_memory.store import legacy
+from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.encryption import KeyRing
 from draftwood_memory.store.memories import Memories
 from draftwood_memory.store.naming import KINDS_KEY, SCHEMA, MemoryName, Naming
 from draftwood_memory.store.redis_client import RedisClient
 from draftwood_strategies import Strategy
+
+_log = logging.getLogger(__name__)
 
 _FIRST_WAIT = 0.05
 """Seconds that a tenant's first request waits for its memory. `draftwood bench share`: a memory of 10,000 tokens takes
@@ -77,21 +81,32 @@ class Learning:
     Attributes:
         generation: of the memory when the request began; None if it was not known.
         since: when it began, on the clock of `time.monotonic`.
+        repeated: it was sent before, so a strategy should not learn from its drafts: `learn` adds what is new.
     """
 
-    def __init__(self, memory: Memory, resident: Resident, strategy: Strategy | None) -> None:
+    def __init__(
+        self, memory: Memory, resident: Resident, strategy: Strategy | None, since: float, request: str
+    ) -> None:
         self.resident = resident
         self.strategy = strategy
         self.generation = resident.generation
-        self.since = time.monotonic()
+        self.since = since
+        self.request = request
+        self.repeated = bool(request) and bool(resident.log.of_request(request_key(request, 0)))
         self._memory = memory
 
     def __enter__(self) -> Self:
         return self
 
-    def learn(self, tokens: Int32Array) -> None:
-        """Learns an answer, int32[n], unless the memory was purged since the request began."""
-        self._memory._learned(self, tokens)
+    def learn(self, tokens: Int32Array, sample: int = 0) -> None:
+        """Learns an answer, int32[n], unless the memory was purged since the request began.
+
+        Of an answer to a request that was sent before, what was not learned then, a few tokens before it included.
+
+        Args:
+            sample: which one of the request's answers.
+        """
+        self._memory._learned(self, tokens, request_key(self.request, sample) if self.request else 0)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -120,10 +135,11 @@ class Memory:
         self.config = config
         self.naming = Naming(fingerprint, None if keys is None else keys.naming_key)
         self.codec = Codec(keys)
-        self.residents = Residents(self.naming, config, stored=store is not None)
+        self.clock = StoreClock()
+        self.residents = Residents(self.naming, config, self.clock, stored=store is not None)
         self.outbox = Outbox()
         self.counted = MemoryCounters()
-        self.memories = None if store is None else Memories(store, schema)
+        self.memories = None if store is None else Memories(store, self.clock, schema)
         writer = secrets.token_bytes(WRITER_BYTES)
         self.replica = (
             None
@@ -142,6 +158,7 @@ class Memory:
         self.thread = MemoryThread(self.replica, self.residents, self.outbox, self._keep, self.counted, writer.hex())
         self._run_on_engine: RunOnEngine = lambda task: task()
         self._preloaded: Future[None] = Future()
+        self._forgot = False
         self._noted_at = self._discarded_at = self._evicted_at = -float("inf")
 
     def start(self, run_on_engine: RunOnEngine, preload: int = 0, strategy: str = "") -> None:
@@ -179,7 +196,11 @@ class Memory:
             UnknownStrategyError: no strategy has this name.
             ValueError, TypeError: it does not accept the options.
         """
+        resident = self.residents.get(use.memory)
+        behind = self.replica is not None and resident is not None and resident.loaded and not resident.live
         strategy, loading = self._instance(use)
+        if behind and loading is None and resident is not None and self.thread.healthy:
+            loading = self.thread.submit(self._read_on(resident))
         if loading is None or not (self.thread.healthy or self.replica is None):
             return strategy
         once = threading.Lock()
@@ -204,13 +225,18 @@ class Memory:
         present = self.fetch(StrategyUse(MemoryName(tenant, arm), StrategyKey(name)), found.set_result)
         return found.result() if present is None else present
 
-    def learning(self, name: MemoryName, strategy: Strategy | None = None) -> Learning:
+    def learning(
+        self, name: MemoryName, strategy: Strategy | None = None, *, began: float | None = None, request: str = ""
+    ) -> Learning:
         """Around a request: pins the memory, and takes what the request wrote.
 
         Args:
             strategy: has learned it already, as its own drafts were verified.
+            began: when the request began, on the clock of `time.monotonic`; now, if it is None.
+            request: what it has in common with the same request sent again; "" if that is not known.
         """
-        return Learning(self, self.residents.pin(name), strategy)
+        since = time.monotonic() if began is None else began
+        return Learning(self, self.residents.pin(name), strategy, since, request)
 
     def purge_watch(self, name: MemoryName) -> Callable[[], bool]:
         """A function that tells whether a memory is known not to have been purged, on any replica, since now.
@@ -258,28 +284,47 @@ class Memory:
                 return
 
     def _instance(self, use: StrategyUse) -> tuple[Strategy, Future[None] | None]:
-        if (resident := self.residents.get(use.memory)) is None:
-            # What cannot be made must raise before the memory is added.
-            Resident(use.memory, "", self.config).instance(use.key)
-        elif not resident.live:
-            self.thread.wake()
+        if self.thread.lapsed:
+            self._forget()
+            return make(use.key, self.config.capacity), None
+        if use.memory not in self.residents:
+            make(use.key, self.config.capacity)  # what cannot be made must raise before the memory is added
         return self.residents.open(use.memory, use.terms).instance(use.key)
 
-    def _learned(self, scope: Learning, tokens: Int32Array) -> None:
+    async def _read_on(self, resident: Resident) -> None:
+        """Of a memory that was not followed: what others have learned meanwhile, or adopted, or purged."""
+        assert self.replica is not None
+        async with self.replica.lock:
+            await self.replica.refresh(resident)
+
+    def _forget(self) -> None:
+        """The store was away for so long that purges do not wait for this process any more."""
+        if not self._forgot:
+            self._forgot = True
+            for resident in self.residents.all():
+                resident.reset(resident.generation, resident.purged_at)
+            _log.warning("the store was away for a day: nothing is drafted from memories until it is back")
+
+    def _learned(self, scope: Learning, tokens: Int32Array, request: int) -> None:
         """Takes a request's answer. Its own strategy has learned it; the tenant's others do now."""
         resident = scope.resident
         with resident.lock:
-            if not resident.is_current(scope.generation, scope.since):
+            if self.thread.lapsed or not resident.is_current(scope.generation, scope.since):
                 self.counted.stale += 1
                 return
+            known = resident.known(request, tokens)
+            if known >= tokens.size:
+                return
+            tokens = tokens[max(0, known - OVERLAP) :]
             now = time.monotonic()
             for piece in split(tokens):
-                held = Held(Record(Kind.OUTPUT, piece, int(time.time())))
+                held = Held(Record(Kind.OUTPUT, piece, int(self.clock.at(now)), request))
                 resident.add(held)
                 self.counted.learned += 1
                 if self.replica is not None:
                     self.outbox.add(Waiting(resident.name, scope.generation, scope.since, now, held))
-            others = [one for one in resident.strategies.values() if one is not scope.strategy]
+            has_learned = None if scope.repeated else scope.strategy
+            others = [one for one in resident.strategies.values() if one is not has_learned]
         if self.replica is not None:
             self.thread.wake()
         if others:
@@ -307,6 +352,8 @@ class Memory:
     async def _keep(self) -> None:
         """What every round does besides: builds without a store, evicts, drops what is too old, notes the use."""
         now = time.monotonic()
+        if self.thread.lapsed:
+            self._forget()
         for resident in self.residents.all():
             if self.replica is None and resident.unbuilt:
                 self._fork(resident)
@@ -317,7 +364,7 @@ class Memory:
             elif resident.loaded and resident.drop_aged():
                 resident.build([*resident.strategies], replace_empty=True)
                 await self._trim(resident)
-        if now - self._evicted_at >= _EVICT_SECONDS:
+        if now - self._evicted_at >= _EVICT_SECONDS or len(self.residents) > self.config.max_resident:
             self._evicted_at = now
             self.residents.evict(self.outbox.names())
         with suppress(MemoryStoreError):
@@ -333,13 +380,17 @@ class Memory:
     async def _trim(self, resident: Resident) -> None:
         if self.memories is not None and resident.config.max_age and not resident.newer and not self.thread.failing:
             with suppress(MemoryStoreError):
-                await self.memories.trim(resident.tag, resident.generation or 0, resident.config.oldest(time.time()))
+                await self.memories.trim(
+                    resident.tag, resident.generation or 0, resident.config.oldest(self.clock.now())
+                )
 
     async def _note(self, now: float) -> None:
-        if self.memories is None or self.thread.failing:
+        if self.memories is None or self.replica is None or self.thread.failing:
             return
+        self._forgot = False
+        await self.replica.note_use()
         if now - self._noted_at >= _NOTE_SECONDS:
-            await self.memories.client.command("ZADD", KINDS_KEY, int(time.time()), self.naming.kind)
+            await self.memories.client.command("ZADD", KINDS_KEY, int(self.clock.now()), self.naming.kind)
             self._noted_at = now
         if now - self._discarded_at >= _DISCARD_SECONDS:
             await legacy.discard(self.memories.client, self.naming.fingerprint)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Set as SetOf
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
 from draftwood_memory.config import Terms
@@ -18,12 +19,14 @@ from draftwood_memory.memory import Memory
 from draftwood_memory.record_log import Held
 from draftwood_memory.records import Int32Array, Kind, Record, split
 from draftwood_memory.replica import Replica
+from draftwood_memory.residents import Resident
 from draftwood_memory.store import legacy
 from draftwood_memory.store.memories import Memories, StoredMemory
-from draftwood_memory.store.naming import KINDS_KEY, MemoryName, Naming, fingerprint_of, kind_of, tenant_part
+from draftwood_memory.store.naming import KINDS_KEY, MemoryName, Naming, arm_part, fingerprint_of, kind_of, tenant_part
 
 ORPHANED_SECONDS = 3600.0
 """A kind of memories that no process has used for so long is orphaned. Not tuned: longer than a restart takes."""
+_PURGED = "the memory was purged while it was being filled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,74 +123,59 @@ class GetStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ExportMemory:
-    """All records of one memory, the oldest first."""
+    """All records of one memory, the oldest first; none if it does not exist. It is not loaded into this process."""
 
     name: MemoryName
 
     async def run(self, memory: Memory) -> list[Record]:
-        resident = memory.residents.pin(self.name)
-        try:
-            async with _locked(memory) as replica:
-                if replica is not None:
-                    await replica.refresh(resident)
-                return [held.record for held in resident.log]
-        finally:
-            memory.residents.unpin(resident)
+        async with _locked(memory) as replica:
+            return await _records(memory, replica, self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class PurgeResult:
-    """How many memories were emptied, and how many tokens they had in the store."""
+    """How many memories were emptied, and how many tokens they had in the store.
+
+    Attributes:
+        final_in: seconds until processes that cannot reach the store have forgotten the records, too; 0 if none is
+            known that holds some.
+    """
 
     memories: int
     tokens: int
+    final_in: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PurgeMemory:
     """Deletes all records of a tenant on all replicas: of all models and arms, with plain and with hidden names.
 
-    Attributes:
-        arm: deletes the memories of this arm alone.
+    Ends when all processes that reach the store have applied it.
 
     Raises:
         NewerMemoryError: a newer version wrote to some; the others are purged.
     """
 
     tenant: str
-    arm: str | None = None
 
     async def run(self, memory: Memory) -> PurgeResult:
-        own = [
-            one for one in memory.residents.all() if one.name.tenant == self.tenant and self.arm in (None, one.name.arm)
-        ]
-        async with _locked(memory) as replica:
-            if replica is None:
-                tokens = sum(one.log.tokens for one in own)
-                for one in own:
-                    one.reset((one.generation or 0) + 1, time.monotonic())
-                    one.loaded = True
-                return PurgeResult(len(own), tokens)
-            purged: dict[str, int] = {}
-            newer: NewerMemoryError | None = None
-            at_least = max([one.generation or 0 for one in own], default=-1) + 1
-            for naming in {memory.naming, Naming(memory.naming.fingerprint)}:
-                part, arm = naming.part(self.tenant), None if self.arm is None else naming.part(self.arm)
-                try:
-                    purged |= await replica.memories.purge(part, arm, at_least)
-                except NewerMemoryError as error:
-                    newer = error
-                prefix = f"{naming.fingerprint}:{part}:"
-                await legacy.purge(replica.memories.client, naming.fingerprint, prefix, arm)
-            await replica.purged(frozenset(tenant_part(one.tag) for one in own))
-            if newer is not None:
-                raise newer
-            return PurgeResult(max(len(purged), 1), sum(purged.values()))
+        own = [one for one in memory.residents.all() if one.name.tenant == self.tenant]
+        if memory.replica is None:
+            return _purge_here(own)
+        for naming in _namings(memory):
+            prefix = naming.tenant_prefix(self.tenant)
+            await legacy.purge(memory.replica.memories.client, naming.fingerprint, prefix)
+        at_least = max([one.generation or 0 for one in own], default=-1) + 1
+        tenants = {(naming.part(self.tenant), None) for naming in _namings(memory)}
+        purged = await _purge(memory.replica, tenants, at_least)
+        return replace(purged, memories=max(purged.memories, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class PurgeArms:
     """Deletes the memories of arms on all replicas: of all tenants and models, with plain and with hidden names.
+
+    Those that a newer version of this program wrote to are left.
 
     Attributes:
         arms: labels; the empty one, a tenant's memory outside of experiments, is not among them.
@@ -196,26 +184,59 @@ class PurgeArms:
     arms: tuple[str, ...]
 
     async def run(self, memory: Memory) -> int:
-        """The number of memories; those that a newer version of this program wrote to are left."""
+        """The number of memories that were emptied."""
         assert all(self.arms)
-        if memory.memories is None:
-            own = {(one.name.tenant, one.name.arm) for one in memory.residents.all() if one.name.arm in self.arms}
-            return sum([(await PurgeMemory(*one).run(memory)).memories for one in own])
-        namings = (memory.naming, Naming(memory.naming.fingerprint))
-        parts = {naming.part(arm) for naming in namings for arm in self.arms}
-        purged = 0
+        if memory.replica is None:
+            return _purge_here([one for one in memory.residents.all() if one.name.arm in self.arms]).memories
+        found: set[tuple[str, str | None]] = set()
+        for fingerprint in {memory.naming.fingerprint, *map(fingerprint_of, await _kinds(memory.replica.memories))}:
+            parts = {naming.part(arm) for naming in _namings(memory) for arm in self.arms}
+            tags = await memory.replica.memories.tags(fingerprint)
+            found |= {(tenant_part(tag), arm_part(tag)) for tag in tags if arm_part(tag) in parts}
+        with suppress(NewerMemoryError):
+            return (await _purge(memory.replica, found)).memories
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptArm:
+    """Adds the records of an arm's memory to the memory of each tenant that has them. Those that it has stay once.
+
+    So an operation that was interrupted can be repeated. A purge while it runs keeps it from adding what was purged.
+
+    Attributes:
+        arm: its label.
+
+    Raises:
+        MemoryStoreError: the store failed; the memories of some tenants may have been added to.
+    """
+
+    arm: str
+
+    async def run(self, memory: Memory) -> int:
+        """The number of records that were added."""
+        names = {one.name for one in memory.residents.all() if one.name.arm == self.arm}
+        if memory.memories is not None:
+            part = memory.naming.part(self.arm)
+            tags = [tag for tag in await memory.memories.tags(memory.naming.fingerprint) if arm_part(tag) == part]
+            names |= {name for one in await memory.memories.info(tags) if (name := _name(memory, one)) is not None}
+        return sum([await self._adopt(memory, name) for name in sorted(names)])
+
+    async def _adopt(self, memory: Memory, arm: MemoryName) -> int:
+        name = MemoryName(arm.tenant)
+        if arm in memory.residents:  # requests use it here, and will use the tenant's
+            memory.residents.open(name)
         async with _locked(memory) as replica:
-            assert replica is not None
-            fingerprints = {memory.naming.fingerprint, *map(fingerprint_of, await _kinds(replica.memories))}
-            found = {tag for one in sorted(fingerprints) for tag in await replica.memories.tags(one)}
-            found = {tag for tag in found if tag.split(":")[2] in parts}
-            for part, arm in sorted({(tenant_part(tag), tag.split(":")[2]) for tag in found}):
-                try:
-                    purged += len(await replica.memories.purge(part, arm))
-                except NewerMemoryError:
-                    continue
-            await replica.purged(frozenset(map(tenant_part, found)))
-        return purged
+            [head] = [None] if replica is None else await replica.memories.heads([memory.naming.tag(name)])
+            if head is not None and head.newer:
+                return 0
+            known = {_identity(record) for record in await _records(memory, replica, name)}
+            records = [one for one in await _records(memory, replica, arm) if _identity(one) not in known]
+            generation = memory.residents.open(name).generation or 0 if head is None else head.generation
+            if records:
+                with suppress(MemoryPurgedError):
+                    await _add(memory, replica, name, generation, records)
+            return len(records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +328,7 @@ class FillMemory:
     terms: Terms
 
     async def run(self, memory: Memory) -> FillProgress:
-        now = int(time.time())
+        now = int(memory.clock.now())
         records = [Record(self.kind, piece, now) for tokens in self.sequences for piece in split(tokens)]
         if not records:
             return self.progress
@@ -320,22 +341,86 @@ class FillMemory:
                         raise NewerMemoryError()
                 generation = resident.generation or 0
                 if self.progress.generation not in (None, generation):
-                    raise MemoryPurgedError("the memory was purged while it was being filled")
-                with resident.lock:
-                    for record in records:
-                        resident.add(Held(record))
-                if replica is not None:
-                    head = await replica.append(resident, generation, records)
-                    await replica.agree(resident, head)
-                    if head.generation != generation:
-                        raise MemoryPurgedError("the memory was purged while it was being filled")
-                await memory.learn_records(resident, records)
+                    raise MemoryPurgedError(_PURGED)
+                await _add(memory, replica, self.name, generation, records)
         finally:
             memory.residents.unpin(resident)
         tokens = self.progress.tokens + sum(int(record.tokens.size) for record in records)
-        return replace(
-            self.progress, generation=generation, records=self.progress.records + len(records), tokens=tokens
-        )
+        return FillProgress(generation, self.progress.records + len(records), tokens)
+
+
+async def _records(memory: Memory, replica: Replica | None, name: MemoryName) -> list[Record]:
+    """All records of a memory, which is not loaded into this process for it."""
+    resident = memory.residents.get(name)
+    if replica is not None and (resident is None or not resident.loaded):
+        return (await replica.stored(name))[1]
+    if resident is None:
+        return []
+    if replica is not None:
+        await replica.refresh(resident)
+    return [held.record for held in resident.log]
+
+
+async def _add(
+    memory: Memory, replica: Replica | None, name: MemoryName, generation: int, records: list[Record]
+) -> None:
+    """Adds records to a memory in a generation, in the store and here. Raises MemoryPurgedError, MemoryStoreError."""
+    resident = memory.residents.get(name)
+    if resident is not None and (replica is None or resident.generation == generation):
+        with resident.lock:
+            for record in records:
+                resident.add(Held(record))
+    if replica is not None:
+        head = await replica.append(name, generation, records)
+        if resident is not None:
+            await replica.agree(resident, head)
+        if head.generation != generation:
+            raise MemoryPurgedError(_PURGED)
+    if resident is not None:
+        await memory.learn_records(resident, records)
+
+
+def _identity(record: Record) -> tuple[int, int, bytes]:
+    """A copy of a record has the same."""
+    return record.learned_at, record.request, record.tokens.tobytes()
+
+
+def _namings(memory: Memory) -> set[Naming]:
+    """That of the memory, and plain names, from before encryption was switched on."""
+    return {memory.naming, Naming(memory.naming.fingerprint)}
+
+
+def _purge_here(own: list[Resident]) -> PurgeResult:
+    """Without a store."""
+    tokens = sum(one.log.tokens for one in own)
+    for one in own:
+        one.reset((one.generation or 0) + 1, time.monotonic())
+        one.loaded = True
+    return PurgeResult(len(own), tokens)
+
+
+async def _purge(replica: Replica, memories: SetOf[tuple[str, str | None]], at_least: int = 0) -> PurgeResult:
+    """Purges tenants, or arms of theirs, by their names in keys. Ends when all processes know of it.
+
+    Raises:
+        NewerMemoryError: a newer version wrote to some; the others are purged.
+        MemoryStoreError: the store failed; nothing is certain.
+    """
+    purged: dict[str, int] = {}
+    newer: NewerMemoryError | None = None
+    latest = b"0-0"
+    async with replica.lock:
+        for part, arm in sorted(memories, key=str):
+            try:
+                purged |= await replica.memories.purge(part, arm, at_least)
+            except NewerMemoryError as error:
+                newer = error
+            latest = await replica.processes.announce(part)
+        await replica.purged(frozenset(part for part, _ in memories))
+    final_in = await replica.processes.wait(latest)
+    if newer is not None:
+        raise newer
+    return PurgeResult(len(purged), sum(purged.values()), final_in)
 
 
 @asynccontextmanager
@@ -350,9 +435,9 @@ async def _locked(memory: Memory) -> AsyncIterator[Replica | None]:
 
 async def _kinds(memories: Memories) -> dict[str, float]:
     """For each kind of memories, the seconds since a process noted that it uses them."""
-    found = await memories.client.command("ZRANGE", KINDS_KEY, 0, -1)
-    scores = await memories.client.commands([("ZSCORE", KINDS_KEY, kind) for kind in found])
-    return {kind.decode(): max(0.0, time.time() - float(score or 0)) for kind, score in zip(found, scores, strict=True)}
+    found = await memories.client.command("ZRANGE", KINDS_KEY, 0, -1, "WITHSCORES")
+    now = memories.clock.now()
+    return {kind.decode(): max(0.0, now - float(at)) for kind, at in zip(found[::2], found[1::2], strict=True)}
 
 
 def _name(memory: Memory, stored: StoredMemory) -> MemoryName | None:

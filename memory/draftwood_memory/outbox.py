@@ -99,10 +99,10 @@ class Outbox:
                 self._tokens -= sum(one.tokens for one in gone)
             return len(gone)
 
-    def of(self, name: MemoryName) -> list[Held]:
+    def of(self, name: MemoryName) -> list[Waiting]:
         """The pending records of a memory, the oldest first."""
         with self._lock:
-            return [one.held for one in (*self._taken, *self._waiting) if one.name == name]
+            return [one for one in (*self._taken, *self._waiting) if one.name == name]
 
     def names(self) -> frozenset[MemoryName]:
         """The memories with pending records."""

@@ -34,6 +34,7 @@ class RecordLog:
         self.tokens = 0
         self.trimmed = False
         self._held: deque[Held] = deque()
+        self._of_request: dict[int, list[Record]] = {}
         self._bytes = 0
         for one in held:
             self.append(one)
@@ -58,9 +59,15 @@ class RecordLog:
         """Those that were learned at `oldest` or later, a Unix time."""
         return [one.record for one in [*self._held] if one.record.learned_at >= oldest]
 
+    def of_request(self, request: int) -> list[Record]:
+        """The records of an identified request, see `Record.request`, the oldest first."""
+        return self._of_request.get(request, [])
+
     def append(self, held: Held) -> None:
         """Adds a record, and evicts the oldest ones beyond the capacity; the newest stays."""
         self._held.append(held)
+        if held.record.request:
+            self._of_request.setdefault(held.record.request, []).append(held.record)
         self._bytes += held.record.weight
         self.tokens += int(held.record.tokens.size)
         self.resize(self.capacity)
@@ -77,6 +84,7 @@ class RecordLog:
         if len(kept) == len(self._held):
             return False
         self._held.clear()
+        self._of_request.clear()
         self.tokens, self._bytes, self.trimmed = 0, 0, True
         for one in kept:
             self.append(one)
@@ -84,6 +92,7 @@ class RecordLog:
 
     def _drop(self) -> None:
         gone = self._held.popleft().record
+        self._of_request.pop(gone.request, None)
         self._bytes -= gone.weight
         self.tokens -= int(gone.tokens.size)
         self.trimmed = True

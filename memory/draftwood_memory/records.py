@@ -9,10 +9,10 @@ import enum
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from draftwood_memory.errors import CorruptValueError, NewerFormatError
 from draftwood_memory.store.encryption import Cipher, KeyRing, Plain
 from draftwood_memory.store.naming import MemoryName
 
+Item = TypeVar("Item")
 Int32Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 MAX_TOKENS = 8192
@@ -48,12 +49,14 @@ class Record:
 
     Attributes:
         tokens: int32[n], 1 <= n <= MAX_TOKENS.
-        learned_at: Unix time in seconds, by the writer's clock.
+        learned_at: Unix time in seconds, by the store's clock.
+        request: tells answers to one request, sent again, from others, see `request_key`; 0 if it is not known.
     """
 
     kind: Kind
     tokens: Int32Array
     learned_at: int
+    request: int = 0
 
     @property
     def weight(self) -> int:
@@ -61,21 +64,35 @@ class Record:
         return 4 * int(self.tokens.size) + _OVERHEAD_BYTES
 
 
+def request_key(request: str, sample: int) -> int:
+    """32 bits that identify a sample of a request, never 0. Two requests with the same ones are harmless: what they
+    have in common is compared."""
+    return zlib.crc32(f"{sample} {request}".encode("utf-8", "surrogatepass")) or 1
+
+
+def _itself(item: Any) -> Record:
+    record: Record = item
+    return record
+
+
 def split(tokens: Int32Array) -> list[Int32Array]:
     """A sequence, int32[n], cut into pieces of at most `MAX_TOKENS`, each for a record of its own."""
     return [tokens[start : start + MAX_TOKENS] for start in range(0, tokens.size, MAX_TOKENS)]
 
 
-def runs(records: SequenceOf[Record], max_tokens: int = MAX_ENTRY_TOKENS) -> Iterator[list[Record]]:
-    """The records in runs of at most `max_tokens`, at least one in each; by default each for one entry."""
-    run: list[Record] = []
+def runs(
+    items: SequenceOf[Item], max_tokens: int = MAX_ENTRY_TOKENS, record: Callable[[Item], Record] = _itself
+) -> Iterator[list[Item]]:
+    """Records, or items with one, in runs of at most `max_tokens`, at least one in each; by default one entry each."""
+    run: list[Item] = []
     size = 0
-    for record in records:
-        if run and size + record.tokens.size > max_tokens:
+    for item in items:
+        tokens = record(item).tokens.size
+        if run and size + tokens > max_tokens:
             yield run
             run, size = [], 0
-        run.append(record)
-        size += int(record.tokens.size)
+        run.append(item)
+        size += int(tokens)
     if run:
         yield run
 
@@ -106,6 +123,7 @@ class Codec:
             np.array([record.tokens.size for record in records], "<u4"),
             np.array([record.learned_at for record in records], "<u4"),
             tokens.astype("<u4" if wide else "<u2"),
+            np.array([record.request for record in records], "<u4"),  # last: earlier programs do not read it
         )
         packed = zlib.compress(b"".join(column.tobytes() for column in columns), _LEVEL)
         return self._cipher.encrypt(
@@ -131,9 +149,11 @@ class Codec:
             tokens = np.frombuffer(columns, "<u4" if wide else "<u2", int(lengths.sum()), 9 * n).astype(np.int32)
             if n and int(kinds.max()) > max(Kind):
                 raise NewerFormatError(f"a record has kind {int(kinds.max())}; this program knows up to {max(Kind):d}")
+            rest = columns[9 * n + tokens.size * (4 if wide else 2) :]
+            requests = np.frombuffer(rest, "<u4", n) if rest else np.zeros(n, "<u4")
             ends = np.cumsum(lengths).tolist()
-            rows = zip(kinds.tolist(), [0, *ends], ends, times.tolist(), strict=False)
-            return writer, [Record(Kind(kind), tokens[start:end], at) for kind, start, end, at in rows]
+            rows = zip(kinds.tolist(), [0, *ends], ends, times.tolist(), requests.tolist(), strict=False)
+            return writer, [Record(Kind(kind), tokens[start:end], at, one) for kind, start, end, at, one in rows]
         except (struct.error, zlib.error, ValueError) as error:
             raise CorruptValueError(f"the value is not an entry: {error}") from error
 

@@ -10,16 +10,19 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from typing import TypeAlias
 
 from draftwood_memory.counters import MemoryCounters
-from draftwood_memory.errors import CorruptValueError, MemoryStoreError, StoreUnavailableError
+from draftwood_memory.errors import CorruptValueError, MemoryStoreError, StoreFullError, StoreUnavailableError
 from draftwood_memory.outbox import Outbox, Waiting
 from draftwood_memory.record_log import Held
 from draftwood_memory.records import Codec, Record, runs
 from draftwood_memory.residents import Resident, Residents
+from draftwood_memory.store.eviction import make_room
 from draftwood_memory.store.memories import Append, Entry, Head, Memories
 from draftwood_memory.store.naming import MemoryName, Naming, tenant_part
+from draftwood_memory.store.processes import RENEW_SECONDS, Processes, id_order
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +35,11 @@ _RETRY_SECONDS = 30.0
 _RESTORE_SECONDS = 1.0
 """For the process that restores a lost memory to write it, before the others load it. Not tuned."""
 _LISTED_SECONDS = 10.0
-"""A memory is listed as written to at most so often. Not tuned: the list orders what a new process preloads."""
+"""A memory is listed as written to at most so often. Not tuned: the list orders what is preloaded, and evicted."""
+_USE_SECONDS = 600.0
+"""Between two notes of which memories were used, if only to draft from. Not tuned: less than any memory's expiry."""
+_ROOM_SECONDS = 2.0
+"""Between two looks for memories to delete in a full store. Not tuned: a look asks for the size of each."""
 _CHECKED = 500
 """Memories that are compared with the store's in one round trip. Not tuned."""
 
@@ -48,6 +55,7 @@ class Replica:
 
     Attributes:
         lock: held while memories, or the store's, are changed.
+        processes: the others that use the store, and which purges they have applied.
     """
 
     def __init__(
@@ -62,6 +70,7 @@ class Replica:
         counters: MemoryCounters,
     ) -> None:
         self.memories = memories
+        self.processes = Processes(memories.client, memories.clock, writer.hex())
         self.lock = asyncio.Lock()
         self._residents = residents
         self._outbox = outbox
@@ -71,7 +80,24 @@ class Replica:
         self._learn = learn
         self._counters = counters
         self._listed: dict[str, float] = {}
-        self._refused = False
+        self._used_at = time.monotonic()
+        self._room_at = -_ROOM_SECONDS
+        self._joined = self._refused = False
+
+    async def join(self) -> None:
+        """Keeps this process among those that purges wait for. Before anything is loaded, and often."""
+        if not self._joined:
+            await self.processes.apply(await self.processes.latest())
+            self._joined = True
+        elif time.monotonic() - self.processes.reached_at > RENEW_SECONDS:
+            await self.apply_purges()
+
+    async def apply_purges(self) -> None:
+        """Empties the memories that others have purged, and says so. Raises MemoryStoreError."""
+        latest, parts = await self.processes.missed()
+        if parts:
+            await self.purged(parts)
+        await self.processes.apply(latest)
 
     async def load(self) -> None:
         """Reads memories and builds strategies that are new in this process. Raises StoreUnavailableError."""
@@ -98,7 +124,7 @@ class Replica:
             return
         with resident.lock:
             resident.learned_meanwhile = []
-            unsent = self._outbox.of(resident.name)
+            unsent = [one.held for one in self._outbox.of(resident.name)]
         try:
             held, position = await self._read(resident.tag, resident.generation)
             if not held and resident.forked:
@@ -107,9 +133,15 @@ class Replica:
             resident.learned_meanwhile = None
             raise
         resident.replace_log([*held, *unsent], position)
-        if not resident.config.stored_seconds and held and resident.config.orphan_ttl:
-            await self.memories.renew(resident.tag, resident.generation, resident.config.orphan_ttl)
+        if held:
+            await self._list([resident.tag])
+            await self._renew(resident)
         resident.build([*resident.strategies])
+
+    async def _renew(self, resident: Resident) -> None:
+        """A memory is used: the time after which the store deletes it as unused begins anew."""
+        if not resident.config.stored_seconds and resident.config.orphan_ttl:
+            await self.memories.renew(resident.tag, resident.generation or 0, resident.config.orphan_ttl)
 
     async def agree(self, resident: Resident, head: Head) -> None:
         """Takes over what the store says of a memory. A purge empties it. Raises MemoryStoreError."""
@@ -134,6 +166,7 @@ class Replica:
 
     async def take(self, resident: Resident, generation: int, found: SequenceOf[Entry]) -> None:
         """Learns entries that were read after `resident.position` in a generation."""
+        found = [one for one in found if id_order(one[0]) > id_order(resident.position)]
         if not found or not resident.loaded or resident.generation != generation:
             return
         resident.position = found[-1][0]
@@ -146,7 +179,7 @@ class Replica:
 
     async def check(self, live_only: bool) -> None:
         """Compares memories with the store's, which may have lost something. Raises MemoryStoreError."""
-        residents = [one for one in self._residents.all() if (one.live if live_only else one.loaded)]
+        residents = [one for one in self._residents.all() if one.live or not live_only]
         for start in range(0, len(residents), _CHECKED):
             some = residents[start : start + _CHECKED]
             for resident, head in zip(some, await self.memories.heads([one.tag for one in some]), strict=True):
@@ -177,74 +210,106 @@ class Replica:
             if unsent:
                 return
 
-    async def append(self, resident: Resident, generation: int, records: SequenceOf[Record]) -> Head:
+    async def stored(self, name: MemoryName) -> tuple[Head, list[Record]]:
+        """What the store says of a memory and the records that it and the outbox hold. Raises MemoryStoreError."""
+        tag = self._naming.tag(name)
+        [head] = await self.memories.heads([tag])
+        held, _ = await self._read(tag, head.generation)
+        unsent = [one.held for one in self._outbox.of(name) if _is_current(one, head)]
+        return head, [one.record for one in (*held, *unsent)]
+
+    async def append(self, name: MemoryName, generation: int, records: SequenceOf[Record]) -> Head:
         """Writes records to a memory at once, as an import does; what the store says of it then.
 
         Raises:
             MemoryStoreError: some may be written.
         """
+        tag, resident = self._naming.tag(name), self._residents.get(name)
         head = Head(generation, True, False, None)
+        await self.make_room()  # an import can fill a store faster than the checks come
+        await self._list([tag])
         for run in runs(records):
-            [answer] = await self.memories.append([self._append_of(resident.name, resident, generation, run)])
+            [answer] = await self.memories.append([self._append_of(name, resident, generation, run)])
+            if isinstance(answer, StoreFullError):
+                await self.make_room(is_full=True)
+                [answer] = await self.memories.append([self._append_of(name, resident, generation, run)])
             if isinstance(answer, MemoryStoreError):
                 raise answer
             head = answer[1]
             if head.generation != generation:
-                await self.memories.unlink(resident.tag, generation)
+                await self.memories.unlink(tag, generation)
                 break
-        await self._list([resident.tag])
         return head
+
+    async def make_room(self, is_full: bool = False) -> None:
+        """Deletes memories from a store that is nearly full, or refused a write. Raises MemoryStoreError."""
+        now = time.monotonic()
+        if now - self._room_at >= _ROOM_SECONDS:
+            self._room_at = now
+            await make_room(self.memories, self._naming.fingerprint, is_full)
+
+    async def note_use(self) -> None:
+        """Memories that are only drafted from count as used, too. Raises MemoryStoreError."""
+        now = time.monotonic()
+        if now - self._used_at < _USE_SECONDS:
+            return
+        used = [one for one in self._residents.all() if one.loaded and one.used_at >= self._used_at]
+        await self._list([one.tag for one in used])
+        for one in used:
+            await self._renew(one)
+        await self.memories.forget_listed(self._naming.fingerprint)
+        self._used_at = now
 
     async def _send(self, taken: list[Waiting]) -> list[Waiting]:
         """Those that could not be sent now."""
         groups: dict[MemoryName, list[Waiting]] = {}
         for one in taken:
             groups.setdefault(one.name, []).append(one)
-        generations = await self._generations(groups)
-        sent: list[tuple[Resident | None, int, list[Waiting]]] = []
+        heads = await self._heads(groups)
+        sent: list[tuple[MemoryName, int, list[Waiting]]] = []
         unsent: list[Waiting] = []
-        appends: list[Append] = []
         for name, waiting in groups.items():
-            if (generation := generations[name]) is None:
+            if (head := heads[name]) is None:
                 unsent += waiting
-                continue
-            resident, by_held = self._residents.get(name), {id(one.held.record): one for one in waiting}
-            for run in runs([one.held.record for one in waiting]):
-                sent.append((resident, generation, [by_held[id(record)] for record in run]))
-                appends.append(self._append_of(name, resident, generation, run))
-        for (resident, generation, run_), append, answer in zip(
-            sent, appends, await self.memories.append(appends), strict=True
-        ):
+            elif head.newer:
+                self._counters.newer_records += len(waiting)
+            else:
+                current = [one for one in waiting if _is_current(one, head)]
+                self._counters.stale += len(waiting) - len(current)
+                sent += [(name, head.generation, run) for run in runs(current, record=_record_of)]
+        await self._list([self._naming.tag(name) for name, _, _ in sent])
+        for _, _, run in sent:
+            for one in run:  # its time was this process's, if it was learned before the store's was known
+                one.held.record = replace(_record_of(one), learned_at=int(self.memories.clock.at(one.learned)))
+        appends = [
+            self._append_of(name, self._residents.get(name), generation, [*map(_record_of, run)])
+            for name, generation, run in sent
+        ]
+        answers = await self.memories.append(appends)
+        for (name, generation, run), append, answer in zip(sent, appends, answers, strict=True):
             if isinstance(answer, MemoryStoreError):
-                unsent += run_
+                unsent += run
                 self._refuse(append.tag, answer)
             else:
-                await self._sent(resident, generation, run_, append.tag, *answer)
-        await self._list([append.tag for append in appends])
+                await self._sent(self._residents.get(name), generation, run, append.tag, *answer)
+        if any(isinstance(answer, StoreFullError) for answer in answers):
+            await self.make_room(is_full=True)
         return unsent
 
-    async def _generations(self, groups: dict[MemoryName, list[Waiting]]) -> dict[MemoryName, int | None]:
-        """The generation to send each memory's records in; None if they have to wait. Drops those that never can be."""
-        found: dict[MemoryName, int | None] = {}
+    async def _heads(self, names: Iterable[MemoryName]) -> dict[MemoryName, Head | None]:
+        """What is known here of each memory, or, if it is not in this process, to the store; None: nothing yet."""
+        found: dict[MemoryName, Head | None] = {}
         away = []
-        for name in groups:
-            resident = self._residents.get(name)
-            found[name] = None if resident is None else resident.generation
-            if resident is None:
+        for name in names:
+            if (resident := self._residents.get(name)) is None:
                 away.append(name)
-            elif resident.newer:
-                self._counters.newer_records += len(groups[name])
-                groups[name] = []
-        for name, head in zip(away, await self.memories.heads([self._naming.tag(name) for name in away]), strict=True):
-            found[name] = head.generation
-            current = [one for one in groups[name] if _is_current(one, head) and not head.newer]
-            gone = len(groups[name]) - len(current)
-            if head.newer:
-                self._counters.newer_records += gone
+            elif resident.generation is None:
+                found[name] = None
             else:
-                self._counters.stale += gone
-            groups[name] = current
-        return found
+                since = None if resident.purged_at is None else time.monotonic() - resident.purged_at
+                found[name] = Head(resident.generation, True, resident.newer, since)
+        heads = await self.memories.heads([self._naming.tag(name) for name in away])
+        return found | dict(zip(away, heads, strict=True))
 
     async def _sent(
         self, resident: Resident | None, generation: int, run: list[Waiting], tag: str, id_: bytes, head: Head
@@ -286,9 +351,14 @@ class Replica:
         )
 
     async def _list(self, tags: Iterable[str]) -> None:
+        """Memories are listed before they are written to, so that there is none that the list does not have."""
         now = time.monotonic()
         due = [tag for tag in dict.fromkeys(tags) if now - self._listed.get(tag, -_LISTED_SECONDS) >= _LISTED_SECONDS]
-        await self.memories.announce(due, time.time())
+        try:
+            await self.memories.announce(due, self.memories.clock.now())
+        except StoreFullError:
+            await self.make_room(is_full=True)
+            return
         self._listed = {tag: at for tag, at in self._listed.items() if now - at < _LISTED_SECONDS}
         self._listed |= dict.fromkeys(due, now)
 
@@ -314,42 +384,39 @@ class Replica:
                 _log.error("entry %s of memory %s cannot be read: %s", id_.decode(), tag, error)
                 continue
             if not (others_only and writer == self._writer):
-                held += [Held(record, id_) for record in records]
+                stored_at = id_order(id_)[0] // 1000  # by the store's clock: no record is younger than its entry is old
+                held += [Held(replace(one, learned_at=min(one.learned_at, stored_at)), id_) for one in records]
         return held
 
     async def _fork(self, resident: Resident) -> list[Held]:
         """The records of the tenant's memory, which an arm's begins with, if no process has begun it before."""
         if resident.newer or not await self.memories.claim(resident.tag):
             return []
-        tag = self._naming.tag(MemoryName(resident.name.tenant))
-        [head] = await self.memories.heads([tag])
-        held, _ = await self._read(tag, head.generation)
+        _, records = await self.stored(MemoryName(resident.name.tenant))
         assert resident.generation is not None
-        await self.append(resident, resident.generation, [one.record for one in held])
-        return held
+        await self.append(resident.name, resident.generation, records)
+        return [Held(record) for record in records]
 
     async def _restore(self, resident: Resident) -> None:
         """Writes a memory that the store has lost; one of the processes that have it does."""
         assert resident.generation is not None
-        unsent = frozenset(map(id, self._outbox.of(resident.name)))
+        unsent = {id(one.held) for one in self._outbox.of(resident.name)}
         records = [held.record for held in resident.log if id(held) not in unsent]
         if not records:
             return
         if not await self.memories.claim(resident.tag):
             resident.loaded, resident.retry_at = False, time.monotonic() + _RESTORE_SECONDS
             return
-        await self.append(resident, resident.generation, records)
+        await self.append(resident.name, resident.generation, records)
         self._counters.restored += 1
         _log.warning("memory %s restored to a store that had lost it", resident.tag)
 
 
-def id_order(id_: bytes) -> tuple[int, int]:
-    """Ids of entries in their order."""
-    time_, _, number = id_.partition(b"-")
-    return int(time_), int(number)
+def _record_of(one: Waiting) -> Record:
+    return one.held.record
 
 
 def _is_current(one: Waiting, head: Head) -> bool:
-    if one.generation is not None:
-        return one.generation == head.generation
-    return head.purged_since is None or time.monotonic() - one.began < head.purged_since
+    """Whether no purge came after the request that a record is of had begun."""
+    in_time = head.purged_since is None or time.monotonic() - one.began < head.purged_since
+    return one.generation in (None, head.generation) and in_time

@@ -11,9 +11,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from draftwood_memory.config import Capacity, MemoryConfig, Terms
+from draftwood_memory.config import Capacity, MemoryConfig, Terms, surplus
 from draftwood_memory.record_log import Held, RecordLog
 from draftwood_memory.records import Int32Array
+from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import MemoryName, Naming
 from draftwood_strategies import Strategy, create
 from draftwood_strategies.options import Options
@@ -28,6 +29,9 @@ _WAITED_SECONDS = 1.0
 """A memory that is being loaded is not evicted so soon after a request asked for it. Requests wait 50 ms."""
 _MOST_INSTANCES = 8
 """Of one memory: requests may name any strategy, and configurations change. Not tuned."""
+OVERLAP = 16
+"""Tokens that are learned again before those that are new in the answer to a repeated request, so that drafts lead from
+one to the other. Not tuned."""
 _AGE_PARTS = 64
 """A record is dropped a 64th of the maximum age too late at most; each time, the strategies are rebuilt. Not tuned."""
 
@@ -71,6 +75,7 @@ class Resident:
 
     Attributes:
         config: its limits.
+        clock: by which its records age.
         forked: while the store has nothing of it, it begins with what its tenant's memory has.
         log: its records: those of the store up to `position`, and this process's own.
         generation: raised by each purge; None before the first answer of the store.
@@ -89,6 +94,7 @@ class Resident:
     name: MemoryName
     tag: str
     config: MemoryConfig
+    clock: StoreClock
     loaded: bool = False
     log: RecordLog = field(init=False)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -166,9 +172,20 @@ class Resident:
 
     def is_current(self, generation: int | None, since: float) -> bool:
         """Whether no purge came after a request that began at `since`, in `generation` if that was known then."""
-        if generation is not None:
-            return generation == self.generation
-        return self.purged_at is None or since > self.purged_at
+        return generation in (None, self.generation) and (self.purged_at is None or since > self.purged_at)
+
+    def known(self, request: int, tokens: Int32Array) -> int:
+        """How many tokens of an answer, from its begin, were learned when the request was sent before. With the lock.
+
+        Args:
+            request: as `Record.request`.
+        """
+        known = 0
+        for record in self.log.of_request(request):
+            for start in (known, max(0, known - OVERLAP)):
+                same = record.tokens[: tokens.size - start] == tokens[start : start + record.tokens.size]
+                known = max(known, start + int(same.size if same.all() else same.argmin()))
+        return known
 
     def add(self, held: Held) -> None:
         """A record was learned. With the lock."""
@@ -177,7 +194,7 @@ class Resident:
         if self.learned_meanwhile is not None:
             self.learned_meanwhile.append(held)
 
-    def reset(self, generation: int, purged_at: float | None) -> None:
+    def reset(self, generation: int | None, purged_at: float | None) -> None:
         """Drops all records and begins a generation. Live requests keep the strategies that they have."""
         fresh = {key: make(key, self.config.capacity) for key in [*self.strategies]}
         with self.lock:
@@ -197,7 +214,7 @@ class Resident:
             max_age, now = self.config.max_age, time.monotonic()
             if max_age and now - self.aged_at >= max_age / _AGE_PARTS:
                 self.aged_at = now
-                dropped |= self.log.drop_older(self.config.oldest(time.time()))
+                dropped |= self.log.drop_older(self.config.oldest(self.clock.now()))
         return dropped
 
     def replace_log(self, stored: list[Held], position: bytes) -> None:
@@ -208,7 +225,7 @@ class Resident:
                 log.append(held)
             self.log, self.position, self.loaded, self.learned_meanwhile = log, position, True, None
             newest = max((held.record.learned_at for held in log), default=0)
-            self.changed_at = time.monotonic() - max(0.0, time.time() - newest - 1.0)  # times are in whole seconds
+            self.changed_at = time.monotonic() - max(0.0, self.clock.now() - newest - 1.0)  # times are in whole seconds
 
     def build(self, keys: list[StrategyKey], replace_empty: bool = False) -> None:
         """Replaces instances by new ones that have learned the log. Not on the thread that drafts.
@@ -218,7 +235,7 @@ class Resident:
         """
         with self.lock:
             self.learned_meanwhile = []
-            records = self.log.records(self.config.oldest(time.time()))
+            records = self.log.records(self.config.oldest(self.clock.now()))
         built = {}
         if records or replace_empty:
             for key in keys:
@@ -238,15 +255,16 @@ class Residents:
     """The memories in this process, the latest used last. Safe to call from any thread.
 
     Args:
-        config: of the memories in this process; of more, the least recently used are evicted.
+        config: of the memories in this process; of more, some are evicted, see `config.surplus`.
         stored: there is a store to load evicted memories from.
 
     Attributes:
         evicted: how many memories were evicted.
     """
 
-    def __init__(self, naming: Naming, config: MemoryConfig, stored: bool) -> None:
+    def __init__(self, naming: Naming, config: MemoryConfig, clock: StoreClock, stored: bool) -> None:
         self.config = config
+        self._clock = clock
         self.evicted = 0
         self._naming = naming
         self._stored = stored
@@ -276,7 +294,7 @@ class Residents:
         with self._lock:
             resident = self._by_name.get(name)
             if resident is None:
-                resident = Resident(name, self._naming.tag(name), self.config, loaded=not self._stored)
+                resident = Resident(name, self._naming.tag(name), self.config, self._clock, loaded=not self._stored)
                 resident.generation = None if self._stored else 0
                 self._by_name[name] = resident
             resident.used_at = time.monotonic()
@@ -305,7 +323,7 @@ class Residents:
             resident.used_at = time.monotonic()
 
     def evict(self, unsent: frozenset[MemoryName]) -> None:
-        """Evicts idle and surplus memories, and the least recently used until the others fit `max_bytes`.
+        """Evicts idle memories, and of tenants with more than their share the least recently used until all fit.
 
         Those that requests use or wait for stay, and the one that was used last.
 
@@ -314,20 +332,18 @@ class Residents:
                 outbox keeps these records, but until the store answers, the memory cannot be loaded again.
         """
         now = time.monotonic()
-        residents = self.all()
-        surplus = len(residents) - self.config.max_resident
-        excess = sum(resident.nbytes for resident in residents) - self.config.max_bytes
-        for resident in residents:
-            waited_for = bool(resident.unbuilt) and now - resident.used_at < _WAITED_SECONDS
-            if resident.pins or waited_for:
-                continue
-            silent = now - resident.used_at
+        kept = {one for one in self.all() if one.pins or (one.unbuilt and now - one.used_at < _WAITED_SECONDS)}
+        for resident in {*self.all()} - kept:
             can_return = self._stored and resident.loaded and not resident.unbuilt and resident.name not in unsent
-            idle = can_return and silent > self.config.idle_seconds
-            too_many = surplus > 0 or (excess > 0 and resident is not residents[-1])
-            if (idle or too_many) and self._remove(resident):
-                surplus -= 1
-                excess -= resident.nbytes
+            if can_return and now - resident.used_at > self.config.idle_seconds:
+                self._remove(resident)
+        counts = [(one, one.name.tenant, 1) for one in self.all()]
+        for resident in surplus(counts, self.config.max_resident, kept.__contains__):
+            self._remove(resident)
+        sizes = [(one, one.name.tenant, one.nbytes) for one in self.all()]
+        kept |= {one for one, _, _ in sizes[-1:]}
+        for resident in surplus(sizes, self.config.max_bytes, kept.__contains__):
+            self._remove(resident)
 
     def _remove(self, resident: Resident) -> bool:
         """False if a request has begun to use it."""

@@ -198,7 +198,9 @@ async def test_what_no_process_uses_expires(server: Valkey) -> None:
 
 
 async def test_a_restricted_user_is_enough(server: Valkey) -> None:
-    rights = "xadd xread xrange xrevrange xlen xtrim hset hsetnx hget hmget hgetall hdel zadd zrange zrem zscore unlink"
+    rights = (
+        "xadd xread xrange xrevrange xlen xtrim info hset hsetnx hget hmget hgetall hdel zadd zrange zrem zscore unlink"
+    )
     rights += " del expire pexpire persist time ping hello client|setname client|setinfo memory|usage"
     rights += " eval get set incr zcard zrangebyscore zremrangebyscore exists pttl hincrby"  # quotas, configuration
     granted = [f"+{one}" for one in rights.split()]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from draftwood_memory import Memory, MemoryConfig, MemoryName, StrategyKey, StrategyUse, Terms
-from draftwood_memory.operations import FillMemory, FillProgress, GetStatistics, PurgeMemory
+from draftwood_memory.operations import FillMemory, FillProgress, GetStatistics, PurgeArms, PurgeMemory
 from draftwood_memory.records import Kind
 from draftwood_memory.residents import make
 from draftwood_strategies import Strategy
@@ -136,7 +136,7 @@ async def test_arms_have_memories_of_their_own_and_are_purged_alone(server: Valk
         assert (log_of(second, "t"), log_of(second, "t", "x/b")) == ([numbers(10)], [numbers(10, 200)])
         listed = await perform(GetStatistics("t"), first)
         assert sorted(one.name.arm for one in listed.memories) == ["", "x/a", "x/b"]
-        assert (await perform(PurgeMemory("t", "x/a"), second)).memories == 1
+        assert await perform(PurgeArms(("x/a",)), second) == 1
         await until(lambda: log_of(first, "t", "x/a") == [])
         assert log_of(first, "t") == [numbers(10)]
         assert (await perform(PurgeMemory("t"), first)).memories == 3
@@ -155,7 +155,7 @@ async def test_a_forked_arm_begins_with_its_tenants_memory_once(server: Valkey) 
         await answered(second, numbers(30, 900), arm="x/a", forked=True)
         await until(lambda: len(log_of(third, "t", "x/a")) == 3)
         assert sorted(log_of(first, "t")) == both  # the tenant's own does not change
-        await perform(PurgeMemory("t", "x/a"), first)
+        await perform(PurgeArms(("x/a",)), first)
         await until(lambda: log_of(third, "t", "x/a") == [] == log_of(second, "t", "x/a"))
         await instance(first, "x/a", forked=True)
         await asyncio.sleep(0.1)

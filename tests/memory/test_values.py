@@ -247,7 +247,7 @@ class TestOutbox:
             outbox.add(self.waiting(token, self.other if token == 3 else self.name, generation=token % 2))
         assert outbox.names() == {self.name, self.other}
         assert outbox.discard(self.name, lambda one: one.generation == 0) == 2
-        assert [int(held.record.tokens[0]) for held in outbox.of(self.name)] == [1]
+        assert [int(one.held.record.tokens[0]) for one in outbox.of(self.name)] == [1]
         assert outbox.names() == {self.name, self.other}
 
 

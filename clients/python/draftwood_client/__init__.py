@@ -36,7 +36,14 @@ from draftwood_client.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from draftwood_client.memory import MemoryClient, MemoryExport, MemoryRecord, MemoryStatistics, TenantMemoryStatistics
+from draftwood_client.memory import (
+    MemoryClient,
+    MemoryExport,
+    MemoryRecord,
+    MemoryStatistics,
+    Purge,
+    TenantMemoryStatistics,
+)
 from draftwood_client.request import ChatMessage, GenerateOptions, Messages, Prompt
 from draftwood_client.results import (
     Completion,
@@ -97,6 +104,7 @@ __all__ = [
     "NotFoundError",
     "PermissionDeniedError",
     "Prompt",
+    "Purge",
     "QuotaExceededError",
     "RequestCancelledError",
     "ResourceExhaustedError",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -52,6 +53,21 @@ class MemoryExport:
     fingerprint: str
     model: str
     records: Iterator[MemoryRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """What a purge deleted.
+
+    Attributes:
+        memories, tokens: how many.
+        final_at: None if no server drafts from it for any request that begins now. Else servers could not be asked,
+            which have lost the store or were killed; those that still run have deleted it by then.
+    """
+
+    memories: int
+    tokens: int
+    final_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +243,12 @@ class MemoryClient:
                 progress(response.records, response.tokens)
         return tokens
 
-    def purge(self, tenant: str) -> int:
-        """Deletes a tenant's memory on all servers, of all models; returns the number of tokens that it held."""
-        return self._asked(lambda: self._stub.PurgeMemory(pb.PurgeMemoryRequest(tenant=tenant), **self._call())).tokens
+    def purge(self, tenant: str) -> Purge:
+        """Deletes a tenant's memory on all servers, of all models."""
+        request = pb.PurgeMemoryRequest(tenant=tenant)
+        response = self._asked(lambda: self._stub.PurgeMemory(request, **self._call()))
+        final_at = response.final_time.ToDatetime(UTC) if response.HasField("final_time") else None
+        return Purge(response.memories, response.tokens, final_at)
 
     def orphans(self) -> list[OrphanedMemory]:
         """The memories in the store that no server uses."""

@@ -36,18 +36,15 @@ async def discard(client: RedisClient, fingerprint: str) -> None:
     _log.warning("memories of an earlier version were deleted, since this one does not read them: %d", len(tags))
 
 
-async def purge(client: RedisClient, fingerprint: str, matches: str, arm: str | None) -> None:
+async def purge(client: RedisClient, fingerprint: str, matches: str) -> None:
     """Empties the memories of an earlier version whose tag begins with `matches`, so that its replicas drop them too.
-
-    Args:
-        arm: only this one, as it is named in keys.
 
     Raises:
         MemoryStoreError: the store failed.
     """
     for tag in await client.command("ZRANGE", f"dw:{{{fingerprint}}}:active", 0, -1):
         name = tag.decode()
-        if not name.startswith(matches) or arm not in (None, name.split(":")[2]):
+        if not name.startswith(matches):
             continue
         assert fingerprint_of(name) == fingerprint
         keys = {suffix: f"dw:{{{name}}}:{suffix}" for suffix in _SUFFIXES}

@@ -11,13 +11,14 @@ has not heard is in a stream that nothing reads, which its writer deletes when i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from draftwood_memory.errors import MemoryStoreError, NewerMemoryError
+from draftwood_memory.errors import MemoryStoreError, NewerMemoryError, StoreRefusedError
+from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import (
-    PURGES_KEY,
     SCHEMA,
     arm_part,
     fingerprint_of,
@@ -31,8 +32,6 @@ from draftwood_memory.store.redis_client import RedisClient, despite_full
 _HASH_SECONDS = 30 * 24 * 3600
 """A tenant's hash outlives its streams by so long, so that no late entry is read again. Not tuned: it has to outlast
 every outbox, and every replica that has not heard of a purge."""
-_PURGES = 1000
-"""Purges that a replica can catch up on; one that missed more compares all its memories when it reconnects."""
 _LEAST_ENTRY_BYTES = 64
 """Bounds a stream that is written by processes that have not loaded it: no entry is smaller."""
 _FIRST = b"0-0"
@@ -100,18 +99,20 @@ class Memories:
     """The memories of a store. Every method may raise MemoryStoreError.
 
     Args:
+        clock: follows the store's answers.
         schema: as `SCHEMA`; another one for tests.
     """
 
-    def __init__(self, client: RedisClient, schema: int = SCHEMA) -> None:
+    def __init__(self, client: RedisClient, clock: StoreClock, schema: int = SCHEMA) -> None:
         self.client = client
+        self.clock = clock
         self._schema = schema
 
     async def heads(self, tags: SequenceOf[str]) -> list[Head]:
         if not tags:
             return []
         answers = await self._all([("TIME",), *map(_head, tags)])
-        now = int(answers[0][0]) + int(answers[0][1]) / 1e6
+        now = self.clock.agree(answers[0])
         return [self._head(answer, now) for answer in answers[1:]]
 
     async def read(self, tag: str, generation: int, after: bytes = _FIRST, count: int = 1000) -> list[Entry]:
@@ -136,7 +137,7 @@ class Memories:
         answers = await self.client.commands(words)
         if isinstance(answers[0], MemoryStoreError):
             raise answers[0]
-        now = int(answers[0][0]) + int(answers[0][1]) / 1e6
+        now = self.clock.agree(answers[0])
         found: list[tuple[bytes, Head] | MemoryStoreError] = []
         for at in range(1, len(answers), len(words) // max(1, len(appends))):
             added, head = answers[at], answers[at + 4]
@@ -158,7 +159,7 @@ class Memories:
         ]
 
     async def announce(self, tags: SequenceOf[str], now: float) -> None:
-        """Lists memories as written to at `now`, a Unix time."""
+        """Lists memories as used at `now`, a Unix time."""
         await self._all([("ZADD", memories_key(fingerprint_of(tag)), f"{now:.3f}", tag) for tag in tags])
 
     async def renew(self, tag: str, generation: int, expiry: float) -> None:
@@ -171,15 +172,25 @@ class Memories:
         await self.client.command("XTRIM", stream_key(tag, generation), "MINID", max(0, int(1000 * oldest)))
 
     async def delete(self, tag: str, generation: int) -> None:
-        """Deletes a stream, and what the hash says of its memory but for the generation."""
+        """Deletes a stream, and what the hash says of its memory but for the generation.
+
+        In this order: who writes to it meanwhile writes the entry first, so that no stream is left without its name.
+        It stays in the list of memories, which `forget_listed` shortens.
+        """
         field = _field(tag)
-        await self._all(
-            [
-                ("UNLINK", stream_key(tag, generation)),
-                ("HDEL", tenant_key(tenant_part(tag)), f"n:{field}", f"t:{field}"),
-                ("ZREM", memories_key(fingerprint_of(tag)), tag),
-            ]
-        )
+        unname = ("HDEL", tenant_key(tenant_part(tag)), f"n:{field}", f"t:{field}")
+        await self._all([unname, ("UNLINK", stream_key(tag, generation))])
+
+    async def forget_listed(self, fingerprint: str) -> None:
+        """Shortens the list of a model's memories by those that are gone, and were not used for `_HASH_SECONDS`.
+
+        They are removed by their times, so that one stays that is written to meanwhile, and so is listed anew.
+        """
+        key, before = memories_key(fingerprint), f"({self.clock.now() - _HASH_SECONDS:.3f}"
+        found = await self.client.command("ZRANGEBYSCORE", key, "-inf", before, "WITHSCORES")
+        listed = {tag.decode(): at for tag, at in zip(found[::2], found[1::2], strict=True)}
+        kept = {listed[one.tag] for one in await self.info([*listed])}
+        await self._all([("ZREMRANGEBYSCORE", key, at, at) for at in {*listed.values()} - kept])
 
     async def unlink(self, tag: str, generation: int) -> None:
         """Deletes the stream of a generation that has passed."""
@@ -200,7 +211,7 @@ class Memories:
             at_least: lower bound of the new generation.
 
         Returns:
-            The tags of the memories that the hash named, with their tokens.
+            The tags of the memories that the hash named, with their tokens. Other processes do not know of it yet.
 
         Raises:
             NewerMemoryError: a newer version wrote to the tenant's memories.
@@ -210,18 +221,19 @@ class Memories:
         fields = _fields(hash_)
         if int(fields.get("v", 0)) > self._schema:
             raise NewerMemoryError()
-        tags = [f"{fp}:{part}:{name}" for fp, name in _memories(fields) if arm in (None, name)]
         passed = {int(one) for one in fields.get("dead", b"0").split(b",")}
         passed |= {int(value) for name, value in fields.items() if name == "g" or name.startswith("g:")}
-        generation = max(int(clock[0]) * 1_000_000 + int(clock[1]), at_least, *(one + 1 for one in passed))
+        now = int(1e6 * self.clock.agree(clock))
+        generation = max(now, at_least, *(one + 1 for one in passed))
         dead = b",".join(b"%d" % one for one in sorted(passed))
         raise_ = despite_full(
             "HSET", key, "v", self._schema, "g" if arm is None else f"g:{arm}", generation, "dead", dead
         )
-        unlink = [("UNLINK", stream_key(tag, one)) for tag in tags for one in sorted(passed)]
         await self._all([raise_])
-        await self._all([*unlink, *(("HDEL", key, f"t:{_field(tag)}") for tag in tags), ("HDEL", key, "dead")])
-        await self._all([despite_full("XADD", PURGES_KEY, "MAXLEN", "~", _PURGES, "*", "t", part)])
+        # What was named until now, too: a writer that is later finds the generation raised, and deletes its entry.
+        tags = _tags(_fields(await self.client.command("HGETALL", key)), part, arm)
+        forgotten = [("HDEL", key, f"t:{_field(tag)}") for tag in tags]
+        await self._all([*_unlinks(tags, passed), *forgotten, ("HDEL", key, "dead")])
         return {tag: int(fields.get(f"t:{_field(tag)}", 0)) for tag in tags}
 
     async def raise_again(self, tag: str, generation: int, found: int) -> None:
@@ -230,15 +242,33 @@ class Memories:
         raise_ = despite_full("HSET", tenant_key(tenant_part(tag)), *fields)
         await self._all([raise_, ("UNLINK", stream_key(tag, found))])
 
+    async def fill(self) -> tuple[int, int]:
+        """Bytes that the store uses, and its limit; (0, 0) without one, or if that cannot be known."""
+        if self.client.is_cluster:
+            return 0, 0
+        try:
+            found = await self.client.command("INFO", "memory")
+        except StoreRefusedError:
+            return 0, 0
+        limit = int(found.get("maxmemory", 0))
+        return (int(found["used_memory"]), limit) if limit else (0, 0)
+
+    async def by_use(self, fingerprints: Iterable[str]) -> list[tuple[str, float]]:
+        """The memories of some models, the least recently used first, each with the Unix time of its use."""
+        keys = [memories_key(one) for one in fingerprints]
+        found = await self._all([("ZRANGE", key, 0, -1, "WITHSCORES") for key in keys])
+        pairs = [pair for some in found for pair in zip(some[::2], some[1::2], strict=True)]
+        return sorted([(tag.decode(), float(at)) for tag, at in pairs], key=lambda one: one[1])
+
     async def tags(self, fingerprint: str) -> list[str]:
-        """The memories of a model, the latest written first."""
+        """The memories of a model, the latest used first."""
         found = await self.client.command("ZRANGE", memories_key(fingerprint), 0, -1, "REV")
         return [tag.decode() for tag in found]
 
     async def tags_of(self, part: str, fingerprint: str) -> list[str]:
         """The memories of a tenant and a model; `part` is its name in keys."""
         fields = _fields(await self.client.command("HGETALL", tenant_key(part)))
-        return [f"{fp}:{part}:{arm}" for fp, arm in _memories(fields) if fp == fingerprint]
+        return [tag for tag in _tags(fields, part, None) if fingerprint_of(tag) == fingerprint]
 
     async def info(self, tags: SequenceOf[str]) -> list[StoredMemory]:
         """Of those memories that hold something, in the order of the tags."""
@@ -289,6 +319,15 @@ def _field(tag: str) -> str:
 
 def _fields(answer: Any) -> dict[str, bytes]:
     return {name.decode(): value for name, value in answer.items()}
+
+
+def _tags(fields: dict[str, bytes], part: str, arm: str | None) -> list[str]:
+    """The memories that a tenant's hash names, of one arm or of all."""
+    return [f"{fingerprint}:{part}:{name}" for fingerprint, name in _memories(fields) if arm in (None, name)]
+
+
+def _unlinks(tags: SequenceOf[str], generations: set[int]) -> list[tuple[str, str]]:
+    return [("UNLINK", stream_key(tag, one)) for tag in tags for one in sorted(generations)]
 
 
 def _memories(fields: dict[str, bytes]) -> list[tuple[str, str]]:

@@ -6,7 +6,8 @@ All keys of a tenant have one hash tag, so that a cluster keeps them in one slot
 - `dw:{t:TENANT}:SCHEMA:FINGERPRINT:ARM:GENERATION`, the stream of one memory.
 
 The other keys: `dw:{FINGERPRINT}:memories`, the tags of a model's memories by the time of their last write;
-`dw:{purges}:log`, a stream of the tenants that were purged; `dw:{kinds}:served`, the kinds of memories by the time
+`dw:{purges}:log`, a stream of the tenants that were purged, and `dw:{purges}:processes` and `dw:{purges}:process:ID`,
+the processes that have to apply them; `dw:{kinds}:served`, the kinds of memories by the time
 at which a process last noted its use; `dw:{wake:ID}`, a stream that ends a blocking read of one process.
 """
 
@@ -22,6 +23,7 @@ SCHEMA = 3
 change that an older program cannot read. A memory with a higher one is read and not changed."""
 KINDS_KEY = "dw:{kinds}:served"
 PURGES_KEY = "dw:{purges}:log"
+PROCESSES_KEY = "dw:{purges}:processes"
 _KEY_ID_DIGITS = 8
 _MAX_QUOTED = 128
 """Characters; longer names are hashed. Keeps keys short; not tuned, any bound near works."""
@@ -114,3 +116,8 @@ def memories_key(fingerprint: str) -> str:
 def wake_key(process: str) -> str:
     """The stream that ends a blocking read of a process."""
     return f"dw:{{wake:{process}}}"
+
+
+def process_key(process: str) -> str:
+    """The id of the latest purge that a process has applied."""
+    return f"dw:{{purges}}:process:{process}"

@@ -2,6 +2,7 @@ import datetime
 
 from draftwood.v1 import generation_pb2 as _generation_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -189,12 +190,14 @@ class PurgeMemoryRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ...) -> None: ...
 
 class PurgeMemoryResponse(_message.Message):
-    __slots__ = ("memories", "tokens")
+    __slots__ = ("memories", "tokens", "final_time")
     MEMORIES_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINAL_TIME_FIELD_NUMBER: _ClassVar[int]
     memories: int
     tokens: int
-    def __init__(self, memories: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
+    final_time: _timestamp_pb2.Timestamp
+    def __init__(self, memories: _Optional[int] = ..., tokens: _Optional[int] = ..., final_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class ListOrphanedMemoriesRequest(_message.Message):
     __slots__ = ("page_size", "page_token")

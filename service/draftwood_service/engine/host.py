@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from draftwood_memory.memory import Memory
+from draftwood_memory.memory import Learning, Memory
 from draftwood_memory.operations import PurgeMemory
 from draftwood_model_runner.errors import EngineStoppedError
 from draftwood_model_runner.output import Finish, StepOutput
@@ -42,7 +42,6 @@ from draftwood_service.engine.link import (
     portable,
 )
 from draftwood_service.engine.loaded import LoadedEngine, StepEngine, learning, use_of
-from draftwood_service.engine.repeats import RecentRequests
 from draftwood_service.engine.reporting.reporter import Reporter, WorkLedger
 from draftwood_service.serving import Grammars
 from draftwood_strategies import Strategy
@@ -68,7 +67,7 @@ class _SampleGroup:
 
     sequences: dict[int, Sequence]
     begun: bool = False
-    learning: AbstractContextManager[object] | None = None
+    learning: AbstractContextManager[Learning] | None = None
 
 
 class EngineHost:
@@ -90,7 +89,6 @@ class EngineHost:
         self._sent_at = 0.0
         self._tasks: deque[Callable[[], None]] = deque()
         self._groups: dict[int, _SampleGroup] = {}
-        self._recent = RecentRequests()
         self._ids: dict[Sequence, int] = {}
         self._auditor = Auditor(self._send_audit)
         self._ledger = WorkLedger()
@@ -255,14 +253,11 @@ class EngineHost:
         group.begun = True
         for sequence in sequences:
             sequence.strategy = strategy
-        learns = strategy is not None and sequences[0].request.learns
-        if learns and self._recent.is_repeated(sequences[0].request):
-            learns = False
-            for sequence in sequences:
-                sequence.request = replace(sequence.request, learns=False)
-        if learns:
+        if strategy is not None and sequences[0].request.learns:
             group.learning = learning(loaded.memory, sequences)
-            group.learning.__enter__()
+            if group.learning.__enter__().repeated:  # what is new of its answer is learned when it ends
+                for sequence in sequences:
+                    sequence.request = replace(sequence.request, learns=False)
         self._auditor.begin(loaded, sequences)
         for sequence in sequences:
             try:
@@ -294,8 +289,6 @@ class EngineHost:
         self._ledger.ended(sequence)
         self._auditor.end(sequence, finish)
         if not group.sequences and group.learning is not None:
-            if not sequence.output:
-                self._recent.forget(sequence.request)
             try:
                 group.learning.__exit__(None, None, None)
             except Exception:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
@@ -10,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from draftwood_memory import Memory, MemoryName, StrategyKey, StrategyUse, Terms
+from draftwood_memory import Learning, Memory, MemoryName, StrategyKey, StrategyUse, Terms
 from draftwood_model_runner.answer import Answer, Difference
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.request import MemoryTerms, Request
@@ -84,12 +86,15 @@ def use_of(request: Request) -> StrategyUse:
 
 
 @contextmanager
-def learning(memory: Memory, sequences: SequenceOf[Sequence]) -> Iterator[None]:
+def learning(memory: Memory, sequences: SequenceOf[Sequence]) -> Iterator[Learning]:
     """Around a request's samples, which share a memory and a strategy: their outputs are learned on exit."""
-    first = sequences[0]
-    prompt = first.request.prompt if first.request.memory.with_prompts else np.empty(0, np.int32)
-    with memory.learning(use_of(first.request).memory, first.strategy) as scope:
-        yield
-        for sequence in sequences:
+    first = sequences[0].request
+    prompt = first.prompt if first.memory.with_prompts else np.empty(0, np.int32)
+    began = time.monotonic() - (time.perf_counter() - first.arrived_at)
+    # Callers may give several requests of a conversation one id.
+    key = f"{first.request_id} {hashlib.blake2b(first.prompt.tobytes(), digest_size=8).hexdigest()}"
+    with memory.learning(use_of(first).memory, sequences[0].strategy, began=began, request=key) as scope:
+        yield scope
+        for number, sequence in enumerate(sequences):
             if sequence.output:
-                scope.learn(np.concatenate([prompt, np.array(sequence.output, np.int32)]))
+                scope.learn(np.concatenate([prompt, np.array(sequence.output, np.int32)]), number)

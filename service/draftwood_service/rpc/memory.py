@@ -6,6 +6,7 @@ Translates between messages and the operations of `draftwood_memory.operations`.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
@@ -130,6 +131,8 @@ class MemoryServicer:
             if not await self._has_memory(name.tenant):
                 self._require_configured(name.tenant, call.principal)
             records = deque(await self._bridge.run_operation(ExportMemory(name)))
+            if name.arm and not records:
+                raise ResourceMissingError(f"tenants/{name.tenant}/arms/{name.arm}")
             async with Writer(call.context, self._stall_seconds) as writer:
                 await writer.write(pb.ExportMemoryResponse(fingerprint=self._model.fingerprint, model=self._model.name))
                 while records:
@@ -161,7 +164,10 @@ class MemoryServicer:
             audit.memories, audit.tokens = purged.memories, purged.tokens
             if not (was_known or purged.tokens):
                 self._require_configured(tenant, call.principal)
-        return pb.PurgeMemoryResponse(memories=purged.memories, tokens=purged.tokens)
+        response = pb.PurgeMemoryResponse(memories=purged.memories, tokens=purged.tokens)
+        if purged.final_in:
+            response.final_time.FromMilliseconds(round(1000 * (time.time() + purged.final_in)))
+        return response
 
     async def orphans(self, request: pb.ListOrphanedMemoriesRequest, call: Call) -> pb.ListOrphanedMemoriesResponse:
         first, limit = _page_of(request.page_size, request.page_token)

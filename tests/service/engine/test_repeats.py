@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from draftwood.v1 import generation_pb2 as pb
-from draftwood_model_runner.request import Request, StopParams
-from draftwood_service.engine import repeats
-from draftwood_service.engine.repeats import RecentRequests
-from tests.model_runner.sequences import make_sequence
-from tests.service.fakes import Served, answer, serving
+from draftwood_memory.residents import OVERLAP
+from tests.memory.helpers import known_to, log_of
+from tests.memory.servers import Valkey
+from tests.service.fakes import Served, answer, serving, until
 
 
-def engine_request(request_id: str = "r") -> Request:
-    return make_sequence(request_id, np.zeros(3, np.int32), StopParams(max_tokens=1)).request
+@pytest.fixture
+def server() -> Iterator[Valkey]:
+    with Valkey() as server:
+        yield server
 
 
 async def learned(served: Served, *requests: dict[str, Any]) -> int:
@@ -56,18 +57,34 @@ async def test_several_samples_are_one_request() -> None:
         assert await learned(served, {**FIRST, "sampling": sampling}, {**FIRST, "sampling": sampling}) == 3
 
 
-def test_what_wrote_nothing_teaches_when_it_is_repeated() -> None:
-    recent, one = RecentRequests(), engine_request()
-    assert not recent.is_repeated(one)
-    recent.forget(one)
-    assert not recent.is_repeated(one)
-    assert recent.is_repeated(one)
+async def test_a_cancelled_attempt_keeps_nothing_from_being_learned() -> None:
+    async with serving() as served:
+        message = pb.GenerateRequest(stop=pb.StopOptions(max_tokens=40), **FIRST)
+        drafting = pb.DraftOptions(strategy="trie")
+        message.drafting.CopyFrom(drafting)
+        call = served.stub.Generate(message)
+        async for event in call:
+            if event.HasField("delta"):
+                break
+        call.cancel()
+        await until(lambda: served.memory.counters().learned == 1)
+        [attempt] = log_of(served.memory, "acme")
+        assert 1 <= len(attempt) < 40
+        for _ in range(2):
+            finished = await answer(served.stub.Generate(message))
+            assert finished.finished.usage.completion_tokens == 40
+        whole = finished.token_ids
+        await served.settled()
+        _, rest = log_of(served.memory, "acme")
+        assert whole[len(whole) - len(rest) :] == rest
+        assert len(rest) == 40 - max(0, len(attempt) - OVERLAP)
+        await until(lambda: known_to(served.memory, "acme") == [rest])  # this engine asks no drafter, which would learn
 
 
-def test_they_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeats, "_MOST", 2)
-    recent = RecentRequests()
-    first, *others = [engine_request(request_id=name) for name in "abc"]
-    assert not any(recent.is_repeated(one) for one in (first, *others))
-    assert recent.is_repeated(others[1])
-    assert not recent.is_repeated(first)
+async def test_a_retry_on_another_server_is_learned_once(server: Valkey) -> None:
+    async with serving(store=server.url) as first, serving(store=server.url) as second:
+        await learned(first, FIRST)
+        await learned(second, {**FIRST, "request_id": "other"})
+        await until(lambda: len(log_of(second.memory, "acme")) == 2)
+        assert await learned(second, FIRST) == 1
+        assert len(log_of(second.memory, "acme")) == 2

@@ -6,10 +6,12 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from google.protobuf.json_format import ParseDict
 
@@ -17,6 +19,7 @@ from draftwood.admin.v1 import experiments_pb2 as xp
 from draftwood.admin.v1 import tenants_pb2
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc
+from draftwood_memory import MemoryName
 from draftwood_memory.store.redis_client import RedisClient
 from draftwood_model_runner.errors import ModelError
 from draftwood_model_runner.output import StepOutput
@@ -30,6 +33,7 @@ from draftwood_service.live_experiments.placement import target_of
 from draftwood_service.live_experiments.store.encoding import decode
 from draftwood_service.live_experiments.store.redis_counts import RedisCounts
 from draftwood_service.resources.sealing import Seal
+from tests.memory.helpers import log_of
 from tests.memory.servers import Valkey
 from tests.service.fakes import FakeEngine, Served, serving, until
 from tests.service.rpc.test_administration import experiments, refused, tenants
@@ -373,6 +377,52 @@ async def test_concluding_needs_a_winner_and_deleting_deletes_the_counts(server:
         assert [key for key in left if not key.endswith((":deleted", ":lease"))] == []
         await started(served)
         assert await requests_counted(served, 0) == [0, 0]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("scope", [["acme"], []])
+async def test_the_winners_memory_becomes_the_tenants(server: Valkey, stored: bool, scope: list[str]) -> None:
+    store = server.url if stored else "memory"
+    async with serving(store=store) as served, serving(store=store) as other:
+        servers = [served, other] if stored else [served]
+        await asked(served, "before")
+        arms: list[dict[str, Any]] = [
+            {"id": "trie", "drafting": {"strategy": "trie"}},
+            {"id": "fork", "memory": "ARM_MEMORY_FORKED"},
+        ]
+        await started(served, arms, tenants=scope)
+        if stored:
+            await knows(other)
+        for one in servers:
+            await all_asked(one, [f"{one is served}{number}" for number in range(8)])
+        await served.settled()
+        memory = served.memory
+        await until(lambda: all(not one.memory.outbox.pending for one in servers))
+        await asyncio.sleep(0.2)
+        won, lost = log_of(memory, "acme", "x/fork"), log_of(memory, "acme", "x/trie")
+        assert len(won) > 1
+        assert len(log_of(memory, "acme")) == 1
+        conclude = xp.ConcludeExperimentRequest(name=NAME, winner="fork", keep_tenants=not scope, validate_only=True)
+        await experiments(served).ConcludeExperiment(conclude)
+        assert len(log_of(memory, "acme")) == 1
+        conclude.validate_only = False
+        await experiments(served).ConcludeExperiment(conclude)
+        assert sorted(log_of(memory, "acme")) == sorted(won)  # the tenant's own record, and its copy in the fork, once
+        assert log_of(memory, "acme", "x/trie") == lost
+        for one in servers:
+            await until(partial(_has, one, won))
+        with memory.learning(MemoryName("acme", "x/fork")) as late:  # a request that had begun in the arm
+            late.learn(np.arange(40, dtype=np.int32))
+        await served.settled()
+        await experiments(served).DeleteExperiment(xp.DeleteExperimentRequest(name=NAME))
+        assert sorted(log_of(memory, "acme")) == sorted([*won, [*range(40)]])
+        assert log_of(memory, "acme", "x/fork") == log_of(memory, "acme", "x/trie") == []
+
+
+def _has(served: Served, records: list[list[int]]) -> bool:
+    served.memory.residents.open(MemoryName("acme"))
+    served.memory.thread.wake()
+    return sorted(log_of(served.memory, "acme")) == sorted(records)
 
 
 def tags(server: Valkey, arm: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -18,11 +19,12 @@ from typer.testing import CliRunner, Result
 
 from draftwood.v1 import generation_pb2 as generation
 from draftwood.v1 import memory_pb2 as pb
-from draftwood_client import InvalidRequestError, MemoryClient, MemoryRecord, NotFoundError, UnavailableError
+from draftwood_client import InvalidRequestError, MemoryClient, MemoryRecord, NotFoundError, Purge, UnavailableError
 from draftwood_client.cli import build_app
 from draftwood_memory import Terms
 from draftwood_memory.memory import Memory, StrategyUse
 from draftwood_memory.residents import StrategyKey
+from draftwood_memory.store import processes
 from draftwood_memory.store.naming import MemoryName
 from draftwood_strategies import Strategy
 from tests.memory.helpers import agreed, known_to, learn_output, log_of, numbers, replicas, strategy_of
@@ -94,9 +96,37 @@ async def test_from_warming_to_purging(server: Valkey, with_redis: bool) -> None
         again, _ = await export_of(client, tenant="b", text=False)
         assert [one.token_ids for one in again] == [one.token_ids for one in records]
 
-        assert await asyncio.to_thread(client.purge, "a") == tokens
+        assert await asyncio.to_thread(client.purge, "a") == Purge(1, tokens)
         assert [one.tenant for one in (await asyncio.to_thread(client.statistics)).tenants] == ["b"]
         assert (await export_of(client, tenant="a"))[0] == []
+
+
+async def test_an_arm_that_does_not_exist_is_not_found_and_opens_nothing() -> None:
+    async with serving(max_tenants=20) as served, client_of(served, tenant="acme") as client:
+        for tenant in ("acme", *(f"t{number}" for number in range(15))):
+            await ask(served, tenant)
+        for number in range(40):
+            with pytest.raises(NotFoundError, match=f"tenants/acme/arms/x/{number}: does not exist"):
+                await export_of(client, arm=f"x/{number}")
+        served.memory.thread.wake()
+        await asyncio.sleep(0.1)
+        assert (len(served.memory.residents), served.memory.residents.evicted) == (16, 0)
+
+
+async def test_a_purge_is_final_on_the_other_server_when_the_call_returns(server: Valkey) -> None:
+    async with serving(store=server.url) as first, serving(store=server.url) as second, client_of(first) as client:
+        for _ in range(4):
+            await ask(second, "t")
+            await ask(first, "t")
+            await until(lambda: len(log_of(second.memory, "t")) == 2 == len(log_of(first.memory, "t")))
+            purged = await asyncio.to_thread(client.purge, "t")
+            assert (purged.tokens, purged.final_at) == (24, None)
+            assert [known_to(one.memory, "t") for one in (first, second)] == [[], []]
+        process = processes.Processes(second.memory.memories.client, second.memory.clock, "0" * 16)  # type: ignore[union-attr]
+        await asyncio.wrap_future(second.memory.thread.submit(process.apply(b"0-0")))  # and is killed
+        purged = await asyncio.to_thread(client.purge, "t")
+        assert purged.final_at is not None
+        assert 0 < purged.final_at.timestamp() - time.time() < processes.LEASE_SECONDS
 
 
 async def test_an_import_from_another_model_learns_the_texts() -> None:
@@ -110,7 +140,9 @@ async def test_an_import_from_another_model_learns_the_texts() -> None:
         with pytest.raises(InvalidRequestError, match=r"records\[0\].tokens.ids\[2\]"):
             await asyncio.to_thread(client.import_records, [record], fingerprint="f" * 16)
         await asyncio.to_thread(client.warm, ["for all"], tenant="default")
-        assert await asyncio.to_thread(client.purge, "") == len("for all")  # an empty tenant is "default" everywhere
+        assert (await asyncio.to_thread(client.purge, "")).tokens == len(
+            "for all"
+        )  # an empty tenant is "default" everywhere
         with pytest.raises(InvalidRequestError, match="tenant"):
             await asyncio.to_thread(client.warm, ["x"], tenant="a\nb")
 
@@ -178,7 +210,7 @@ async def test_tenants_see_nothing_of_one_another(server: Valkey) -> None:
             assert [one.tenant for one in statistics.tenants] == [tenant]
             [record], _ = await export_of(client, tenant=tenant)
             assert set(record.token_ids) - set(prefix) == {65 + number}
-        assert await asyncio.to_thread(client.purge, "a") == len(prefix) + 20
+        assert (await asyncio.to_thread(client.purge, "a")).tokens == len(prefix) + 20
         assert {one.tenant for one in (await asyncio.to_thread(client.statistics)).tenants} == set(nasty) - {"a"}
 
 

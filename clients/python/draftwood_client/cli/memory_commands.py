@@ -117,8 +117,11 @@ def purge(
     if not yes:
         typer.confirm(f"Delete the memory of tenant {tenant!r} on all servers?", abort=True)
     with connection.memory_client() as client:
-        tokens = client.purge(tenant)
-    typer.echo(f"{tokens:,} tokens forgotten")
+        purged = client.purge(tenant)
+    typer.echo(f"{purged.tokens:,} tokens forgotten")
+    if purged.final_at is not None:
+        at = f"{purged.final_at:%Y-%m-%d %H:%M:%S} UTC"
+        typer.echo(f"servers without the store, or killed, were not asked; any that still runs has forgotten by {at}")
 
 
 @app.command("orphans")

@@ -139,7 +139,8 @@ class ExperimentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ConcludeExperiment(self, request, context):
-        """Stops it if it runs, and makes the drafting of an arm that of the tenants in scope.
+        """Stops it if it runs, makes the drafting of an arm that of the tenants in scope, and adds what its memory has learned
+        to theirs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -52,7 +52,9 @@ class ExperimentServiceStub:
     StopExperiment: _grpc.UnaryUnaryMultiCallable[_experiments_pb2.StopExperimentRequest, _experiments_pb2.Experiment]
     """Ends the assignment for good: requests are drafted as the tenants' configuration says. The counts stay."""
     ConcludeExperiment: _grpc.UnaryUnaryMultiCallable[_experiments_pb2.ConcludeExperimentRequest, _experiments_pb2.Experiment]
-    """Stops it if it runs, and makes the drafting of an arm that of the tenants in scope."""
+    """Stops it if it runs, makes the drafting of an arm that of the tenants in scope, and adds what its memory has learned
+    to theirs.
+    """
     GetExperimentReport: _grpc.UnaryUnaryMultiCallable[_experiments_pb2.GetExperimentReportRequest, _experiments_pb2.ExperimentReport]
     """What was counted on all servers, and what may be concluded from it at this moment."""
 
@@ -79,7 +81,9 @@ class ExperimentServiceAsyncStub(ExperimentServiceStub):
     StopExperiment: _aio.UnaryUnaryMultiCallable[_experiments_pb2.StopExperimentRequest, _experiments_pb2.Experiment]  # type: ignore[assignment]
     """Ends the assignment for good: requests are drafted as the tenants' configuration says. The counts stay."""
     ConcludeExperiment: _aio.UnaryUnaryMultiCallable[_experiments_pb2.ConcludeExperimentRequest, _experiments_pb2.Experiment]  # type: ignore[assignment]
-    """Stops it if it runs, and makes the drafting of an arm that of the tenants in scope."""
+    """Stops it if it runs, makes the drafting of an arm that of the tenants in scope, and adds what its memory has learned
+    to theirs.
+    """
     GetExperimentReport: _aio.UnaryUnaryMultiCallable[_experiments_pb2.GetExperimentReportRequest, _experiments_pb2.ExperimentReport]  # type: ignore[assignment]
     """What was counted on all servers, and what may be concluded from it at this moment."""
 
@@ -151,7 +155,9 @@ class ExperimentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _experiments_pb2.ConcludeExperimentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_experiments_pb2.Experiment, _abc.Awaitable[_experiments_pb2.Experiment]]:
-        """Stops it if it runs, and makes the drafting of an arm that of the tenants in scope."""
+        """Stops it if it runs, makes the drafting of an arm that of the tenants in scope, and adds what its memory has learned
+        to theirs.
+        """
 
     @_abc_1.abstractmethod
     def GetExperimentReport(

@@ -37,13 +37,13 @@ class Administration:
 
     Args:
         replica: names this server among those on the store.
-        purge: deletes the memories of arms.
+        memories: runs operations on the memories of arms.
 
     Raises:
         InvalidInputError: the tenants file cannot be read, or is wrong.
     """
 
-    def __init__(self, settings: Settings, replica: str, purge: experiments.Purge) -> None:
+    def __init__(self, settings: Settings, replica: str, memories: experiments.Memories) -> None:
         limits = ServerLimits.of(settings)
         path = settings.tenants_file
         self._file = None if path is None else FollowedFile(SETTING, path, lambda data: read_content(data, limits))
@@ -57,7 +57,7 @@ class Administration:
         self.known = self._stored.known
         self._servicers = (
             tenants.TenantServicer(self._stored, self.catalog, limits),
-            experiments.ExperimentServicer(self._stored, self.catalog, limits, self.experiments, purge),
+            experiments.ExperimentServicer(self._stored, self.catalog, limits, self.experiments, memories),
         )
 
     @property

@@ -6,12 +6,16 @@ import secrets
 from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as SequenceOf
 
+import structlog
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood.admin.v1 import tenants_pb2
-from draftwood_memory.operations import PurgeArms
+from draftwood_memory.errors import MemoryStoreError
+from draftwood_memory.memory import MemoryOperation
+from draftwood_memory.operations import AdoptArm, PurgeArms
+from draftwood_model_runner.errors import EngineStoppedError
 from draftwood_service.experiments.assignment import ExperimentError
 from draftwood_service.experiments.definition import (
     ExperimentConfig,
@@ -40,24 +44,31 @@ from draftwood_service.tenants.catalog import EXPERIMENTS, Catalog
 from draftwood_service.tenants.experiments import PREFIX, experiment_of, invalid, read_experiment
 from draftwood_service.tenants.reading import ServerLimits, under
 
+_log = structlog.get_logger(__name__)
+
 _SALT_BYTES = 16
 _TRIES = 8
 _OUTPUT_ONLY = frozenset({"state", "start_time", "end_time", "salt", "winner", "stopped_arms"})
 
 
-Purge = Callable[[PurgeArms], Awaitable[int]]
-"""Runs the operation where the memories are."""
+Memories = Callable[[MemoryOperation[int]], Awaitable[int]]
+"""Runs an operation where the memories are."""
 
 
 class ExperimentServicer:
     """The methods of ExperimentService, for `calls.handlers`."""
 
     def __init__(
-        self, stored: ResourceFollower, catalog: Catalog, limits: ServerLimits, live: LiveExperiments, purge: Purge
+        self,
+        stored: ResourceFollower,
+        catalog: Catalog,
+        limits: ServerLimits,
+        live: LiveExperiments,
+        memories: Memories,
     ) -> None:
         self._stored = stored
         self._live = live
-        self._purge = purge
+        self._memories = memories
         self._catalog = catalog
         self._limits = limits
 
@@ -132,7 +143,9 @@ class ExperimentServicer:
             if current.state == pb.EXPERIMENT_STATE_RUNNING:
                 raise NotAllowedNowError(request.name, "STATE", "is running; stop it first")
             if not request.validate_only:
-                await self._purge(PurgeArms(tuple(label_of(name, arm.id) for arm in current.arms)))
+                if current.winner:  # what its last requests wrote after the conclusion
+                    await self._memories(AdoptArm(label_of(name, current.winner)))
+                await self._memories(PurgeArms(tuple(label_of(name, arm.id) for arm in current.arms)))
                 try:
                     await self._stored.write([Write(EXPERIMENTS, name, None, int(current.etag, 16))])
                 except ConflictError:
@@ -177,7 +190,19 @@ class ExperimentServicer:
         with audited("conclude", request.name, call):
             name = experiment_of("name", request.name)
             winner = request.winner or await self._better_arm(name)
-            return await self._change(name, request.etag, request.validate_only, change, alone=True, writes=writes)
+            allowed = await self._change(name, request.etag, True, change, alone=True)
+            if request.validate_only:
+                return allowed
+            # First the memory, so that the tenants' next requests draft from what the experiment's have written. What
+            # those write that still run is added after it, and when the experiment is deleted.
+            adopt = AdoptArm(label_of(name, winner))
+            await self._memories(adopt)
+            concluded = await self._change(name, request.etag, False, change, alone=True, writes=writes)
+            try:
+                await self._memories(adopt)
+            except (MemoryStoreError, EngineStoppedError) as error:
+                _log.warning("answers at the end of an experiment were not adopted", experiment=name, error=str(error))
+            return concluded
 
     async def report(self, request: pb.GetExperimentReportRequest, call: Call) -> pb.ExperimentReport:
         current = await self._current(experiment_of("name", request.name))

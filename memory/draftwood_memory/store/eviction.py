@@ -1,0 +1,62 @@
+"""Room in a store that is nearly full: memories that nobody used for long are deleted, the least recently used first.
+
+The store itself evicts nothing (`noeviction`), since tenants' configuration is in it, too. Processes that do this at
+the same time choose the same memories. What is deleted may still be in processes that use it; only drafts are lost.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from draftwood_memory.config import surplus
+from draftwood_memory.store.memories import Memories, StoredMemory
+from draftwood_memory.store.naming import KINDS_KEY, fingerprint_of, tenant_part
+
+_log = logging.getLogger(__name__)
+
+_NEARLY_FULL, _ENOUGH = 0.85, 0.75
+"""Of the store's limit: memories are deleted above the first until the second. Not tuned: what is left is for tenants'
+configuration, quotas and the counts of experiments, and for what replicas write until one of them looks again."""
+_UNKNOWN_PART = 0.1
+"""Of the memories' bytes, which is deleted if the store is full and its limit is not known."""
+_RECENT_SECONDS = 24 * 3600.0
+"""A memory that was used since then is deleted only if its tenant has more than its share. Not tuned."""
+
+
+async def make_room(memories: Memories, fingerprint: str, is_full: bool) -> int:
+    """Deletes memories of all models if the store is nearly full; returns how many. Raises MemoryStoreError.
+
+    Args:
+        fingerprint: of a model that this process serves.
+        is_full: the store has refused a write.
+    """
+    used, limit = await memories.fill()
+    if not is_full and used <= _NEARLY_FULL * limit:
+        return 0
+    kinds = await memories.client.command("ZRANGE", KINDS_KEY, 0, -1)
+    listed = await memories.by_use({fingerprint, *(fingerprint_of(kind.decode()) for kind in kinds)})
+    used_at = dict(listed)
+    stored = [one for one in await memories.info([*used_at]) if not one.newer]
+    total = sum(one.bytes for one in stored)
+    wanted = max(used - _ENOUGH * limit, _UNKNOWN_PART * total if is_full else 0)
+    chosen = _chosen(stored, used_at, memories.clock.now() - _RECENT_SECONDS, int(wanted))
+    for one in chosen:
+        await memories.delete(one.tag, one.generation)
+    freed = sum(one.bytes for one in chosen)
+    text = "the store is nearly full: %d of %d memories were deleted, those used longest ago first; %.1f of %.1f MiB"
+    _log.warning(text, len(chosen), len(stored), freed / 2**20, total / 2**20)
+    return len(chosen)
+
+
+def _chosen(stored: list[StoredMemory], used_at: dict[str, float], recent: float, wanted: int) -> list[StoredMemory]:
+    """Memories of so many bytes; `stored` is in the order of their use."""
+    chosen = []
+    for one in stored:
+        if wanted <= 0 or used_at[one.tag] >= recent:
+            break
+        chosen.append(one)
+        wanted -= one.bytes
+    if wanted > 0:
+        rest = [(one, tenant_part(one.tag), one.bytes) for one in stored[len(chosen) :]]
+        chosen += surplus(rest, sum(size for _, _, size in rest) - wanted)
+    return chosen

@@ -1,0 +1,196 @@
+"""What PurgeMemory promises when it returns: no process drafts from what was purged, or the call says until when."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import pytest
+
+from draftwood_memory import Memory, MemoryName
+from draftwood_memory.operations import PurgeArms, PurgeMemory, PurgeOrphans
+from draftwood_memory.store import processes
+from draftwood_memory.store.naming import KINDS_KEY, PROCESSES_KEY
+from tests.memory.helpers import (
+    agreed,
+    known_to,
+    learn_output,
+    log_of,
+    memory_of,
+    numbers,
+    perform,
+    replicas,
+    strategy_of,
+    tokens_of,
+    until,
+)
+from tests.memory.servers import Proxy, Valkey
+
+
+async def test_no_other_replica_drafts_from_it_once_the_call_has_returned(server: Valkey) -> None:
+    async with replicas(4, server.url) as memories:
+        for turn in range(5):
+            await learn_output(memories[0], "t", numbers(20, turn))
+            await agreed(memories, "t")
+            began = time.monotonic()
+            purged = await perform(PurgeMemory("t"), memories[turn % 4])
+            assert (purged.tokens, purged.final_in) == (20, 0.0)
+            assert time.monotonic() - began < 2.0
+            assert [(known_to(memory, "t"), log_of(memory, "t")) for memory in memories] == [([], [])] * 4
+            assert [memory.strategy("t", "trie").tokens for memory in memories] == [0] * 4  # type: ignore[attr-defined]
+
+
+async def test_two_purges_at_once_do_not_wait_for_each_other(server: Valkey) -> None:
+    async with replicas(2, server.url) as memories:
+        for tenant in "ab":
+            await learn_output(memories[0], tenant, numbers(20))
+            await agreed(memories, tenant)
+        async with asyncio.timeout(3.0):
+            both = [perform(PurgeMemory(tenant), memory) for tenant, memory in zip("ab", memories, strict=True)]
+            assert [one.tokens for one in await asyncio.gather(*both)] == [20, 20]
+        assert [known_to(memory, tenant) for memory in memories for tenant in "ab"] == [[]] * 4
+
+
+async def test_a_replica_without_the_store_is_told_of_and_forgets_in_time(
+    server: Valkey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module in ("store.processes", "background"):
+        monkeypatch.setattr(f"draftwood_memory.{module}.LEASE_SECONDS", 4.0)
+    monkeypatch.setattr(processes, "_SILENT_SECONDS", 3.0)
+    async with Proxy(server.port) as proxy, replicas(1, server.url) as [here], replicas(1, proxy.url) as [away]:
+        await learn_output(here, "t", numbers(20))
+        await agreed([here, away], "t")
+        proxy.open.clear()
+        await until(lambda: away.thread.failing)
+        purged = await perform(PurgeMemory("t"), here)
+        final_at = time.monotonic() + purged.final_in
+        assert 0.0 < purged.final_in <= 4.0
+        assert known_to(away, "t") == [numbers(20)]  # an outage of the store costs no drafts
+        with caplog.at_level(logging.WARNING):
+            await asyncio.sleep(final_at - time.monotonic())
+            assert (await strategy_of(away, "t")).tokens == 0
+        assert log_of(away, "t") == []
+        await learn_output(away, "t", numbers(30))
+        assert (log_of(away, "t"), away.outbox.pending) == ([], 0)  # another purge may have come since
+        assert "nothing is drafted from memories" in caplog.text
+        proxy.open.set()
+        await until(lambda: away.thread.healthy)
+        await learn_output(here, "t", numbers(5))
+        assert await agreed([here, away], "t") == [numbers(5)]
+
+
+async def test_a_process_that_ended_is_not_waited_for_and_a_killed_one_not_for_long(server: Valkey) -> None:
+    async with replicas(1, server.url) as [here]:
+        async with replicas(1, server.url) as [ended]:
+            await until(lambda: server.client.zcard(PROCESSES_KEY) == 2)
+            assert ended.thread.healthy
+        assert server.client.zcard(PROCESSES_KEY) == 1
+        assert here.replica is not None
+        killed = processes.Processes(here.replica.memories.client, here.clock, "0" * 16)
+        await asyncio.wrap_future(here.thread.submit(killed.apply(b"0-0")))
+        began = time.monotonic()
+        purged = await perform(PurgeMemory("t"), here)
+        assert time.monotonic() - began < processes._WAIT_SECONDS
+        assert processes.LEASE_SECONDS - 10 < purged.final_in < processes.LEASE_SECONDS
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_a_request_that_began_before_a_purge_teaches_nothing_after_it(server: Valkey, stored: bool) -> None:
+    """Its memory was opened after the purge: it had waited for its grammar."""
+    async with replicas(1, server.url if stored else None) as [memory]:
+        await learn_output(memory, "t", numbers(20))
+        began = time.monotonic()
+        await perform(PurgeMemory("t"), memory)
+        await strategy_of(memory, "t")
+        with memory.learning(MemoryName("t"), began=began) as request:
+            request.learn(tokens_of(*numbers(30)))
+        assert (log_of(memory, "t"), memory.counters().stale, memory.outbox.pending) == ([], 1, 0)
+        await learn_output(memory, "t", numbers(5))
+        assert log_of(memory, "t") == [numbers(5)]
+
+
+async def test_an_evicted_memorys_records_from_before_a_purge_are_not_sent(server: Valkey) -> None:
+    async with replicas(1, server.url) as [first]:
+        await learn_output(first, "t", numbers(20))
+        await agreed([first], "t")
+        late = memory_of(server.url)  # its thread does not run yet
+        began = time.monotonic()
+        await perform(PurgeMemory("t"), first)
+        late.residents.open(MemoryName("t")).generation = 0  # it has not heard of the purge
+        with late.learning(MemoryName("t"), began=began) as request:
+            request.learn(tokens_of(*numbers(33)))
+        late.residents._by_name.clear()
+        late.start(lambda task: task())
+        await until(lambda: late.outbox.pending == 0)
+        assert late.counters().stale == 1
+        await asyncio.to_thread(late.stop)
+        assert await agreed([first], "t") == []
+
+
+class _Interleaved:
+    """Runs something in the middle of what a memory's thread sends: before the command that has a word."""
+
+    def __init__(self, memory: Memory, word: str, work: Any) -> None:
+        assert memory.memories is not None
+        self._client: Any = memory.memories.client
+        self._word, self._work = word, work
+
+    def __enter__(self) -> None:
+        send, client = self._client.commands, self._client
+        pending = [self._work]
+
+        async def commands(words: Any) -> Any:
+            answers = []
+            for one in words:
+                if one[0] == self._word and pending:
+                    await asyncio.to_thread(pending.pop())
+                answers += await send([one])
+            return answers
+
+        client.commands = commands
+
+    def __exit__(self, *error: object) -> None:
+        del self._client.commands
+
+
+@pytest.mark.parametrize("word", ["HDEL", "UNLINK"])
+async def test_a_memory_that_is_written_to_while_it_is_deleted_stays_listed(server: Valkey, word: str) -> None:
+    async with replicas(1, server.url, fingerprint="e" * 16) as [old], replicas(1, server.url) as [operator]:
+        await learn_output(old, "t", numbers(10), arm="x/a")
+        await until(lambda: not old.outbox.pending)
+        server.client.zadd(KINDS_KEY, {old.naming.kind: time.time() - 7200})
+        loop = asyncio.get_running_loop()
+
+        def write() -> None:
+            asyncio.run_coroutine_threadsafe(learn_output(old, "t", numbers(12), arm="x/a"), loop).result(5.0)
+            deadline = time.monotonic() + 5.0
+            while old.outbox.pending and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+        with _Interleaved(operator, word, write):
+            await perform(PurgeOrphans(), operator)
+        await learn_output(old, "t", numbers(14), arm="x/a")
+        await until(lambda: not old.outbox.pending)
+        assert server.client.keys("dw:{t:t}:3:*")
+        assert await perform(PurgeArms(("x/a",)), operator) == 1
+        assert server.client.keys("dw:{t:t}:3:*") == []
+
+
+async def test_what_is_written_during_a_purge_is_deleted_by_it(server: Valkey) -> None:
+    async with replicas(2, server.url) as [writer, operator]:
+        await learn_output(writer, "t", numbers(10))
+        await agreed([writer, operator], "t")
+        loop = asyncio.get_running_loop()
+
+        def write() -> None:
+            asyncio.run_coroutine_threadsafe(learn_output(writer, "t", numbers(12), arm="new"), loop).result(5.0)
+            deadline = time.monotonic() + 5.0
+            while writer.outbox.pending and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+        with _Interleaved(operator, "HSET", write):  # which raises the generation
+            await perform(PurgeMemory("t"), operator)
+        await until(lambda: server.client.keys("dw:{t:t}:3:*") == [])
+        assert log_of(writer, "t", "new") == []

@@ -1,0 +1,178 @@
+"""What tenants share: the memories in a process, and the store. Each keeps its part, whatever others do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftwood_memory import Memory, MemoryConfig, MemoryName
+from draftwood_memory.config import Terms, surplus
+from draftwood_memory.operations import ExportMemory, FillMemory, FillProgress
+from draftwood_memory.records import Kind
+from draftwood_memory.store.clock import StoreClock
+from draftwood_memory.store.naming import memories_key
+from tests.memory.helpers import FINGERPRINT, agreed, learn_output, log_of, numbers, perform, replicas, until
+from tests.memory.servers import Valkey
+
+DAY = 24 * 3600.0
+
+
+def evicted(limit: int, *items: str) -> list[str]:
+    """Of items like "a1", of tenant a, the least recently used first, each of size 1."""
+    return [*surplus([(item, item[0], 1) for item in items], limit)]
+
+
+def test_who_holds_more_than_a_share_gives_way() -> None:
+    assert evicted(4, "a1", "b1", "c1", "c2") == []
+    assert evicted(3, "a1", "b1", "c1", "c2", "c3") == ["c1", "c2"]
+    assert evicted(2, "a1", "b1", "c1") == ["a1"]  # nobody's share is a whole memory
+    assert evicted(4, "a1", "c1", "a2", "a3", "c2", "c3", "c4") == ["a1", "c1", "c2"]
+    assert [*surplus([("a", "a", 5), ("b", "b", 3), ("c", "c", 9)], 12)] == ["a"]
+    assert [*surplus([("a", "a", 9), ("b", "b", 3), ("c", "c", 9)], 12, kept={"a"}.__contains__)] == ["c"]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_exports_of_arms_that_do_not_exist_open_nothing(server: Valkey, stored: bool) -> None:
+    config = MemoryConfig(max_resident=20)
+    async with replicas(1, server.url if stored else None, config=config) as [memory]:
+        for number in range(15):
+            await learn_output(memory, f"t{number}", numbers(10))
+        for number in range(40):
+            assert await perform(ExportMemory(MemoryName("attacker", f"x/{number}")), memory) == []
+        memory.thread.wake()
+        await asyncio.sleep(0.1)
+        assert (len(memory.residents), memory.residents.evicted) == (15, 0)
+        if stored:
+            assert not [key for key in server.client.keys("*") if b"attacker" in key]
+
+
+async def test_an_export_loads_nothing_either(server: Valkey) -> None:
+    async with replicas(2, server.url) as [first, second]:
+        await learn_output(first, "t", numbers(10))
+        await until(lambda: not first.outbox.pending)
+        assert [one.tokens.size for one in await perform(ExportMemory(MemoryName("t")), second)] == [10]
+        assert len(second.residents) == 0
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_one_tenants_arms_evict_no_other_tenants_memory(
+    server: Valkey, monkeypatch: pytest.MonkeyPatch, stored: bool
+) -> None:
+    monkeypatch.setattr("draftwood_memory.residents._WAITED_SECONDS", 0.0)
+    async with replicas(1, server.url if stored else None, config=MemoryConfig(max_resident=20)) as [memory]:
+        for number in range(15):
+            await learn_output(memory, f"t{number}", numbers(10))
+        most = 0
+        for number in range(149):
+            await learn_output(memory, "loud", numbers(10), arm=f"x/{number}")
+            most = max(most, len(memory.residents))
+        await until(lambda: len(memory.residents) <= 20)
+        for number in range(15):
+            assert log_of(memory, f"t{number}") == [numbers(10)]
+        assert most <= 30  # the memory thread evicts as soon as there is one too many
+
+
+async def test_one_tenants_bytes_evict_no_other_tenants_memory(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood_memory.memory._EVICT_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.residents._WAITED_SECONDS", 0.0)
+    async with replicas(1, server.url, config=MemoryConfig(max_bytes=4 << 20)) as [memory]:
+        for number in range(10):
+            await learn_output(memory, f"t{number}", numbers(100))
+        for number in range(10):
+            await learn_output(memory, "loud", numbers(20_000), arm=f"x/{number}")
+        memory.thread.wake()
+        await until(lambda: memory.residents.evicted > 0 and memory.counters().resident_bytes <= 4 << 20)
+        assert all(log_of(memory, f"t{number}") for number in range(10))
+
+
+async def learn_much(memory: Memory, tenant: str, seed: int, tokens: int) -> None:
+    """Adds text to a tenant's memory that does not compress."""
+    random = np.random.default_rng(seed).integers(0, 30_000, tokens).astype(np.int32)
+    await perform(FillMemory(MemoryName(tenant), Kind.OUTPUT, [random], FillProgress(), Terms()), memory)
+
+
+async def test_a_year_of_tenants_in_a_small_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each day new tenants come and never again; one writes every day, and one only drafts from what it has."""
+    days = 0.0
+    at = StoreClock.at
+    monkeypatch.setattr(StoreClock, "at", lambda clock, monotonic: at(clock, monotonic) + days * DAY)
+    monkeypatch.setattr("draftwood_memory.background._CHECK_SECONDS", 0.02)
+    monkeypatch.setattr("draftwood_memory.replica._ROOM_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.replica._LISTED_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.replica._USE_SECONDS", 0.0)
+    config = MemoryConfig(max_resident=20, idle_seconds=0.5)
+    with Valkey("--maxmemory-policy", "noeviction", "--maxmemory", "8mb") as server:
+        async with replicas(2, server.url, config=config) as memories:
+            await learn_much(memories[0], "reader", 1, 4000)
+            most = 0
+            for day in range(365):
+                memory = memories[day % 2]
+                await learn_much(memory, "daily", day, 500)
+                for number in range(3):
+                    await learn_much(memory, f"new{day}-{number}", day, 10_000)
+                if day % 5 == 0:
+                    await asyncio.to_thread(memory.strategy, "reader", "trie")
+                    memory.thread.wake()
+                    await asyncio.sleep(0.03)
+                most = max(most, server.client.info("memory")["used_memory"])
+                server.client.set("dw:configuration", b"x" * 10_000)  # is never refused
+                days += 1
+            assert most < 8 << 20
+            assert server.client.info("stats")["evicted_keys"] == 0
+            for memory in memories:
+                assert (memory.counters().failures, memory.counters().dropped) == (0, 0)
+            keys: Any = server.client.keys("dw:{t:*}:3:*")
+            kept = {key.decode().split("}")[0].removeprefix("dw:{t:") for key in keys}
+            assert {"reader", "daily", *(f"new{day}-0" for day in range(350, 365))} <= kept
+            assert not kept & {f"new{day}-0" for day in range(250)}
+            assert server.client.zcard(memories_key(FINGERPRINT)) < 3 * 100
+        async with replicas(1, server.url) as [later]:
+            assert len(await perform(ExportMemory(MemoryName("reader")), later)) == 1
+
+
+async def test_the_list_of_memories_does_not_grow_for_ever(server: Valkey) -> None:
+    async with replicas(1, server.url) as [memory]:
+        for tenant in ("gone", "old", "new"):
+            await learn_output(memory, tenant, numbers(10))
+        await until(lambda: not memory.outbox.pending)
+        key = memories_key(FINGERPRINT)
+        for tenant in ("gone", "old"):
+            server.client.zadd(key, {f"{FINGERPRINT}:{tenant}:": time.time() - (90 if tenant == "old" else 91) * DAY})
+        server.client.delete(*server.client.keys("dw:{t:gone}:3:*"))
+        assert memory.memories is not None
+        await asyncio.wrap_future(memory.thread.submit(memory.memories.forget_listed(FINGERPRINT)))
+        listed: Any = server.client.zrange(key, 0, -1)
+        assert [tag.split(b":")[1] for tag in listed] == [b"old", b"new"]
+
+
+async def test_a_store_without_a_limit_keeps_everything(
+    server: Valkey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("draftwood_memory.background._CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("draftwood_memory.replica._ROOM_SECONDS", 0.0)
+    async with replicas(1, server.url) as [memory]:
+        await learn_much(memory, "t", 0, 10_000)
+        for _ in range(10):
+            memory.thread.wake()
+            await asyncio.sleep(0.02)
+        assert server.client.keys("dw:{t:t}:3:*")
+        assert "nearly full" not in caplog.text
+
+
+async def test_a_store_that_is_full_of_other_things_is_left_alone(server: Valkey) -> None:
+    async with replicas(1, server.url) as [memory]:
+        server.client.set("other", b"x" * (8 << 20))
+        server.client.config_set("maxmemory", server.client.info("memory")["used_memory"] - 1)
+        try:
+            await learn_output(memory, "t", numbers(100))
+            await asyncio.sleep(0.5)
+            assert (memory.outbox.pending, log_of(memory, "t")) == (1, [numbers(100)])
+            assert memory.thread.healthy
+        finally:
+            server.client.config_set("maxmemory", 0)
+        server.client.delete("other")
+        assert await agreed([memory], "t") == [numbers(100)]
