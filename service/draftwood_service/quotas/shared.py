@@ -186,7 +186,7 @@ class SharedLimiter(Limiter):
         """Goes on without the store, for a tenant, or None for all."""
         if not self.away:
             self.outages += 1
-            text = "the store does not count; limits hold by this replica's share"
+            text = "the store does not count; limits hold by the share of this replica"
             _log.warning(text, why=str(error), replicas=self.replicas)
         if tenant is None:
             self._unreachable = True
