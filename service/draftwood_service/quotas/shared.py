@@ -21,6 +21,9 @@ _log = structlog.get_logger(__name__)
 
 ANSWER_SECONDS = 0.1
 """How long a request waits for the store. Not tuned: an answer takes less than a millisecond on a local network."""
+_FIRST_SECONDS = 0.1
+"""Between two looks at a store that has never answered: below the time between two looks at tenants, so that limits are
+counted by the store once requests are served."""
 _TENANTS = 200
 """Of one call of a refresh. Not tuned: it takes a few milliseconds."""
 
@@ -33,7 +36,7 @@ class SharedLimiter(Limiter):
     What was admitted meanwhile is added to the store's counts once it answers again.
 
     Attributes:
-        replicas: that were alive when the store answered last.
+        replicas: that were alive when the store answered last; 0 if it never did.
         outages: how often the store ceased to count, for all or some tenants.
         admitted_alone: requests that were admitted by this replica's share alone.
 
@@ -50,7 +53,7 @@ class SharedLimiter(Limiter):
         answer_seconds: float = ANSWER_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.replicas = 1
+        self.replicas = 0
         self.outages = 0
         self.admitted_alone = 0
         self._store = QuotaStore(client, secret, answer_seconds)
@@ -87,7 +90,7 @@ class SharedLimiter(Limiter):
             else:
                 entry = self._windows.admit(tenant, limits, tokens, place, requests)
                 return _Reservation(self, tenant, entry, second)
-        share = limits.share(self.replicas, tokens)
+        share = limits.share(max(1, self.replicas), tokens)
         self._windows.of(tenant).check(share, tokens, self._windows.clock(), requests)
         self.admitted_alone += requests
         self._unsent.setdefault(tenant, Window()).add(tokens, self._windows.clock(), requests)
@@ -163,7 +166,7 @@ class SharedLimiter(Limiter):
             if was_away and not self.away:
                 _log.info("limits hold over all replicas again", admitted_alone=self.admitted_alone)
             was_away = self.away
-            await asyncio.sleep(REFRESH_SECONDS)
+            await asyncio.sleep(REFRESH_SECONDS if self.replicas else _FIRST_SECONDS)
 
     async def _refresh_some(self, refreshes: SequenceOf[Refresh]) -> None:
         """One that fails leaves the others as they are."""
@@ -189,7 +192,7 @@ class SharedLimiter(Limiter):
         """Goes on without the store, for a tenant, or None for all."""
         if not self.away:
             self.outages += 1
-            text = "the store does not count; limits hold by this replica's share"
+            text = "the store does not count; limits hold by the share of this replica"
             _log.warning(text, why=str(error), replicas=self.replicas)
         if tenant is None:
             self._unreachable = True

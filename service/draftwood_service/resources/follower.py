@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from draftwood_memory.errors import MemoryStoreError
+from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
 from draftwood_service.resources.base import ConflictError, Cursor, Page, Resource, ResourceStore, Write
 from draftwood_service.resources.clock import ClockWatch
 from draftwood_service.resources.ending import end
@@ -19,6 +19,8 @@ _log = structlog.get_logger(__name__)
 
 SECONDS = 0.3
 """Between two looks, so that every server follows a change within a second. Not tuned."""
+_TRIES = 8
+"""To restore what a store has lost, while others write to it."""
 
 
 @dataclass(slots=True)
@@ -67,10 +69,8 @@ class _Copy:
 
     def lost_in(self, other: _Copy) -> list[Write]:
         """Writes of what `other`, a reading of another store, neither has nor knows as deleted."""
-        known = (other.places, other.unreadable, other.deleted)
-        return [
-            Write(one.kind, one.name, one.value, 0) for key, one in self if not any(key in there for there in known)
-        ]
+        known = other.places.keys() | other.unreadable | other.deleted
+        return [Write(one.kind, one.name, one.value, 0) for key, one in self if key not in known]
 
     def newer_than(self, other: _Copy, revision: int) -> list[Write]:
         """Writes of what is newer than `other`, a reading of the store at an earlier revision."""
@@ -128,7 +128,8 @@ class ResourceFollower:
     async def start(self) -> None:
         """Looks once, and from now on. A store that does not answer is no error."""
         await self._look()
-        if not self.read and self._remembered is not None and await self._remembered.none_lately():
+        unanswered = self._cursor == Cursor()
+        if unanswered and self._remembered is not None and await self._remembered.none_lately():
             self.known.set()
         if not self.known.is_set():
             _log.error("the configuration of tenants is unknown; requests are refused until it was read")
@@ -142,8 +143,10 @@ class ResourceFollower:
     async def refresh(self) -> None:
         """Takes all changes up to now. Raises MemoryStoreError."""
         async with self._lock:
-            while not await self._refresh():
-                pass
+            for _ in range(_TRIES):
+                if await self._refresh():
+                    return
+            raise StoreUnavailableError("the store lost configuration, and is written to by others; try again")
 
     async def write(self, writes: SequenceOf[Write], since: int | None = None) -> list[int]:
         """As `ResourceStore.write`; afterwards this copy has the writes."""
@@ -219,12 +222,13 @@ class ResourceFollower:
         try:
             await self.refresh()
         except MemoryStoreError as error:
-            self._say(f"the store does not answer: {error}")
+            self._say("the store does not answer", str(error))
 
-    def _say(self, problem: str) -> None:
+    def _say(self, problem: str, error: str = "") -> None:
         """Logs what keeps this process from reading the configuration, once."""
-        if problem and not self._problem:
-            _log.warning("the configuration of tenants cannot be read; what is known stays in use", problem=problem)
+        if problem and problem != self._problem:
+            text = "the configuration of tenants cannot be read; what is known stays in use"
+            _log.warning(text, problem=problem, error=error)
         if self._problem and not problem:
             _log.info("the configuration of tenants is read again")
         self._problem = problem

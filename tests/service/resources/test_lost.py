@@ -171,9 +171,21 @@ async def test_names_that_cannot_be_read_may_be_anyones(valkey: Valkey, keys: Ke
             assert not other.is_unknown("tenants", "a")
 
 
-def remembering(server: Valkey, folder: Path) -> ResourceFollower:
+def remembering(server: Valkey, folder: Path, keys: KeyRing | None = None) -> ResourceFollower:
     client = RedisClient(server.url, timeout=1.0)
-    return ResourceFollower(RedisResources(client, Seal(None)), Remembered(folder, client.identity))
+    return ResourceFollower(RedisResources(client, Seal(keys)), Remembered(folder, client.identity))
+
+
+async def test_what_was_remembered_counts_only_while_the_store_does_not_answer(valkey: Valkey, tmp_path: Path) -> None:
+    before = remembering(valkey, tmp_path)
+    await before.start()
+    await before.close()
+    async with followers(on(valkey, OLD)) as [one]:
+        await one.write([Write("tenants", "a", b"1", 0)])
+    after = remembering(valkey, tmp_path, OTHER_NAMES)
+    await after.start()
+    assert not after.known.is_set()
+    await after.close()
 
 
 @pytest.mark.parametrize("had", ["nothing", "no tenants", "tenants", "none left", "no tenants two days ago"])
