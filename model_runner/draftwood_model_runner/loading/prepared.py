@@ -109,8 +109,8 @@ class Prepared:
             if _digest(self._folder / file) != expected:
                 raise ValueError(f"{file} is damaged")
         facts, layout = entry.facts, PageLayout(entry.shapes, entry.facts.dtype)
-        tokenizer.check_ends(facts.eos_token_ids)
         factory = stored.load(self._folder, layout, entry.window, facts.vocab_size, facts.max_context, threads)
+        tokenizer.check_ends(facts.eos_token_ids)
         return LoadedModel(
             name=name,
             factory=factory,

@@ -105,8 +105,10 @@ def _keep_greatest(bits: npt.NDArray[np.int32], weights: Float32Array, share: fl
     while second > 0 and above + lower[second] < wanted:
         above += lower[second]
         second -= 1
-    edge, weight = (first << 16) + second, max(lower[second] // max(counts[second], 1), 1)
-    dropped = counts[second] - (wanted - above + weight - 1) // weight
+    edge, ties, weight = (first << 16) + second, counts[second], np.int64(1)
+    if ties and lower[second] > ties:
+        weight = lower[second] // ties
+    dropped = ties - (wanted - above + weight - 1) // weight
     for token in range(bits.shape[0]):
         key = _key(bits[token])
         kept[token] = key > edge

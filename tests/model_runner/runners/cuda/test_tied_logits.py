@@ -13,6 +13,7 @@ from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt
 from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_model_runner.sequence import Sequence
 from tests.model_runner.families import VOCAB, tiny
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.random_grammar import RandomGrammar
@@ -43,7 +44,7 @@ Wanted = tuple[int | None, int]
 def written(runner: str, params: SamplingParams, wanted: list[Wanted], answer: list[int]) -> list[list[int]]:
     """What sequences write that run together; a strategy knows the `answer` if there is one."""
     engine = Engine(served(runner), EngineConfig(max_draft_nodes=8, adaptive_budget=False, max_running=5))
-    sequences = []
+    sequences: list[Sequence] = []
     for known, nodes in wanted:
         grammar = None if known is None else RandomGrammar(VOCAB, 0.6, known)
         strategy = OracleStrategy({PROMPT: answer}, VOCAB, seed=nodes) if answer else None
