@@ -10,8 +10,8 @@ from pathlib import Path
 
 from draftwood_memory.engines.drafts import EngineDrafts
 from draftwood_memory.engines.fingerprint import UnknownCheckpointError, fingerprint_of
-from draftwood_memory.opening import opened_memory
-from draftwood_memory.settings import ENV_PREFIX, MemorySettings, read_environment
+from draftwood_memory.settings.memory_settings import ENV_PREFIX, MemorySettings, read_environment
+from draftwood_memory.settings.opening import opened_memory
 
 _log = logging.getLogger("draftwood")
 
