@@ -16,7 +16,14 @@ from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHON = REPOSITORY / ".venv-peers" / "vllm" / "bin" / "python"
-ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    # Threads that wait for each other take many times as long beside other processes.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 _TIMEOUT = 400.0
 ENGINE = {
     "model": str(BUNDLED_MODEL),
@@ -67,16 +74,19 @@ def running_engine(drafts: bool = True, **variables: str) -> Iterator[Engine]:
                 text=True,
                 env=environment_of(**variables),
             )
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             peer = Peer("vllm", process, log)
             peer.ask({"op": "load", "engine": ENGINE, "drafts": drafts}, _TIMEOUT)
             yield Engine(peer)
-            assert process.stdin is not None
-            process.stdin.close()
+            process.stdin.close()  # it sends what was learned, and ends
             process.wait(30)
         finally:
             process.kill()
             process.wait()
+            process.stdin.close()
+            process.stdout.close()
 
 
 def request(name: str, prompt: list[int], at: int = 0, tokens: int = 24, /, **params: Any) -> dict[str, Any]:
