@@ -97,6 +97,10 @@ def test_the_tenant_is_the_headers_whatever_a_caller_asks_for() -> None:
             urllib.request.urlopen(
                 urllib.request.Request(f"{server._base}/v1/completions", b"--x", {"content-type": "text/plain"})
             )
+        ask = Path(__file__).resolve().parents[2] / "examples" / "vllm" / "ask.py"
+        for expected in (r"\d+ tokens in \S+ s; \d+ drafted, \d+ of them accepted\n",) * 2:
+            done = subprocess.run([str(PYTHON), str(ask), server._base], capture_output=True, text=True, check=True)
+            assert re.fullmatch(expected, done.stdout)
         lines = [line for line in log.read_text().splitlines() if "drafting with trie" in line]
         assert len(lines) == 1
         assert 'requests that name no tenant are of tenant "default"' in lines[0]
