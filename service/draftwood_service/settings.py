@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from draftwood_memory.errors import InvalidSettingError
-from draftwood_memory.settings import check_store, definition_of, size_of
+from draftwood_memory.settings.memory_settings import check_store, definition_of, size_of
 from draftwood_model_runner.engine_config import EngineConfig
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
@@ -36,7 +36,7 @@ def named_settings() -> Iterator[None]:
 
 
 def _shared(name: str) -> Any:
-    """A setting that plug-ins of other engines have as well; it is defined in `draftwood_memory.settings`."""
+    """A setting that plug-ins of other engines have as well, defined in `draftwood_memory.settings`."""
     return Field(**definition_of(name))
 
 

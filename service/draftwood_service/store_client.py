@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from draftwood_memory import opening
 from draftwood_memory.memory import Memory
+from draftwood_memory.settings import opening
 from draftwood_memory.store.encryption import KeyRing
 from draftwood_memory.store.redis_client import RedisClient
 from draftwood_service.settings import Settings, named_settings

@@ -10,6 +10,7 @@ CLUSTER = "needs a Kubernetes cluster"
 TRAFFIC = "needs a minute of requests to have a winner; tests/client/test_experiment_commands.py concludes one"
 NPM = "the package is not in the registry; tests/clients/test_typescript.py packs it and installs that"
 CORPUS = "needs a corpus that is not in the repository"
+VLLM = "needs vLLM; `make test-vllm` runs it"
 TOOL = "a load tool with an environment of its own, of 140 packages"
 ELSEWHERE = "needs a server of that name"
 MINUTES = (
@@ -25,6 +26,8 @@ NOT_RUN = {
     r"npm install .*": NPM,
     r"draftwood experiment conclude first-trie": TRAFFIC,
     r"python tools/train_demo_model\.py .*": CORPUS,
+    r"(DRAFTWOOD_\S+ )*vllm serve .*": VLLM,
+    r"python ask\.py .*": VLLM,
     r"aiperf profile .*": TOOL,
     r"DRAFTWOOD_API_KEY=dw_… .*": ELSEWHERE,
 }

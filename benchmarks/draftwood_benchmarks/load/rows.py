@@ -9,6 +9,7 @@ import numpy as np
 from rich.table import Table
 
 from draftwood_benchmarks.load.closed_loop import Window
+from draftwood_benchmarks.load.peers import PeerState
 from draftwood_benchmarks.shared.report import percentile, shown
 
 OURS = "draftwood"
@@ -32,6 +33,8 @@ def row_of(
     p99, plain_p99 = percentile(ttft, 99), percentile(_ttft(plain), 99)
     return {
         "engine": OURS,
+        "drafts": OURS if drafting else "none",
+        "warm": True,
         "concurrency": concurrency,
         "drafting": drafting,
         **_speeds(window),
@@ -49,10 +52,15 @@ def row_of(
     }
 
 
-def peer_row(engine: str, concurrency: int, window: Window) -> dict[str, Any]:
-    """The row of a peer, which measures throughput only."""
-    row = row_of(concurrency, False, window, window, window)
-    return {**row, "engine": engine, "errors": None, "requests": None}
+def peer_row(
+    engine: str, concurrency: int, window: Window, plain: Window | None, state: PeerState, steps: int
+) -> dict[str, Any]:
+    """The row of a peer, which measures throughput and acceptance only."""
+    drafting = state.drafts != "none"
+    row = row_of(concurrency, drafting, window, window, plain)
+    length = round(window.tokens / steps, 3) if steps else None
+    named = {"engine": engine, "drafts": state.drafts, "warm": state.warm, "acceptance_length": length}
+    return {**row, **named, "errors": None, "requests": None}
 
 
 def _speeds(window: Window) -> dict[str, float]:
@@ -100,7 +108,7 @@ def table_of(rows: list[dict[str, Any]], title: str) -> Table:
         off = plain[row["concurrency"]]
         table.add_row(
             str(row["concurrency"]),
-            _name(row) if row["engine"] == OURS else "peer",
+            _name(row) if row["engine"] == OURS else _name(row).replace(row["engine"], "peer"),
             f"{row['tokens_per_s']:.0f}",
             _spread(row),
             shown(row["tokens_per_s"] / off if off else None),
@@ -125,7 +133,7 @@ def first_tokens(rows: list[dict[str, Any]]) -> Table:
     for heading in ("clients", "x off", "p-value"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        if row["drafting"]:
+        if row["drafting"] and row["engine"] == OURS:
             table.add_row(str(row["concurrency"]), shown(row["ttft_p99_vs_off"]), shown(row["ttft_p99_chance"]))
     table.caption = (
         "p-value: probability of a ratio as large if drafting made no difference (permutation test); below 0.05 the"
@@ -136,7 +144,8 @@ def first_tokens(rows: list[dict[str, Any]]) -> Table:
 
 def _name(row: dict[str, Any]) -> str:
     if row["engine"] != OURS:
-        return str(row["engine"])
+        drafts = f", {row['drafts']}{'' if row['warm'] else ' cold'}" if row["drafting"] else ""
+        return f"{row['engine']}{drafts}"
     return "on" if row["drafting"] else "off"
 
 

@@ -2,13 +2,16 @@
 
 | request | answer |
 |---|---|
-| `{"op": "load", "model", "dtype", "weights", "threads", "folder", "streams", "prefix_cache"}` | `{"version"}` |
-| `{"op": "generate", "prompt", "max_tokens"}` | `{"tokens", "seconds"}` |
-| `{"op": "load_test", "prompts", "max_tokens", "streams", "seconds"}` | `{"tokens", "seconds"}` |
+| `{"op": "load", "model", "dtype", "weights", "threads", "folder", "streams", ...}` | `{"version"}` |
+| `{"op": "generate", "prompt", "max_tokens"}` | `{"tokens", "seconds", "steps"}` |
+| `{"op": "load_test", "prompts", "max_tokens", "streams", "seconds"}` | `{"tokens", "seconds", "steps"}` |
+| `{"op": "learn", "prompts", "max_tokens", "memory"}` | `{"seconds"}` |
 
-`folder` is for converted weights; `prompt` and each of `prompts` are token ids. "tokens" are the new token ids of
-`generate`, and the number of tokens written in the window of `load_test`. A request that fails is answered by
-`{"error"}`. The peer ends when its stdin is closed.
+Further fields of `load` are those of `PeerModel`. `folder` is for converted weights; `prompt` and each of `prompts` are
+token ids. "tokens" are the new token ids of `generate`, and the number of tokens written in the window of `load_test`;
+"steps" how many forward passes wrote them, each sequence's counted, which a peer without drafts may leave out. Where
+`drafts` remember answers, each request names the `memory` that it drafts from and adds to. A request that fails is
+answered by `{"error"}`. The peer ends when its stdin is closed.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 from rich.console import Console
 
@@ -32,6 +35,10 @@ from draftwood_model_runner.errors import InvalidInputError
 ENVIRONMENTS = Path(".venv-peers")
 """Folder of an environment for each peer, which `make peers` installs, relative to the working directory."""
 PeerName = Literal["openvino-genai", "vllm"]
+DRAFTS: dict[str, tuple[str, ...]] = {"openvino-genai": ("none",), "vllm": ("none", "ngram", "suffix", "draftwood")}
+"""What each peer can draft with here."""
+REMEMBERING = ("suffix", "draftwood")
+"""Drafts that come from earlier answers as well."""
 MODULES: dict[str, str] = {"openvino-genai": "openvino_genai_peer", "vllm": "vllm_peer"}
 """The module of each peer, for `serve_peer`. It runs in the environment of the peer and imports nothing of ours."""
 LOAD_TIMEOUT = 900.0
@@ -56,6 +63,8 @@ class PeerModel:
         weights: "int8" where the peer quantizes its weights to 8 bits; otherwise they have the dtype.
         streams: requests that decode in one batch, at most.
         prefix_cache: whether prompts may share the KV entries of a common prefix.
+        drafts: one of `DRAFTS`.
+        temperature: above 0, vLLM samples, past end-of-sequence tokens.
     """
 
     path: str
@@ -64,6 +73,24 @@ class PeerModel:
     streams: int = 1
     prefix_cache: bool = False
     weights: str = "as-is"
+    drafts: str = "none"
+    temperature: float = 0.0
+
+
+class PeerAnswer(NamedTuple):
+    """An answer: its token ids, its seconds, and the forward passes that wrote it."""
+
+    tokens: list[int]
+    seconds: float
+    steps: int
+
+
+class PeerWindow(NamedTuple):
+    """A window of `load_test`: tokens, seconds, and the forward passes that wrote them, each sequence's counted."""
+
+    tokens: int
+    seconds: float
+    steps: int
 
 
 class Peer:
@@ -71,13 +98,15 @@ class Peer:
 
     Attributes:
         name: as in `--peer`.
+        drafts: as in `--peer-drafts`.
         version: of its package.
     """
 
-    def __init__(self, name: str, process: subprocess.Popen[str], log: Path) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[str], log: Path, drafts: str = "none") -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         self.name = name
+        self.drafts = drafts
         self.version = ""
         self._process = process
         self._log = log
@@ -85,29 +114,46 @@ class Peer:
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._read, args=(process.stdout,), daemon=True).start()
 
+    @property
+    def remembers(self) -> bool:
+        """Whether it drafts from earlier answers."""
+        return self.drafts in REMEMBERING
+
     def generate(
-        self, prompt: Sequence[int], max_tokens: int, timeout: float = ANSWER_TIMEOUT
-    ) -> tuple[list[int], float]:
-        """The greedy answer, as token ids, and its seconds as the peer measured them. Raises PeerError."""
-        answer = self.ask({"op": "generate", "prompt": list(prompt), "max_tokens": max_tokens}, timeout)
+        self, prompt: Sequence[int], max_tokens: int, timeout: float = ANSWER_TIMEOUT, memory: str = ""
+    ) -> PeerAnswer:
+        """The greedy answer, and its seconds as the peer measured them. Raises PeerError."""
+        request = {"op": "generate", "prompt": list(prompt), "max_tokens": max_tokens, **self._named(memory)}
+        answer = self.ask(request, timeout)
         tokens = _field(self.name, answer, "tokens", list)
         if not all(isinstance(token, int) for token in tokens):
             raise PeerError(f'peer {self.name}: "tokens" of its answer are no token ids')
-        return tokens, _seconds(self.name, answer)
+        return PeerAnswer(tokens, _seconds(self.name, answer), int(answer.get("steps", len(tokens))))
 
     def load_test(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int, streams: int, seconds: float
-    ) -> tuple[int, float]:
-        """Tokens that `streams` concurrent requests got, and the length of the window in seconds. Raises PeerError."""
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, streams: int, seconds: float, memory: str = ""
+    ) -> PeerWindow:
+        """What `streams` concurrent requests got in a window. Raises PeerError."""
         request = {
             "op": "load_test",
             "prompts": [list(prompt) for prompt in prompts],
             "max_tokens": max_tokens,
             "streams": streams,
             "seconds": seconds,
+            **self._named(memory),
         }
         answer = self.ask(request, seconds + ANSWER_TIMEOUT)
-        return _field(self.name, answer, "tokens", int), _seconds(self.name, answer)
+        tokens: int = _field(self.name, answer, "tokens", int)
+        return PeerWindow(tokens, _seconds(self.name, answer), int(answer.get("steps", tokens)))
+
+    def learn(self, prompts: Sequence[Sequence[int]], max_tokens: int, memory: str) -> None:
+        """Lets it answer prompts, for a memory. Raises PeerError."""
+        if prompts and self.remembers:
+            texts = [list(prompt) for prompt in prompts]
+            self.ask({"op": "learn", "prompts": texts, "max_tokens": max_tokens, "memory": memory}, LOAD_TIMEOUT)
+
+    def _named(self, memory: str) -> dict[str, str]:
+        return {"memory": memory} if self.remembers else {}
 
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         """Sends a request and returns its answer. Raises PeerError: it died, timed out, failed or sent no JSON."""
@@ -148,12 +194,22 @@ class Peer:
         return PeerError(f"peer {self.name}: {status}\n" + "\n".join(log))
 
 
+def check_drafts(name: str | None, drafts: Sequence[str]) -> None:
+    """Raises InvalidInputError: the peer has no such drafts, or there is no peer to have them."""
+    offered = DRAFTS.get(name or "", ("none",))
+    for one in drafts:
+        if one not in offered:
+            named = f"--peer {name}" if name else "no --peer"
+            raise InvalidInputError("--peer-drafts", one, f"must be one of {', '.join(offered)} with {named}")
+
+
 @contextmanager
 def started_peer(name: str, device: str, model: PeerModel, out: Console) -> Iterator[Peer]:
     """`running_peer`, announced. Raises InvalidInputError too: the benchmark runs on a `device` that peers don't."""
+    check_drafts(name, [model.drafts])
     if not device.startswith("cpu"):
         raise InvalidInputError("--peer", name, f"peers run on the CPU, and the model on {device}")
-    out.print(f"Converting and loading the model for {name}")
+    out.print(f"Converting and loading the model for {name}" + (f", drafts {model.drafts}" * (model.drafts != "none")))
     with running_peer(name, model) as peer:
         yield peer
 
@@ -172,7 +228,7 @@ def running_peer(name: str, model: PeerModel, timeout: float = LOAD_TIMEOUT) -> 
                 command_of(name), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
             )
         try:
-            peer = Peer(name, process, log)
+            peer = Peer(name, process, log, model.drafts)
             request = {
                 "op": "load",
                 "model": model.path,
@@ -181,6 +237,8 @@ def running_peer(name: str, model: PeerModel, timeout: float = LOAD_TIMEOUT) -> 
                 "threads": model.threads,
                 "streams": model.streams,
                 "prefix_cache": model.prefix_cache,
+                "drafts": model.drafts,
+                "temperature": model.temperature,
                 "folder": str(Path(folder, "model")),
             }
             peer.version = _field(name, peer.ask(request, timeout), "version", str)

@@ -26,8 +26,7 @@ def main(module: str) -> None:
                 answer: dict[str, Any] = {"version": engine.version}
             else:
                 assert engine is not None
-                run = engine.generate if operation == "generate" else engine.load_test
-                answer = run(**request)
+                answer = getattr(engine, operation)(**request)
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)

@@ -1,7 +1,7 @@
-"""vLLM's CPU build as a peer of the benchmarks, run by `serve_peer`, without drafts.
+"""vLLM's CPU build as a peer of the benchmarks, run by `serve_peer`, without drafts or with one of `SPECULATION`.
 
-Runs in `.venv-peers/vllm` and imports nothing of Draftwood. The engine core runs in this process, so that no message
-passes between processes in a step.
+Runs in `.venv-peers/vllm` and imports nothing of Draftwood, except that vLLM itself loads `draftwood-vllm` for those
+drafts. The engine core runs in this process, so that no message passes between processes in a step.
 """
 
 from __future__ import annotations
@@ -12,6 +12,13 @@ import time
 from typing import Any
 
 KV_CACHE_GB = 2
+SPECULATION: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5},
+    # As deep as its suffix tree, and the other settings of its default.
+    "suffix": {"method": "suffix"},
+    "draftwood": {"method": "custom_class", "model": "draftwood_vllm.Proposer", "num_speculative_tokens": 16},
+}
 
 
 class Engine:
@@ -23,53 +30,99 @@ class Engine:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(KV_CACHE_GB)
         os.environ["OMP_NUM_THREADS"] = str(request["threads"])
+        os.environ.pop("TRITON_INTERPRET", None)  # vLLM's CPU build replaces kernels, and takes no interpreted ones
         import vllm
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
         self.version: str = vllm.__version__
+        self._drafts: str = request["drafts"]
+        self._temperature: float = request["temperature"]
         self._engine = LLMEngine.from_engine_args(
             EngineArgs(
                 model=request["model"],
                 dtype=request["dtype"],
                 max_num_seqs=request["streams"],
                 enable_prefix_caching=request["prefix_cache"],
+                speculative_config=SPECULATION[self._drafts],
             )
         )
         self._ids = itertools.count()
+        self._suffixes: dict[str, Any] = {}
 
-    def generate(self, prompt: list[int], max_tokens: int) -> dict[str, Any]:
+    def generate(self, prompt: list[int], max_tokens: int, memory: str = "") -> dict[str, Any]:
         """The greedy answer to one prompt."""
+        self._use(memory)
         started = time.perf_counter()
-        self._add(prompt, max_tokens)
+        self._add(prompt, max_tokens, memory)
         tokens: list[int] = []
+        steps = 0
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
                 tokens += output.outputs[0].token_ids
-        return {"tokens": tokens, "seconds": time.perf_counter() - started}
+                steps += 1
+        return {"tokens": tokens, "seconds": time.perf_counter() - started, "steps": steps}
 
-    def load_test(self, prompts: list[list[int]], max_tokens: int, streams: int, seconds: float) -> dict[str, Any]:
-        """Keeps `streams` requests running for `seconds`; counts the tokens that they get."""
-        endless = itertools.cycle(prompts)
-        running = {self._add(next(endless), max_tokens) for _ in range(streams)}
-        count = 0
+    def learn(self, prompts: list[list[int]], max_tokens: int, memory: str) -> dict[str, Any]:
+        """Answers all prompts, which drafts then know."""
+        self._use(memory)
         started = time.perf_counter()
-        while (elapsed := time.perf_counter() - started) < seconds:
+        for prompt in prompts:
+            self._add(prompt, max_tokens, memory)
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+        return {"seconds": time.perf_counter() - started}
+
+    def load_test(
+        self, prompts: list[list[int]], max_tokens: int, streams: int, seconds: float, memory: str = ""
+    ) -> dict[str, Any]:
+        """Keeps `streams` requests running for `seconds`; counts the tokens that they get. Drafts that remember answers
+        are asked each prompt once: the window ends with the prompts."""
+        self._use(memory)
+        waiting = iter(prompts) if memory else itertools.cycle(prompts)
+        running = {self._add(prompt, max_tokens, memory) for prompt in itertools.islice(waiting, streams)}
+        count = steps = 0
+        started = time.perf_counter()
+        while (elapsed := time.perf_counter() - started) < seconds and len(running) == streams:
             for output in self._engine.step():
                 count += len(output.outputs[0].token_ids)
+                steps += 1
                 if output.finished:
                     running.remove(output.request_id)
-                    running.add(self._add(next(endless), max_tokens))
+                    if (prompt := next(waiting, None)) is not None:
+                        running.add(self._add(prompt, max_tokens, memory))
         self._engine.abort_request([*running])
         while self._engine.has_unfinished_requests():
             self._engine.step()
-        return {"tokens": count, "seconds": elapsed}
+        return {"tokens": count, "seconds": elapsed, "steps": steps}
 
-    def _add(self, prompt: list[int], max_tokens: int) -> str:
+    def _use(self, memory: str) -> None:
+        """Lets suffix decoding draft from what was answered under this name. Only between requests."""
+        if self._drafts != "suffix":
+            return
+        from arctic_inference.suffix_decoding import SuffixDecodingCache
+
+        core: Any = self._engine.engine_core
+        drafter = core.engine_core.model_executor.driver_worker.worker.model_runner.drafter
+        if memory not in self._suffixes:
+            config = self._engine.vllm_config.speculative_config
+            self._suffixes[memory] = SuffixDecodingCache(
+                max_tree_depth=config.suffix_decoding_max_tree_depth,
+                max_cached_requests=config.suffix_decoding_max_cached_requests,
+            )
+        drafter.suffix_cache = self._suffixes[memory]
+
+    def _add(self, prompt: list[int], max_tokens: int, memory: str) -> str:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         number = str(next(self._ids))
-        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, output_kind=RequestOutputKind.DELTA)
+        params = SamplingParams(
+            temperature=self._temperature,
+            ignore_eos=self._temperature > 0.0,
+            max_tokens=max_tokens,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args={"draftwood_tenant": memory or "none"} if self._drafts == "draftwood" else None,
+        )
         self._engine.add_request(number, {"prompt_token_ids": prompt}, params)
         return number

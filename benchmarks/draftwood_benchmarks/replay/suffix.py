@@ -8,15 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from draftwood_benchmarks import peers
 from draftwood_benchmarks.peers.process import ENVIRONMENTS, PeerError
 from draftwood_benchmarks.replay.trace import Recording
 
+PROGRAM = Path(peers.__file__).with_name("suffix_replay.py")
 _TIMEOUT = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class SuffixChains:
-    """What `suffix_replay` counts over a trace; times in microseconds.
+    """What `peers/suffix_replay.py` counts over a trace; times in microseconds.
 
     Attributes:
         longest: tokens of a chain, at most.
@@ -40,7 +42,7 @@ def suffix_chains(traces: Mapping[str, Sequence[Recording]], longest: int) -> di
     for name, recordings in traces.items():
         rows = [[prompt.tolist(), output.tolist()] for prompt, output in recordings]
         done = subprocess.run(
-            [str(python), str(Path(__file__).with_name("suffix_replay.py"))],
+            [str(python), str(PROGRAM)],
             input=json.dumps({"longest": longest, "recordings": rows}),
             capture_output=True,
             text=True,

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 
-from draftwood_benchmarks.peers.process import PeerModel, PeerName, started_peer
+from draftwood_benchmarks.peers.process import PeerModel, PeerName, check_drafts, started_peer
 from draftwood_benchmarks.shared.machine import OtherLoad, warning
 from draftwood_benchmarks.shared.models import ChosenModel, ModelOptions, chosen_model, describe
 from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console, progress
@@ -56,6 +57,12 @@ def speed(
     peer: Annotated[
         PeerName | None, typer.Option(help="Another engine to measure as well; `make peers` installs it.")
     ] = None,
+    peer_drafts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What --peer vllm drafts with; may be given several times. none by default.", show_default=False
+        ),
+    ] = None,
     rounds: Annotated[
         int, typer.Option(min=1, help="How often all prompts are answered; the table shows the spread.")
     ] = 2,
@@ -89,7 +96,8 @@ def speed(
     output.check()
     warm = warm if warm is not None else 120 if text == "prompts" else 0
     names = _strategies(strategy)
-    if peer is not None and text == "random":
+    check_drafts(peer, peer_drafts or [])
+    if peer == "openvino-genai" and text == "random":
         raise InvalidInputError("--peer", peer, "peers decode greedily; leave --text random out")
     with chosen_model(model, out) as chosen:
         import torch
@@ -114,7 +122,7 @@ def speed(
         else:
             task = Task(max_tokens)
             measured, others = _read(out, prompts, loaded, max_tokens, limit, warm)
-        with _references(out, chosen, loaded, threads, task, peer) as references:
+        with _references(out, chosen, loaded, threads, task, peer, peer_drafts or ["none"], warm) as references:
             load = OtherLoad()
             tallies = _measure(out, engine, references, task, names, measured, others, rounds)
             busy = load.share()
@@ -159,25 +167,36 @@ def _read(
 
 @contextmanager
 def _references(
-    out: Console, chosen: ChosenModel, loaded: LoadedModel, threads: int, task: Task, peer: str | None
+    out: Console,
+    chosen: ChosenModel,
+    loaded: LoadedModel,
+    threads: int,
+    task: Task,
+    peer: str | None,
+    drafts: list[str],
+    warm: int,
 ) -> Iterator[list[Contender]]:
-    """The contenders that are not ours; none for sampled text."""
+    """The contenders that are not ours; transformers not for sampled text."""
     from draftwood_benchmarks.speed.contenders import PeerContender, TransformersContender
 
-    if task.temperature > 0.0:
-        yield []
-        return
-    with out.status("Loading the model for transformers"):
-        module = chosen.load_plain(loaded)
-    references: list[Contender] = [
-        TransformersContender(module, loaded, task, threads, prompt_lookup=lookup) for lookup in (False, True)
-    ]
+    references: list[Contender] = []
+    if task.temperature == 0.0:
+        with out.status("Loading the model for transformers"):
+            module = chosen.load_plain(loaded)
+        references += [
+            TransformersContender(module, loaded, task, threads, prompt_lookup=lookup) for lookup in (False, True)
+        ]
     if peer is None:
         yield references
         return
-    peer_model = PeerModel(chosen.path, loaded.dtype, threads, weights=chosen.options.weights)
-    with started_peer(peer, loaded.device, peer_model, out) as process:
-        yield [*references, PeerContender(process, task)]
+    with ExitStack() as stack:
+        for one in dict.fromkeys(drafts):
+            peer_model = PeerModel(chosen.path, loaded.dtype, threads, weights=chosen.options.weights, drafts=one)
+            peer_model = replace(peer_model, temperature=task.temperature)
+            process = stack.enter_context(started_peer(peer, loaded.device, peer_model, out))
+            states = (False, True) if process.remembers and warm else (False,)
+            references += [PeerContender(process, task, warm=state) for state in states]
+        yield references
 
 
 def _measure(
@@ -191,12 +210,15 @@ def _measure(
     rounds: int,
 ) -> list[Tally]:
     """All tallies, in the order of the report."""
-    from draftwood_benchmarks.speed.contenders import Tally
+    from draftwood_benchmarks.speed.contenders import PeerContender, Tally
 
     for reference in references:
         reference.answer(measured[0], 0)  # the first run is slower
     tallies: list[Tally] = []
     for number in range(rounds):
+        for reference in references:
+            if isinstance(reference, PeerContender):
+                reference.begin(number, others)
         contenders = [*references, *_ours(out, engine, task, names, measured, others, number)]
         tallies = tallies or [Tally(contender, rounds=rounds) for contender in contenders]
         for tally, contender in zip(tallies, contenders, strict=True):

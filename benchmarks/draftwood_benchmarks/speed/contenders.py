@@ -113,20 +113,29 @@ def _speed(answers: Sequence[Answer]) -> float:
 
 
 class PeerContender:
-    """Another engine, in a process of its own, without drafts."""
+    """Another engine, in a process of its own, with drafts of its own or none.
 
-    strategy = "none"
-    warm = False
+    Args:
+        warm: whether its drafts know answers to other prompts.
+    """
 
-    def __init__(self, peer: Peer, task: Task) -> None:
-        assert task.temperature == 0.0
+    def __init__(self, peer: Peer, task: Task, *, warm: bool = False) -> None:
         self.engine = peer.name
+        self.strategy = peer.drafts
+        self.warm = warm
         self._peer = peer
         self._task = task
+        self._memory = ""
+
+    def begin(self, number: int, others: Sequence[Int32Array]) -> None:
+        """Begins a round with an empty memory, or one of the answers to `others`."""
+        self._memory = f"{'warm' if self.warm else 'cold'} {number}"
+        if self.warm:
+            self._peer.learn([prompt.tolist() for prompt in others], self._task.max_tokens, self._memory)
 
     def answer(self, prompt: Int32Array, index: int) -> Answer:
-        tokens, seconds = self._peer.generate(prompt.tolist(), self._task.max_tokens)
-        return Answer(tokens, seconds, len(tokens), 0)
+        tokens, seconds, steps = self._peer.generate(prompt.tolist(), self._task.max_tokens, memory=self._memory)
+        return Answer(tokens, seconds, steps, 0)
 
 
 class TransformersContender:

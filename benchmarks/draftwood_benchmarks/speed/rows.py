@@ -57,7 +57,8 @@ def label(row: dict[str, Any]) -> str:
     if row["engine"] == "transformers":
         return "HF generate" if row["strategy"] == PLAIN else "HF prompt lookup"
     if row["engine"] != "draftwood":
-        return str(row["engine"])
+        drafts = f", {row['strategy']}{' warm' * row['warm']}" if row["strategy"] != PLAIN else ""
+        return f"{row['engine']}{drafts}"
     return "drafting off" if row["strategy"] == PLAIN else f"{row['strategy']}, {'warm' if row['warm'] else 'cold'}"
 
 

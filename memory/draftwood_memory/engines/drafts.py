@@ -22,7 +22,7 @@ from draftwood_memory.engines.options import RequestOptions, read_options
 from draftwood_memory.engines.session import Session, SessionRequest
 from draftwood_memory.memory import Memory, StrategyUse
 from draftwood_memory.residents import StrategyKey
-from draftwood_memory.settings import MemorySettings
+from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_memory.store.naming import MemoryName
 from draftwood_strategies import DraftTree, Strategy, create
 from draftwood_strategies.base import Readable

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwood_memory.errors import InvalidSettingError
-from draftwood_memory.settings import MemorySettings
+from draftwood_memory.settings.memory_settings import MemorySettings
 
 TENANT, STRATEGY, MAX_NODES, LEARN, SWITCH = (
     "draftwood_tenant",

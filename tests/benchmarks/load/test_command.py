@@ -11,13 +11,15 @@ import pytest
 from draftwood_benchmarks.commands import bench
 from draftwood_benchmarks.load.closed_loop import RequestResult, Window
 from draftwood_benchmarks.load.command import read_levels
+from draftwood_benchmarks.load.peers import PeerState
 from draftwood_benchmarks.load.rows import p_value, peer_row, row_of
 from draftwood_model_runner.errors import InvalidValueError
 from tests.benchmarks.load.results import failed
 from tests.benchmarks.peers.fake import ECHO, UsePeer
 
 KEYS = {
-    "engine", "concurrency", "drafting", "tokens_per_s", "tokens_per_s_min", "tokens_per_s_max", "vs_peer",
+    "engine", "drafts", "warm", "concurrency", "drafting",
+    "tokens_per_s", "tokens_per_s_min", "tokens_per_s_max", "vs_peer",
     "ttft_p50", "ttft_p99", "ttft_p99_vs_off",
     "ttft_p99_chance", "tpot_p50", "tpot_p99", "errors", "requests",
     "seconds", "acceptance_length",
@@ -41,7 +43,7 @@ def test_a_row_counts_tokens_of_the_window_and_latencies_of_the_requests() -> No
 def test_throughput_is_compared_with_the_peer() -> None:
     window, peer = Window(2.0, 6), Window(1.0, 6)
     assert row_of(2, False, window, window, peer)["vs_peer"] == 0.5
-    row = peer_row("openvino-genai", 2, peer)
+    row = peer_row("openvino-genai", 2, peer, peer, PeerState("none", True), 6)
     assert set(row) == KEYS
     assert (row["engine"], row["tokens_per_s"], row["vs_peer"], row["ttft_p50"]) == ("openvino-genai", 6.0, 1.0, None)
 

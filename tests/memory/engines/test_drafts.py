@@ -13,7 +13,7 @@ import pytest
 
 from draftwood_memory import Memory, RedisClient
 from draftwood_memory.engines.drafts import EngineDrafts
-from draftwood_memory.settings import MemorySettings
+from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_strategies.budgeting import draft_account
 from tests.memory.engines.toy_engine import ToyEngine, plain, recitation
 from tests.memory.servers import Valkey, wait_for

@@ -1,7 +1,7 @@
 """Replays recordings over the suffix trees of vLLM's suffix decoding (arctic-inference), with vLLM's own settings.
 
 Runs in `.venv-peers/vllm` and imports nothing of Draftwood. Reads `{"longest", "recordings": [[prompt, output], ...]}`
-from its input and prints the fields of `suffix.SuffixChains`.
+from its input and prints the fields of `replay.suffix.SuffixChains`.
 """
 
 from __future__ import annotations

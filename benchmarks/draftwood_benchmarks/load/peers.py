@@ -1,0 +1,84 @@
+"""The peer of `bench load`: one process for each kind of drafts, each measured in windows of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from draftwood_benchmarks.load.closed_loop import Window
+from draftwood_benchmarks.peers.process import Peer
+
+
+class PeerState(NamedTuple):
+    """What a window of the peer was measured with.
+
+    Attributes:
+        drafts: as in `--peer-drafts`.
+        warm: its drafts knew answers to other prompts.
+    """
+
+    drafts: str
+    warm: bool
+
+
+@dataclass
+class PeerWindows:
+    """The windows of one concurrency and state, joined; `steps` are those of sequences that wrote the tokens."""
+
+    window: Window = field(default_factory=Window)
+    steps: int = 0
+
+
+class MeasuredPeers:
+    """Measures the processes of a peer.
+
+    Args:
+        prompts: token ids of the measured ones.
+        others: token ids of those that memories learn from.
+        seconds: of a window.
+    """
+
+    def __init__(
+        self,
+        peers: Sequence[Peer],
+        prompts: Sequence[Sequence[int]],
+        others: Sequence[Sequence[int]],
+        max_tokens: int,
+        seconds: float,
+    ) -> None:
+        self.found: dict[tuple[int, PeerState], PeerWindows] = {}
+        self._peers = peers
+        self._prompts = prompts
+        self._others = others
+        self._max_tokens = max_tokens
+        self._seconds = seconds
+        self._windows = 0
+        for peer in peers:
+            peer.generate(prompts[0], max_tokens, memory="first")  # the first answer is slower
+
+    def measure(self, level: int) -> None:
+        """A window of each state."""
+        for peer, state in self._states():
+            self._windows += 1
+            memory = f"{self._windows}"  # a new one: no window knows the answers of an earlier one
+            if state.warm:
+                peer.learn(self._others, self._max_tokens, memory)
+            tokens, seconds, steps = peer.load_test(self._prompts, self._max_tokens, level, self._seconds, memory)
+            windows = self.found.setdefault((level, state), PeerWindows())
+            windows.window = Window.joined([windows.window, Window(seconds, tokens)])
+            windows.steps += steps
+
+    def plain(self, level: int) -> Window | None:
+        """What ours is compared with: the peer without drafts, else its first state; None without a peer."""
+        found = [windows.window for (of_level, _), windows in self.found.items() if of_level == level]
+        plain = self.found.get((level, PeerState("none", True)))
+        return plain.window if plain is not None else next(iter(found), None)
+
+    def _states(self) -> Iterator[tuple[Peer, PeerState]]:
+        """A peer without a memory has one state, as if it were warm."""
+        for peer in self._peers:
+            if not peer.remembers or self._others:
+                yield peer, PeerState(peer.drafts, True)
+            if peer.remembers:
+                yield peer, PeerState(peer.drafts, False)

