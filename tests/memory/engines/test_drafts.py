@@ -30,6 +30,7 @@ def _drafting_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule of these engines takes microseconds, so that drafts would not pay."""
     monkeypatch.setattr(draft_account, "LEAST_CREDIT", 1e9)
     monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))
+    monkeypatch.setattr(draft_account, "TRIED_SHARE", 1e9)
 
 
 @contextmanager
