@@ -186,9 +186,9 @@ class EngineDrafts:
         def later(found: Strategy) -> None:
             self._between_steps(lambda: self._begin(session, found, self._payoff(tenant, name)))
 
-        strategy = self._memory.fetch(StrategyUse(MemoryName(tenant), StrategyKey(name)), later)
-        if strategy is not None:
-            self._begin(session, strategy, self._payoff(tenant, name))
+        present = self._memory.fetch(StrategyUse(MemoryName(tenant), StrategyKey(name)), later)
+        if present is not None:
+            self._begin(session, present, self._payoff(tenant, name))
 
     def _begin(self, session: Session, strategy: Strategy, payoff: Payoff) -> None:
         if session.drafter is not None or self.sessions.get(session.request.request_id, session) is not session:
