@@ -20,6 +20,7 @@ import numpy as np
 
 from draftwood_memory.engines.options import RequestOptions, read_options
 from draftwood_memory.engines.session import Session, SessionRequest
+from draftwood_memory.engines.summary import Summary
 from draftwood_memory.memory import Memory, StrategyUse
 from draftwood_memory.residents import StrategyKey
 from draftwood_memory.settings.memory_settings import MemorySettings
@@ -102,6 +103,7 @@ class EngineDrafts:
         self._blank = lru_cache(64)(create)
         self._refused: set[str] = set()
         self._tasks: deque[Callable[[], None]] = deque()
+        self._summary = Summary()
         self._latest = _Step(0, 0, 0, 0.0)
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -187,16 +189,19 @@ class EngineDrafts:
             self._between_steps(lambda: self._begin(session, found, self._payoff(tenant, name)))
 
         present = self._memory.fetch(StrategyUse(MemoryName(tenant), StrategyKey(name)), later)
+        if session.request.learns:
+            # Whether or not it is present: a short answer may end before its memory is there.
+            session.learning = self._memory.learning(MemoryName(tenant))
         if present is not None:
             self._begin(session, present, self._payoff(tenant, name))
 
     def _begin(self, session: Session, strategy: Strategy, payoff: Payoff) -> None:
-        if session.drafter is not None or self.sessions.get(session.request.request_id, session) is not session:
-            return  # it has ended meanwhile
+        if session.ended:
+            return
         session.strategy = strategy
         session.drafter = GuardedDrafter(session, self._vocab_size, self.failures, payoff)
-        if session.tenant and session.request.learns:
-            session.learning = self._memory.learning(MemoryName(session.tenant), strategy)
+        if session.learning is not None:
+            session.learning.strategy = strategy  # its drafter tells it what is written
         if session.output:
             session.drafter.takes(np.concatenate(session.output))
 
@@ -258,8 +263,10 @@ class EngineDrafts:
                 self._end(request_id)
 
     def _end(self, request_id: str) -> None:
+        session = self.sessions.pop(request_id)
+        self._summary.add(session)
         try:
-            self.sessions.pop(request_id).close()
+            session.close()
         except Exception:
             _log.exception("output of request %r could not be learned", request_id)
 
@@ -282,6 +289,10 @@ class EngineDrafts:
     def _rest(self) -> None:
         """While the engine makes no steps: runs tasks, and ends requests that are gone."""
         while not self._closed.wait(_REST_SECONDS):
+            if self._summary.due:
+                with self._lock:
+                    line = self._summary.line(self._memory.counters(), self._memory.healthy)
+                _log.info("drafts: %s", line)
             if time.perf_counter() - self._stepped_at < _REST_SECONDS:
                 continue
             with self._lock:

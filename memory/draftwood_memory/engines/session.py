@@ -53,6 +53,7 @@ class Session:
         seen: tokens of prompt and output that were taken.
         chain: int32[n], the draft that the latest step verified.
         step: number of the step that it last took part in.
+        ended: it was closed.
     """
 
     request: SessionRequest
@@ -65,6 +66,7 @@ class Session:
     seen: int = 0
     chain: Int32Array = field(default_factory=lambda: _NOTHING)
     step: int = -1
+    ended: bool = False
 
     def take(self, written: Int32Array) -> int:
         """Takes what it wrote; returns how many tokens of its draft were accepted."""
@@ -82,6 +84,7 @@ class Session:
 
     def close(self) -> None:
         """It ended, in whatever way: its memory learns what it wrote."""
+        self.ended = True
         if self.drafter is not None:
             self.drafter.close()
         if self.learning is not None:

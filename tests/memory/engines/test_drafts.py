@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import pytest
 
 from draftwood_memory import Memory, RedisClient
+from draftwood_memory.engines import summary
 from draftwood_memory.engines.drafts import EngineDrafts
 from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_strategies.budgeting import draft_account
@@ -51,7 +53,11 @@ def engine(
 
 
 def drafted(made: ToyEngine, request_id: str, prompt: list[int], most: int = 24, **options: Any) -> int:
-    """Runs a request alone and checks its answer; returns how many tokens were drafted for it."""
+    """Runs a request alone, once its tenant's memory is there, and checks its answer; returns how many tokens were
+    drafted for it."""
+    if isinstance(tenant := options.get("draftwood_tenant", made.drafts._tenant), str) and tenant:
+        with suppress(LookupError):
+            made.drafts._memory.strategy(tenant, options.get("draftwood_strategy", "trie"))
     made.add(request_id, prompt, most, **options)
     made.run()
     assert made.finished[request_id].output[:most] == plain(MODEL, prompt, most)
@@ -61,6 +67,22 @@ def drafted(made: ToyEngine, request_id: str, prompt: list[int], most: int = 24,
 def rested(made: ToyEngine) -> None:
     """Until the engine's last requests have ended."""
     wait_for(lambda: not made.drafts.sessions, "requests to end", 5.0)
+
+
+def test_an_answer_that_ends_before_its_memory_is_there_is_learned() -> None:
+    with engine(tenant="acme") as made:
+        memory, strategy, between = made.drafts._memory, made.drafts._memory.strategy("acme", "trie"), []
+        made.drafts._between_steps = between.append  # type: ignore[method-assign]
+        memory.fetch = lambda use, later: later(strategy)  # type: ignore[method-assign, return-value, assignment]
+        assert drafted(made, "1", TEXT[:4]) == 0
+        rested(made)
+        assert memory.counters().learned == 1
+        for task in between:
+            task()  # it is there now, and begins nothing for a request that has ended
+        assert made.drafts.sessions == {}
+        del memory.fetch, made.drafts._between_steps
+        assert drafted(made, "2", TEXT[:4]) > 10
+        assert strategy.tokens < 60  # type: ignore[attr-defined]  # it learned each answer once
 
 
 def test_a_tenants_answers_are_drafted_for_its_next_request_and_for_no_other() -> None:
@@ -204,6 +226,23 @@ def test_a_strategy_that_raises_costs_its_drafts_and_nothing_else(
         monkeypatch.setattr(TrieStrategy, "propose_all", fail)
         assert drafted(made, "1", TEXT[:4]) == 0
     assert "switched off" in caplog.text
+
+
+def test_the_log_says_each_minute_what_drafting_did(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(summary, "_SECONDS", 0.5)
+    with engine(tenant="acme") as made, caplog.at_level(logging.INFO, "draftwood"):
+        drafted(made, "1", TEXT[:4])
+        accepted = drafted(made, "2", TEXT[:4])
+        drafted(made, "3", TEXT[:4], draftwood="off")
+        wait_for(lambda: "drafts: " in caplog.text, "a line", 5.0)
+        found = re.search(
+            r"drafts: no drafts: 1 requests, 0 of 0 .*; trie: 2 requests, (\d+) of (\d+) draft", caplog.text
+        )
+        assert found is not None
+        assert 10 < int(found.group(1)) <= int(found.group(2)) == accepted
+        assert "memory: 1 tenants, 48 tokens, store answers" in caplog.text
 
 
 def test_a_batch_is_drafted_for_within_a_millisecond() -> None:
