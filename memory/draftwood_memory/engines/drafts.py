@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from draftwood_memory.engines.options import RequestOptions, read_options
-from draftwood_memory.engines.session import Session, SessionRequest
+from draftwood_memory.engines.session import Session, SessionRequest, Step
 from draftwood_memory.engines.summary import Summary
 from draftwood_memory.memory import Memory, StrategyUse
 from draftwood_memory.residents import StrategyKey
@@ -61,15 +61,6 @@ class Row(NamedTuple):
     writes: bool = True
 
 
-class _Step(NamedTuple):
-    """The step that was drafted for last: its number, rows and tokens, and when it began."""
-
-    number: int
-    rows: int
-    tokens: int
-    began: float
-
-
 class EngineDrafts:
     """Drafts for all requests of one engine.
 
@@ -104,7 +95,6 @@ class EngineDrafts:
         self._refused: set[str] = set()
         self._tasks: deque[Callable[[], None]] = deque()
         self._summary = Summary()
-        self._latest = _Step(0, 0, 0, 0.0)
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._stepped_at = 0.0
@@ -125,15 +115,13 @@ class EngineDrafts:
             self._run_tasks()
             writing = [(i, row, self._session(row)) for i, row in enumerate(rows) if row.writes]
             self._end_others(rows)
-            seconds = self._step_seconds(began, rows, [session for _, _, session in writing])
-            self._observe(writing, seconds)
+            measured = self._measure(began, rows, [session for _, _, session in writing])
+            self._observe(began, measured, writing)
             chains = self._propose(len(rows), writing)
             self._stepped_at = time.perf_counter()
-            drafted = sum(map(len, chains))
-            tokens = len(rows) + drafted
-            self._latest = _Step(self._latest.number + 1, len(rows), tokens, self._stepped_at)
+            step = Step(len(rows), len(rows) + sum(map(len, chains)), self._stepped_at)
             for _, _, session in writing:
-                session.step = self._latest.number
+                session.step = step
         return chains
 
     def close(self) -> None:
@@ -205,19 +193,21 @@ class EngineDrafts:
         if session.output:
             session.drafter.takes(np.concatenate(session.output))
 
-    def _observe(self, writing: list[tuple[int, Row, Session]], seconds: float) -> None:
-        """Takes what each request wrote."""
-        told, pieces, tokens = [], [], self._latest.tokens
+    def _observe(self, now: float, measured: bool, writing: list[tuple[int, Row, Session]]) -> None:
+        """Takes what each request wrote in the step that ends now; its time is known only if it was `measured`."""
+        told, pieces = [], []
         for _, row, session in writing:
             written = row.tokens[session.seen :].astype(np.int32)
             if not written.shape[0]:
                 continue
-            drafted = session.chain.shape[0]
+            step, drafted = session.step, session.chain.shape[0]
             accepted = session.take(written)
             if session.drafter is None or not session.drafter.active:
                 continue
-            verifying = self.times.at(max(tokens, 1)) - self.times.at(max(tokens - drafted, 1)) if drafted else 0.0
-            session.drafter.account.step(seconds, accepted, len(writing), verifying)
+            if step is not None and self.times.known:
+                verifying = self.times.at(step.tokens) - self.times.at(step.tokens - drafted) if drafted else 0.0
+                seconds = now - step.began if measured else self.times.at(step.tokens)
+                session.drafter.account.step(seconds, accepted, step.rows, verifying)
             told.append(session.drafter)
             pieces.append(written)
         if told:
@@ -246,14 +236,13 @@ class EngineDrafts:
             session.stats.drafted += len(chain)
         return chains
 
-    def _step_seconds(self, now: float, rows: SequenceOf[Row], writing: list[Session]) -> float:
-        """What the step took that ends now. It is a measure only if all that it had were drafted for just before."""
-        latest = self._latest
-        same = len(rows) == len(writing) == latest.rows and all(one.step == latest.number for one in writing)
-        if not same or not rows:
-            return self.times.at(max(latest.tokens, 1))
-        self.times.observe(latest.tokens, now - latest.began)
-        return now - latest.began
+    def _measure(self, now: float, rows: SequenceOf[Row], writing: list[Session]) -> bool:
+        """Learns what the step took that ends now, if it had the rows that were drafted for and no others."""
+        step = writing[0].step if writing else None
+        if step is None or not len(rows) == len(writing) == step.rows or any(one.step is not step for one in writing):
+            return False
+        self.times.observe(step.tokens, now - step.began)
+        return True
 
     def _end_others(self, rows: SequenceOf[Row]) -> None:
         """Ends requests that are not in this step and that the engine does not know any more."""

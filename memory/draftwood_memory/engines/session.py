@@ -41,6 +41,21 @@ class SessionStatistics:
     by_source: dict[str, SourceCounts] = field(default_factory=dict)
 
 
+@dataclass(eq=False, slots=True, frozen=True)
+class Step:
+    """A step of the engine that was drafted for.
+
+    Attributes:
+        rows: how many requests it has.
+        tokens: of it, drafts included.
+        began: on the clock of `time.perf_counter`.
+    """
+
+    rows: int
+    tokens: int
+    began: float
+
+
 @dataclass(eq=False, slots=True)
 class Session:
     """A request that is drafted for; a `DraftedSequence`.
@@ -52,7 +67,7 @@ class Session:
         output: what it wrote, in pieces.
         seen: tokens of prompt and output that were taken.
         chain: int32[n], the draft that the latest step verified.
-        step: number of the step that it last took part in.
+        step: that it was drafted for last.
         ended: it was closed.
     """
 
@@ -65,7 +80,7 @@ class Session:
     output: list[Int32Array] = field(default_factory=list)
     seen: int = 0
     chain: Int32Array = field(default_factory=lambda: _NOTHING)
-    step: int = -1
+    step: Step | None = None
     ended: bool = False
 
     def take(self, written: Int32Array) -> int:
