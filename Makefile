@@ -48,8 +48,7 @@ peers: .venv-peers/openvino-genai/.installed .venv-peers/vllm/.draftwood  ## Ins
 	touch $@
 
 test-vllm: $(STAMP) .venv-peers/vllm/.draftwood  ## The plug-in with the real vLLM, in its build for CPUs; some minutes, downloads 300 MB
-	env -u TRITON_INTERPRET OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 XDG_CACHE_HOME=$(CURDIR)/build/cache \
-		timeout 1500 $(BIN)/python -m pytest -m vllm tests/vllm
+	$(TEST_ENV) timeout 1500 $(BIN)/python -m pytest -m vllm tests/vllm
 
 serve: $(STAMP)  ## Serve the bundled model on 127.0.0.1:50051
 	$(BIN)/draftwood serve
