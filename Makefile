@@ -41,16 +41,14 @@ peers: .venv-peers/openvino-genai/.installed .venv-peers/vllm/.draftwood  ## Ins
 	.venv-peers/$*/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $<
 	touch $@
 
-# The plug-in and what it drafts with, as links to this folder, and the Redis client of the locked version.
-.venv-peers/vllm/.draftwood: .venv-peers/vllm/.installed $(STAMP) plugins/vllm/pyproject.toml
+# The plug-in and what it drafts with, as links to this folder.
+.venv-peers/vllm/.draftwood: .venv-peers/vllm/.installed
 	.venv-peers/vllm/bin/pip install --quiet --disable-pip-version-check --no-deps \
-		redis==$$($(BIN)/python -c 'from importlib.metadata import version; print(version("redis"))') \
 		--editable ./strategies --editable ./memory --editable ./plugins/vllm
 	touch $@
 
-test-vllm: .venv-peers/vllm/.draftwood  ## The plug-in with the real vLLM, in its build for CPUs; some minutes, downloads 300 MB
-	env -u TRITON_INTERPRET OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 XDG_CACHE_HOME=$(CURDIR)/build/cache \
-		timeout 1500 $(BIN)/python -m pytest -m vllm tests/vllm
+test-vllm: $(STAMP) .venv-peers/vllm/.draftwood  ## The plug-in with the real vLLM, in its build for CPUs; some minutes, downloads 300 MB
+	$(TEST_ENV) timeout 1500 $(BIN)/python -m pytest -m vllm tests/vllm
 
 serve: $(STAMP)  ## Serve the bundled model on 127.0.0.1:50051
 	$(BIN)/draftwood serve

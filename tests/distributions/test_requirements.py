@@ -18,6 +18,8 @@ from tests.distributions.workspace import FOLDERS, MODULES
 
 ELSEWHERE = {
     "triton": "torch for CUDA brings it",
+    "vllm": "the plug-in runs in it",
+    "huggingface_hub": "vLLM brings it",
     "opentelemetry": "the client uses it in a process that has imported it",
 }
 """Imported modules that are not required, with the reason."""

@@ -52,7 +52,8 @@ def test_entry_points_are_those_of_the_command_line(wheels: dict[str, Wheel]) ->
     ):
         heading, *lines = texts[name].splitlines()
         assert (heading, sorted(line.partition(" ")[0] for line in lines)) == ("[draftwood.commands]", commands)
-    assert sum(bool(text) for text in texts.values()) == 3
+    assert texts["draftwood-vllm"] == "[vllm.general_plugins]\ndraftwood = draftwood_vllm.proposer:check\n"
+    assert sum(bool(text) for text in texts.values()) == 4
 
 
 @pytest.mark.parametrize("name", FOLDERS)

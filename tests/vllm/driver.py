@@ -101,9 +101,9 @@ class Driver:
 
     def _add(self, one: dict[str, Any]) -> None:
         from vllm import SamplingParams
-        from vllm.sampling_params import StructuredOutputsParams
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-        given = {"temperature": 0.0, **one["params"]}
+        given = {"temperature": 0.0, "output_kind": RequestOutputKind.FINAL_ONLY, **one["params"]}
         if "regex" in given:
             given["structured_outputs"] = StructuredOutputsParams(regex=given.pop("regex"))
         self.engine.add_request(one["id"], {"prompt_token_ids": one["prompt"]}, SamplingParams(**given))

@@ -30,7 +30,6 @@ class Engine:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(KV_CACHE_GB)
         os.environ["OMP_NUM_THREADS"] = str(request["threads"])
-        os.environ.pop("TRITON_INTERPRET", None)  # vLLM's CPU build replaces kernels, and takes no interpreted ones
         import vllm
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from draftwood_memory.engines.options import RequestOptions, read_options
-from draftwood_memory.engines.session import Session, SessionRequest
+from draftwood_memory.engines.session import Session, SessionRequest, Step
+from draftwood_memory.engines.summary import Summary
 from draftwood_memory.memory import Memory, StrategyUse
 from draftwood_memory.residents import StrategyKey
 from draftwood_memory.settings.memory_settings import MemorySettings
@@ -27,7 +28,7 @@ from draftwood_memory.store.naming import MemoryName
 from draftwood_strategies import DraftTree, Strategy, create
 from draftwood_strategies.base import Readable
 from draftwood_strategies.budgeting.chains import worthwhile_chains
-from draftwood_strategies.budgeting.draft_account import Payoff, step_all
+from draftwood_strategies.budgeting.draft_account import DraftAccount, Payoff, step_all
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, observe_all, propose_all
 from draftwood_strategies.budgeting.served_times import ServedStepTimes
 from draftwood_strategies.draft import DraftTrees
@@ -58,15 +59,6 @@ class Row(NamedTuple):
     room: int
     options: Mapping[str, Any] | None
     writes: bool = True
-
-
-class _Step(NamedTuple):
-    """The step that was drafted for last: its number, rows and tokens, and when it began."""
-
-    number: int
-    rows: int
-    tokens: int
-    began: float
 
 
 class EngineDrafts:
@@ -102,7 +94,7 @@ class EngineDrafts:
         self._blank = lru_cache(64)(create)
         self._refused: set[str] = set()
         self._tasks: deque[Callable[[], None]] = deque()
-        self._latest = _Step(0, 0, 0, 0.0)
+        self._summary = Summary()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._stepped_at = 0.0
@@ -123,15 +115,13 @@ class EngineDrafts:
             self._run_tasks()
             writing = [(i, row, self._session(row)) for i, row in enumerate(rows) if row.writes]
             self._end_others(rows)
-            seconds = self._step_seconds(began, rows, [session for _, _, session in writing])
-            self._observe(writing, seconds)
+            measured = self._measure(began, rows, [session for _, _, session in writing])
+            self._observe(began, measured, writing)
             chains = self._propose(len(rows), writing)
             self._stepped_at = time.perf_counter()
-            drafted = sum(map(len, chains))
-            tokens = len(rows) + drafted
-            self._latest = _Step(self._latest.number + 1, len(rows), tokens, self._stepped_at)
+            step = Step(len(rows), len(rows) + sum(map(len, chains)), self._stepped_at)
             for _, _, session in writing:
-                session.step = self._latest.number
+                session.step = step
         return chains
 
     def close(self) -> None:
@@ -186,39 +176,44 @@ class EngineDrafts:
         def later(found: Strategy) -> None:
             self._between_steps(lambda: self._begin(session, found, self._payoff(tenant, name)))
 
-        strategy = self._memory.fetch(StrategyUse(MemoryName(tenant), StrategyKey(name)), later)
-        if strategy is not None:
-            self._begin(session, strategy, self._payoff(tenant, name))
+        present = self._memory.fetch(StrategyUse(MemoryName(tenant), StrategyKey(name)), later)
+        if session.request.learns:
+            # Whether or not it is present: a short answer may end before its memory is there.
+            session.learning = self._memory.learning(MemoryName(tenant))
+        if present is not None:
+            self._begin(session, present, self._payoff(tenant, name))
 
     def _begin(self, session: Session, strategy: Strategy, payoff: Payoff) -> None:
-        if session.drafter is not None or self.sessions.get(session.request.request_id, session) is not session:
-            return  # it has ended meanwhile
+        if session.ended:
+            return
         session.strategy = strategy
         session.drafter = GuardedDrafter(session, self._vocab_size, self.failures, payoff)
-        if session.tenant and session.request.learns:
-            session.learning = self._memory.learning(MemoryName(session.tenant), strategy)
+        if session.learning is not None:
+            session.learning.strategy = strategy  # its drafter tells it what is written
         if session.output:
             session.drafter.keep(np.concatenate(session.output))
 
-    def _observe(self, writing: list[tuple[int, Row, Session]], seconds: float) -> None:
-        """Takes what each request wrote."""
-        told, pieces, accepted, verifying, tokens = [], [], [], [], self._latest.tokens
+    def _observe(self, now: float, measured: bool, writing: list[tuple[int, Row, Session]]) -> None:
+        """Takes what each request wrote in the step that ends now; its time is known only if it was `measured`."""
+        told, pieces, accounts = [], [], defaultdict[Step, list[tuple[DraftAccount, int, float]]](list)
         for _, row, session in writing:
             written = row.tokens[session.seen :].astype(np.int32)
             if not written.shape[0]:
                 continue
-            drafted = session.chain.shape[0]
-            right = session.take(written)
+            step, drafted = session.step, session.chain.shape[0]
+            accepted = session.take(written)
             if session.drafter is None or not session.drafter.active:
                 continue
-            without = self.times.at(max(tokens - drafted, 1))
-            verifying.append(self.times.at(max(tokens, 1)) - without if drafted else 0.0)
-            accepted.append(right)
+            if step is not None and self.times.known:
+                verifying = self.times.at(step.tokens) - self.times.at(step.tokens - drafted) if drafted else 0.0
+                accounts[step].append((session.drafter.account, accepted, verifying))
             told.append(session.drafter)
             pieces.append(written)
+        for step, entries in accounts.items():
+            seconds = now - step.began if measured else self.times.at(step.tokens)
+            of_step, accepted_of, verifying_of = zip(*entries, strict=True)
+            step_all(of_step, seconds, np.array(accepted_of, np.int32), np.array(verifying_of), step.rows)
         if told:
-            accounts = [drafter.account for drafter in told]
-            step_all(accounts, seconds, np.array(accepted, np.int32), np.array(verifying), len(writing))
             begins = np.zeros(len(told) + 1, np.int32)
             np.cumsum([piece.shape[0] for piece in pieces], out=begins[1:])
             observe_all(told, np.concatenate(pieces), begins, None)
@@ -244,14 +239,13 @@ class EngineDrafts:
             session.stats.drafted += len(chain)
         return chains
 
-    def _step_seconds(self, now: float, rows: SequenceOf[Row], writing: list[Session]) -> float:
-        """What the step took that ends now. It is a measure only if all that it had were drafted for just before."""
-        latest = self._latest
-        same = len(rows) == len(writing) == latest.rows and all(one.step == latest.number for one in writing)
-        if not same or not rows:
-            return self.times.at(max(latest.tokens, 1))
-        self.times.observe(latest.tokens, now - latest.began)
-        return now - latest.began
+    def _measure(self, now: float, rows: SequenceOf[Row], writing: list[Session]) -> bool:
+        """Learns what the step took that ends now, if it had the rows that were drafted for and no others."""
+        step = writing[0].step if writing else None
+        if step is None or not len(rows) == len(writing) == step.rows or any(one.step is not step for one in writing):
+            return False
+        self.times.observe(step.tokens, now - step.began)
+        return True
 
     def _end_others(self, rows: SequenceOf[Row]) -> None:
         """Ends requests that are not in this step and that the engine does not know any more."""
@@ -261,8 +255,10 @@ class EngineDrafts:
                 self._end(request_id)
 
     def _end(self, request_id: str) -> None:
+        session = self.sessions.pop(request_id)
+        self._summary.add(session)
         try:
-            self.sessions.pop(request_id).close()
+            session.close()
         except Exception:
             _log.exception("output of request %r could not be learned", request_id)
 
@@ -285,6 +281,10 @@ class EngineDrafts:
     def _rest(self) -> None:
         """While the engine makes no steps: runs tasks, and ends requests that are gone."""
         while not self._closed.wait(_REST_SECONDS):
+            if self._summary.due:
+                with self._lock:
+                    line = self._summary.line(self._memory.counters(), self._memory.healthy)
+                _log.info("drafts: %s", line)
             if time.perf_counter() - self._stepped_at < _REST_SECONDS:
                 continue
             with self._lock:

@@ -83,7 +83,8 @@ def _sample(weight: _Weight) -> bytes:
     values = (raw.astype(np.uint32) << 16).view(np.float32) if weight.kind == "BF16" else raw.astype(np.float32)
     values[np.abs(values) < _SMALLEST] = 0.0
     bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
+    rounded: bytes = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
+    return rounded
 
 
 def _places(size: int) -> npt.NDArray[np.int64]:

@@ -42,6 +42,21 @@ class SessionStatistics:
     by_source: dict[str, SourceCounts] = field(default_factory=dict)
 
 
+@dataclass(eq=False, slots=True, frozen=True)
+class Step:
+    """A step of the engine that was drafted for.
+
+    Attributes:
+        rows: how many requests it has.
+        tokens: of it, drafts included.
+        began: on the clock of `time.perf_counter`.
+    """
+
+    rows: int
+    tokens: int
+    began: float
+
+
 @dataclass(eq=False, slots=True)
 class Session:
     """A request that is drafted for; a `DraftedSequence`.
@@ -53,7 +68,8 @@ class Session:
         output: what it wrote, in pieces.
         seen: tokens of prompt and output that were taken.
         chain: int32[n], the draft that the latest step verified.
-        step: number of the step that it last took part in.
+        step: that it was drafted for last.
+        ended: it was closed.
     """
 
     request: SessionRequest
@@ -65,7 +81,8 @@ class Session:
     output: list[Int32Array] = field(default_factory=list)
     seen: int = 0
     chain: Int32Array = field(default_factory=lambda: _NOTHING)
-    step: int = -1
+    step: Step | None = None
+    ended: bool = False
 
     def take(self, written: Int32Array) -> int:
         """Takes what it wrote; returns how many tokens of its draft were accepted."""
@@ -83,6 +100,7 @@ class Session:
 
     def close(self) -> None:
         """It ended, in whatever way: its memory learns what it wrote."""
+        self.ended = True
         if self.drafter is not None:
             self.drafter.close()
         if self.learning is not None:

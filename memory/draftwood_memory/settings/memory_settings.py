@@ -6,7 +6,8 @@ names: `DRAFTWOOD_STORE` and so on. Importing this module imports neither numba 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -155,13 +156,15 @@ def _parsed(one: Field[Any], kind: Any, text: str) -> Any:
         raise InvalidSettingError(one.name, text, f"must be {shown}") from None
 
 
+_BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "ge": ("at least", operator.ge),
+    "gt": ("greater than", operator.gt),
+    "le": ("at most", operator.le),
+}
+
+
 def _check_bounds(one: Field[Any], value: Any) -> None:
-    bounds = (
-        ("ge", "at least", lambda bound: value >= bound),
-        ("gt", "greater than", lambda bound: value > bound),
-        ("le", "at most", lambda bound: value <= bound),
-    )
-    for key, words, holds in bounds:
+    for key, (words, holds) in _BOUNDS.items():
         bound = one.metadata.get(key)
-        if bound is not None and value is not None and not holds(bound):
+        if bound is not None and value is not None and not holds(value, bound):
             raise InvalidSettingError(one.name, value, f"must be {words} {bound:g}")

@@ -57,6 +57,11 @@ class ServedStepTimes:
         """Seconds for one number of tokens."""
         return self._times.at(tokens, 1)
 
+    @property
+    def known(self) -> bool:
+        """Whether a step was observed; before, only ratios mean something."""
+        return self._steps > 0
+
     def probes(self, tokens: int) -> bool:
         """Whether the next step, of so many tokens without drafts, is to have none, to show what that takes."""
         if self._steps - self._seen_at[_nearest(tokens)] <= _KNOWN_FOR or not self._steps:

@@ -1,0 +1,148 @@
+"""The plug-in where there is no vLLM, or another than it knows: it says so once, and the host goes on."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from draftwood_memory.settings.memory_settings import read_environment
+from draftwood_vllm import Proposer, TenantHeader, opening, proposer
+from tests.distributions.workspace import FOLDERS
+
+RUNNER = "vllm.v1.worker.gpu_model_runner"
+CONFIG = SimpleNamespace(
+    speculative_config=SimpleNamespace(num_speculative_tokens=8), model_config=SimpleNamespace(max_model_len=64)
+)
+SAMPLED = [[5], [], [6, 7]]
+
+
+@pytest.fixture
+def runner_class(monkeypatch: pytest.MonkeyPatch) -> type:
+    """In the place of vLLM's model runner, which makes its proposer in the same way."""
+
+    class GPUModelRunner:
+        def __init__(self, fails: bool = False) -> None:
+            made = Proposer(CONFIG)
+            if fails:
+                raise RuntimeError("no memory")
+            self.drafter: Any = made
+
+    module: Any = ModuleType(RUNNER)
+    module.GPUModelRunner = GPUModelRunner
+    monkeypatch.setitem(sys.modules, RUNNER, module)
+    return GPUModelRunner
+
+
+@pytest.fixture(autouse=True)
+def _own_log() -> Iterator[None]:
+    """vLLM's handlers are shared with ours once; a test leaves none."""
+    yield
+    for name in ("draftwood", "draftwood_memory", "draftwood_strategies"):
+        logging.getLogger(name).handlers.clear()
+        logging.getLogger(name).propagate = True
+
+
+def propose(made: Proposer) -> list[list[int]]:
+    return made.propose(SAMPLED, np.array([3, 3, 4], np.int32), np.zeros((3, 64), np.int32), slot_mappings=None)
+
+
+def test_without_vllms_runner_nothing_is_drafted(caplog: pytest.LogCaptureFixture) -> None:
+    made = Proposer(CONFIG)
+    made.load_model(object())
+    assert propose(made) == [[], [], []]
+    assert [record.getMessage() for record in caplog.records] == [
+        "vLLM of an unknown version goes on without drafts of Draftwood: it cannot be bound to the model runner:"
+        f" {RUNNER} has no GPUModelRunner; vLLM 0.32 has"
+    ]
+
+
+def test_it_is_bound_to_the_runner_and_leaves_the_class_as_it_was(runner_class: Any) -> None:
+    before = dict(vars(runner_class))
+    runners = [runner_class() for _ in range(2)]
+    assert dict(vars(runner_class)) == before
+    assert [one.drafter._runner for one in runners] == runners
+    runners[0].drafter = None  # an attribute like any other
+    assert runners[0].drafter is None
+
+
+def test_a_runner_that_could_not_be_made_is_forgotten(runner_class: Any) -> None:
+    with pytest.raises(RuntimeError, match="no memory"):
+        runner_class(fails=True)
+    made = runner_class()
+    assert made.drafter._runner is made
+    assert not hasattr(runner_class, "drafter")
+
+
+def test_a_runner_that_lacks_what_is_needed_is_named(runner_class: Any, caplog: pytest.LogCaptureFixture) -> None:
+    made = runner_class()
+    made.input_batch = object()
+    made.drafter.load_model(object())
+    assert propose(made.drafter) == [[], [], []]
+    assert "GPUModelRunner has no requests; vLLM 0.32 has" in caplog.text
+
+
+def test_a_step_that_fails_costs_its_drafts_and_three_of_them_all_drafts(
+    runner_class: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = runner_class().drafter
+    closed: list[bool] = []
+    made._opened = SimpleNamespace(drafts=None, close=lambda: closed.append(True))
+    for _ in range(4):
+        assert propose(made) == [[], [], []]
+    assert closed == [True]
+    assert caplog.text.count("goes on without drafts of Draftwood: it raised in 3 steps, AttributeError") == 1
+
+
+def test_the_check_in_each_process_never_raises(caplog: pytest.LogCaptureFixture) -> None:
+    proposer.check()
+    assert "vLLM" in caplog.text or "draftwood-vllm" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("environ", "tenant"),
+    [
+        ({}, "default"),
+        ({"DRAFTWOOD_TENANT": "acme"}, "acme"),
+        ({"DRAFTWOOD_STORE": "redis://cache"}, ""),
+        ({"DRAFTWOOD_STORE": "redis://cache", "DRAFTWOOD_TENANT": "acme"}, "acme"),
+    ],
+)
+def test_the_tenant_of_requests_that_name_none(environ: dict[str, str], tenant: str) -> None:
+    assert opening.tenant_of(environ, read_environment(environ)) == tenant
+
+
+def test_a_model_without_a_checkpoint_is_known_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    names = [opening._fingerprint(None, name, {"a": 1}) for name in ("one", "two", "one")]
+    assert names[0] == names[2] != names[1]
+    assert "shares its memories with no other engine" in caplog.text
+
+
+def test_the_log_shows_no_password() -> None:
+    settings = read_environment({"DRAFTWOOD_STORE": "redis://user:secret@cache"})
+    assert "secret" not in opening._described(settings, "")
+
+
+def test_what_users_name_is_there() -> None:
+    assert (Proposer.__module__, TenantHeader.__name__) == ("draftwood_vllm.proposer", "TenantHeader")
+    found = [one.value for one in entry_points(group="vllm.general_plugins") if one.name == "draftwood"]
+    assert found in ([], ["draftwood_vllm.proposer:check"])  # installed by `make setup`
+
+
+def test_the_values_for_kubernetes_name_these_versions() -> None:
+    text = Path("examples/vllm/values.yaml").read_text(encoding="utf-8")
+    [model] = yaml.safe_load(text)["servingEngineSpec"]["modelSpec"]
+    [installs] = model["initContainer"]["args"]
+    for name in ("draftwood-vllm", "draftwood-memory", "draftwood-strategies"):
+        assert f" {name}==0.1.0" in installs
+        assert 'version = "0.1.0"' in (FOLDERS[name] / "pyproject.toml").read_text()
+    assert "'redis>=8.1,<9'" in installs
+    assert '"redis>=8.1,<9"' in (FOLDERS["draftwood-memory"] / "pyproject.toml").read_text()
