@@ -158,7 +158,11 @@ async def test_clients_that_read_nothing_make_place() -> None:
             reader._transport.pause_reading()
             writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 2000)
             await asyncio.sleep(0.05)
-        assert read_answer(await gateway_answer(gateway)) == (200, {"status": "ok"})
+        for _ in range(50):  # on a busy machine those may still be answered that take nothing
+            if (answer := read_answer(await gateway_answer(gateway))) == (200, {"status": "ok"}):
+                break
+            await asyncio.sleep(0.1)
+        assert answer == (200, {"status": "ok"})
         for writer in gateway.writers:
             writer.transport.abort()
 
