@@ -18,20 +18,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftwood_memory.engines.options import RequestOptions, read_options
+from draftwood_memory.engines.options import TENANT, RequestOptions, read_options
 from draftwood_memory.engines.session import Session, SessionRequest, Step
 from draftwood_memory.engines.summary import Summary
 from draftwood_memory.memory import Memory, StrategyUse
 from draftwood_memory.residents import StrategyKey
 from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_memory.store.naming import MemoryName
-from draftwood_strategies import DraftTree, Strategy, create
+from draftwood_strategies import Strategy, create
 from draftwood_strategies.base import Readable
 from draftwood_strategies.budgeting.chains import worthwhile_chains
 from draftwood_strategies.budgeting.draft_account import DraftAccount, Payoff, step_all
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, observe_all, propose_all
 from draftwood_strategies.budgeting.served_times import ServedStepTimes
-from draftwood_strategies.draft import DraftTrees
 from draftwood_strategies.registry import warm_up
 
 _log = logging.getLogger("draftwood")
@@ -104,9 +103,17 @@ class EngineDrafts:
         """Compiles, and follows the store from now on."""
         if self._settings.strategy != "none":
             warm_up(self._settings.strategy)
-        worthwhile_chains(DraftTrees.of([DraftTree.of([0])]), np.ones(1, np.int32), 1, self.times.between)
+        self._warm_up()
         self._memory.start(self._between_steps, self._settings.memory_preload, self._settings.strategy)
         self._resting.start()
+
+    def _warm_up(self) -> None:
+        """Steps of a made-up request without a tenant: the first step of a real one compiles nothing."""
+        text = np.arange(24) % 3
+        for length in range(8, text.shape[0], 2):
+            self.step([Row("warm-up", text[:length], 6, 4, {TENANT: ""})])
+        self._end("warm-up")
+        self.times, self._summary = ServedStepTimes(), Summary()
 
     def step(self, rows: SequenceOf[Row]) -> list[list[int]]:
         """A chain for each row, after the engine's step; an empty one where nothing is drafted."""

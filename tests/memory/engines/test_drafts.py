@@ -43,10 +43,10 @@ def engine(
     memory = Memory(None if store is None else RedisClient(store), FINGERPRINT)
     settings = settings or MemorySettings(strategy="trie")
     made.drafts = EngineDrafts(memory, settings, tenant, 1000, 8, lambda one: one in made.requests)
+    made.drafts.start()
     made.drafts.times.observe(1, 1.0)  # wide steps cost little, as on a GPU; the rule's own times say nothing
     made.drafts.times.observe = lambda tokens, seconds: None  # type: ignore[method-assign]
     made.drafts.times.probes = lambda tokens: False  # type: ignore[method-assign]
-    made.drafts.start()
     try:
         yield made
     finally:
@@ -68,6 +68,13 @@ def drafted(made: ToyEngine, request_id: str, prompt: list[int], most: int = 24,
 def rested(made: ToyEngine) -> None:
     """Until the engine's last requests have ended."""
     wait_for(lambda: not made.drafts.sessions, "requests to end", 5.0)
+
+
+def test_the_start_leaves_no_trace_of_its_warm_up() -> None:
+    with engine(tenant="acme") as made:
+        assert made.drafts.sessions == {}
+        assert made.drafts.failures == {}
+        assert (made.drafts._memory.counters().tenants, made.drafts._memory.counters().learned) == (0, 0)
 
 
 def test_an_answer_that_ends_before_its_memory_is_there_is_learned() -> None:
