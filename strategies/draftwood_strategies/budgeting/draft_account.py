@@ -36,9 +36,6 @@ In a step of n sequences each has the credit of `CREDIT_STEPS` / sqrt(n) steps, 
 times what one may, and not n times."""
 _LARGEST_CHARGE = 0.5
 """Share of the credit that one call is charged at most: a single stall of the machine must not end drafting."""
-_LARGEST_DRAFT = 8.0
-"""Steps that one draft counts at most in the means, for the same reason. Not tuned."""
-
 LONGEST_PAUSES = 15, 63
 """Steps without a draft, at most, while cheap drafts do not pay: one in 16 still tries, or one in 64 if the latest
 drafts of this tenant did not pay either."""
@@ -111,8 +108,8 @@ class DraftAccount:
 
     @property
     def suspended(self) -> bool:
-        """It pauses, and its drafts are not cheap: one now and then would cost too much as well."""
-        return bool(self._row[_PAUSE] > 0.0 and _is_expensive(self._row))
+        """The latest pause is longer than those of cheap drafts."""
+        return bool(self._row[_PAUSE] > LONGEST_PAUSES[1])
 
     def clear(self) -> None:
         """Begins anew: costs so far are forgiven."""
@@ -236,17 +233,19 @@ def _pause_all(
         accepted = row[_ACCEPTED_TOTAL] - row[_ACCEPTED_BEFORE]
         spent, before = row[_SPENT] - row[_SPENT_BEFORE], row[_LATEST_DRAFT]
         row[_SPENT_BEFORE], row[_ACCEPTED_BEFORE], row[_LATEST_DRAFT] = row[_SPENT], row[_ACCEPTED_TOTAL], spent
-        counted = min(spent, _LARGEST_DRAFT * step)
+        counted = min(spent, step)  # more is a stall of the machine, or shows in `steady`
         _add(row, accepted, counted, row[_LATEST_VERIFYING], _RECENT)
         _add(tenant, accepted, counted, row[_LATEST_VERIFYING], _RECENT_OF_TENANT)
         plain = step - row[_VERIFYING_TOTAL] / row[_STEPS] if row[_STEPS] else step
-        expensive = _is_expensive(row)
+        steady = max(row[_SECONDS], min(spent, before)) if step > 0.0 else 0.0
+        expensive = steady > 2.0 * TOLERATED_SHARE * step
         pause = 0.0
-        if not _pays(row, plain) and not (expensive and lasting[s]):
+        gain = row[_ACCEPTED] if steady == row[_SECONDS] else max(row[_ACCEPTED], accepted)
+        if gain * plain < steady + row[_VERIFYING] and not (expensive and lasting[s]):
             hopeless = tenant[_DRAFTS] == _RECENT_OF_TENANT and not _pays(tenant, plain)
             pause = min(2.0 * row[_PAUSE] + 1.0, longest_hopeless if hopeless else longest)
             if expensive:
-                pause = max(pause, row[_SECONDS] / (tried_share * step), min(spent, before) / (tried_share * step))
+                pause = max(pause, steady / (tried_share * step))
         row[_PAUSE] = pause
         pauses[s] = pause
 
@@ -276,8 +275,3 @@ def _estimate(row: Float64Array, least_credit: float) -> None:
     row[_LIMIT] = math.inf
     if step > 0.0:
         row[_LIMIT] = step * row[_ACCEPTED_TOTAL] + TOLERATED_SHARE * row[_STEP_TOTAL] + row[_CREDIT]
-
-
-@compiled
-def _is_expensive(row: Float64Array) -> bool:
-    return bool(row[_SECONDS] > 2.0 * TOLERATED_SHARE * row[_STEP_SECONDS])
