@@ -22,6 +22,7 @@ setup: $(STAMP)  ## Create .venv with client, server and development tools
 # A build of torch that pip finds by its own configuration is taken, if it has the locked version; else the lock's URL.
 # The last step installs nothing else where the lock has all: on Linux, x86-64, with Python 3.11.
 $(STAMP): pyproject.toml $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) pylock.toml
+	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.version_info >= (3, 11, 5) or sys.exit("Python 3.11.5 or later is needed for development, not %d.%d.%d: make PYTHON=..." % sys.version_info[:3])'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	mkdir -p build
 	$(PIP) pip==26.2
