@@ -21,10 +21,8 @@ import numpy as np
 from draftwood_memory.engines.options import TENANT, RequestOptions, read_options
 from draftwood_memory.engines.session import Session, SessionRequest, Step
 from draftwood_memory.engines.summary import Summary
-from draftwood_memory.memory import Memory, StrategyUse
-from draftwood_memory.residents import StrategyKey
+from draftwood_memory.memory import Memory
 from draftwood_memory.settings.memory_settings import MemorySettings
-from draftwood_memory.store.naming import MemoryName
 from draftwood_strategies import Strategy, create
 from draftwood_strategies.base import Readable
 from draftwood_strategies.budgeting.chains import worthwhile_chains
@@ -160,7 +158,7 @@ class EngineDrafts:
             options = RequestOptions("", "none", 0, learns=False)
         prompt = row.tokens[: row.prompt].astype(np.int32)
         request = SessionRequest(row.request_id, prompt, options.strategy, options.max_nodes, options.learns)
-        session = Session(request, options.tenant, seen=row.prompt)
+        session = Session(request, options, seen=row.prompt)
         if options.max_nodes == 0:
             return session
         try:
@@ -171,24 +169,25 @@ class EngineDrafts:
 
     def _fetch(self, session: Session) -> None:
         """Lets a session draft, at once or when its tenant's memory is there."""
-        name, tenant = session.request.strategy_name, session.tenant
-        if not tenant:
-            strategy = self._blank(name)
+        options = session.options
+        if not options.tenant:
+            strategy = self._blank(options.strategy, **dict(options.strategy_options))
             if not isinstance(strategy, Readable):
-                strategy = create(name)
+                strategy = create(options.strategy, **dict(options.strategy_options))
                 session.request = replace(session.request, learns=True)
             self._begin(session, strategy, Payoff())
             return
+        use = options.use
 
         def later(found: Strategy) -> None:
-            self._between_steps(lambda: self._begin(session, found, self._payoff(tenant, name)))
+            self._between_steps(lambda: self._begin(session, found, self._payoff(use.memory, use.key)))
 
-        present = self._memory.fetch(StrategyUse(MemoryName(tenant), StrategyKey(name)), later)
+        present = self._memory.fetch(use, later)
         if session.request.learns:
             # Whether or not it is present: a short answer may end before its memory is there.
-            session.learning = self._memory.learning(MemoryName(tenant))
+            session.learning = self._memory.learning(use.memory)
         if present is not None:
-            self._begin(session, present, self._payoff(tenant, name))
+            self._begin(session, present, self._payoff(use.memory, use.key))
 
     def _begin(self, session: Session, strategy: Strategy, payoff: Payoff) -> None:
         if session.ended:

@@ -7,8 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from draftwood_memory.config import Terms
 from draftwood_memory.errors import InvalidSettingError
+from draftwood_memory.memory import StrategyUse
+from draftwood_memory.residents import StrategyKey
 from draftwood_memory.settings.memory_settings import MemorySettings
+from draftwood_memory.store.naming import MemoryName
+from draftwood_strategies.options import Options
 
 TENANT, STRATEGY, MAX_NODES, LEARN, SWITCH = (
     "draftwood_tenant",
@@ -31,12 +36,27 @@ class RequestOptions:
         strategy: a registered name.
         max_nodes: draft tokens of a step that its strategy may propose; 0 for no drafts.
         learns: its answer is added to the memory.
+        strategy_options: that the strategy is made with.
+        arm: of an experiment, which has a memory of its own; "" outside of one.
+        terms: what the memory may be and keep.
+        with_prompt: its answer is kept together with its prompt.
     """
 
     tenant: str
     strategy: str
     max_nodes: int
     learns: bool
+    strategy_options: Options = ()
+    arm: str = ""
+    terms: Terms = Terms()
+    with_prompt: bool = False
+
+    @property
+    def use(self) -> StrategyUse:
+        """Memory and strategy of a request with a tenant."""
+        return StrategyUse(
+            MemoryName(self.tenant, self.arm), StrategyKey(self.strategy, self.strategy_options), self.terms
+        )
 
 
 def read_options(given: Mapping[str, Any] | None, settings: MemorySettings, tenant: str) -> RequestOptions:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from draftwood_memory.engines.options import RequestOptions
 from draftwood_memory.memory import Learning
 from draftwood_memory.records import Int32Array
 from draftwood_strategies.base import SourceCounts, Strategy
@@ -62,7 +63,7 @@ class Session:
     """A request that is drafted for; a `DraftedSequence`.
 
     Attributes:
-        tenant: of its memory; "" for none.
+        options: what the request says of its drafts.
         drafter: None until its memory is there, and for a request without drafts.
         learning: its use of the memory; None if nothing is learned of it.
         output: what it wrote, in pieces.
@@ -73,7 +74,7 @@ class Session:
     """
 
     request: SessionRequest
-    tenant: str
+    options: RequestOptions
     stats: SessionStatistics = field(default_factory=SessionStatistics)
     strategy: Strategy | None = None
     drafter: GuardedDrafter | None = None
@@ -107,4 +108,5 @@ class Session:
             learning, self.learning = self.learning, None
             with learning:
                 if self.output:
-                    learning.learn(np.concatenate(self.output))
+                    prompt = self.request.prompt if self.options.with_prompt else _NOTHING
+                    learning.learn(np.concatenate([prompt, *self.output]))
