@@ -25,10 +25,11 @@ COPY protos protos
 COPY clients/python clients/python
 COPY strategies strategies
 COPY memory memory
+COPY tenants tenants
 COPY model_runner model_runner
 COPY service service
 # Two steps: each is asked for by file, so that none is looked for in an index. Without benchmarks.
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels ./strategies ./memory ./model_runner ./clients/python ./service \
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels ./strategies ./memory ./clients/python ./tenants ./model_runner ./service \
     && pip install --no-cache-dir --constraint constraints.txt \
         /wheels/draftwood_*.whl "$(echo /wheels/draftwood-*.whl)[embedded,gateway,telemetry]" \
     && pip check

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check
 STAMP := .venv/.installed
-DISTRIBUTIONS := strategies memory model_runner clients/python service benchmarks plugins/vllm
+DISTRIBUTIONS := strategies memory clients/python tenants model_runner service benchmarks plugins/vllm
 NODE := build/node/.installed
 TYPESCRIPT := clients/typescript/node_modules/.installed
 HELM := build/helm/.installed
@@ -45,7 +45,8 @@ peers: .venv-peers/openvino-genai/.installed .venv-peers/vllm/.draftwood  ## Ins
 # The plug-in and what it drafts with, as links to this folder.
 .venv-peers/vllm/.draftwood: .venv-peers/vllm/.installed
 	.venv-peers/vllm/bin/pip install --quiet --disable-pip-version-check --no-deps \
-		--editable ./strategies --editable ./memory --editable ./plugins/vllm
+		--editable ./strategies --editable ./memory --editable ./clients/python --editable ./tenants \
+		--editable ./plugins/vllm
 	touch $@
 
 test-vllm: $(STAMP) .venv-peers/vllm/.draftwood  ## The plug-in with the real vLLM, in its build for CPUs; some minutes, downloads 300 MB
@@ -148,7 +149,7 @@ install-test:  ## Install from git as a user does, into build/install, and ask t
 
 # Draftwood need not be installed there.
 test-gpu:  ## The lossless suite on a CUDA device, with the Python that has torch for it (PYTHON=...)
-	PYTHONPATH=clients/python:protos:strategies:memory:model_runner:service:benchmarks:$$PYTHONPATH TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 GPU_TEST_DEVICE=cuda $(PYTHON) -m pytest -q tests/model_runner/runners/cuda
+	PYTHONPATH=clients/python:protos:strategies:memory:tenants:model_runner:service:benchmarks:$$PYTHONPATH TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 GPU_TEST_DEVICE=cuda $(PYTHON) -m pytest -q tests/model_runner/runners/cuda
 
 test-quantized: $(STAMP) build/quantized  ## Checkpoints with quantized weights, with the kernels for GPUs interpreted
 	PYTHONPATH=build/quantized $(TEST_ENV) $(BIN)/python -m pytest -q tests/model_runner/runners/cuda/test_quantized.py

@@ -17,6 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = {
     "draftwood_strategies": "strategies/draftwood_strategies",
     "draftwood_memory": "memory/draftwood_memory",
+    "draftwood_tenants": "tenants/draftwood_tenants",
     "draftwood_model_runner": "model_runner/draftwood_model_runner",
     "draftwood_service": "service/draftwood_service",
     "draftwood_benchmarks": "benchmarks/draftwood_benchmarks",

@@ -36,7 +36,7 @@ from draftwood_model_runner.errors import (
 )
 from draftwood_service.auth.errors import IssuerUnavailableError, PermissionDeniedError, UnauthenticatedError
 from draftwood_service.quotas import QuotaExceededError
-from draftwood_service.resources.errors import (
+from draftwood_tenants.resources.errors import (
     ConfigurationUnknownError,
     EtagError,
     NotAllowedNowError,

@@ -19,7 +19,7 @@ from draftwood_memory.settings.memory_settings import check_store, definition_of
 from draftwood_model_runner.engine_config import EngineConfig
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
-from draftwood_service.tenants.shaping import DeltaShaping
+from draftwood_tenants.shaping import DeltaShaping
 
 _MIB = 1024 * 1024
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]

@@ -1,4 +1,5 @@
-"""The core, draftwood-strategies and draftwood-memory, in an environment that has nothing else of Draftwood."""
+"""The core, draftwood-strategies and draftwood-memory, in an environment that has nothing else of Draftwood; and
+draftwood-tenants above it, which plug-ins have too."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ FOREIGN = ("torch", "transformers", "grpc", "google", "opentelemetry", "pydantic
 IMPORT_SECONDS = 1.0
 _MODULES = """
 import importlib, pkgutil, sys
-for name in ("draftwood_strategies", "draftwood_memory"):
+for name in sys.argv[1].split():
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(package.__path__, f"{name}."):
         importlib.import_module(module.name)
-print(sorted({name.partition(".")[0] for name in sys.modules} & set(sys.argv[1:])))
+print(sorted({name.partition(".")[0] for name in sys.modules} & set(sys.argv[2:])))
 """
 _TIME = """
 import time
@@ -33,7 +34,13 @@ def python(wheels: dict[str, Wheel], tmp_path_factory: pytest.TempPathFactory) -
 
 
 def test_it_imports_with_its_dependencies_alone(python: Path) -> None:
-    assert run(python, _MODULES, *FOREIGN) == "[]\n"
+    assert run(python, _MODULES, "draftwood_strategies draftwood_memory", *FOREIGN) == "[]\n"
+
+
+def test_tenants_bring_the_protocol_and_import_no_grpc(wheels: dict[str, Wheel], tmp_path: Path) -> None:
+    python = environment(tmp_path, [wheels[name] for name in (*CORE, "draftwood-client", "draftwood-tenants")])
+    found = run(python, _MODULES, "draftwood_tenants", *FOREIGN)
+    assert found == "['google', 'yaml']\n"
 
 
 def test_its_environment_lacks_what_others_need(python: Path) -> None:

@@ -1,4 +1,4 @@
-"""The core is installed beside vLLM and SGLang without changing one of their versions.
+"""The core is installed beside SGLang, and the plug-in beside vLLM, without changing one of their versions.
 
 `hosts` has what pip installs for each of them (`make hosts`). Requirements of ours, and of what they bring, are met by
 those versions, or by packages that the host does not have, in the version of our lock.
@@ -17,6 +17,11 @@ from packaging.utils import canonicalize_name
 from tests.distributions.workspace import Wheel, required
 
 CORE = ("draftwood-memory", "draftwood-strategies")
+OURS = {
+    "sglang": CORE,
+    "vllm": (*CORE, "draftwood-client", "draftwood-tenants", "draftwood-vllm"),
+}
+"""What is installed beside each host."""
 HOSTS = sorted((Path(__file__).parent / "hosts").glob("*.txt"))
 NUMBA = {"vllm-0.32": "0.65.0", "sglang-0.5.23": "0.65.1"}
 
@@ -26,15 +31,21 @@ def versions(host: Path) -> dict[str, str]:
     return {name: version for name, _, version in lines}
 
 
-def needed(wheels: dict[str, Wheel], held: dict[str, str]) -> Iterator[tuple[str, Requirement]]:
-    """Who requires what: the core, and all that is added for it to what a host holds."""
-    waiting = [(name, one) for name in CORE for one in required(wheels[name].metadata.requires_dist or [])]
+def ours(host: Path) -> tuple[str, ...]:
+    return OURS[host.stem.partition("-")[0]]
+
+
+def needed(
+    wheels: dict[str, Wheel], installed: tuple[str, ...], held: dict[str, str]
+) -> Iterator[tuple[str, Requirement]]:
+    """Who requires what: distributions of ours, and all that is added for them to what a host holds."""
+    waiting = [(name, one) for name in installed for one in required(wheels[name].metadata.requires_dist or [])]
     seen: set[str] = set()
     while waiting:
         by, one = waiting.pop()
         yield by, one
         name = canonicalize_name(one.name)
-        if name not in held and name not in CORE and str(one) not in seen:
+        if name not in held and name not in installed and str(one) not in seen:
             seen.add(str(one))
             of_it = [Requirement(text) for text in distribution(name).requires or ()]
             waiting += [(name, other) for other in required(of_it, one.extras)]
@@ -43,7 +54,7 @@ def needed(wheels: dict[str, Wheel], held: dict[str, str]) -> Iterator[tuple[str
 @pytest.mark.parametrize("host", HOSTS, ids=[host.stem for host in HOSTS])
 def test_nothing_of_the_host_changes(host: Path, wheels: dict[str, Wheel]) -> None:
     held = versions(host)
-    requirements = [(by, one) for by, one in needed(wheels, held) if canonicalize_name(one.name) in held]
+    requirements = [(by, one) for by, one in needed(wheels, ours(host), held) if canonicalize_name(one.name) in held]
     assert {"numba", "numpy", "cryptography"} <= {one.name for _, one in requirements}
     unmet = [f"{by}: {one}" for by, one in requirements if held[canonicalize_name(one.name)] not in one.specifier]
     assert unmet == []
@@ -53,8 +64,8 @@ def test_nothing_of_the_host_changes(host: Path, wheels: dict[str, Wheel]) -> No
 def test_what_is_added_fits(host: Path, wheels: dict[str, Wheel]) -> None:
     """Packages that the host does not have are taken in a version that we test with."""
     held = versions(host)
-    added = [one for _, one in needed(wheels, held) if canonicalize_name(one.name) not in held]
-    added = [one for one in added if one.name not in CORE]
+    added = [one for _, one in needed(wheels, ours(host), held) if canonicalize_name(one.name) not in held]
+    added = [one for one in added if one.name not in ours(host)]
     assert {one.name for one in added} <= {"redis"}
     assert all(distribution(one.name).version in one.specifier for one in added)
 
@@ -68,5 +79,7 @@ def test_the_hosts_are_those_that_are_named() -> None:
 
 def test_a_version_that_is_too_old_is_found(wheels: dict[str, Wheel]) -> None:
     held = {"numba": "0.50.0", "numpy": "2.0.0"}
-    unmet = [one.name for _, one in needed(wheels, held) if one.name in held and held[one.name] not in one.specifier]
+    unmet = [
+        one.name for _, one in needed(wheels, CORE, held) if one.name in held and held[one.name] not in one.specifier
+    ]
     assert unmet == ["numba"]

@@ -14,6 +14,7 @@ SHOWN = {
     "draftwood-benchmarks": r"True\n",
     "draftwood-memory": r"\[3 4 5\]\n0\n",
     "draftwood-model-runner": r".+\n",
+    "draftwood-tenants": r"control\nNone\n",
     "draftwood-strategies": r"\[3 4 5\] \[-1  0  1\]\n",
 }
 

@@ -28,6 +28,7 @@ MODULES = {
     "draftwood-memory": {"draftwood_memory"},
     "draftwood-model-runner": {"draftwood_model_runner"},
     "draftwood-strategies": {"draftwood_strategies"},
+    "draftwood-tenants": {"draftwood_tenants"},
     "draftwood-vllm": {"draftwood_vllm"},
 }
 """What each installs at the top level."""

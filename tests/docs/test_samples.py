@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from draftwood_service.settings import Settings
-from draftwood_service.tenants.file import FileContent, read_content
-from draftwood_service.tenants.reading import ServerLimits
+from draftwood_service.tenant_limits import tenant_limits
 from draftwood_strategies.registry import strategy_names
+from draftwood_tenants.file import FileContent, read_content
 
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -35,7 +35,7 @@ def samples() -> dict[str, str]:
 
 
 def read(text: str, strategy: str) -> FileContent:
-    return read_content(text.encode(), ServerLimits.of(Settings(strategy=strategy)))
+    return read_content(text.encode(), tenant_limits(Settings(strategy=strategy)))
 
 
 def test_there_are_samples() -> None:

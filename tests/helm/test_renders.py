@@ -14,8 +14,8 @@ import yaml
 
 from draftwood_service.config import read_settings
 from draftwood_service.settings import Settings
-from draftwood_service.tenants.file import read_file
-from draftwood_service.tenants.reading import ServerLimits
+from draftwood_service.tenant_limits import tenant_limits
+from draftwood_tenants.file import read_file
 from tests.helm.chart import GOLDEN, HELM_3, VALUES, Document, golden, notes, read, render, render_3
 
 CUSTOM = {"ServiceMonitor", "PrometheusRule", "ScaledObject", "GRPCRoute"}
@@ -98,7 +98,7 @@ def test_the_server_reads_what_the_chart_writes(path: Path, tmp_path: Path) -> N
     if tenants:
         assert settings.tenants_file is not None
         settings.tenants_file.write_text(tenants[0]["data"]["tenants.yaml"])
-        found = read_file(settings.tenants_file, ServerLimits.of(settings))
+        found = read_file(settings.tenants_file, tenant_limits(settings))
         assert found.tenants.keys() == {"acme", "globex"}
         assert len(found.experiments) == 1
 

@@ -15,8 +15,8 @@ from draftwood_benchmarks.experiments.simulation import LOOKS, Looks, World, sim
 from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console, shown
 from draftwood_client.cli.options import command
 from draftwood_service.experiments.mixture import is_rejected, quantile_change
-from draftwood_service.experiments.outcomes import TIME_PER_TOKEN, TTFT, FloatArray, Metric, column
 from draftwood_service.experiments.ratios import compare
+from draftwood_tenants.experiments.outcomes import TIME_PER_TOKEN, TTFT, FloatArray, Metric, column
 
 ALPHA = 0.05
 LEAST_POWER = 0.8

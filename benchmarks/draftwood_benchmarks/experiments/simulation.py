@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood_service.experiments.assignment import BUCKETS
-from draftwood_service.experiments.latencies import BINS, EDGES
-from draftwood_service.experiments.outcomes import FIELDS, FloatArray, column
+from draftwood_tenants.experiments.assignment import BUCKETS
+from draftwood_tenants.experiments.latencies import BINS, EDGES
+from draftwood_tenants.experiments.outcomes import FIELDS, FloatArray, column
 
 LOOKS = 20
 TPOT_SECONDS, TPOT_VARIATION = 0.0029, 0.5

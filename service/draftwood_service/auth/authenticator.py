@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from draftwood_service.auth import auth_file
 from draftwood_service.auth.api_keys import PREFIX, ApiKeys
 from draftwood_service.auth.errors import UnauthenticatedError
-from draftwood_service.auth.followed_file import FollowedFile
 from draftwood_service.auth.principal import ANYONE, Principal
 from draftwood_service.settings import Settings
+from draftwood_tenants.followed_file import FollowedFile
 
 if TYPE_CHECKING:
     from draftwood_service.auth.tokens import TokenVerifier

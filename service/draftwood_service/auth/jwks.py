@@ -16,7 +16,7 @@ import jwt
 import structlog
 
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_service.auth.followed_file import FollowedFile
+from draftwood_tenants.followed_file import FollowedFile
 
 _log = structlog.get_logger(__name__)
 

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth.errors import PermissionDeniedError
-from draftwood_service.identifiers import check_identifier
+from draftwood_tenants.identifiers import check_identifier
 
 DEFAULT_TENANT = "default"
 """The tenant of calls that name none, of callers who have none."""

@@ -13,8 +13,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood_service.experiments.latencies import EDGES
-from draftwood_service.experiments.outcomes import FloatArray
+from draftwood_tenants.experiments.latencies import EDGES
+from draftwood_tenants.experiments.outcomes import FloatArray
 
 CONCENTRATION = 100.0
 """Weight of the Dirichlet prior around the null hypothesis, in observations. It changes which deviation is found

@@ -14,7 +14,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from draftwood_service.experiments.outcomes import COVARIATES, FloatArray, Metric, column
+from draftwood_tenants.experiments.outcomes import COVARIATES, FloatArray, Metric, column
 
 LEAST_UNITS = 100
 """Units in each arm from which on the normal approximation is used; there are no bounds before."""

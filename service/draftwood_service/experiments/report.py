@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from draftwood_service.experiments.assignment import Split
-from draftwood_service.experiments.counters import LATENCIES, Counts
-from draftwood_service.experiments.guardrails import Limits, Violation, violations
-from draftwood_service.experiments.latencies import quantile
+from draftwood_service.experiments.guardrails import Violation, violations
 from draftwood_service.experiments.mixture import is_rejected, quantile_change
-from draftwood_service.experiments.outcomes import METRICS, TIME_PER_TOKEN, FloatArray, column
 from draftwood_service.experiments.ratios import LEAST_UNITS, compare, value_of
+from draftwood_tenants.experiments.assignment import Split
+from draftwood_tenants.experiments.counters import LATENCIES, Counts
+from draftwood_tenants.experiments.latencies import quantile
+from draftwood_tenants.experiments.limits import Limits
+from draftwood_tenants.experiments.outcomes import METRICS, TIME_PER_TOKEN, FloatArray, column
 
 QUANTILES = (0.5, 0.9)
 SAMPLE_RATIO_ALPHA = 0.01

@@ -1,4 +1,4 @@
-"""Experiments on live requests: who is in which arm, counts that all servers share, guardrails, reports.
+"""Experiments on the live requests of a server: guardrails and reports over the counts of all processes.
 
-What is counted and concluded is in `draftwood_service.experiments`.
+What is concluded is in `draftwood_service.experiments`.
 """

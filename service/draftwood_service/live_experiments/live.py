@@ -7,16 +7,16 @@ import secrets
 import time
 
 from draftwood.admin.v1 import experiments_pb2 as pb
-from draftwood_service.experiments.counters import Origin
-from draftwood_service.experiments.definition import ExperimentConfig
-from draftwood_service.live_experiments.counting import Counting
 from draftwood_service.live_experiments.messages import report_message
-from draftwood_service.live_experiments.placement import Placements, Running, target_of
 from draftwood_service.live_experiments.reading import CountReader
-from draftwood_service.live_experiments.store.base import CountStore
 from draftwood_service.live_experiments.watch import Stop, Watch
-from draftwood_service.resources.ending import end
-from draftwood_service.tenants.catalog import Catalog
+from draftwood_tenants.catalog import Catalog
+from draftwood_tenants.experiments.counters import Origin
+from draftwood_tenants.experiments.counting import Counting
+from draftwood_tenants.experiments.definition import ExperimentConfig
+from draftwood_tenants.experiments.placement import Placements, Running, target_of
+from draftwood_tenants.experiments.store.base import CountStore
+from draftwood_tenants.resources.ending import end
 
 _WRITE_SECONDS = 2.0
 """For the last counts at the end of a process. Not tuned."""

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from draftwood_model_runner.statistics import SequenceStats
 from draftwood_service.engine.stream import Sample
-from draftwood_service.experiments.outcomes import Outcome
-from draftwood_service.live_experiments.counting import Counting
-from draftwood_service.live_experiments.placement import Placement
+from draftwood_tenants.experiments.counting import Counting
+from draftwood_tenants.experiments.outcomes import Outcome
+from draftwood_tenants.experiments.placement import Placement
 
 _ANSWERED = frozenset({"stop", "length"})
 _ERRED = frozenset({"internal", "model_failed", "engine_stopped", "deadline_exceeded"})

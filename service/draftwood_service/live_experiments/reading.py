@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import structlog
 
 from draftwood_memory.errors import CorruptValueError
-from draftwood_service.experiments.counters import Counts, Origin, Snapshot, merge, total
 from draftwood_service.experiments.report import Report, report
-from draftwood_service.live_experiments.counting import Counting
-from draftwood_service.live_experiments.placement import Running
-from draftwood_service.live_experiments.store.base import CountStore, Target
-from draftwood_service.live_experiments.store.encoding import decode
+from draftwood_tenants.experiments.counters import Counts, Origin, Snapshot, merge, total
+from draftwood_tenants.experiments.counting import Counting
+from draftwood_tenants.experiments.placement import Running
+from draftwood_tenants.experiments.store.base import CountStore, Target
+from draftwood_tenants.experiments.store.encoding import decode
 
 _log = structlog.get_logger(__name__)
 _MOST_KNOWN = 16

@@ -12,15 +12,15 @@ import structlog
 
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood_memory.errors import CorruptValueError, MemoryStoreError
-from draftwood_service.experiments.definition import ExperimentState
 from draftwood_service.experiments.guardrails import Violation
 from draftwood_service.experiments.report import Report
 from draftwood_service.live_experiments import history
 from draftwood_service.live_experiments.messages import point
-from draftwood_service.live_experiments.placement import Running
 from draftwood_service.live_experiments.reading import CountReader
-from draftwood_service.live_experiments.store.base import CountStore, Target
-from draftwood_service.tenants.catalog import Catalog
+from draftwood_tenants.catalog import Catalog
+from draftwood_tenants.experiments.definition import ExperimentState
+from draftwood_tenants.experiments.placement import Running
+from draftwood_tenants.experiments.store.base import CountStore, Target
 
 _log = structlog.get_logger(__name__)
 

@@ -6,8 +6,9 @@ import itertools
 import time
 from collections.abc import Callable
 
-from draftwood_service.quotas.limits import BUCKETS, Limiter, RateLimits
+from draftwood_service.quotas.limits import BUCKETS, Limiter
 from draftwood_service.quotas.window import Window
+from draftwood_tenants.rate_limits import RateLimits
 
 
 class Windows:

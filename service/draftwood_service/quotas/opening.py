@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from draftwood_service.quotas.limits import Limiter, RateLimits
+from draftwood_service.quotas.limits import Limiter
 from draftwood_service.quotas.local import LocalLimiter
 from draftwood_service.quotas.shared import SharedLimiter
 from draftwood_service.quotas.store import REFRESH_SECONDS
 from draftwood_service.settings import Settings
 from draftwood_service.store_client import store_client, store_keys
+from draftwood_tenants.rate_limits import RateLimits
 
 
 def opened_limiter(settings: Settings) -> Limiter:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from draftwood_service.quotas.limits import Limiter, QuotaExceededError, RateLimits, Reservation
+from draftwood_service.quotas.limits import Limiter, QuotaExceededError, Reservation
+from draftwood_tenants.rate_limits import RateLimits
 
 
 class RequestQuota:

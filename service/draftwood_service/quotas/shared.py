@@ -11,11 +11,12 @@ import structlog
 
 from draftwood_memory.errors import MemoryStoreError
 from draftwood_memory.store.redis_client import RedisClient
-from draftwood_service.quotas.limits import BUCKETS, Limiter, RateLimits
+from draftwood_service.quotas.limits import BUCKETS, Limiter
 from draftwood_service.quotas.local import Entry, Windows
 from draftwood_service.quotas.store import REFRESH_SECONDS, QuotaStore, Refresh
 from draftwood_service.quotas.window import Bucket, Window
-from draftwood_service.resources.ending import end
+from draftwood_tenants.rate_limits import RateLimits
+from draftwood_tenants.resources.ending import end
 
 _log = structlog.get_logger(__name__)
 

@@ -13,8 +13,9 @@ from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
 from draftwood_memory.store.naming import Naming
 from draftwood_memory.store.redis_client import RedisClient, Script
 from draftwood_service.quotas import scripts
-from draftwood_service.quotas.limits import BUCKETS, PLACE_RETRY_SECONDS, QuotaExceededError, RateLimits
+from draftwood_service.quotas.limits import BUCKETS, PLACE_RETRY_SECONDS, QuotaExceededError
 from draftwood_service.quotas.window import Bucket
+from draftwood_tenants.rate_limits import RateLimits
 
 REFRESH_SECONDS = 1.0
 """Between two refreshes of leases, and between two looks at a store that does not answer; also the timeout of each."""

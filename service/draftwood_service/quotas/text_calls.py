@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from draftwood_service.quotas.limits import QuotaExceededError, RateLimits
+from draftwood_service.quotas.limits import QuotaExceededError
 from draftwood_service.quotas.local import Windows
+from draftwood_tenants.rate_limits import RateLimits
 
 ALLOWANCE = 10
 """Calls for each request that a tenant may make in a minute, and their tokens for each token: more than preparing

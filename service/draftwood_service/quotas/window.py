@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from draftwood_service.quotas.limits import BUCKETS, PLACE_RETRY_SECONDS, QuotaExceededError, RateLimits
+from draftwood_service.quotas.limits import BUCKETS, PLACE_RETRY_SECONDS, QuotaExceededError
+from draftwood_tenants.rate_limits import RateLimits
 
 
 @dataclass(slots=True)

@@ -16,10 +16,10 @@ from google.protobuf.message_factory import GetMessageClass
 
 from draftwood_service.auth import Principal, required_role
 from draftwood_service.errors import INTERNAL, ClientGoneError, rule_for, to_status
-from draftwood_service.identifiers import check_identifier
 from draftwood_service.rpc.access import Gate
 from draftwood_service.rpc.parsing.malformed import Malformed
 from draftwood_service.telemetry import NO_TELEMETRY, CallRecord, Telemetry
+from draftwood_tenants.identifiers import check_identifier
 
 _log = structlog.get_logger(__name__)
 

@@ -24,10 +24,8 @@ from draftwood_service.auth import Principal, Role
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.stream import Sample
 from draftwood_service.errors import DeadlineExceededError, ModelNotServedError
-from draftwood_service.identifiers import check_identifier
 from draftwood_service.live_experiments.live import LiveExperiments
 from draftwood_service.live_experiments.measuring import Measured
-from draftwood_service.live_experiments.placement import Placement
 from draftwood_service.quotas import Limiter, RateLimits
 from draftwood_service.quotas.opening import default_limits
 from draftwood_service.quotas.request_quota import RequestQuota
@@ -52,9 +50,11 @@ from draftwood_service.rpc.streaming.writer import Writer
 from draftwood_service.rpc.text_work import TextWork
 from draftwood_service.serving import Serving
 from draftwood_service.settings import Settings
-from draftwood_service.tenants.config import TenantConfig
-from draftwood_service.tenants.shaping import DeltaShaping
 from draftwood_strategies import strategy_names
+from draftwood_tenants.config import TenantConfig
+from draftwood_tenants.experiments.placement import Placement
+from draftwood_tenants.identifiers import check_identifier
+from draftwood_tenants.shaping import DeltaShaping
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"]
 

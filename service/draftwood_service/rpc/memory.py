@@ -31,17 +31,16 @@ from draftwood_memory.store.naming import MemoryName
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth import Principal, Role
 from draftwood_service.engine.bridge import EngineBridge
-from draftwood_service.engine.loaded import terms_of
-from draftwood_service.identifiers import check_identifier
-from draftwood_service.resources.errors import ResourceMissingError
 from draftwood_service.rpc.calls import Call, Method
 from draftwood_service.rpc.request_log import AuditLog
 from draftwood_service.rpc.requests import require_in_vocabulary
 from draftwood_service.rpc.streaming.writer import Writer
 from draftwood_service.serving import ServedModel
 from draftwood_service.settings import Settings
-from draftwood_service.tenants.config import TenantConfig
 from draftwood_strategies.draft import Int32Array
+from draftwood_tenants.config import TenantConfig
+from draftwood_tenants.identifiers import check_identifier
+from draftwood_tenants.resources.errors import ResourceMissingError
 
 SERVICE = pb.DESCRIPTOR.services_by_name["MemoryService"]
 
@@ -107,7 +106,7 @@ class MemoryServicer:
         return response
 
     def _terms(self, name: MemoryName) -> Terms:
-        return terms_of(self._config_of(name.tenant).learning.terms)
+        return self._config_of(name.tenant).learning.terms
 
     async def warm(self, requests: AsyncIterator[pb.WarmMemoryRequest], call: Call) -> None:
         """Streams progress."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,19 +16,19 @@ import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
-from draftwood_model_runner.request import Format, GrammarKind, Request, SamplingParams, StopParams
+from draftwood_model_runner.request import Format, GrammarKind, MemoryTerms, Request, SamplingParams, StopParams
 from draftwood_service.auth import PermissionDeniedError
 from draftwood_service.errors import ContextLengthError
-from draftwood_service.live_experiments.placement import Placement
 from draftwood_service.rpc.parsing.chat import read_chat
 from draftwood_service.rpc.text_work import TextWork
 from draftwood_service.serving import ServedModel, Serving
-from draftwood_service.tenants.config import LearningScope, TenantConfig
-from draftwood_service.tenants.reading import sampling_values
 from draftwood_strategies import strategy_names
 from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.options import Options
 from draftwood_strategies.registry import options_of
+from draftwood_tenants.config import LearningConfig, LearningScope, TenantConfig
+from draftwood_tenants.experiments.placement import Placement
+from draftwood_tenants.reading import sampling_values
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARACTERS = 256
@@ -131,7 +131,7 @@ async def read_requests(
             deadline=deadline,
             arrived_at=arrived_at,
             arm="" if placement is None else placement.label,
-            memory=replace(config.learning.terms, forked=placement is not None and placement.arm.forked),
+            memory=_memory_terms(config.learning, forked=placement is not None and placement.arm.forked),
             draft_trees=request.output.draft_trees,
         )
         for sample in range(max(request.sampling.n, 1))
@@ -296,9 +296,14 @@ def _drafting(options: pb.DraftOptions, serving: Serving, tenant: TenantConfig) 
     if name == NO_DRAFTS or (options.HasField("enabled") and not options.enabled):
         return NO_DRAFTS, (), 0
     chosen = dict(config.options if name == usual else ())
-    if tenant.learning.terms.with_prompts and "learn" in options_of(name, chosen):
+    if tenant.learning.with_prompts and "learn" in options_of(name, chosen):
         chosen["learn"] = "both"
     return name, tuple(sorted(chosen.items())), min(max_nodes, most, serving.max_draft_nodes)
+
+
+def _memory_terms(learning: LearningConfig, *, forked: bool) -> MemoryTerms:
+    """As a request carries them to the engine."""
+    return MemoryTerms(with_prompts=learning.with_prompts, **asdict(replace(learning.terms, forked=forked)))
 
 
 def _not_empty(prompt: Prompt) -> Prompt:

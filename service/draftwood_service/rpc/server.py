@@ -17,8 +17,6 @@ from draftwood_service.engine.recovery import EngineRecovery
 from draftwood_service.engine.reporting.liveness import EngineLiveness
 from draftwood_service.errors import ShuttingDownError
 from draftwood_service.quotas.opening import opened_limiter
-from draftwood_service.resources.ending import end
-from draftwood_service.resources.errors import ConfigurationUnknownError
 from draftwood_service.rpc.admin.administration import Administration
 from draftwood_service.rpc.admin.audit import AuditServicer
 from draftwood_service.rpc.admin.status import StatusServicer
@@ -28,6 +26,8 @@ from draftwood_service.rpc.generation import GenerationServicer
 from draftwood_service.rpc.memory import MemoryServicer
 from draftwood_service.rpc.parsing.deserializer import Deserializer
 from draftwood_service.serving import ServedModel, Serving
+from draftwood_tenants.resources.ending import end
+from draftwood_tenants.resources.errors import ConfigurationUnknownError
 
 _log = structlog.get_logger(__name__)
 

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from draftwood_service.experiments.latencies import BINS, EDGES, bin_of
 from draftwood_service.experiments.mixture import (
     is_rejected,
     log_evidence,
@@ -15,6 +14,7 @@ from draftwood_service.experiments.mixture import (
     quantile_change,
     quantile_sequence,
 )
+from draftwood_tenants.experiments.latencies import BINS, EDGES, bin_of
 
 
 def test_log_gamma_is_that_of_the_standard_library() -> None:

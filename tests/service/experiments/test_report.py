@@ -7,11 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from draftwood_service.experiments.assignment import BUCKETS, Split
-from draftwood_service.experiments.counters import Counts, Origin, Recorder
-from draftwood_service.experiments.guardrails import Limits, violations
-from draftwood_service.experiments.outcomes import Outcome, column
+from draftwood_service.experiments.guardrails import violations
 from draftwood_service.experiments.report import INTERFERENCE, report
+from draftwood_tenants.experiments.assignment import BUCKETS, Split
+from draftwood_tenants.experiments.counters import Counts, Origin, Recorder
+from draftwood_tenants.experiments.limits import Limits
+from draftwood_tenants.experiments.outcomes import Outcome, column
 
 SPLIT = Split(b"a salt of ours", ("trie", "hybrid"), (1.0, 1.0))
 

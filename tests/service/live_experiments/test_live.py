@@ -25,14 +25,15 @@ from draftwood_model_runner.errors import ModelError
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.request import Request
 from draftwood_model_runner.sequence import Sequence
-from draftwood_service.experiments.assignment import Split
-from draftwood_service.experiments.counters import total
 from draftwood_service.experiments.report import Report, report
-from draftwood_service.live_experiments import counting, watch
-from draftwood_service.live_experiments.placement import target_of
-from draftwood_service.live_experiments.store.encoding import decode
-from draftwood_service.live_experiments.store.redis_counts import RedisCounts
-from draftwood_service.resources.sealing import Seal
+from draftwood_service.live_experiments import watch
+from draftwood_tenants.experiments import counting
+from draftwood_tenants.experiments.assignment import Split
+from draftwood_tenants.experiments.counters import total
+from draftwood_tenants.experiments.placement import target_of
+from draftwood_tenants.experiments.store.encoding import decode
+from draftwood_tenants.experiments.store.redis_counts import RedisCounts
+from draftwood_tenants.resources.sealing import Seal
 from tests.memory.helpers import log_of
 from tests.memory.servers import Valkey
 from tests.service.fakes import FakeEngine, Served, serving, until

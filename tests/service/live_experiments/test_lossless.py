@@ -14,8 +14,8 @@ from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc
 from draftwood_benchmarks.shared.prompts import read_questions
 from draftwood_model_runner.engine import Engine, EngineConfig
-from draftwood_service.experiments.assignment import Split
 from draftwood_service.settings import Settings
+from draftwood_tenants.experiments.assignment import Split
 from tests.model_runner.families import served
 from tests.service.fakes import started_server, until
 

@@ -10,19 +10,19 @@ import pytest
 
 from draftwood_memory.store.encryption import read_keys
 from draftwood_memory.store.redis_client import RedisClient
-from draftwood_service.experiments.counters import Counts, Origin, Snapshot, total
-from draftwood_service.experiments.definition import Arm, ExperimentConfig
-from draftwood_service.experiments.outcomes import Outcome
-from draftwood_service.live_experiments.counting import Counting
-from draftwood_service.live_experiments.placement import Placement, Running
 from draftwood_service.live_experiments.reading import CountReader
-from draftwood_service.live_experiments.store import redis_counts
-from draftwood_service.live_experiments.store.base import CountStore, Stored, Target
-from draftwood_service.live_experiments.store.encoding import encode
-from draftwood_service.live_experiments.store.in_process import InProcessCounts
-from draftwood_service.live_experiments.store.redis_counts import RedisCounts
-from draftwood_service.resources.sealing import Seal
-from draftwood_service.tenants.config import DraftConfig
+from draftwood_tenants.config import DraftConfig
+from draftwood_tenants.experiments.counters import Counts, Origin, Snapshot, total
+from draftwood_tenants.experiments.counting import Counting
+from draftwood_tenants.experiments.definition import Arm, ExperimentConfig
+from draftwood_tenants.experiments.outcomes import Outcome
+from draftwood_tenants.experiments.placement import Placement, Running
+from draftwood_tenants.experiments.store import redis_counts
+from draftwood_tenants.experiments.store.base import CountStore, Stored, Target
+from draftwood_tenants.experiments.store.encoding import encode
+from draftwood_tenants.experiments.store.in_process import InProcessCounts
+from draftwood_tenants.experiments.store.redis_counts import RedisCounts
+from draftwood_tenants.resources.sealing import Seal
 from tests.memory.servers import Valkey, wait_for
 
 KEYS = read_keys(f"k={'A' * 43}=,names={'C' * 42}A=", "store_keys")

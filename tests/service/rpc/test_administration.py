@@ -17,10 +17,10 @@ from draftwood.admin.v1 import tenants_pb2 as pb
 from draftwood.v1 import generation_pb2
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.request import MemoryTerms
-from draftwood_service.tenants.config import TenantConfig
-from draftwood_service.tenants.file import read_file
-from draftwood_service.tenants.reading import ServerLimits
-from draftwood_service.tenants.shaping import DeltaShaping
+from draftwood_tenants.config import TenantConfig
+from draftwood_tenants.file import read_file
+from draftwood_tenants.reading import ServerLimits
+from draftwood_tenants.shaping import DeltaShaping
 from tests.memory.servers import Valkey
 from tests.service.fakes import Served, serving, until
 from tests.service.rpc.test_endings import reason

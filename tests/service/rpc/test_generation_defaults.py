@@ -13,7 +13,7 @@ from draftwood_service.rpc.generation import model_info
 from draftwood_service.rpc.requests import Prompt, read_samples, read_sampling, read_stop
 from draftwood_service.serving import Serving
 from draftwood_service.settings import Settings
-from draftwood_service.tenants.config import TenantConfig
+from draftwood_tenants.config import TenantConfig
 from tests.service.fakes import FakeModel
 
 DEFAULTS = GenerationDefaults(

@@ -6,25 +6,25 @@ import asyncio
 from pathlib import Path
 
 from draftwood_memory.store.redis_client import RedisClient
-from draftwood_service.auth.followed_file import FollowedFile
 from draftwood_service.live_experiments.live import LiveExperiments
 from draftwood_service.live_experiments.stopping import GuardrailStops
-from draftwood_service.live_experiments.store.base import CountStore
-from draftwood_service.live_experiments.store.in_process import InProcessCounts
-from draftwood_service.live_experiments.store.redis_counts import RedisCounts
-from draftwood_service.resources.ending import end
-from draftwood_service.resources.follower import ResourceFollower
-from draftwood_service.resources.in_process import InProcessResources
-from draftwood_service.resources.redis_resources import RedisResources
-from draftwood_service.resources.remembered import Remembered
-from draftwood_service.resources.sealing import Seal
 from draftwood_service.rpc.admin import experiments, tenants
 from draftwood_service.rpc.calls import Method
 from draftwood_service.settings import Settings
 from draftwood_service.store_client import store_client, store_keys
-from draftwood_service.tenants.catalog import Catalog
-from draftwood_service.tenants.file import SETTING, read_content
-from draftwood_service.tenants.reading import ServerLimits
+from draftwood_service.tenant_limits import tenant_limits
+from draftwood_tenants.catalog import Catalog
+from draftwood_tenants.experiments.store.base import CountStore
+from draftwood_tenants.experiments.store.in_process import InProcessCounts
+from draftwood_tenants.experiments.store.redis_counts import RedisCounts
+from draftwood_tenants.file import SETTING, read_content
+from draftwood_tenants.followed_file import FollowedFile
+from draftwood_tenants.resources.ending import end
+from draftwood_tenants.resources.follower import ResourceFollower
+from draftwood_tenants.resources.in_process import InProcessResources
+from draftwood_tenants.resources.redis_resources import RedisResources
+from draftwood_tenants.resources.remembered import Remembered
+from draftwood_tenants.resources.sealing import Seal
 
 
 class Administration:
@@ -44,7 +44,7 @@ class Administration:
     """
 
     def __init__(self, settings: Settings, replica: str, memories: experiments.Memories) -> None:
-        limits = ServerLimits.of(settings)
+        limits = tenant_limits(settings)
         path = settings.tenants_file
         self._file = None if path is None else FollowedFile(SETTING, path, lambda data: read_content(data, limits))
         client, seal = store_client(settings), Seal(store_keys(settings))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood.admin.v1 import tenants_pb2
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_service.resources.base import Write
-from draftwood_service.resources.errors import NotAllowedNowError
-from draftwood_service.tenants.catalog import TENANTS, Catalog
-from draftwood_service.tenants.reading import PREFIX
+from draftwood_tenants.catalog import TENANTS, Catalog
+from draftwood_tenants.reading import PREFIX
+from draftwood_tenants.resources.base import Write
+from draftwood_tenants.resources.errors import NotAllowedNowError
 
 _NAMED = 5
 """Tenants that an error names."""

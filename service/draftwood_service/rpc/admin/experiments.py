@@ -1,4 +1,4 @@
-"""ExperimentService. What its states allow is in `draftwood_service.experiments.definition`."""
+"""ExperimentService. What its states allow is in `draftwood_tenants.experiments.definition`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ from draftwood_memory.errors import MemoryStoreError
 from draftwood_memory.memory import MemoryOperation
 from draftwood_memory.operations import AdoptArm, PurgeArms
 from draftwood_model_runner.errors import EngineStoppedError
-from draftwood_service.experiments.assignment import ExperimentError
-from draftwood_service.experiments.definition import (
+from draftwood_service.live_experiments.live import LiveExperiments
+from draftwood_service.rpc.admin.conclusion import tenant_writes
+from draftwood_service.rpc.admin.messages import apply_mask, audited, page_of, require_etag
+from draftwood_service.rpc.calls import Call, Method
+from draftwood_tenants.catalog import EXPERIMENTS, Catalog
+from draftwood_tenants.experiments.assignment import ExperimentError
+from draftwood_tenants.experiments.definition import (
     ExperimentConfig,
     ExperimentState,
     StateError,
@@ -26,23 +31,18 @@ from draftwood_service.experiments.definition import (
     require_state,
     require_update,
 )
-from draftwood_service.live_experiments.live import LiveExperiments
-from draftwood_service.live_experiments.placement import label_of
-from draftwood_service.resources.base import ConflictError, Write
-from draftwood_service.resources.errors import (
+from draftwood_tenants.experiments.placement import label_of
+from draftwood_tenants.experiments.reading import PREFIX, experiment_of, invalid, read_experiment
+from draftwood_tenants.reading import ServerLimits, under
+from draftwood_tenants.resources.base import ConflictError, Write
+from draftwood_tenants.resources.errors import (
     EtagError,
     NotAllowedNowError,
     OfFileError,
     ResourceExistsError,
     ResourceMissingError,
 )
-from draftwood_service.resources.follower import ResourceFollower
-from draftwood_service.rpc.admin.conclusion import tenant_writes
-from draftwood_service.rpc.admin.messages import apply_mask, audited, page_of, require_etag
-from draftwood_service.rpc.calls import Call, Method
-from draftwood_service.tenants.catalog import EXPERIMENTS, Catalog
-from draftwood_service.tenants.experiments import PREFIX, experiment_of, invalid, read_experiment
-from draftwood_service.tenants.reading import ServerLimits, under
+from draftwood_tenants.resources.follower import ResourceFollower
 
 _log = structlog.get_logger(__name__)
 

@@ -13,8 +13,8 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.errors import rule_for
-from draftwood_service.resources.errors import EtagError
 from draftwood_service.rpc.calls import Call
+from draftwood_tenants.resources.errors import EtagError
 
 _audit = structlog.get_logger("draftwood.audit")
 

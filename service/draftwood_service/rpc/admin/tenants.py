@@ -6,14 +6,14 @@ from google.protobuf.empty_pb2 import Empty
 
 from draftwood.admin.v1 import tenants_pb2 as pb
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_service.identifiers import check_identifier
-from draftwood_service.resources.base import ConflictError, Write
-from draftwood_service.resources.errors import EtagError, OfFileError, ResourceExistsError, ResourceMissingError
-from draftwood_service.resources.follower import ResourceFollower
 from draftwood_service.rpc.admin.messages import apply_mask, audited, page_of, require_etag
 from draftwood_service.rpc.calls import Call, Method
-from draftwood_service.tenants.catalog import TENANTS, Catalog
-from draftwood_service.tenants.reading import PREFIX, ServerLimits, read_tenant, tenant_of, under
+from draftwood_tenants.catalog import TENANTS, Catalog
+from draftwood_tenants.identifiers import check_identifier
+from draftwood_tenants.reading import PREFIX, ServerLimits, read_tenant, tenant_of, under
+from draftwood_tenants.resources.base import ConflictError, Write
+from draftwood_tenants.resources.errors import EtagError, OfFileError, ResourceExistsError, ResourceMissingError
+from draftwood_tenants.resources.follower import ResourceFollower
 
 _TRIES = 8
 

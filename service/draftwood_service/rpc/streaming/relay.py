@@ -13,7 +13,7 @@ from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.output import Finish
 from draftwood_service.engine.stream import MAX_PART_TOKENS, Pending, Stream
 from draftwood_service.rpc.streaming.writer import Writer
-from draftwood_service.tenants.shaping import DeltaShaping
+from draftwood_tenants.shaping import DeltaShaping
 
 DeltaMessage = Callable[[Pending], pb.GenerateResponse]
 """The message with the tokens of one or several steps."""

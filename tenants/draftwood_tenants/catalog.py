@@ -1,0 +1,208 @@
+"""All tenants and experiments that are known, from the file and from the store, in RAM.
+
+Built for 100,000 small tenants. What the file names hides a stored resource of the same name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from draftwood.admin.v1 import experiments_pb2, tenants_pb2
+from draftwood_strategies.errors import InvalidValueError
+from draftwood_tenants.config import LearningConfig, LearningScope, TenantConfig
+from draftwood_tenants.experiments.definition import ExperimentConfig
+from draftwood_tenants.experiments.reading import STATES, read_experiment
+from draftwood_tenants.file import FileContent
+from draftwood_tenants.followed_file import FollowedFile
+from draftwood_tenants.reading import ServerLimits, read_tenant
+from draftwood_tenants.resources.base import Resource
+from draftwood_tenants.resources.errors import ConfigurationUnknownError
+from draftwood_tenants.resources.follower import ResourceFollower
+
+TENANTS, EXPERIMENTS, STOPS = "tenants", "experiments", "stops"
+"""Kinds of resources. A stop is what a guardrail did to an experiment of the file: an `Experiment` with the digest of
+its definition in place of its salt, stopped arms, and its state and end if it was stopped altogether."""
+_log = logging.getLogger(__name__)
+_DEFAULT = TenantConfig()
+_UNREAD = TenantConfig(learning=LearningConfig(scope=LearningScope.NOTHING))
+"""Of a tenant without configuration, until the store was read once: it may have one by now."""
+_MAY_LACK = frozenset(("drafting", "sampling", "weight", "description"))
+"""Parts of a tenant that bound nothing: without them the server's settings hold."""
+_MOST_READ = 200_000
+
+T = TypeVar("T")
+
+
+class Catalog:
+    """Tenants and experiments. Answers at once, with what is known.
+
+    Args:
+        file: None without one.
+    """
+
+    def __init__(self, stored: ResourceFollower, file: FollowedFile[FileContent] | None, limits: ServerLimits) -> None:
+        self._stored = stored
+        self._file = file
+        self._tenants = _Read(lambda resource: _lenient(resource, limits), keeps=True)
+        self._stops = _Read(lambda resource: experiments_pb2.Experiment.FromString(resource.value))
+        self._experiments = _Read(lambda resource: read_experiment(stored_experiment(resource), limits))
+
+    @property
+    def file(self) -> FileContent:
+        """What the file defines."""
+        return FileContent() if self._file is None else self._file.value
+
+    @property
+    def version(self) -> object:
+        """Compares equal while nothing has changed."""
+        return self._stored.revision, self.file
+
+    def config_of(self, tenant: str) -> TenantConfig:
+        """The configuration of a tenant; the default one if it has none.
+
+        Raises:
+            ConfigurationUnknownError: it may have one that was never read here.
+        """
+        in_file = self.file.tenant_configs.get(tenant)
+        if in_file is not None:
+            return in_file
+        resource = self._stored.of_kind(TENANTS).get(tenant)
+        if resource is None:
+            if self._stored.is_unknown(TENANTS, tenant):
+                raise ConfigurationUnknownError(tenant)
+            return _DEFAULT if self._stored.read else _UNREAD
+        config: TenantConfig | None = self._tenants.of(resource)
+        if config is None:
+            raise ConfigurationUnknownError(tenant)
+        return config
+
+    def experiments(self) -> Iterator[ExperimentConfig]:
+        """All experiments, those of the file first."""
+        in_file = self.file.experiment_configs
+        of_file = map(self._with_stops, in_file.values())
+        stored = self._stored.of_kind(EXPERIMENTS).items()
+        found = (self._experiments.of(resource) for name, resource in stored if name not in in_file)
+        return chain(of_file, (one for one in found if one is not None))
+
+    def tenant_message(self, tenant: str) -> tenants_pb2.Tenant | None:
+        """With etag and origin; not to be changed."""
+        resource = self._stored.of_kind(TENANTS).get(tenant)
+        return self.file.tenants.get(tenant) or (None if resource is None else stored_tenant(resource))
+
+    def experiment_message(self, name: str) -> experiments_pb2.Experiment | None:
+        """As `tenant_message`."""
+        resource = self._stored.of_kind(EXPERIMENTS).get(name)
+        of_file, config = self.file.experiments.get(name), self.file.experiment_configs.get(name)
+        if of_file is None or config is None:
+            return None if resource is None else stored_experiment(resource)
+        stop = self._stop_of(config)
+        if stop is None:
+            return of_file
+        message = experiments_pb2.Experiment()
+        message.CopyFrom(of_file)
+        message.stopped_arms.extend(stop.stopped_arms)
+        if stop.state:
+            message.state = stop.state
+            message.end_time.CopyFrom(stop.end_time)
+        return message
+
+    def stops_revision(self, name: str) -> int:
+        """Of the stop of an experiment of the file; 0 if there is none."""
+        resource = self._stored.of_kind(STOPS).get(name)
+        return 0 if resource is None else resource.revision
+
+    def _with_stops(self, config: ExperimentConfig) -> ExperimentConfig:
+        stop = self._stop_of(config)
+        if stop is None:
+            return config
+        stopped = frozenset(one.arm for one in stop.stopped_arms)
+        return replace(config, stopped=stopped, state=STATES.get(stop.state, config.state))
+
+    def _stop_of(self, config: ExperimentConfig) -> experiments_pb2.Experiment | None:
+        """None unless it is of this definition."""
+        found: experiments_pb2.Experiment | None = self._stops.of(self._stored.of_kind(STOPS).get(config.name))
+        return found if found is not None and found.salt == config.digest else None
+
+    def names(self, kind: str) -> list[str]:
+        """Of all resources of a kind, sorted."""
+        in_file: Mapping[str, object] = self.file.tenants if kind == TENANTS else self.file.experiments
+        return sorted({*in_file, *self._stored.of_kind(kind)})
+
+
+class _Read:
+    """The configurations of resources, read when they are first asked for.
+
+    Args:
+        keeps: one that cannot be read leaves the one before in use.
+    """
+
+    def __init__(self, read: Callable[[Resource], Any], keeps: bool = False) -> None:
+        self._read = read
+        self._keeps = keeps
+        self._known: dict[str, tuple[int, Any]] = {}
+
+    def of(self, resource: Resource | None) -> Any:
+        """None without a resource, or if it was never read, which is logged once."""
+        if resource is None:
+            return None
+        known = self._known.get(resource.name)
+        if known is None or known[0] != resource.revision:
+            try:
+                known = resource.revision, self._read(resource)
+            except (InvalidValueError, DecodeError) as error:
+                before = known[1] if known is not None and self._keeps else None
+                in_use = "none" if before is None else "the last one that was valid"
+                text = "a stored resource is not valid here: %s: %s; in use: %s"
+                _log.error(text, f"{resource.kind}/{resource.name}", error, in_use)
+                known = resource.revision, before
+            if len(self._known) == _MOST_READ:
+                self._known.clear()  # most of them are of resources that were deleted
+            self._known[resource.name] = known
+        return known[1]
+
+
+def stored_tenant(resource: Resource) -> tenants_pb2.Tenant:
+    """The message, with its etag."""
+    message = tenants_pb2.Tenant.FromString(resource.value)
+    message.etag = etag(resource.revision)
+    return message
+
+
+def stored_experiment(resource: Resource) -> experiments_pb2.Experiment:
+    """The message, with its etag."""
+    message = experiments_pb2.Experiment.FromString(resource.value)
+    message.etag = etag(resource.revision)
+    return message
+
+
+def etag(revision: int) -> str:
+    """The etag of a stored resource."""
+    return f"{revision:x}"
+
+
+def _lenient(resource: Resource, limits: ServerLimits) -> TenantConfig:
+    """The configuration without the parts that this server does not allow, such as a strategy that it does not have:
+    quotas must not fall with them. A tenant with a wrong `learning` learns nothing.
+
+    Raises:
+        InvalidValueError: a part that bounds the tenant is wrong.
+        DecodeError: the value is no message.
+    """
+    message = stored_tenant(resource)
+    while True:
+        try:
+            return read_tenant(message, limits)
+        except InvalidValueError as error:
+            part = error.field.partition(".")[0]
+            if part not in _MAY_LACK and (part != "learning" or not message.HasField("learning")):
+                raise
+            _log.error("a part of a stored tenant is not valid here: %s: %s", resource.name, error)
+            message.ClearField(part)
+            if part == "learning":
+                message.learning.scope = tenants_pb2.LEARNING_SCOPE_NOTHING

@@ -1,0 +1,160 @@
+"""The file of tenants and experiments: YAML, each entry in the JSON form of its message.
+
+tenants:
+- name: tenants/acme
+  drafting: {strategy: trie, options: {branch_length: 8}}
+experiments:
+- name: experiments/trie
+  state: EXPERIMENT_STATE_RUNNING
+  startTime: 2026-11-22T12:00:00Z
+  arms: [{id: control}, {id: trie, drafting: {strategy: trie}}]
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from draftwood.admin.v1 import experiments_pb2, tenants_pb2
+from draftwood_strategies.errors import InvalidInputError, InvalidValueError
+from draftwood_tenants.config import TenantConfig
+from draftwood_tenants.experiments.definition import ExperimentConfig, ExperimentState, StateError, require_no_overlap
+from draftwood_tenants.experiments.reading import experiment_of, invalid, read_experiment
+from draftwood_tenants.reading import ServerLimits, read_tenant, tenant_of, under
+
+SETTING = "tenants_file"
+_OF_THE_SERVICE = ("etag", "create_time", "update_time", "origin", "winner", "stopped_arms")
+"""Fields that a file cannot set."""
+_SALT_BYTES = 16
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class FileContent:
+    """What a file defines, by tenant and by the experiment's id. Messages have etag and origin."""
+
+    tenants: Mapping[str, tenants_pb2.Tenant] = field(default_factory=dict)
+    tenant_configs: Mapping[str, TenantConfig] = field(default_factory=dict)
+    experiments: Mapping[str, experiments_pb2.Experiment] = field(default_factory=dict)
+    experiment_configs: Mapping[str, ExperimentConfig] = field(default_factory=dict)
+
+
+def read_file(path: Path, limits: ServerLimits) -> FileContent:
+    """The content of a file. Raises InvalidInputError, which names the place, such as "tenants[2].weight"."""
+    try:
+        return read_content(path.read_bytes(), limits)
+    except OSError as error:
+        raise InvalidInputError(SETTING, path, f"cannot be read: {error.strerror}") from None
+
+
+def read_content(content: bytes, limits: ServerLimits) -> FileContent:
+    """As `read_file`."""
+    try:
+        loaded = yaml.load(content, _Loader)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInputError(SETTING, None, f"is not valid YAML: {error}") from None
+    loaded = {} if loaded is None else loaded
+    if not isinstance(loaded, dict) or loaded.keys() - {"tenants", "experiments"}:
+        raise InvalidInputError(SETTING, None, "must be a mapping with the keys tenants and experiments")
+    tenants = _entries(loaded.get("tenants"), "tenants", tenants_pb2.Tenant, tenant_of)
+    experiments = _entries(loaded.get("experiments"), "experiments", experiments_pb2.Experiment, experiment_of)
+    for name, experiment in experiments.items():
+        experiment.salt = experiment.salt or salt_of(name)
+    tenant_configs = _configs(tenants, "tenants", lambda one: read_tenant(one, limits))
+    experiment_configs = _configs(experiments, "experiments", lambda one: read_experiment(one, limits))
+    _require_consistent([*experiment_configs.values()])
+    messages: list[Any] = [*tenants.values(), *experiments.values()]
+    for message in messages:
+        message.etag = etag_of(message)
+    return FileContent(tenants, tenant_configs, experiments, experiment_configs)
+
+
+def salt_of(name: str) -> str:
+    """The salt of a file's experiment unless it is given: the same on all servers."""
+    return hashlib.sha256(b"draftwood experiment\x00" + name.encode()).hexdigest()[: 2 * _SALT_BYTES]
+
+
+def etag_of(message: Message) -> str:
+    return hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest()[:16]
+
+
+class _Loader(yaml.SafeLoader):
+    """Times stay text, as the JSON form has them; without aliases, which can make a small file large."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not allowed")
+        return super().compose_node(parent, index)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _entries(given: object, key: str, kind: type[MessageT], name_of: Callable[[str, str], str]) -> dict[str, MessageT]:
+    if given is None:
+        return {}
+    if not isinstance(given, list):
+        raise InvalidInputError(key, None, "must be a list")
+    found: dict[str, MessageT] = {}
+    for index, entry in enumerate(given):
+        place = f"{key}[{index}]"
+        message = _message(entry, place, kind)
+        name = name_of(f"{place}.name", message.name)  # type: ignore[attr-defined]
+        if name in found:
+            raise InvalidInputError(f"{place}.name", name, "is in the file twice")
+        found[name] = message
+    return found
+
+
+def _message(entry: object, place: str, kind: type[MessageT]) -> MessageT:
+    if not isinstance(entry, dict):
+        raise InvalidInputError(place, None, "must be a mapping")
+    message: Any = kind()
+    try:
+        json_format.ParseDict(entry, message)
+    except (json_format.ParseError, ValueError, TypeError, RecursionError) as error:
+        raise InvalidInputError(place, None, str(error)) from None
+    for set_field, _ in message.ListFields():
+        if set_field.name in _OF_THE_SERVICE:
+            raise InvalidInputError(f"{place}.{set_field.name}", None, "cannot be set in a file")
+    message.origin = tenants_pb2.RESOURCE_ORIGIN_FILE
+    found: MessageT = message
+    return found
+
+
+ConfigT = TypeVar("ConfigT")
+
+
+def _configs(messages: Mapping[str, Any], key: str, read: Callable[[Any], ConfigT]) -> dict[str, ConfigT]:
+    configs = {}
+    for index, (name, message) in enumerate(messages.items()):
+        with under(f"{key}[{index}]"):
+            configs[name] = read(message)
+    return configs
+
+
+def _require_consistent(experiments: Iterable[ExperimentConfig]) -> None:
+    """Raises InvalidValueError if two running experiments have a tenant in common."""
+    running: list[ExperimentConfig] = []
+    for index, experiment in enumerate(experiments):
+        if experiment.state is not ExperimentState.RUNNING:
+            continue
+        with under(f"experiments[{index}]"):
+            try:
+                require_no_overlap(experiment, running)
+            except StateError as error:
+                raise invalid(error) from None
+            if experiment.burn_in and experiment.started_at is None:
+                raise InvalidValueError("startTime", None, "a running one with a burnIn needs it")
+        running.append(experiment)

@@ -1,0 +1,66 @@
+"""A file that is read again when it changes, so that a change needs no restart."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from draftwood_strategies.errors import InvalidInputError
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+SECONDS = 1.0
+"""Between two looks. Kubernetes itself takes up to a minute until a changed secret is in the pod."""
+
+
+class FollowedFile(Generic[T]):
+    """The content of a file, by the latest version that could be read.
+
+    Args:
+        setting: that names the file, for errors.
+        read: makes the value; raises InvalidInputError for a content that is wrong.
+
+    Raises:
+        InvalidInputError: the file cannot be read now.
+    """
+
+    def __init__(self, setting: str, path: Path, read: Callable[[bytes], T]) -> None:
+        self._setting = setting
+        self._path = path
+        self._read = read
+        self._bytes = self._content()
+        self.value = read(self._bytes)
+
+    async def follow(self) -> None:
+        """Looks every `SECONDS`, for ever. A version that cannot be read is logged once, and the one before stays."""
+        problem = ""
+        while True:
+            await asyncio.sleep(SECONDS)
+            try:
+                if await asyncio.to_thread(self.look):
+                    _log.info("%s %s was read again", self._setting, self._path)
+                problem = ""
+            except Exception as error:  # whatever a file contains, the next version of it is read
+                if str(error) != problem:
+                    problem = str(error)
+                    _log.error("%s cannot be read again; the version before stays in use: %s", self._setting, problem)
+
+    def look(self) -> bool:
+        """Reads the file, and whether it has changed. Raises what `read` raises, or InvalidInputError."""
+        content = self._content()
+        if content == self._bytes:
+            return False
+        self.value = self._read(content)
+        self._bytes = content
+        return True
+
+    def _content(self) -> bytes:
+        try:
+            return self._path.read_bytes()
+        except OSError as error:
+            raise InvalidInputError(self._setting, self._path, f"cannot be read: {error.strerror}") from None

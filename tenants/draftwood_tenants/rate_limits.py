@@ -1,0 +1,54 @@
+"""What a tenant may use."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+
+from draftwood_strategies.errors import InvalidValueError
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """Limits of a tenant over all replicas; None for no limit.
+
+    Attributes:
+        requests_per_minute: admitted in any 60 s.
+        tokens_per_minute: of prompts and answers of the requests admitted in any 60 s.
+        concurrency: requests that run or wait at once.
+
+    Raises:
+        InvalidValueError: a limit is below 1.
+    """
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value is not None and value < 1:
+                raise InvalidValueError(one.name, value, "it must be at least 1")
+
+    def over(self, default: RateLimits) -> RateLimits:
+        """With those of `default` where there are none."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return replace(default, **{name: value for name, value in values.items() if value is not None})
+
+    def share(self, replicas: int, tokens: int) -> RateLimits:
+        """Of one of so many replicas, for a request with so many tokens. At least one request; one that needs more
+        tokens than the share, but not more than the limit, may run where nothing else is counted.
+        """
+        values = {name: value and max(1, value // replicas) for name, value in asdict(self).items()}
+        most = self.tokens_per_minute
+        if most is not None:
+            values["tokens_per_minute"] = most if tokens > most else max(most // replicas, tokens)
+        return RateLimits(**values)
+
+    @property
+    def any(self) -> bool:
+        """Whether there is any limit."""
+        return self != NO_LIMITS
+
+
+NO_LIMITS = RateLimits()

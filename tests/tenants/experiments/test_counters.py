@@ -1,0 +1,121 @@
+"""Counters that merge over replicas."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftwood_tenants.experiments.assignment import Assignment
+from draftwood_tenants.experiments.counters import Counts, Origin, Recorder, Snapshot, merge, total
+from draftwood_tenants.experiments.latencies import BINS, EDGES, bin_of, quantile
+from draftwood_tenants.experiments.outcomes import Outcome, column
+
+ORIGINS = [Origin("a", "1"), Origin("a", "2"), Origin("b", "1")]
+
+
+def snapshot_of(origin: Origin, sequence: int) -> Snapshot:
+    """The only snapshot of this origin and sequence number: as many requests as its number."""
+    counts = Counts.zero(2)
+    counts.sums[0, 3, column("requests")] = sequence
+    return Snapshot(origin, sequence, counts)
+
+
+SNAPSHOTS = st.builds(snapshot_of, st.sampled_from(ORIGINS), st.integers(0, 5))
+STATES = st.dictionaries(st.sampled_from(ORIGINS), st.integers(0, 5)).map(
+    lambda known: {origin: snapshot_of(origin, sequence) for origin, sequence in known.items()}
+)
+
+
+def sequences(state: dict[Origin, Snapshot]) -> dict[Origin, int]:
+    return {origin: snapshot.sequence for origin, snapshot in state.items()}
+
+
+@given(STATES, STATES, STATES)
+def test_merging_is_idempotent_commutative_and_associative(
+    a: dict[Origin, Snapshot], b: dict[Origin, Snapshot], c: dict[Origin, Snapshot]
+) -> None:
+    assert sequences(merge(a, a)) == sequences(a)
+    assert sequences(merge(a, b)) == sequences(merge(b, a))
+    assert sequences(merge(merge(a, b), c)) == sequences(merge(a, merge(b, c)))
+
+
+@given(st.lists(SNAPSHOTS, max_size=12), st.randoms(use_true_random=False))
+def test_late_repeated_and_reordered_writes_change_nothing(written: list[Snapshot], order: random.Random) -> None:
+    repeated = [*written, *written]
+    order.shuffle(repeated)
+    state = merge(*({one.origin: one} for one in repeated))
+    expected = sum(max((one.sequence for one in written if one.origin == origin), default=0) for origin in ORIGINS)
+    assert total(state.values(), 2).sums.sum() == expected
+
+
+def outcome(**values: object) -> Outcome:
+    defaults = {
+        "arrived_at": 100.0, "prompt_tokens": 9, "tokens": 90, "steps": 30,
+        "decode_seconds": 0.3, "ttft_seconds": 0.02,
+    }  # fmt: skip
+    return Outcome(**{**defaults, **values})  # type: ignore[arg-type]
+
+
+def test_two_replicas_one_of_which_is_killed() -> None:
+    first, other = Recorder(Origin("a", "boot1"), 2), Recorder(Origin("b", "boot1"), 2)
+    for unit in range(10):
+        first.record(Assignment(0, unit), "acme", f"a{unit}", outcome())
+        other.record(Assignment(1, unit), "acme", f"b{unit}", outcome())
+    stored = merge({one.origin: one for one in (first.snapshot(), other.snapshot())})
+    first.record(Assignment(0, 0), "acme", "lost", outcome())  # killed before it writes again
+    restarted = Recorder(Origin("a", "boot2"), 2)
+    restarted.record(Assignment(0, 5), "acme", "new", outcome())
+    stored = merge(stored, {restarted.origin: restarted.snapshot()}, stored)
+    requests = total(stored.values(), 2).sums[:, :, column("requests")].sum(1)
+    assert requests.tolist() == [11.0, 10.0]
+
+
+def test_a_snapshot_does_not_change_when_more_is_counted() -> None:
+    recorder = Recorder(Origin("a", "1"), 1)
+    recorder.record(Assignment(0, 0), "acme", "u", outcome())
+    before = recorder.snapshot()
+    recorder.record(Assignment(0, 0), "acme", "v", outcome())
+    assert before.counts.sums[0, 0, column("requests")] == 1.0
+    assert recorder.snapshot().sequence > before.sequence
+
+
+def test_units_errors_and_the_burn_in() -> None:
+    recorder = Recorder(Origin("a", "1"), 1, measured_from=50.0)
+    place = Assignment(0, 7)
+    recorder.record(place, "acme", "u", outcome(arrived_at=49.0))
+    recorder.record(place, "acme", "u", outcome(erred=True, tokens=5))
+    recorder.record(place, "acme", "u", outcome(erred=True))
+    recorder.record(place, "acme", "u", outcome())
+    recorder.record_audit(place, differing=True)
+    recorder.record_audit(place, differing=False)
+    recorder.record(place, "acme", "u", outcome(ttft_seconds=9.0))
+    recorder.record(place, "umbrella", "u", outcome())
+    counts = recorder.snapshot().counts
+    found = {
+        name: counts.sums[0, 7, column(name)] for name in ("requests", "answered", "units", "erred_units", "tokens")
+    }
+    assert found == {"requests": 5, "answered": 3, "units": 2, "erred_units": 1, "tokens": 270}
+    assert [counts.sums[0, 7, column(name)] for name in ("audited", "differing")] == [2, 1]
+    assert counts.latencies[0, 0].sum() == 2  # the first answer of each unit
+    assert counts.latencies[0, 0, bin_of(9.0)] == 0
+
+
+def test_counts_of_another_number_of_arms_are_refused() -> None:
+    with pytest.raises(ValueError, match="shape"):
+        total([Snapshot(ORIGINS[0], 1, Counts.zero(3))], 2)
+
+
+def test_bins_have_their_edges_at_the_right() -> None:
+    assert bin_of(0.0) == 0
+    assert bin_of(float(EDGES[5])) == 5
+    assert bin_of(float(EDGES[5]) * 1.0001) == 6
+    assert bin_of(1e9) == BINS - 1
+    assert EDGES[-1] > 1000.0
+    histogram = np.zeros(BINS)
+    assert np.isnan(quantile(histogram, 0.5))
+    histogram[[10, 20, 30]] = 1
+    assert quantile(histogram, 0.5) == EDGES[20]
