@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = {
+    "draftwood_errors": "strategies/draftwood_errors",
     "draftwood_strategies": "strategies/draftwood_strategies",
     "draftwood_memory": "memory/draftwood_memory",
     "draftwood_tenants": "tenants/draftwood_tenants",

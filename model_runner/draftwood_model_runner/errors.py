@@ -1,6 +1,6 @@
 """What can go wrong, as types. The service maps each to one gRPC status.
 
-DraftwoodError, InvalidValueError and InvalidInputError are those of `draftwood_strategies.errors`.
+DraftwoodError, InvalidValueError and InvalidInputError are those of `draftwood_errors`.
 
 DraftwoodError
 ├── InvalidValueError
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftwood_strategies.errors import DraftwoodError, InvalidInputError, InvalidValueError
+from draftwood_errors import DraftwoodError, InvalidInputError, InvalidValueError
 
 __all__ = [
     "DeadlineError",

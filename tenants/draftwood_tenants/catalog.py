@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError
 
 from draftwood.admin.v1 import experiments_pb2, tenants_pb2
-from draftwood_strategies.errors import InvalidValueError
+from draftwood_errors import InvalidValueError
 from draftwood_tenants.config import LearningConfig, LearningScope, TenantConfig
 from draftwood_tenants.experiments.definition import ExperimentConfig
 from draftwood_tenants.experiments.reading import STATES, read_experiment

@@ -23,7 +23,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from draftwood.admin.v1 import experiments_pb2, tenants_pb2
-from draftwood_strategies.errors import InvalidInputError, InvalidValueError
+from draftwood_errors import InvalidInputError, InvalidValueError
 from draftwood_tenants.config import TenantConfig
 from draftwood_tenants.experiments.definition import ExperimentConfig, ExperimentState, StateError, require_no_overlap
 from draftwood_tenants.experiments.reading import experiment_of, invalid, read_experiment

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from draftwood_strategies.errors import InvalidInputError
+from draftwood_errors import InvalidInputError
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
-from draftwood_strategies.errors import InvalidInputError
+from draftwood_errors import InvalidInputError
 
 MAX_IDENTIFIER_BYTES = 256
 

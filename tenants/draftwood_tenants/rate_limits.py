@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
 
-from draftwood_strategies.errors import InvalidValueError
+from draftwood_errors import InvalidValueError
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from draftwood.admin.v1 import tenants_pb2 as pb
 from draftwood.v1 import generation_pb2
-from draftwood_strategies.errors import InvalidInputError, InvalidValueError
+from draftwood_errors import InvalidInputError, InvalidValueError
 from draftwood_strategies.options import OptionValue
 from draftwood_strategies.registry import UnknownStrategyError, check_options, strategy_names
 from draftwood_tenants.config import (

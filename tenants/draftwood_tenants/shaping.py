@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from draftwood_strategies.errors import InvalidValueError
+from draftwood_errors import InvalidValueError
 
 MIN_CADENCE, MAX_CADENCE = 0.01, 60.0
 MAX_PADDING = 65_536

@@ -27,7 +27,7 @@ MODULES = {
     "draftwood-client": {"draftwood", "draftwood_client", "draftwood_command.py"},
     "draftwood-memory": {"draftwood_memory"},
     "draftwood-model-runner": {"draftwood_model_runner"},
-    "draftwood-strategies": {"draftwood_strategies"},
+    "draftwood-strategies": {"draftwood_errors", "draftwood_strategies"},
     "draftwood-tenants": {"draftwood_tenants"},
     "draftwood-vllm": {"draftwood_vllm"},
 }

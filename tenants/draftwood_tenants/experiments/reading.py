@@ -7,7 +7,7 @@ from typing import Any
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from draftwood.admin.v1 import experiments_pb2 as pb
-from draftwood_strategies.errors import InvalidInputError, InvalidValueError
+from draftwood_errors import InvalidInputError, InvalidValueError
 from draftwood_tenants.experiments.assignment import ExperimentError
 from draftwood_tenants.experiments.definition import Arm, ExperimentConfig, ExperimentState
 from draftwood_tenants.experiments.limits import Limits

@@ -10,7 +10,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
 
-from draftwood_strategies.errors import DraftwoodError
+from draftwood_errors import DraftwoodError
 
 MOST_DELETED = 10_000
 """Names of deleted resources that a store keeps for readers. One that is further behind reads everything again. Not

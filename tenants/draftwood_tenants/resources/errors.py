@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftwood_strategies.errors import DraftwoodError
+from draftwood_errors import DraftwoodError
 
 
 class ResourceError(DraftwoodError):

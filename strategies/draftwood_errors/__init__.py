@@ -1,5 +1,7 @@
 """What every package of Draftwood may raise: the root of its errors, and values that are not allowed.
 
+A package of its own, beside the strategies, since it is imported before anything large is.
+
 DraftwoodError
 └── InvalidValueError        a field of a request or a setting has a value that is not allowed
     └── InvalidInputError    it is wrong in another way than a value outside its range
