@@ -54,10 +54,11 @@ class Engine:
         return self._peer.ask({"op": "state"}, _TIMEOUT)
 
 
-def environment_of(**variables: str) -> dict[str, str]:
-    """Of a process in vLLM's environment: none of the tests' own settings, and `variables`."""
+def environment_of(*more: Path, **variables: str) -> dict[str, str]:
+    """Of a process in vLLM's environment: none of the tests' own settings, our code as it is here, and `variables`."""
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")}
-    return {**kept, **ENVIRONMENT, **variables}
+    ours = os.pathsep.join(str(REPOSITORY / one) for one in ("strategies", "memory", "plugins/vllm", *more))
+    return {**kept, **ENVIRONMENT, "PYTHONPATH": ours, **variables}
 
 
 @contextmanager
