@@ -49,6 +49,10 @@ class Engine:
         """Runs requests to their ends; see `driver` for the answer."""
         return self._peer.ask({"op": "run", "requests": list(requests), "aborts": dict(aborts)}, _TIMEOUT)
 
+    def crash_memory(self) -> None:
+        """Its memory's thread dies."""
+        self._peer.ask({"op": "crash"}, _TIMEOUT)
+
     def state(self) -> dict[str, Any]:
         """Of its drafts, once it rests."""
         return self._peer.ask({"op": "state"}, _TIMEOUT)

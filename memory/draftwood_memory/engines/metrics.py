@@ -80,6 +80,9 @@ class MetricFiles:
         from prometheus_client.mmap_dict import MmapedDict
 
         folder.mkdir(mode=0o700, exist_ok=True)
+        for path in folder.glob(f"gauge_*_{_NAME}-*.db"):  # of a run before, where the folder outlives one
+            if not _lives(_pid_of(path)):
+                path.unlink(missing_ok=True)
         self._folder = folder
         self._open: Any = MmapedDict
         self._files: dict[str, tuple[Path, Any]] = {}
@@ -136,6 +139,16 @@ class _EnginesOfServer:
 
 def _pid_of(path: Path) -> int:
     return int(path.stem.rpartition("-")[2])
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _descends(pid: int) -> bool:

@@ -137,6 +137,10 @@ def test_servers_in_multiprocess_mode_read_the_files_themselves(tmp_path: Path, 
     shared = tmp_path / "shared"
     shared.mkdir()
     environ[metrics._SHARED] = str(shared)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    stale = shared / f"gauge_livesum_draftwood-{ended.pid}.db"
+    stale.touch()
     with ExitStack() as stack:
         engines = []
         for up in (1, 0):
@@ -153,6 +157,7 @@ def test_servers_in_multiprocess_mode_read_the_files_themselves(tmp_path: Path, 
             return parsed(generate_latest(registry).decode())
 
         assert scrape() == scrape() == SHOWN
+        assert not stale.exists()
         assert engines[1].stdin is not None
         assert engines[1].stdout is not None
         engines[1].stdin.write("\n")
