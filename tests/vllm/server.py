@@ -44,10 +44,9 @@ class Server:
         return {(name, *re.findall(r'"(.*?)"', labels)): float(value) for name, labels, value in found}
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's values for a strategy; 0 if there are none."""
-        return sum(
-            value for key, value in self.metrics().items() if key[0] == name and {*labels.values()} <= {*key[1:]}
-        )
+        """The sum of a metric's values with these labels; 0 if there are none."""
+        wanted = {*labels.values()}
+        return sum(value for (found, *has), value in self.metrics().items() if found == name and wanted <= {*has})
 
     def write(self, prompt: list[int], model: str = "demo", **options: Any) -> list[int]:
         """The 40 tokens that it goes on with."""
