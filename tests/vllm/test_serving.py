@@ -80,8 +80,8 @@ def served(store: Valkey, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     folder = tmp_path_factory.mktemp("serving")
     modules = [f"{name}={adapter(folder / name, seed)}" for seed, name in enumerate(("first", "second"))]
     flags = ["--enable-lora", "--max-lora-rank", "8", "--lora-modules", *modules]
-    variables = {"DRAFTWOOD_STORE": store.url, "DRAFTWOOD_TENANT": "acme"}
-    with running_server(*flags, packages=(hanging(folder / "packages"),), **variables) as running:
+    packages = (hanging(folder / "packages"),)
+    with running_server(*flags, packages=packages, DRAFTWOOD_STORE=store.url, DRAFTWOOD_TENANT="acme") as running:
         yield running
 
 

@@ -55,8 +55,12 @@ def choose_folder(environ: MutableMapping[str, str]) -> None:
         # A name that nobody can guess: the folder is made by another process.
         folder = Path(tempfile.gettempdir(), f"draftwood-metrics-{os.urandom(16).hex()}")
         environ[_OWN] = str(folder)
-        owner = os.getpid()
-        atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
+        atexit.register(_delete, folder, os.getpid())
+
+
+def _delete(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # and not a fork of it
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def folder_of(environ: Mapping[str, str]) -> Path | None:
@@ -130,8 +134,8 @@ class _EnginesOfServer:
             return []
         try:
             files = [str(path) for path in Path(folder).glob(f"*_{_NAME}-*.db") if _descends(_pid_of(path))]
-            merged: Iterable[Any] = MultiProcessCollector.merge(files)
-            return merged
+            merge: Any = MultiProcessCollector.merge
+            return list(merge(files))
         except Exception:
             _log.exception("metrics of drafts cannot be read")
             return []

@@ -153,7 +153,7 @@ def test_servers_in_multiprocess_mode_read_the_files_themselves(tmp_path: Path, 
 
         def scrape() -> dict[str, float]:
             registry = CollectorRegistry()
-            MultiProcessCollector(registry, str(shared))
+            MultiProcessCollector(registry, str(shared))  # type: ignore[no-untyped-call]
             return parsed(generate_latest(registry).decode())
 
         assert scrape() == scrape() == SHOWN
