@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ print("closed", flush=True)
 sys.stdin.readline()
 """
 SERVER = """
-import subprocess, sys
+import os, subprocess, sys
 from prometheus_client import REGISTRY, generate_latest
 from draftwood_memory.engines.metrics import show_metrics
 show_metrics()
@@ -45,11 +45,13 @@ for line in sys.stdin:
         engines.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stdout))
     elif operation == "kill":
         engines[int(more[0])].kill()
+        os.waitid(os.P_PID, engines[int(more[0])].pid, os.WEXITED | os.WNOWAIT)  # dead, and still in the list
         print("killed", flush=True)
     elif operation == "scrape":
         print(generate_latest(REGISTRY).decode() + "end", flush=True)
 for engine in engines:
     engine.kill()
+    engine.wait()
 """
 SHOWN = {
     "draftwood_sequences_total": 10.0,
@@ -59,15 +61,34 @@ SHOWN = {
 }
 
 
+@contextmanager
+def process(*command: str, environ: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
+    ) as made:
+        try:
+            yield made
+            assert made.stdin is not None
+            made.stdin.close()
+            made.wait(20)  # it ends by itself
+        finally:
+            made.kill()
+
+
+@contextmanager
+def running_server(folder: Path, environ: dict[str, str]) -> Iterator[Server]:
+    engine = folder / "engine.py"
+    engine.write_text(ENGINE)
+    with process(SERVER, environ=environ) as made:
+        yield Server(made, engine)
+
+
 class Server:
     """A process that shows metrics, and starts engines."""
 
-    def __init__(self, folder: Path, environ: dict[str, str]) -> None:
-        self._engine = folder / "engine.py"
-        self._engine.write_text(ENGINE)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
-        )
+    def __init__(self, process: subprocess.Popen[str], engine: Path) -> None:
+        self.process = process
+        self._engine = engine
 
     def ask(self, line: str, until: str) -> list[str]:
         assert self.process.stdin is not None
@@ -100,78 +121,56 @@ def environ(tmp_path: Path) -> dict[str, str]:
     return {**kept, "TMPDIR": str(tmp_path)}
 
 
-@pytest.fixture
-def server(tmp_path: Path, environ: dict[str, str]) -> Iterator[Server]:
-    with ExitStack() as stack:
-        made = Server(tmp_path, environ)
-        stack.callback(made.process.kill)
-        yield made
-
-
-def test_a_server_shows_its_engines_once_and_no_dead_one(server: Server, tmp_path: Path) -> None:
-    assert server.scrape() == {}
-    server.start(up=True)
-    server.start(up=False)
-    assert server.scrape() == server.scrape() == SHOWN
-    server.ask("kill 1", "killed")
-    assert server.scrape() == {**dict.fromkeys(SHOWN, 5.0), "draftwood_store_up": 1.0}
-    [folder] = tmp_path.glob("draftwood-metrics-*")
-    assert folder.stat().st_mode & 0o777 == 0o700
-    server.process.communicate(timeout=20)
+def test_a_server_shows_its_engines_once_and_no_dead_one(tmp_path: Path, environ: dict[str, str]) -> None:
+    with running_server(tmp_path, environ) as server:
+        assert server.scrape() == {}
+        server.start(up=True)
+        server.start(up=False)
+        assert server.scrape() == server.scrape() == SHOWN
+        server.ask("kill 1", "killed")
+        assert server.scrape() == {**dict.fromkeys(SHOWN, 5.0), "draftwood_store_up": 1.0}
+        [folder] = tmp_path.glob("draftwood-metrics-*")
+        assert folder.stat().st_mode & 0o777 == 0o700
     assert not folder.exists()
 
 
 def test_a_server_shows_no_other_servers_engines(tmp_path: Path, environ: dict[str, str]) -> None:
     """Two servers that one process started, and so with one folder."""
     environ[metrics._OWN] = str(tmp_path / "inherited")
-    with ExitStack() as stack:
-        servers = [Server(tmp_path, environ) for _ in range(2)]
-        for one in servers:
-            stack.callback(one.process.kill)
-        servers[0].start(up=True)
-        assert servers[0].scrape()["draftwood_store_up"] == 1.0
-        assert servers[1].scrape() == {}
+    with running_server(tmp_path, environ) as first, running_server(tmp_path, environ) as second:
+        first.start(up=True)
+        assert first.scrape()["draftwood_store_up"] == 1.0
+        assert second.scrape() == {}
 
 
 def test_servers_in_multiprocess_mode_read_the_files_themselves(tmp_path: Path, environ: dict[str, str]) -> None:
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    environ[metrics._SHARED] = str(shared)
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    stale = shared / f"gauge_livesum_draftwood-{ended.pid}.db"
+    environ[metrics._SHARED] = str(tmp_path)
+    with process("", environ=environ) as ended:
+        stale = tmp_path / f"gauge_livesum_draftwood-{ended.pid}.db"
     stale.touch()
-    with ExitStack() as stack:
-        engines = []
-        for up in (1, 0):
-            command = [sys.executable, "-c", ENGINE, str(up)]
-            engines.append(subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environ))
-            stack.callback(engines[-1].kill)
-        for one in engines:
-            assert one.stdout is not None
-            assert one.stdout.readline() == "written\n"
 
-        def scrape() -> dict[str, float]:
-            registry = CollectorRegistry()
-            MultiProcessCollector(registry, str(shared))  # type: ignore[no-untyped-call]
-            return parsed(generate_latest(registry).decode())
+    def scrape() -> dict[str, float]:
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, str(tmp_path))  # type: ignore[no-untyped-call]
+        return parsed(generate_latest(registry).decode())
 
-        assert scrape() == scrape() == SHOWN
-        assert not stale.exists()
-        assert engines[1].stdin is not None
-        assert engines[1].stdout is not None
-        engines[1].stdin.write("\n")
-        engines[1].stdin.flush()
-        assert engines[1].stdout.readline() == "closed\n"
+    with process(ENGINE, "1", environ=environ) as first:
+        with process(ENGINE, "0", environ=environ) as second:
+            for one in (first, second):
+                assert one.stdout is not None
+                assert one.stdout.readline() == "written\n"
+            assert scrape() == scrape() == SHOWN
+            assert not stale.exists()
         counted = {"draftwood_sequences_total": 10.0}  # what it counted was done
         assert scrape() == {**dict.fromkeys(SHOWN, 5.0), "draftwood_store_up": 1.0, **counted}
 
 
-def test_files_that_cannot_be_read_break_no_scrape(server: Server, tmp_path: Path) -> None:
-    server.start(up=True)
-    [counters] = tmp_path.glob("draftwood-metrics-*/counter_*")
-    counters.write_bytes(b"\xff")
-    assert server.scrape() == {}
+def test_files_that_cannot_be_read_break_no_scrape(tmp_path: Path, environ: dict[str, str]) -> None:
+    with running_server(tmp_path, environ) as server:
+        server.start(up=True)
+        [counters] = tmp_path.glob("draftwood-metrics-*/counter_*")
+        counters.write_bytes(b"\xff")
+        assert server.scrape() == {}
 
 
 def test_it_imports_little_and_does_nothing_without_prometheus_client(environ: dict[str, str]) -> None:
