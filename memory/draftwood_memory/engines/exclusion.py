@@ -24,6 +24,7 @@ class Exclusion:
         self.watchdog = Watchdog()
         self._lock = threading.Lock()
         self._stuck = self._told = False
+        self._stepped_by = 0
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -43,10 +44,13 @@ class Exclusion:
 
     def tell(self) -> None:
         """Logs once if the present thread, which the engine steps on, cannot be interrupted."""
-        if not self._told and not self.watchdog.limits:
+        thread = threading.get_ident()
+        if thread == self._stepped_by or self._told:
+            return
+        self._stepped_by, self._told = thread, not self.watchdog.limits
+        if self._told:
             problem = "it does not step on the main thread of its process, or SIGUSR1 has another handler"
             _log.warning("a strategy that does not return stops this engine and cannot be interrupted: %s", problem)
-        self._told = True
 
     def close(self) -> None:
         """No call has a limit any more. On the thread that made it."""

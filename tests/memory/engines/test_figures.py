@@ -13,6 +13,7 @@ from draftwood_memory.engines.figures import ARM, STRATEGY, Kind, Point
 from draftwood_strategies import TrieStrategy
 from tests.memory.engines.test_drafts import TEXT, drafted, engine, rested
 from tests.memory.engines.toy_engine import ToyEngine
+from tests.memory.servers import wait_for
 
 DOCUMENTED = re.findall(
     r"^\| `[a-z_.]+` \| `([a-z_]+)` \| (counter|gauge) \| [^|]+ \| ([^|]+) \|$",
@@ -87,6 +88,7 @@ def test_memory_and_store() -> None:
     with engine("redis://127.0.0.1:9", tenant="acme") as made:
         drafted(made, "1", TEXT[:4])
         rested(made)
+        wait_for(lambda: not made.drafts._memory.healthy, "the store to be missed", 5.0)
         found = {metric.name: value for metric, labels, value in points(made) if not labels}
     assert set(found) == {one.name for one in (*figures.OF_MEMORY, figures.STORE_UP)}
     assert (found["draftwood_store_up"], found["draftwood_store_pending"]) == (0, 1)
