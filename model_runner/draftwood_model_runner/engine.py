@@ -17,7 +17,6 @@ from draftwood_model_runner.begun_step import BegunStep, Computed
 from draftwood_model_runner.drafting.draft_policy import DraftPolicy, Drafts, Outcomes
 from draftwood_model_runner.drafting.overlap import Overlap
 from draftwood_model_runner.drafting.step_measuring import measure_step_times
-from draftwood_model_runner.drafting.watchdog import Watchdog
 from draftwood_model_runner.engine_config import EngineConfig
 from draftwood_model_runner.errors import (
     DeadlineError,
@@ -44,6 +43,7 @@ from draftwood_model_runner.scheduling.scheduler import Plan, Scheduler, Work
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_model_runner.statistics import EngineCounts
 from draftwood_strategies.base import StepFeedback
+from draftwood_strategies.budgeting.watchdog import Watchdog
 from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.native import sizes_between
 

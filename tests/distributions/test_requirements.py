@@ -20,6 +20,7 @@ ELSEWHERE = {
     "triton": "torch for CUDA brings it",
     "vllm": "the plug-in runs in it",
     "huggingface_hub": "vLLM brings it",
+    "prometheus_client": "engines that have it show metrics by it",
     "opentelemetry": "the client uses it in a process that has imported it",
 }
 """Imported modules that are not required, with the reason."""

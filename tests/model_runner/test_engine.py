@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import draftwood_strategies
-from draftwood_model_runner.drafting.watchdog import Watchdog
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.errors import EngineStoppedError, InvalidValueError, ModelError
 from draftwood_model_runner.loading.model import LoadedModel
@@ -21,6 +20,7 @@ from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_strategies import DraftTree, Feedback
 from draftwood_strategies.budgeting.draft_account import Payoff
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
+from draftwood_strategies.budgeting.watchdog import Watchdog
 from draftwood_strategies.draft import Int32Array
 from tests.model_runner.families import as_prompt, greedy, served, torch_factory
 from tests.model_runner.sequences import make_sequence

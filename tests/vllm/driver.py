@@ -4,6 +4,7 @@
 |---|---|
 | `{"op": "load", "engine", "drafts"}` | `{"version"}` |
 | `{"op": "run", "requests", "aborts"}` | `{"outputs", "steps", "preemptions", "rows_moved", "cached", "drafted"}` |
+| `{"op": "crash"}` | `{}`, once the thread of the memory is dead |
 | `{"op": "state", "rest"}` | `{"sessions", "learned", "waiting", "fingerprint", "failures", "off"}` |
 
 `engine` has arguments of `EngineArgs`. A request is `{"id", "prompt", "at", "params"}`: token ids, the step in which it
@@ -98,6 +99,13 @@ class Driver:
             "failures": dict(drafts.failures),
             "off": proposer._off,
         }
+
+    def crash(self) -> dict[str, Any]:
+        """Ends the loop of the thread that follows the memories, in its midst."""
+        thread = self.runner.drafter._opened.drafts._memory.thread
+        thread._loop.call_soon_threadsafe(thread._loop.stop)
+        thread._thread.join(30.0)
+        return {} if not thread._thread.is_alive() else {"error": "it lives"}
 
     def _add(self, one: dict[str, Any]) -> None:
         from vllm import SamplingParams

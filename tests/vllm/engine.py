@@ -49,15 +49,20 @@ class Engine:
         """Runs requests to their ends; see `driver` for the answer."""
         return self._peer.ask({"op": "run", "requests": list(requests), "aborts": dict(aborts)}, _TIMEOUT)
 
+    def crash_memory(self) -> None:
+        """Its memory's thread dies."""
+        self._peer.ask({"op": "crash"}, _TIMEOUT)
+
     def state(self) -> dict[str, Any]:
         """Of its drafts, once it rests."""
         return self._peer.ask({"op": "state"}, _TIMEOUT)
 
 
-def environment_of(**variables: str) -> dict[str, str]:
-    """Of a process in vLLM's environment: none of the tests' own settings, and `variables`."""
+def environment_of(*more: Path, **variables: str) -> dict[str, str]:
+    """Of a process in vLLM's environment: none of the tests' own settings, our code as it is here, and `variables`."""
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")}
-    return {**kept, **ENVIRONMENT, **variables}
+    ours = [*(REPOSITORY / one for one in ("strategies", "memory", "plugins/vllm")), *more]
+    return {**kept, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(map(str, ours)), **variables}
 
 
 @contextmanager

@@ -118,3 +118,22 @@ def test_sampled_answers_complete(engine: Engine) -> None:
     """Without seeds: vLLM's CPU build fails for a seeded request whose prompt is read in chunks, with drafts or not."""
     run = engine.run(*(request(f"s{i}", [1, *texts()[2]], 0, 24, temperature=0.9, n=2) for i in range(4)))
     assert [[len(tokens) for tokens in run["outputs"][f"s{i}"]] for i in range(4)] == [[24, 24]] * 4
+
+
+def test_a_memory_whose_thread_dies_costs_no_request_and_no_draft(
+    plain: dict[str, dict[str, Any]], engine: Engine
+) -> None:
+    """The last test of this engine. What is known of a tenant is drafted from, and learned, in this process."""
+    prompt = [1, *texts()[3], 80]
+    expected = engine.run(request("c1", prompt, 0, 40, draftwood_tenant="crash"))["outputs"]["c1"]
+    engine.state()
+    engine.crash_memory()
+    for number in range(2, 5):
+        run = engine.run(request(f"c{number}", prompt, 0, 40, draftwood_tenant="crash"))
+        assert run["outputs"][f"c{number}"] == expected
+        assert run["drafted"][f"c{number}"] > 15
+    new = [engine.run(request(f"n{i}", prompt, 0, 40, draftwood_tenant="new")) for i in range(2)]
+    assert [run["outputs"][f"n{i}"] for i, run in enumerate(new)] == [expected] * 2
+    for name in PARAMETERS:
+        assert engine.run(*parametrized(name))["outputs"] == plain[name]["outputs"]
+    assert engine.state()["off"] is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import kubernetes_validate
 import numpy as np
 import pytest
 import yaml
@@ -137,12 +139,48 @@ def test_what_users_name_is_there() -> None:
     assert found in ([], ["draftwood_vllm.proposer:check"])  # installed by `make setup`
 
 
-def test_the_values_for_kubernetes_name_these_versions() -> None:
-    text = Path("examples/vllm/values.yaml").read_text(encoding="utf-8")
-    [model] = yaml.safe_load(text)["servingEngineSpec"]["modelSpec"]
-    [installs] = model["initContainer"]["args"]
+@pytest.fixture
+def model_spec() -> dict[str, Any]:
+    """What the values for vLLM's chart say of the model."""
+    values = yaml.safe_load(Path("examples/vllm/values.yaml").read_text(encoding="utf-8"))
+    [model] = values["servingEngineSpec"]["modelSpec"]
+    found: dict[str, Any] = model
+    return found
+
+
+def test_the_values_for_kubernetes_name_these_versions(model_spec: dict[str, Any]) -> None:
+    [installs] = model_spec["initContainer"]["args"]
     for name in ("draftwood-vllm", "draftwood-memory", "draftwood-strategies"):
         assert f" {name}==0.1.0" in installs
         assert 'version = "0.1.0"' in (FOLDERS[name] / "pyproject.toml").read_text()
     assert "'redis>=8.1,<9'" in installs
     assert '"redis>=8.1,<9"' in (FOLDERS["draftwood-memory"] / "pyproject.toml").read_text()
+
+
+def test_what_the_values_for_kubernetes_say_of_a_pod_is_valid(model_spec: dict[str, Any]) -> None:
+    """As the chart's template takes it over. The chart itself is not there."""
+    first, image = model_spec["initContainer"], f"{model_spec['repository']}:{model_spec['tag']}"
+    installing = {name: first[name] for name in ("name", "image", "command", "args")}
+    serving = {"name": "vllm", "image": image, "env": model_spec["env"], "args": model_spec["vllmConfig"]["extraArgs"]}
+    spec = {
+        "volumes": model_spec["extraVolumes"],
+        "initContainers": [{**installing, "volumeMounts": first["extraVolumeMounts"]}],
+        "containers": [{**serving, "volumeMounts": model_spec["extraVolumeMounts"]}],
+    }
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "vllm"}, "spec": spec}
+    kubernetes_validate.validate(pod, "1.31", strict=True)
+    assert first["image"] == image
+    [volume], [mount] = spec["volumes"], model_spec["extraVolumeMounts"]
+    assert volume["name"] == mount["name"] == first["extraVolumeMounts"][0]["name"]
+    variables = {one["name"]: one.get("value") for one in model_spec["env"]}
+    assert variables["PYTHONPATH"] == mount["mountPath"] == first["extraVolumeMounts"][0]["mountPath"]
+    assert f"--target {mount['mountPath']} " in first["args"][0]
+
+
+def test_the_values_for_kubernetes_switch_drafts_on_and_nothing_off(model_spec: dict[str, Any]) -> None:
+    arguments = model_spec["vllmConfig"]["extraArgs"]
+    flags = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    speculation = json.loads(flags["--speculative-config"])
+    assert {"method": "custom_class", "model": "draftwood_vllm.Proposer"}.items() <= speculation.items()
+    assert flags["--middleware"] == "draftwood_vllm.TenantHeader"
+    assert model_spec["vllmConfig"]["enablePrefixCaching"] is True  # this chart passes a flag for off otherwise

@@ -1,88 +1,20 @@
-"""`vllm serve` behind a proxy that sets the tenant: `make test-vllm`."""
+"""`vllm serve` behind a proxy that sets the tenant, and with a wrong setting: `make test-vllm`."""
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
-import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.memory.servers import free_port
-from tests.vllm.engine import ENGINE, PYTHON, environment_of
+from tests.vllm.engine import PYTHON
+from tests.vllm.server import running_server
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
-PROMPT = [1, *range(700, 730)]
-
-
-class Server:
-    """A running `vllm serve`."""
-
-    def __init__(self, port: int) -> None:
-        self._base = f"http://127.0.0.1:{port}"
-
-    def get(self, path: str) -> str:
-        with urllib.request.urlopen(self._base + path, timeout=60) as answer:
-            return str(answer.read().decode())
-
-    def complete(self, header: str | None, **fields: Any) -> int:
-        """Asks for 40 tokens; returns how many of them were drafted and accepted."""
-        before = self._accepted()
-        body = {"model": "demo", "prompt": PROMPT, "max_tokens": 40, "temperature": 0, "ignore_eos": True, **fields}
-        headers = {"content-type": "application/json"} | ({} if header is None else {"x-draftwood-tenant": header})
-        call = urllib.request.Request(f"{self._base}/v1/completions", json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(call, timeout=120) as answer:
-            assert json.load(answer)["usage"]["completion_tokens"] == 40
-        time.sleep(0.3)  # its end reaches the worker
-        return self._accepted() - before
-
-    def _accepted(self) -> int:
-        found = re.search(
-            r"^vllm:spec_decode_num_accepted_tokens_total\{[^}]*\} (\S+)$", self.get("/metrics"), re.MULTILINE
-        )
-        return int(float(found.group(1))) if found else 0
-
-
-@contextmanager
-def running_server(*flags: str, **variables: str) -> Iterator[tuple[Server, Path]]:
-    """`vllm serve` of the bundled model with the plug-in, and its log."""
-    port = free_port()
-    speculation = {"method": "custom_class", "model": "draftwood_vllm.Proposer", "num_speculative_tokens": 16}
-    options = {"dtype": "float32", "max-model-len": 256, "max-num-seqs": 4, "port": port, "host": "127.0.0.1"}
-    # Of `vllm serve`, whose command looks for the name of another build.
-    program = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(ENGINE["model"])]
-    command = [*program, "--enforce-eager", *flags]
-    command += ["--served-model-name", "demo", "--speculative-config", json.dumps(speculation)]
-    command += [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    environment = environment_of(VLLM_CPU_KVCACHE_SPACE="1", **variables)
-    with tempfile.TemporaryDirectory(prefix="draftwood-vllm-") as folder:
-        log = Path(folder, "log")
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
-        try:
-            server, deadline = Server(port), time.monotonic() + 400
-            while True:
-                try:
-                    server.get("/health")
-                    break
-                except (urllib.error.URLError, OSError):
-                    assert process.poll() is None, log.read_text()[-2000:]
-                    assert time.monotonic() < deadline, log.read_text()[-2000:]
-                    time.sleep(0.5)
-            yield server, log
-            process.terminate()
-            process.wait(60)
-        finally:
-            process.kill()
-            process.wait()
 
 
 def test_the_tenant_is_the_headers_whatever_a_caller_asks_for() -> None:
@@ -104,6 +36,13 @@ def test_the_tenant_is_the_headers_whatever_a_caller_asks_for() -> None:
         for expected in (r"\d+ tokens in \S+ s; \d+ drafted, \d+ of them accepted\n",) * 2:
             done = subprocess.run([str(PYTHON), str(ask), server._base], capture_output=True, text=True, check=True)
             assert re.fullmatch(expected, done.stdout)
+        time.sleep(1.5)  # its figures are a second old at most
+        counted = {name: server.metric(f"draftwood_{name}_total") for name in ("draft_tokens", "draft_accepted_tokens")}
+        vllms = re.findall(r"^vllm:spec_decode_num_(\w+)_tokens_total\{.*\} (\S+)$", server.get("/metrics"), re.M)
+        assert counted == {
+            {"draft": "draft_tokens", "accepted": "draft_accepted_tokens"}[name]: float(value) for name, value in vllms
+        }
+        assert "acme" not in "".join(line for line in server.get("/metrics").splitlines() if "draftwood" in line)
         lines = [line for line in log.read_text().splitlines() if "drafting with trie" in line]
         assert len(lines) == 1
         assert 'requests that name no tenant are of tenant "default"' in lines[0]
@@ -116,3 +55,4 @@ def test_a_wrong_setting_costs_the_drafts_and_not_the_server() -> None:
         problems = [line for line in log.read_text().splitlines() if "goes on without drafts of Draftwood" in line]
         assert len(problems) == 1
         assert problems[0].endswith("memory_tokens many: must be a whole number")
+        assert server.metrics() == {}

@@ -1,7 +1,8 @@
 """Chains of draft tokens for the rows of an engine's step, from tenants' memories, within the budget of the batch.
 
 All is called by the engine's thread, after each of its steps, and by a thread of this module while the engine rests: it
-ends requests that are gone and lets strategies learn. A lock keeps them apart. Nothing here waits for a store.
+ends requests that are gone, lets strategies learn and publishes figures. They exclude each other. Nothing here waits
+for a store, and a call into a strategy is interrupted if it does not return.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from draftwood_memory.engines.exclusion import Exclusion
+from draftwood_memory.engines.figures import Figures, Point
 from draftwood_memory.engines.options import TENANT, RequestOptions, read_options
 from draftwood_memory.engines.session import Session, SessionRequest, Step
-from draftwood_memory.engines.summary import Summary
 from draftwood_memory.memory import Memory
 from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_strategies import Strategy, create
@@ -35,6 +38,8 @@ _log = logging.getLogger("draftwood")
 
 _REST_SECONDS = 0.05
 """Without a step, after which the engine rests. It bounds how late the last answers reach other replicas. Not tuned."""
+_PUBLISH_SECONDS = 1.0
+"""Between two looks at the figures, as between two reports of the server's engine."""
 _REMEMBERED_PAYOFFS = 4096
 """Tenants and strategies whose payoff is remembered; the least recently used one is dropped."""
 
@@ -67,6 +72,7 @@ class EngineDrafts:
         vocab_size: draft tokens are below it.
         longest: tokens of a chain, at most.
         is_live: whether the engine still knows a request, running or not. Called from two threads.
+        publish: takes the figures each second, on a thread of its own; None for nobody.
     """
 
     def __init__(
@@ -77,6 +83,7 @@ class EngineDrafts:
         vocab_size: int,
         longest: int,
         is_live: Callable[[str], bool],
+        publish: Callable[[list[Point]], None] | None = None,
     ) -> None:
         self.times = ServedStepTimes()
         self.failures: Counter[str] = Counter()
@@ -91,16 +98,18 @@ class EngineDrafts:
         self._blank = lru_cache(64)(create)
         self._refused: set[str] = set()
         self._tasks: deque[Callable[[], None]] = deque()
-        self._summary = Summary()
-        self._lock = threading.Lock()
+        self._figures = Figures()
+        self._publish = publish
+        self._published_at = 0.0
+        self._exclusion = Exclusion()
         self._closed = threading.Event()
         self._stepped_at = 0.0
         self._resting = threading.Thread(target=self._rest, name="draftwood", daemon=True)
 
     def start(self) -> None:
-        """Compiles, and follows the store from now on."""
+        """Compiles, and follows the store from now on. Called by the engine's thread."""
         if self._settings.strategy != "none":
-            warm_up(self._settings.strategy)
+            self._exclusion.run(lambda: warm_up(self._settings.strategy))
         self._warm_up()
         self._memory.start(self._between_steps, self._settings.memory_preload, self._settings.strategy)
         self._resting.start()
@@ -111,12 +120,17 @@ class EngineDrafts:
         for length in range(8, text.shape[0], 2):
             self.step([Row("warm-up", text[:length], 6, 4, {TENANT: ""})])
         self._end("warm-up")
-        self.times, self._summary = ServedStepTimes(), Summary()
+        self.times, self._figures = ServedStepTimes(), Figures()
 
     def step(self, rows: SequenceOf[Row]) -> list[list[int]]:
-        """A chain for each row, after the engine's step; an empty one where nothing is drafted."""
+        """A chain for each row, after the engine's step; an empty one where nothing is drafted.
+
+        Raises:
+            TimeoutError: a strategy does not return to the other thread.
+        """
         began = time.perf_counter()
-        with self._lock:
+        self._exclusion.tell()
+        with self._exclusion.held():
             self._run_tasks()
             writing = [(i, row, self._session(row)) for i, row in enumerate(rows) if row.writes]
             self._end_others(rows)
@@ -136,10 +150,14 @@ class EngineDrafts:
         self._closed.set()
         if self._resting.ident is not None:
             self._resting.join(5.0)
-        with self._lock:
-            self._run_tasks()
-            for request_id in [*self.sessions]:
-                self._end(request_id)
+        try:
+            with self._exclusion.held():
+                self._run_tasks()
+                for request_id in [*self.sessions]:
+                    self._end(request_id)
+        except TimeoutError as error:
+            _log.error("the last answers are not learned: %s", error)
+        self._exclusion.close()
         self._memory.stop()
 
     def _session(self, row: Row) -> Session:
@@ -193,7 +211,7 @@ class EngineDrafts:
         if session.ended:
             return
         session.strategy = strategy
-        session.drafter = GuardedDrafter(session, self._vocab_size, self.failures, payoff)
+        session.drafter = GuardedDrafter(session, self._vocab_size, self.failures, payoff, self._exclusion.watchdog)
         if session.learning is not None:
             session.learning.strategy = strategy  # its drafter tells it what is written
         if session.output:
@@ -262,11 +280,11 @@ class EngineDrafts:
 
     def _end(self, request_id: str) -> None:
         session = self.sessions.pop(request_id)
-        self._summary.add(session)
         try:
             session.close()
         except Exception:
             _log.exception("output of request %r could not be learned", request_id)
+        self._figures.ended(session)
 
     def _refuse(self, problem: str) -> None:
         """A request is not drafted for. Logged once for each problem, as clients repeat theirs."""
@@ -280,20 +298,31 @@ class EngineDrafts:
     def _run_tasks(self) -> None:
         while self._tasks:
             try:
-                self._tasks.popleft()()
+                self._exclusion.run(self._tasks.popleft())
             except Exception:
                 _log.exception("a task between two steps failed")
+
+    def _publish_figures(self) -> None:
+        now = time.monotonic()
+        if self._publish is None or now - self._published_at < _PUBLISH_SECONDS:
+            return
+        self._published_at = now
+        with self._exclusion.held():
+            points = self._figures.points(self.sessions.values(), self._memory.counters(), self._memory.healthy)
+        try:
+            self._publish(points)
+        except Exception:
+            self._publish = None
+            _log.exception("metrics of drafts are not published any more")
 
     def _rest(self) -> None:
         """While the engine makes no steps: runs tasks, and ends requests that are gone."""
         while not self._closed.wait(_REST_SECONDS):
-            if self._summary.due:
-                with self._lock:
-                    line = self._summary.line(self._memory.counters(), self._memory.healthy)
-                _log.info("drafts: %s", line)
-            if time.perf_counter() - self._stepped_at < _REST_SECONDS:
-                continue
-            with self._lock:
-                self._run_tasks()
-                for request_id in [one for one in self.sessions if not self._is_live(one)]:
-                    self._end(request_id)
+            with suppress(TimeoutError):  # the engine's thread is in a strategy, and will be interrupted
+                self._publish_figures()
+                if time.perf_counter() - self._stepped_at < _REST_SECONDS:
+                    continue
+                with self._exclusion.held():
+                    self._run_tasks()
+                    for request_id in [one for one in self.sessions if not self._is_live(one)]:
+                        self._end(request_id)

@@ -32,11 +32,14 @@ class SessionStatistics:
 
     Attributes:
         drafted, accepted: tokens of chains that were verified, and those of them that were written.
+        decode_steps, drafts: steps that wrote tokens, and those of them that verified a chain.
     """
 
     proposed_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    decode_steps: int = 0
+    drafts: int = 0
     draft_seconds: float = 0.0
     suspensions: int = 0
     drafting_disabled_reason: str = ""
@@ -90,6 +93,8 @@ class Session:
         self.output.append(written)
         self.seen += written.shape[0]
         chain, self.chain = self.chain, _NOTHING
+        self.stats.decode_steps += 1
+        self.stats.drafts += chain.shape[0] > 0
         # The last token is the model's own, whether or not the draft goes on with it.
         n = min(chain.shape[0], written.shape[0] - 1)
         if n <= 0:

@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftwood_model_runner.drafting.watchdog import Watchdog
 from draftwood_model_runner.runners.base import DraftLimits, StepBatch
 from draftwood_model_runner.scheduling.scheduler import Work
 from draftwood_model_runner.sequence import Sequence
@@ -33,6 +32,7 @@ from draftwood_strategies.budgeting.chains import best_chain
 from draftwood_strategies.budgeting.draft_account import Payoff, step_all
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, observe_all, propose_all, runs_of
 from draftwood_strategies.budgeting.step_time import StepTimes
+from draftwood_strategies.budgeting.watchdog import Watchdog
 from draftwood_strategies.draft import DraftTrees, Int32Array, merged
 from draftwood_strategies.native import Float64Array, sizes_between
 

@@ -9,7 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from draftwood_memory.engines.drafts import EngineDrafts
+from draftwood_memory.engines.figures import Point
 from draftwood_memory.engines.fingerprint import UnknownCheckpointError, fingerprint_of
+from draftwood_memory.engines.metrics import MetricFiles, folder_of
 from draftwood_memory.settings.memory_settings import ENV_PREFIX, MemorySettings, read_environment
 from draftwood_memory.settings.opening import opened_memory
 
@@ -54,20 +56,35 @@ class Opened:
         tenant = tenant_of(environ, settings)
         with ExitStack() as stack:
             memory = stack.enter_context(opened_memory(settings, _fingerprint(folder, name, vocabulary)))
-            self.drafts = EngineDrafts(memory, settings, tenant, vocab_size, longest, is_live)
+            publish = _publisher(environ, stack)
+            self.drafts = EngineDrafts(memory, settings, tenant, vocab_size, longest, is_live, publish)
+            stack.callback(self.drafts.close)
             self.drafts.start()
             self._store = stack.pop_all()
         _log.info("drafting with %s: %s", settings.strategy, _described(settings, tenant))
 
     def close(self) -> None:
         """Sends what was learned to the store, and stops. Blocks for seconds at most."""
-        with self._store:
-            self.drafts.close()
+        self._store.close()
 
 
 def tenant_of(environ: Mapping[str, str], settings: MemorySettings) -> str:
     """The tenant of requests that name none; "" for none."""
     return environ.get(TENANT_VARIABLE) or (ONLY_TENANT if settings.store == "memory" else "")
+
+
+def _publisher(environ: Mapping[str, str], stack: ExitStack) -> Callable[[list[Point]], None] | None:
+    """Shows metrics in those of the server; None if they cannot be shown."""
+    folder = folder_of(environ)
+    if folder is None:
+        return None
+    try:
+        files = MetricFiles(folder)
+    except (ImportError, OSError) as error:
+        _log.warning("metrics of drafts are not shown: %s", error)
+        return None
+    stack.callback(files.close)
+    return files.write
 
 
 def _described(settings: MemorySettings, tenant: str) -> str:

@@ -34,11 +34,18 @@ _MOST_FAILURES = 3
 
 
 def check() -> None:
-    """Called by vLLM in each of its processes (`vllm.general_plugins`): logs what this version lacks. Never raises."""
+    """Called by vLLM in each of its processes (`vllm.general_plugins`): shows metrics, or logs what this version lacks.
+
+    Never raises.
+    """
     try:
         if find_spec(_FACTORY) is None:
             lacks = "has no speculative method custom_class"
             _log.warning("draftwood-vllm: vLLM %s %s; version %s has it", _vllm_version(), lacks, NEEDED)
+            return
+        from draftwood_memory.engines.metrics import show_metrics
+
+        show_metrics()
     except Exception:
         _log.exception("draftwood-vllm cannot tell what this version of vLLM offers")
 

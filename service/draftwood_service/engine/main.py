@@ -46,10 +46,10 @@ def _loaded(settings: Settings) -> Iterator[LoadedEngine]:
         _log.info("loading", finished=step, seconds=round(now - began, 2))
         began = now
 
-    from draftwood_model_runner.drafting.watchdog import Watchdog
     from draftwood_model_runner.engine import Engine
     from draftwood_model_runner.loading.model import load_model
     from draftwood_model_runner.warm_up import warm_up
+    from draftwood_strategies.budgeting.watchdog import Watchdog
 
     finished("imports")
     _warm_up_strategies()

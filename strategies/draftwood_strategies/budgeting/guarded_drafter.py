@@ -21,6 +21,7 @@ from draftwood_strategies.budgeting.draft_account import (
     overdrawn,
     pause_all,
 )
+from draftwood_strategies.budgeting.watchdog import Watchdog
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, DraftTrees, Int32Array
 from draftwood_strategies.native import runs_in, sizes_between
 from draftwood_strategies.none import NoDrafts
@@ -70,15 +71,6 @@ class DraftedSequence(Protocol):
     def strategy(self) -> Strategy | None: ...
 
 
-class CallLimit(Protocol):
-    """Interrupts calls that do not return, see `draftwood_model_runner.drafting.watchdog.Watchdog`."""
-
-    def call(
-        self, limit: float, function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
-    ) -> Result:
-        """What `function` returns. Raises TimeoutError if it takes longer than `limit` seconds."""
-
-
 class GuardedDrafter:
     """The drafter of one sequence: timed, its trees checked, suspended while it does not pay, switched off if it fails.
 
@@ -107,7 +99,7 @@ class GuardedDrafter:
         vocab_size: int,
         failures: Counter[str],
         payoff: Payoff,
-        watchdog: CallLimit | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self.account = DraftAccount(payoff)
         self.stats = sequence.stats

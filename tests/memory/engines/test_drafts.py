@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-import re
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,10 +14,11 @@ import numpy as np
 import pytest
 
 from draftwood_memory import Memory, RedisClient
-from draftwood_memory.engines import summary
+from draftwood_memory.engines import exclusion
 from draftwood_memory.engines.drafts import EngineDrafts
 from draftwood_memory.settings.memory_settings import MemorySettings
-from draftwood_strategies.budgeting import draft_account
+from draftwood_strategies.budgeting import draft_account, guarded_drafter
+from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
 from tests.memory.engines.toy_engine import ToyEngine, plain, recitation
 from tests.memory.servers import Valkey, wait_for
 
@@ -237,21 +239,62 @@ def test_a_strategy_that_raises_costs_its_drafts_and_nothing_else(
     assert "switched off" in caplog.text
 
 
-def test_the_log_says_each_minute_what_drafting_did(
+def test_a_strategy_that_hangs_costs_its_drafts_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(summary, "_SECONDS", 0.5)
-    with engine(tenant="acme") as made, caplog.at_level(logging.INFO, "draftwood"):
+    from draftwood_strategies import TrieStrategy
+
+    with engine(tenant="acme") as made:
+        assert "cannot be interrupted" not in caplog.text
+        monkeypatch.setattr(guarded_drafter, "CALL_LIMIT", 0.2)
+        monkeypatch.setattr(guarded_drafter, "FIRST_CALL_LIMIT", 0.2)
+        monkeypatch.setattr(TrieStrategy, "propose_all", lambda *_: threading.Event().wait())
+        assert drafted(made, "1", TEXT[:4]) == 0
+    assert "propose raised CallTimeoutError: no answer within 0.2 s" in caplog.text
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+def test_a_strategy_that_hangs_beside_the_engine_does_not_stop_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request's end is told to its strategy on another thread, where nothing can be interrupted."""
+    monkeypatch.setattr(exclusion, "CALL_LIMIT", 0.3)
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(*_: Any) -> None:
+        hangs.set()
+        goes_on.wait(20.0)
+
+    with engine(tenant="acme") as made:
         drafted(made, "1", TEXT[:4])
-        accepted = drafted(made, "2", TEXT[:4])
-        drafted(made, "3", TEXT[:4], draftwood="off")
-        wait_for(lambda: "drafts: " in caplog.text, "a line", 5.0)
-        found = re.search(
-            r"drafts: no drafts: 1 requests, 0 of 0 .*; trie: 2 requests, (\d+) of (\d+) draft", caplog.text
-        )
-        assert found is not None
-        assert 10 < int(found.group(1)) <= int(found.group(2)) == accepted
-        assert "memory: 1 tenants, 48 tokens, store answers" in caplog.text
+        monkeypatch.setattr(GuardedDrafter, "close", hang)
+        assert hangs.wait(5.0)
+        for _ in range(3):
+            with pytest.raises(TimeoutError, match="does not return to the other thread"):
+                made.drafts.step([])
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            made.drafts.step([])
+        assert time.monotonic() - began < 0.2  # it waits once
+        goes_on.set()
+
+        def steps() -> bool:
+            with suppress(TimeoutError):
+                return made.drafts.step([]) == []
+            return False
+
+        wait_for(steps, "the engine to draft again", 5.0)
+
+
+def test_an_engine_that_steps_on_another_thread_says_that_nothing_is_interrupted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with engine(tenant="acme") as made:
+        for _ in range(2):
+            stepping = threading.Thread(target=drafted, args=(made, "1", TEXT[:4]))
+            stepping.start()
+            stepping.join()
+    assert caplog.text.count("cannot be interrupted: it does not step on the main thread") == 1
 
 
 def test_a_batch_is_drafted_for_within_milliseconds() -> None:

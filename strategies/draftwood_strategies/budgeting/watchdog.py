@@ -1,7 +1,7 @@
 """A time limit for calls into strategies: one that does not return would stop the engine, and with it every tenant.
 
-The engine runs on the main thread of its process, so a signal can interrupt whatever Python code or system call it is
-in. Compiled code that never returns to the interpreter cannot be interrupted; it is logged.
+An engine that steps on the main thread of its process can be interrupted by a signal, whatever Python code or system
+call it is in. Compiled code that never returns to the interpreter cannot be; it is logged.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 _log = logging.getLogger(__name__)
 
@@ -34,18 +34,25 @@ class _Interrupt(BaseException):
 
 
 class Watchdog:
-    """Interrupts calls that take too long, on the main thread; on other threads calls have no limit."""
+    """Interrupts calls on the main thread that take too long; on other threads calls have no limit.
+
+    Made on another thread, or where something else handles the signal, it limits none.
+    """
 
     def __init__(self) -> None:
         self._deadline: float | None = None
         self._owner = threading.get_ident()
         self._stop = threading.Event()
-        self._previous: Any = signal.SIG_DFL
         self._thread: threading.Thread | None = None
-        if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(_SIGNAL, self._interrupt) or signal.SIG_DFL
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(_SIGNAL) is signal.SIG_DFL:
+            signal.signal(_SIGNAL, self._interrupt)
             self._thread = threading.Thread(target=self._watch, name="draft-watchdog", daemon=True)
             self._thread.start()
+
+    @property
+    def limits(self) -> bool:
+        """Whether calls on the present thread have a limit."""
+        return self._thread is not None and threading.get_ident() == self._owner
 
     def call(
         self, limit: float, function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
@@ -59,21 +66,24 @@ class Watchdog:
             CallTimeoutError: it took longer.
             Exception: whatever it raises.
         """
+        if not self.limits:
+            return function(*args, **kwargs)
         self._deadline = time.monotonic() + limit
         try:
             return function(*args, **kwargs)
         except _Interrupt:
+            self._deadline = None  # before any call: a second signal would be raised from here
             raise CallTimeoutError(f"no answer within {limit:g} s") from None
         finally:
             self._deadline = None
 
     def close(self) -> None:
-        """Stops watching and restores the signal handler; idempotent."""
+        """Stops watching and restores the signal handler; idempotent. On the thread that made it."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()  # a signal that it sent afterwards would end the process
             self._thread = None
-            signal.signal(_SIGNAL, self._previous)
+            signal.signal(_SIGNAL, signal.SIG_DFL)
 
     def _watch(self) -> None:
         logged_at = 0.0

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from draftwood_model_runner.drafting.watchdog import CallTimeoutError, Watchdog
 from draftwood_strategies import DraftTree
 from draftwood_strategies.budgeting import guarded_drafter
 from draftwood_strategies.budgeting.draft_account import Payoff
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
+from draftwood_strategies.budgeting.watchdog import CallTimeoutError, Watchdog
 from tests.model_runner.drafting.test_guarded_drafter import NOTHING, Plugin, sequence_of
 
 

@@ -1,0 +1,57 @@
+"""Keeps the engine's thread and the one beside it apart, and both from strategies that do not return."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from draftwood_strategies.budgeting.guarded_drafter import CALL_LIMIT, FIRST_CALL_LIMIT
+from draftwood_strategies.budgeting.watchdog import Watchdog
+
+_log = logging.getLogger("draftwood")
+
+
+class Exclusion:
+    """A lock, and a limit to what strategies take while it is held. Made on the engine's thread.
+
+    Attributes:
+        watchdog: interrupts strategies on that thread, if it is the main one of its process.
+    """
+
+    def __init__(self) -> None:
+        self.watchdog = Watchdog()
+        self._lock = threading.Lock()
+        self._stuck = self._told = False
+        self._stepped_by = 0
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Holds the lock. Raises TimeoutError: the other thread keeps it, in a strategy that does not return."""
+        if not self._lock.acquire(timeout=0.0 if self._stuck else CALL_LIMIT):
+            self._stuck = True
+            raise TimeoutError("a strategy does not return to the other thread, where it cannot be interrupted")
+        self._stuck = False
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def run(self, task: Callable[[], None]) -> None:
+        """Runs what may compile: a strategy that learns, or is made. Raises TimeoutError: it was interrupted."""
+        self.watchdog.call(FIRST_CALL_LIMIT, task)
+
+    def tell(self) -> None:
+        """Logs once if the present thread, which the engine steps on, cannot be interrupted."""
+        thread = threading.get_ident()
+        if thread == self._stepped_by or self._told:
+            return
+        self._stepped_by, self._told = thread, not self.watchdog.limits
+        if self._told:
+            problem = "it does not step on the main thread of its process, or SIGUSR1 has another handler"
+            _log.warning("a strategy that does not return stops this engine and cannot be interrupted: %s", problem)
+
+    def close(self) -> None:
+        """No call has a limit any more. On the thread that made it."""
+        self.watchdog.close()

@@ -1,0 +1,96 @@
+"""What an engine's metrics count: by strategy and arm, under the names of our own server's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from draftwood_memory.counters import MemoryCounters
+from draftwood_memory.engines import figures
+from draftwood_memory.engines.figures import ARM, STRATEGY, Kind, Point
+from draftwood_strategies import TrieStrategy
+from tests.memory.engines.test_drafts import TEXT, drafted, engine, rested
+from tests.memory.engines.toy_engine import ToyEngine
+from tests.memory.servers import wait_for
+
+DOCUMENTED = re.findall(
+    r"^\| `[a-z_.]+` \| `([a-z_]+)` \| (counter|gauge) \| [^|]+ \| ([^|]+) \|$",
+    Path("docs/telemetry.md").read_text(),
+    re.M,
+)
+
+
+def points(made: ToyEngine) -> list[Point]:
+    memory = made.drafts._memory
+    return made.drafts._figures.points(made.drafts.sessions.values(), memory.counters(), memory.healthy)
+
+
+def values(made: ToyEngine, strategy: str, arm: str = "") -> dict[str, float]:
+    """The values of a strategy and arm, by name."""
+    wanted = {STRATEGY: strategy, ARM: arm}
+    return {metric.name: value for metric, labels, value in points(made) if labels == wanted}
+
+
+def test_names_kinds_and_descriptions_are_the_servers() -> None:
+    ours = {
+        (f"{one.name}_total", "counter", one.description)
+        if one.kind is Kind.COUNTER
+        else (one.name, "gauge", one.description)
+        for one in figures.ALL
+    }
+    assert len(ours) == len(figures.ALL)
+    assert ours <= set(DOCUMENTED)
+
+
+def test_drafts_are_counted_by_strategy_while_requests_run_and_when_they_have_ended() -> None:
+    with engine(tenant="acme") as made:
+        assert not [labels for _, labels, _ in points(made) if labels]  # nothing of the warm-up
+        drafted(made, "1", TEXT[:4])
+        accepted = drafted(made, "2", TEXT[:4])
+        made.add("3", TEXT[:4], 40)
+        for _ in range(3):
+            made.step()
+        running = values(made, "trie")
+        made.run()
+        rested(made)
+        ended = values(made, "trie")
+        drafted(made, "off", TEXT[:4], draftwood="off")
+        off = values(made, "none")
+    assert running["draftwood_sequences"] == ended["draftwood_sequences"] == 3
+    assert 48 < running["draftwood_output_tokens"] < ended["draftwood_output_tokens"]
+    assert accepted <= ended["draftwood_draft_accepted_tokens"] <= ended["draftwood_draft_tokens"]
+    assert ended["draftwood_draft_tokens"] <= ended["draftwood_draft_proposed_tokens"]
+    assert 0 < ended["draftwood_drafts"] < ended["draftwood_decode_steps"] < ended["draftwood_output_tokens"]
+    assert 0 < ended["draftwood_draft_time_seconds"] < 10
+    assert off["draftwood_sequences"] == 1
+    assert off["draftwood_draft_tokens"] == off["draftwood_drafts"] == 0
+    assert off["draftwood_decode_steps"] == off["draftwood_output_tokens"] >= 24
+
+
+def test_a_name_that_a_caller_made_up_and_a_tenant_are_no_labels() -> None:
+    with engine() as made:
+        for number in range(3):
+            drafted(made, f"{number}", TEXT[:4], draftwood_strategy=f"made up {number}", draftwood_tenant=f"t{number}")
+        found = [labels for _, labels, _ in points(made) if labels]
+    assert {tuple(sorted(labels.items())) for labels in found} == {((ARM, ""), (STRATEGY, "none"))}
+
+
+def test_a_strategy_that_fails_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine(tenant="acme") as made:
+        monkeypatch.setattr(TrieStrategy, "propose_all", None)
+        drafted(made, "1", TEXT[:4])
+        assert values(made, "trie")["draftwood_draft_disabled"] == 1
+
+
+def test_memory_and_store() -> None:
+    with engine("redis://127.0.0.1:9", tenant="acme") as made:
+        drafted(made, "1", TEXT[:4])
+        rested(made)
+        wait_for(lambda: not made.drafts._memory.healthy, "the store to be missed", 5.0)
+        found = {metric.name: value for metric, labels, value in points(made) if not labels}
+    assert set(found) == {one.name for one in (*figures.OF_MEMORY, figures.STORE_UP)}
+    assert (found["draftwood_store_up"], found["draftwood_store_pending"]) == (0, 1)
+    assert found["draftwood_memory_memories"] == 1
+    assert {one.field for one in figures.OF_MEMORY} <= set(MemoryCounters.__slots__)
