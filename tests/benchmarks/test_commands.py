@@ -68,8 +68,15 @@ def test_scheduling_is_measured_by_slots_and_waiting_tenants(tmp_path: Path) -> 
         (["speed", "--prompts", "/no/such/file"], 1, "/no/such/file"),
         (["speed", "--limit", "100", "--warm", "100"], 1, "but only 140 fit the model"),
         (["speed", "--peer", "openvino-genai", "--text", "random"], 2, "peers decode greedily"),
-        (["speed", "--peer", "openvino-genai", "--peer-drafts", "suffix"], 2, "must be one of none with --peer openvi"),
-        (["load", "--peer", "vllm", "--peer-drafts", "trie"], 2, "must be one of none, ngram, suffix, draftwood"),
+        (
+            ["speed", "--peer", "openvino-genai", "--peer-drafts", "suffix"], 2,
+            "must be one of none, prompt-lookup with --peer openvino-genai",
+        ),
+        (
+            ["load", "--peer", "vllm", "--peer-drafts", "prompt-lookup"], 2,
+            "must be one of none, ngram, suffix, draftwood with --peer vllm",
+        ),
+        (["load", "--peer-drafts", "suffix"], 2, "must be one of none with no --peer"),
         (["speed", "--weights", "int8", "--runner", "torch"], 2, "it must be as-is with runner torch"),
         (["quality", "--text", "/no/such/file"], 2, "weights: 'as-is' is not allowed; it must be int8"),
         (["quality", "--weights", "int8", "--text", "/no/such/file"], 1, "/no/such/file"),
