@@ -26,7 +26,8 @@ from transformers import (
 
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.request import SamplingParams, StopParams
-from draftwood_model_runner.sampling.token_chooser import TokenChooser, gumbel_noise
+from draftwood_model_runner.sampling.draws.noise import gumbel_noise
+from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy, create, strategy_names
 from tests.model_runner.families import VOCAB, as_prompt, greedy, reference, served
