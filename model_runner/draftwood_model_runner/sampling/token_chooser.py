@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 
 from draftwood_model_runner.output import TokenLogprobs
-from draftwood_model_runner.request import SamplingParams
 from draftwood_model_runner.runners.choices import ENDS_OUTPUT, MOST_PROBABLE, ON_HOST, SEEN, ScoreRules
 from draftwood_model_runner.sampling.constraints import ConstrainedLogits
 from draftwood_model_runner.sampling.draws.noise import gumbel_noise

@@ -86,7 +86,12 @@ def test_a_token_is_drawn_from_what_the_rule_keeps(scores: Float32Array, draw: D
 def test_with_a_real_vocabulary() -> None:
     """Scores without ties, as many as a model of today has."""
     scores = (np.random.default_rng(4).standard_normal(151_936) * 2.5).astype(np.float32)
-    for draw in (Draw(0.6, 20, 0.95, 0.0), Draw(1.0, 0, 0.95, 0.0), Draw(0.6, 5_000, 0.9, 0.01), Draw(1.3, 0, 1.0, 0.0)):
+    for draw in (
+        Draw(0.6, 20, 0.95, 0.0),
+        Draw(1.0, 0, 0.95, 0.0),
+        Draw(0.6, 5_000, 0.9, 0.01),
+        Draw(1.3, 0, 1.0, 0.0),
+    ):
         kept, cooled = plainly(scores, draw)
         assert (kept_tokens(scores, draw) == kept).all()
         for seed in range(5):

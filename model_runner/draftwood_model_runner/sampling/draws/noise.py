@@ -1,7 +1,7 @@
 """Gumbel noise that depends on seed, position and token alone.
 
-Philox is a counter-based generator (Salmon et al., 2011): the noise of one token is computed without that of others. Its
-raw bits do not change between NumPy versions.
+Philox is a counter-based generator (Salmon et al., 2011): the noise of one token is computed without that of others.
+Its raw bits do not change between NumPy versions.
 """
 
 from __future__ import annotations

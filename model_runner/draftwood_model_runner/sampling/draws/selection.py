@@ -1,8 +1,8 @@
 """Finds the edge of what top-k and top-p keep, without a sort; the rule is in `runners.token_weights`.
 
-Scores are compared by keys, integers that order as floats do. Tokens lie in blocks, whose greatest keys are found first:
-blocks below the edge are never looked at again. Where many tokens remain, a histogram tells in which bin the edge is, so
-that few of them are gathered, and the edge among these is found eleven bits of their keys at a time.
+Scores are compared by keys, integers that order as floats do. Tokens lie in blocks, whose greatest keys are found
+first: blocks below the edge are never looked at again. For top-p alone, a histogram tells in which bin the edge is, so
+that few tokens are gathered. The edge among gathered ones is found eleven bits of their keys at a time.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def _divide(typing_context: Any, a: Any, b: Any) -> Any:
 
 
 cooled: Any = cast(Any, _divide)
-"""In compiled code: a score over the temperature, both float32. Python's division, which raises an error for a divisor of
-0, is done one by one."""
+"""In compiled code: a score over the temperature, both float32. A division that raises an error for a divisor of 0, as
+Python's, is done one by one."""
 
 
 @numba.njit(nogil=True, inline="always")
