@@ -57,8 +57,8 @@ def measured_sampling(rounds: int) -> list[SamplingRow]:
 
         top_ms = _median_ms(find, 5 * rounds)
         for top_k, top_p in OPTIONS:
-            times = [_choose_ms(logits, top_k, top_p, rounds) for logits in (likely, flat)]
-            rows.append(SamplingRow(vocabulary, top_k, top_p, *times, top_ms))
+            choose_ms, flat_ms = (_choose_ms(logits, top_k, top_p, rounds) for logits in (likely, flat))
+            rows.append(SamplingRow(vocabulary, top_k, top_p, choose_ms, flat_ms, top_ms))
     return rows
 
 

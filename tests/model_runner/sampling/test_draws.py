@@ -1,5 +1,5 @@
-"""What top-k, top-p and min-p keep, also of tokens that share a score: transformers' warpers, and sums of exact numbers.
-A token is drawn from these alone, as if all had been given noise."""
+"""What top-k, top-p and min-p keep, also of tokens that share a score: transformers' warpers, and exact sums. A token is
+drawn from these alone, as if all had been given noise."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def by_warper(warper: Any, scores: Float32Array) -> BoolArray:
 def plainly(scores: Float32Array, draw: Draw) -> tuple[BoolArray, Float32Array]:
     """The tokens that are kept, by the rule as `token_weights` states it, one after the other; and the scores over the
     temperature."""
-    scores = TemperatureLogitsWarper(draw.temperature)(None, torch.from_numpy(scores)[None])[0].numpy()  # type: ignore[arg-type]
+    scores = TemperatureLogitsWarper(draw.temperature)(None, torch.from_numpy(scores)[None])[0].numpy()
     left = scores
     if draw.top_k:
-        left = TopKLogitsWarper(draw.top_k)(None, torch.from_numpy(scores)[None])[0].numpy()  # type: ignore[arg-type]
+        left = TopKLogitsWarper(draw.top_k)(None, torch.from_numpy(scores)[None])[0].numpy()
     kept = np.isfinite(left)
     if draw.top_p < 1.0:
         weights = [int(weight) for weight in token_weights(left)]

@@ -267,7 +267,7 @@ def _weigh(scores: Float32Array, temperature: Real, hottest: Real, work: Workspa
 @compiled
 def _edge_among(
     keys: Int32Array, n: Integer, wanted: Integer, weighed: bool, hottest: Real, masses: Float64Array
-) -> tuple[int, int]:
+) -> tuple[Integer, Integer]:
     """The greatest key such that tokens of at least this key are as many as `wanted`, or weigh as much; and what is
     left of `wanted` for those that have it.
 
@@ -294,7 +294,7 @@ def _edge_among(
 
 @compiled
 def _set_edge(work: Workspace, n: Integer, wanted: Integer, hottest: Real, edge: Int64Array) -> None:
-    """Sets the edge among n gathered tokens: of equal ones at the edge only the last are kept, as many as are needed."""
+    """Sets the edge among n gathered tokens: of equal ones at the edge the last are kept, as many as are needed."""
     key, wanted = _edge_among(work.keys, n, wanted, True, hottest, work.masses)
     ties = 0
     for i in range(n):
