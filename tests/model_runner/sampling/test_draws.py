@@ -1,5 +1,5 @@
-"""What top-k, top-p and min-p keep, also of tokens that share a score: transformers' warpers, and exact sums. A token is
-drawn from these alone, as if all had been given noise."""
+"""What top-k, top-p and min-p keep, also of tokens that share a score: transformers' warpers, and exact sums. A token
+is drawn from these alone, as if all had been given noise."""
 
 from __future__ import annotations
 
