@@ -425,8 +425,11 @@ class Engine:
                 found.append(_unless_it_fails(partial(writer.verify, *args)))
             return found
 
-        writing = [row for row, work in enumerate(step.work) if step.is_valid(row) and work.reaches_end]
-        rows = [row for row in writing if not self._writers[step.work[row].sequence].follows_predictions]
+        writers = [self._writers.get(work.sequence) if work.reaches_end else None for work in step.work]
+        sampling = [row for row, writer in enumerate(writers) if writer is not None and not writer.follows_predictions]
+        rows = [row for row in sampling if step.is_valid(row)]
+        if not rows:
+            return {}
         many = len(rows) * self.model.vocab_size >= LEAST_NUMBERS and not self._runner.chooses
         groups = [rows[part.start : part.stop] for part in parts(len(rows), self._threads if many else 1)]
         paths = in_threads([partial(verify, group) for group in groups], self._threads)
