@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import FIRST_COMPLETED, wait
+from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +35,7 @@ from draftwood_model_runner.redecoding import Redecoding
 from draftwood_model_runner.runners.base import KVMoves, OverlappingRunner, Predictions, StepBatch, StepInFlight
 from draftwood_model_runner.runners.batch import Chains, lay_out_trees
 from draftwood_model_runner.runners.choices import ON_HOST, Choices, ScoreRules
+from draftwood_model_runner.runners.host.row_threads import LEAST_NUMBERS, available_cores, in_threads, parts
 from draftwood_model_runner.sampling.background import background_threads
 from draftwood_model_runner.sampling.output_text import OutputText
 from draftwood_model_runner.sampling.sequence_writer import AcceptedPath, SequenceWriter
@@ -122,6 +125,7 @@ class Engine:
         self._in_flight: BegunStep | None = None
         self._writers: dict[Sequence, SequenceWriter] = {}
         self._masking = background_threads(1, "mask")
+        self._threads = config.threads or available_cores()
         self._redecodings = 0
         self._redecoding: Redecoding | None = None
         self._closed = False
@@ -381,6 +385,7 @@ class Engine:
         ends = np.empty(len(step.work), np.int32)
         follow_all(feedback.tokens, feedback.parents, feedback.begins, feedback.predictions, nodes, tokens, ends)
         nodes_of, tokens_of, begin = nodes.tolist(), tokens.tolist(), 0
+        chosen = self._choose(step, feedback, predictions)
         verified = _Verified(feedback, [], [], [], [], [])
         for row, (work, end) in enumerate(zip(step.work, ends.tolist(), strict=True)):
             path_of, begin = slice(begin, end), end
@@ -391,16 +396,14 @@ class Engine:
                 sequence.committed += work.tokens
                 continue
             writer = self._writers[sequence]
-            try:
-                if writer.follows_predictions:
-                    path = writer.write(tokens_of[path_of], nodes_of[path_of])
-                else:
-                    own = feedback.of_row(row)
-                    path = writer.verify(feedback.tokens[own], feedback.parents[own], predictions.of_rows(own))
-            except Exception as error:
-                if not isinstance(error, DraftwoodError):
-                    _log.exception("request %r failed in verification", sequence.request.request_id)
-                outputs.append(self._end(sequence, error, keep=False))
+            if row in chosen:
+                path = chosen[row]
+            else:
+                path = _unless_it_fails(partial(writer.write, tokens_of[path_of], nodes_of[path_of]))
+            if isinstance(path, Exception):
+                if not isinstance(path, DraftwoodError):
+                    _log.error("request %r failed in verification", sequence.request.request_id, exc_info=path)
+                outputs.append(self._end(sequence, path, keep=False))
                 continue
             verified.rows.append(row)
             verified.sequences.append(sequence)
@@ -408,6 +411,29 @@ class Engine:
             verified.kept.append(step.kept is not None and bool(step.kept[row]))
             verified.paths.append(path)
         return verified
+
+    def _choose(
+        self, step: BegunStep, feedback: StepFeedback, predictions: Predictions
+    ) -> dict[int, AcceptedPath | Exception]:
+        """By batch row, what the sequences write whose tokens are not those that the runner predicted."""
+
+        def verify(rows: list[int]) -> list[AcceptedPath | Exception]:
+            found = []
+            for row in rows:
+                own, writer = feedback.of_row(row), self._writers[step.work[row].sequence]
+                args = feedback.tokens[own], feedback.parents[own], predictions.of_rows(own)
+                found.append(_unless_it_fails(partial(writer.verify, *args)))
+            return found
+
+        writers = [self._writers.get(work.sequence) if work.reaches_end else None for work in step.work]
+        sampling = [row for row, writer in enumerate(writers) if writer is not None and not writer.follows_predictions]
+        rows = [row for row in sampling if step.is_valid(row)]
+        if not rows:
+            return {}
+        many = len(rows) * self.model.vocab_size >= LEAST_NUMBERS and not self._runner.chooses
+        groups = [rows[part.start : part.stop] for part in parts(len(rows), self._threads if many else 1)]
+        paths = in_threads([partial(verify, group) for group in groups], self._threads)
+        return dict(zip(rows, chain.from_iterable(paths), strict=True))
 
     def _keep(self, verified: _Verified) -> None:
         """Moves the KV entries of accepted nodes behind the committed ones."""
@@ -502,3 +528,10 @@ def _verified_tree(feedback: StepFeedback, row: int, path: AcceptedPath) -> Veri
     own = feedback.of_row(row)
     tokens, parents = feedback.tokens[own][1:], feedback.parents[own][1:] - 1  # without the root
     return VerifiedTree(tokens.tolist(), parents.tolist(), path.nodes)
+
+
+def _unless_it_fails(call: Callable[[], AcceptedPath]) -> AcceptedPath | Exception:
+    try:
+        return call()
+    except Exception as error:
+        return error

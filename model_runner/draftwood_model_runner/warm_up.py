@@ -7,7 +7,7 @@ import logging
 import numpy as np
 
 from draftwood_model_runner.engine import Engine
-from draftwood_model_runner.request import Request, StopParams
+from draftwood_model_runner.request import Request, SamplingParams, StopParams
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import create, strategy_names
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 def warm_up(engine: Engine) -> None:
-    """Writes a few tokens with every registered strategy, all in one batch.
+    """Writes a few tokens with every registered strategy, all in one batch, and a few that are sampled.
 
     Without it the first request after an installation waits some seconds for compilers, and its drafter is blamed for
     it. Compiled functions are kept on disk, so that later starts only load them.
@@ -41,5 +41,13 @@ def warm_up(engine: Engine) -> None:
             max_draft_nodes=engine.config.max_draft_nodes,
         )
         engine.add(Sequence(request, strategy))
+    sampled = Request(
+        request_id="warm-up-sampled",
+        prompt=prompt,
+        stop=StopParams(max_tokens=1, ignore_eos=True),
+        sampling=SamplingParams(temperature=0.7, top_k=20, top_p=0.9),
+        tenant=TENANT,
+    )
+    engine.add(Sequence(sampled))
     while engine.has_work:
         engine.step()

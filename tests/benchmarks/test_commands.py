@@ -55,6 +55,20 @@ def test_scheduling_is_measured_by_slots_and_waiting_tenants(tmp_path: Path) -> 
         assert 0 < row["schedule_ms"] < 0.05 * row["slots"]
 
 
+def test_sampling_is_measured_by_the_size_of_the_vocabulary(tmp_path: Path) -> None:
+    figures = tmp_path / "sampling.json"
+    assert bench(["overhead", "--sampling", "--rounds", "1", "--json", str(figures)]) == 0
+    rows = json.loads(figures.read_text())["rows"]
+    assert [(row["vocabulary"], row["top_k"], row["top_p"]) for row in rows] == [
+        (vocabulary, *options)
+        for vocabulary in (4_096, 32_000, 151_936, 262_144)
+        for options in ((20, 0.95), (0, 0.95), (0, 1.0))
+    ]
+    for row in rows:  # a busy machine takes several times as long; a sort, and noise for all tokens, fifty times
+        assert 0 < row["choose_ms"] < 3.0
+    assert all(row["choose_ms"] < 0.6 for row in rows if row["top_k"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -68,8 +82,17 @@ def test_scheduling_is_measured_by_slots_and_waiting_tenants(tmp_path: Path) -> 
         (["speed", "--prompts", "/no/such/file"], 1, "/no/such/file"),
         (["speed", "--limit", "100", "--warm", "100"], 1, "but only 140 fit the model"),
         (["speed", "--peer", "openvino-genai", "--text", "random"], 2, "peers decode greedily"),
-        (["speed", "--peer", "openvino-genai", "--peer-drafts", "suffix"], 2, "must be one of none with --peer openvi"),
-        (["load", "--peer", "vllm", "--peer-drafts", "trie"], 2, "must be one of none, ngram, suffix, draftwood"),
+        (
+            ["speed", "--peer", "openvino-genai", "--peer-drafts", "suffix"],
+            2,
+            "must be one of none, prompt-lookup with --peer openvino-genai",
+        ),
+        (
+            ["load", "--peer", "vllm", "--peer-drafts", "prompt-lookup"],
+            2,
+            "must be one of none, ngram, suffix, draftwood with --peer vllm",
+        ),
+        (["load", "--peer-drafts", "suffix"], 2, "must be one of none with no --peer"),
         (["speed", "--weights", "int8", "--runner", "torch"], 2, "it must be as-is with runner torch"),
         (["quality", "--text", "/no/such/file"], 2, "weights: 'as-is' is not allowed; it must be int8"),
         (["quality", "--weights", "int8", "--text", "/no/such/file"], 1, "/no/such/file"),

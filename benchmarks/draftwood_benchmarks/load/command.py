@@ -23,7 +23,7 @@ from draftwood_benchmarks.load.closed_loop import Window, closed_loop
 from draftwood_benchmarks.load.peers import MeasuredPeers
 from draftwood_benchmarks.load.questions import Questions, fitting, take_from
 from draftwood_benchmarks.load.rows import draw, first_tokens, peer_row, row_of, table_of
-from draftwood_benchmarks.peers.process import Peer, PeerModel, PeerName, check_drafts, started_peer
+from draftwood_benchmarks.peers.process import DRAFTS_HELP, Peer, PeerModel, PeerName, check_drafts, started_peer
 from draftwood_benchmarks.shared.machine import OtherLoad, warning
 from draftwood_benchmarks.shared.models import ChosenModel, ModelOptions, chosen_model, precision
 from draftwood_benchmarks.shared.prompts import read_prompts
@@ -55,10 +55,7 @@ def load(
         PeerName | None, typer.Option(help="Another engine to measure as well; `make peers` installs it.")
     ] = None,
     peer_drafts: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="What --peer vllm drafts with; may be given several times. none by default.", show_default=False
-        ),
+        list[str] | None, typer.Option(help=f"{DRAFTS_HELP}. none by default.", show_default=False)
     ] = None,
     strategy: Annotated[
         str | None, typer.Option(help="Drafting strategy; the default of the service if unset.", show_default=False)

@@ -1,8 +1,9 @@
 """`draftwood bench overhead`: what the host works in a decoding step, for each sequence, by strategy.
 
 The engine runs in this process on a model that costs nothing (`costless`), so that what is left is its own: schedule,
-draft, verify, learn. With `--scheduler`, the first of these alone, with many tenants. A step of a real service, its
-messages and its text included: `draftwood bench service`.
+draft, verify, learn. With `--scheduler`, the first of these alone, with many tenants. With `--sampling`, what it takes
+to choose a token, by the size of the vocabulary. A step of a real service, its messages and its text included:
+`draftwood bench service`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rich.table import Table
 
 from draftwood_benchmarks.load.command import read_levels
 from draftwood_benchmarks.overhead.costless import MAX_CONTEXT, CostlessRunner, costless_model, make_texts
+from draftwood_benchmarks.overhead.sampling import draw_sampling, measured_sampling, sampling_table
 from draftwood_benchmarks.overhead.scheduling import (
     SLOTS,
     WAITING_TENANTS,
@@ -70,12 +72,18 @@ def overhead(
     rounds: Annotated[int, typer.Option(min=1, help="How often each case is measured; the best counts.")] = 3,
     steps: Annotated[int, typer.Option(min=10, max=900, help="Measured steps of a round.")] = 150,
     scheduler: Annotated[bool, typer.Option("--scheduler", help="Measure the scheduler alone, by slots.")] = False,
+    sampling: Annotated[
+        bool, typer.Option("--sampling", help="Measure sampling alone, by the size of the vocabulary.")
+    ] = False,
 ) -> None:
     """Microseconds of a decoding step that the model does not take, for each sequence, by strategy."""
     out = console()
     output.check()
     if scheduler:
         _measure_scheduler(output, rounds, steps, out)
+        return
+    if sampling:
+        _measure_sampling(output, rounds, out)
         return
     cases = [(strategy, count) for count in read_levels(streams) for strategy in STRATEGIES]
     best: dict[tuple[str, int], Row] = {}
@@ -105,6 +113,14 @@ def _measure_scheduler(output: OutputOptions, rounds: int, steps: int, out: Cons
     rows, busy = [best[case] for case in cases], load.share()
     out.print(schedule_table(rows, f"Scheduling of a step with more tenants than slots{warning(busy)}"))
     output.write([asdict(row) for row in rows], lambda axes: draw_schedule(axes, rows), busy=busy)
+
+
+def _measure_sampling(output: OutputOptions, rounds: int, out: Console) -> None:
+    load = OtherLoad()
+    rows = measured_sampling(rounds)
+    busy = load.share()
+    out.print(sampling_table(rows, f"Choosing a token at temperature 0.6{warning(busy)}"))
+    output.write([asdict(row) for row in rows], lambda axes: draw_sampling(axes, rows), busy=busy)
 
 
 def measured(strategy_name: str, streams: int, nodes: int, steps: int) -> Row:

@@ -13,6 +13,8 @@ from typing import Any
 
 PRECISION = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 KV_CACHE_GB = 2
+LOOKUP = {"num_assistant_tokens": 2, "max_ngram_size": 3}
+"""What prompt lookup drafts with: tokens, and the longest n-gram that is looked up."""
 
 
 class Engine:
@@ -41,6 +43,9 @@ class Engine:
             "NUM_STREAMS": 1,
             "PERFORMANCE_HINT": "LATENCY",
         }
+        self._lookup: dict[str, int] = LOOKUP if request["drafts"] == "prompt-lookup" else {}
+        if self._lookup:
+            properties["prompt_lookup"] = True
         self.version: str = openvino_genai.__version__
         self._folder = folder
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", properties)
@@ -52,29 +57,34 @@ class Engine:
         started = time.perf_counter()
         handle = self._add(prompt, config)
         tokens: list[int] = []
+        steps = 0
         while self._pipeline.has_non_finished_requests():
             self._pipeline.step()
-            tokens += _new_tokens(handle)
-        return {"tokens": tokens, "seconds": time.perf_counter() - started}
+            written = _new_tokens(handle)
+            tokens += written
+            steps += bool(written)
+        return {"tokens": tokens, "seconds": time.perf_counter() - started, "steps": steps}
 
     def load_test(self, prompts: list[list[int]], max_tokens: int, streams: int, seconds: float) -> dict[str, Any]:
         """Keeps `streams` requests running for `seconds`; counts the tokens that they get."""
         config = self._config(max_tokens)
         endless = itertools.cycle(prompts)
         handles = [self._add(next(endless), config) for _ in range(streams)]
-        count = 0
+        count = steps = 0
         started = time.perf_counter()
         while (elapsed := time.perf_counter() - started) < seconds:
             self._pipeline.step()
             for i, handle in enumerate(handles):
-                count += len(_new_tokens(handle))
+                written = len(_new_tokens(handle))
+                count += written
+                steps += written > 0
                 if _finished(handle):
                     handles[i] = self._add(next(endless), config)
         for handle in handles:
             handle.stop()
         while self._pipeline.has_non_finished_requests():
             self._pipeline.step()
-        return {"tokens": count, "seconds": elapsed}
+        return {"tokens": count, "seconds": elapsed, "steps": steps}
 
     def _config(self, max_tokens: int) -> Any:
         import openvino_genai
@@ -82,6 +92,8 @@ class Engine:
         config = openvino_genai.GenerationConfig(self._folder / "generation_config.json")
         config.max_new_tokens = max_tokens
         config.do_sample = False
+        for name, value in self._lookup.items():
+            setattr(config, name, value)
         return config
 
     def _add(self, prompt: list[int], config: Any) -> Any:

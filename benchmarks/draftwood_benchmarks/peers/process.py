@@ -35,8 +35,14 @@ from draftwood_model_runner.errors import InvalidInputError
 ENVIRONMENTS = Path(".venv-peers")
 """Folder of an environment for each peer, which `make peers` installs, relative to the working directory."""
 PeerName = Literal["openvino-genai", "vllm"]
-DRAFTS: dict[str, tuple[str, ...]] = {"openvino-genai": ("none",), "vllm": ("none", "ngram", "suffix", "draftwood")}
+DRAFTS: dict[str, tuple[str, ...]] = {
+    "openvino-genai": ("none", "prompt-lookup"),
+    "vllm": ("none", "ngram", "suffix", "draftwood"),
+}
 """What each peer can draft with here."""
+DRAFTS_HELP = "What the peer drafts with; may be given several times. " + "; ".join(
+    f"{name}: {', '.join(drafts)}" for name, drafts in DRAFTS.items()
+)
 REMEMBERING = ("suffix", "draftwood")
 """Drafts that come from earlier answers as well."""
 MODULES: dict[str, str] = {"openvino-genai": "openvino_genai_peer", "vllm": "vllm_peer"}

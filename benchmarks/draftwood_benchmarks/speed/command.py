@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from draftwood_benchmarks.peers.process import PeerModel, PeerName, check_drafts, started_peer
+from draftwood_benchmarks.peers.process import DRAFTS_HELP, PeerModel, PeerName, check_drafts, started_peer
 from draftwood_benchmarks.shared.machine import OtherLoad, warning
 from draftwood_benchmarks.shared.models import ChosenModel, ModelOptions, chosen_model, describe
 from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console, progress
@@ -58,10 +58,7 @@ def speed(
         PeerName | None, typer.Option(help="Another engine to measure as well; `make peers` installs it.")
     ] = None,
     peer_drafts: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="What --peer vllm drafts with; may be given several times. none by default.", show_default=False
-        ),
+        list[str] | None, typer.Option(help=f"{DRAFTS_HELP}. none by default.", show_default=False)
     ] = None,
     rounds: Annotated[
         int, typer.Option(min=1, help="How often all prompts are answered; the table shows the spread.")

@@ -7,21 +7,18 @@ same text with and without drafts, and in any batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper
 
 from draftwood_model_runner.output import TokenLogprobs
-from draftwood_model_runner.request import SamplingParams
 from draftwood_model_runner.runners.choices import ENDS_OUTPUT, MOST_PROBABLE, ON_HOST, SEEN, ScoreRules
-from draftwood_model_runner.runners.token_weights import kept_by_min_p, kept_by_top_p
 from draftwood_model_runner.sampling.constraints import ConstrainedLogits
+from draftwood_model_runner.sampling.draws.noise import gumbel_noise
+from draftwood_model_runner.sampling.draws.sample import Draw, kept_tokens, sample
 from draftwood_model_runner.sampling.generation_defaults import NO_CONSTRAINTS, Constraints
 from draftwood_model_runner.sampling.margins import sampling_margin
 from draftwood_model_runner.sequence import Sequence
@@ -29,7 +26,6 @@ from draftwood_strategies.draft import Int32Array
 
 Logits = torch.Tensor | npt.NDArray[np.float32]
 """What a runner predicts after one token: [vocab]."""
-_Warper = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
 class TokenChooser:
@@ -60,7 +56,7 @@ class TokenChooser:
         self._position = int(request.prompt.size)
         self._unlocked_at = self._position + stop.min_tokens
         self._ends = sorted(stop.token_ids if stop.ignore_eos else stop.token_ids | eos_token_ids)
-        self._warpers = _warpers(params)
+        self._draw = Draw(params.temperature, params.top_k, params.top_p, params.min_p)
         self._seen: torch.Tensor | None = None
         self._counts: torch.Tensor | None = None
         if params.repetition_penalty != 1.0:
@@ -171,9 +167,10 @@ class TokenChooser:
         if self._params.temperature == 0.0:
             margin = float(scores.max() - scores[token])
         else:
-            kept = torch.isfinite(self._warp(scores.float())).numpy()
+            kept = kept_tokens(scores.float().numpy(), self._draw)
             cooled = scores.numpy() / self._params.temperature
-            margin = sampling_margin(cooled, kept, self._noise(cooled.size), token) * self._params.temperature
+            noise = gumbel_noise(cooled.size, self._params.seed, self._position)
+            margin = sampling_margin(cooled, kept, noise, token) * self._params.temperature
         return margin / max(largest, 1e-30)
 
     @torch.inference_mode()
@@ -189,23 +186,31 @@ class TokenChooser:
         scores = self._constrain(logits)
         if self._params.temperature == 0.0:
             return int(scores.argmax())
-        warped = self._warp(scores)
-        return int((warped.double() + torch.from_numpy(self._noise(warped.shape[0]))).argmax())
+        return sample(scores.numpy(), self._draw, self._params.seed, self._position)
 
     @property
     def _locked(self) -> bool:
         """The output may not end yet."""
         return self._position < self._unlocked_at and bool(self._ends)
 
+    @property
+    def _changes_scores(self) -> bool:
+        """The next token is not chosen from the model's own logits."""
+        own = self._seen is None and self._counts is None and self._constrained is None and self.grammar is None
+        return not own or bool(self._params.logit_bias) or self._locked
+
     def _constrain(self, logits: Logits) -> torch.Tensor:
-        """float32[vocab]: after penalties and bias, -inf for what may not be written."""
+        """float32[vocab]: after penalties and bias, -inf for what may not be written; not to be written to."""
         params = self._params
-        scores = torch.as_tensor(logits).detach().to(device="cpu", dtype=torch.float32, copy=True)
+        scores = torch.as_tensor(logits).detach().to(device="cpu", dtype=torch.float32, copy=self._changes_scores)
+        scores = scores.contiguous()
         if self._seen is not None:
-            penalty = params.repetition_penalty
-            scores = torch.where(self._seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
+            seen = self._seen.nonzero().squeeze(1)
+            values, penalty = scores[seen], params.repetition_penalty
+            scores[seen] = torch.where(values < 0, values * penalty, values / penalty)
         if self._counts is not None:
-            scores -= params.presence_penalty * (self._counts > 0) + params.frequency_penalty * self._counts
+            written = self._counts.nonzero().squeeze(1)
+            scores[written] -= params.presence_penalty + params.frequency_penalty * self._counts[written]
         for token, bias in params.logit_bias:
             scores[token] += bias
         if self._locked:
@@ -215,25 +220,6 @@ class TokenChooser:
         if self.grammar is not None:
             self.grammar.mask(scores)
         return scores
-
-    def _warp(self, scores: torch.Tensor) -> torch.Tensor:
-        """float32[vocab]: over the temperature, -inf for what top-k, top-p and min-p leave out."""
-        warped = scores[None]
-        for warper in self._warpers:
-            warped = warper(None, warped)
-        scores = warped[0]
-        if self._params.top_p < 1.0:
-            scores = scores.masked_fill(
-                ~torch.from_numpy(kept_by_top_p(scores.numpy(), self._params.top_p)), -torch.inf
-            )
-        if self._params.min_p > 0.0:
-            scores = scores.masked_fill(
-                ~torch.from_numpy(kept_by_min_p(scores.numpy(), self._params.min_p)), -torch.inf
-            )
-        return scores
-
-    def _noise(self, size: int) -> npt.NDArray[np.float64]:
-        return gumbel_noise(size, self._params.seed, self._position)
 
     def remember(self, token: int) -> None:
         """`token` is the next one of the output."""
@@ -246,23 +232,3 @@ class TokenChooser:
             self._constrained.accept(token)
         if self.grammar is not None:
             self.grammar.accept(token)
-
-
-def gumbel_noise(size: int, seed: int, position: int) -> npt.NDArray[np.float64]:
-    """float64[size] of standard Gumbel noise, a pure function of its arguments.
-
-    Philox is a counter-based generator (Salmon et al., 2011); its raw bits do not change between NumPy versions.
-    """
-    bits = np.random.Philox(key=np.array([seed, position], np.uint64)).random_raw(size)
-    # Midpoints of 2^52 equal intervals: never 0, never 1.
-    uniform = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-    return np.asarray(-np.log(-np.log(uniform)))
-
-
-def _warpers(params: SamplingParams) -> list[_Warper]:
-    warpers: list[_Warper] = []
-    if params.temperature not in (0.0, 1.0):
-        warpers.append(TemperatureLogitsWarper(params.temperature))
-    if params.top_k:
-        warpers.append(TopKLogitsWarper(params.top_k))
-    return warpers

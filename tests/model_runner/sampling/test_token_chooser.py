@@ -26,7 +26,8 @@ from transformers import (
 
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.request import SamplingParams, StopParams
-from draftwood_model_runner.sampling.token_chooser import TokenChooser, gumbel_noise
+from draftwood_model_runner.sampling.draws.noise import gumbel_noise
+from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy, create, strategy_names
 from tests.model_runner.families import VOCAB, as_prompt, greedy, reference, served
@@ -198,6 +199,22 @@ def test_the_output_is_the_same_when_a_sequence_skips_steps_for_a_prompt(
         wrote.append(any(output.sequence is writer for output in engine.step()))
     assert writer.output == answer
     assert wrote[:4] == [False, False, False, True] or name == "none" or len(answer) == 1
+
+
+@given(wanted=st.lists(params, min_size=7, max_size=7))
+@few_examples
+def test_the_output_is_the_same_when_several_threads_choose(wanted: list[SamplingParams]) -> None:
+    """As with a large vocabulary."""
+    stop = StopParams(NEW_TOKENS, token_ids=frozenset({END}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("draftwood_model_runner.engine.LEAST_NUMBERS", 1)
+        config = EngineConfig(max_draft_nodes=24, adaptive_budget=False, threads=3)
+        engine = Engine(served("llama"), config)
+        strategy = create("trie")
+        crowd = [sequence((*PROMPT, i), one, stop, strategy) for i, one in enumerate(wanted)]
+        run(engine, *crowd)
+    for i, one in enumerate(crowd):
+        assert one.output == expected("llama", (*PROMPT, i), wanted[i], stop)
 
 
 def test_real_text_is_drafted_and_sampled_the_same() -> None:

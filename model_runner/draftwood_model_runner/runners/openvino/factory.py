@@ -65,7 +65,7 @@ class OpenVinoRunnerFactory:
         if self._compiled is None or self._compiled[0] != threads:
             self._compiled = None  # the weights of the last one are freed first, if no runner has them
             self._compiled = threads, _compile(model, layout.dtype, threads)
-        return OpenVinoRunner(self._compiled[1], layout, window, kv_tokens)
+        return OpenVinoRunner(self._compiled[1], layout, window, kv_tokens, threads)
 
 
 def take_over(

@@ -11,8 +11,8 @@ import openvino as ov
 
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
 from draftwood_model_runner.runners.choices import Choices
+from draftwood_model_runner.runners.host.most_probable import most_probable
 from draftwood_model_runner.runners.logit_rows import check_rows
-from draftwood_model_runner.runners.most_probable import most_probable
 from draftwood_model_runner.runners.openvino.kv_pages import PAGE_SIZE, KVPages, PageLayout
 from draftwood_model_runner.runners.openvino.pairing import ATTENTION_ROWS, paired
 from draftwood_strategies.draft import Int32Array
@@ -32,16 +32,20 @@ class OpenVinoRunner:
         layout: the shape of its pages.
         window: tokens that some layer attends to; None if every layer attends to all.
         kv_tokens: capacity of its KV memory.
+        threads: CPU threads that look through logits.
     """
 
     chooses: ClassVar[bool] = False
     rides_along: ClassVar[bool] = False
 
-    def __init__(self, compiled: ov.CompiledModel, layout: PageLayout, window: int | None, kv_tokens: int) -> None:
+    def __init__(
+        self, compiled: ov.CompiledModel, layout: PageLayout, window: int | None, kv_tokens: int, threads: int = 1
+    ) -> None:
         self._kv = KVPages(layout, kv_tokens + PAGE_SIZE)
         self.pages, self.page_size = self._kv.pages - 1, PAGE_SIZE  # the last one is spare, see `pairing.paired`
         self._paired = any(ATTENTION_ROWS in port.get_names() for port in compiled.inputs)
         self._window = window
+        self._threads = threads
         self._request = compiled.create_infer_request()
         self._caches = self._kv.tensors()
         for name, tensor in self._caches.items():
@@ -67,7 +71,7 @@ class OpenVinoRunner:
         self._request.infer(share_outputs=True)  # otherwise it copies all outputs
         logits = self._request.get_output_tensor(0).data
         check_rows(logits.shape, batch.logit_rows.size)
-        return Predictions(logits, *most_probable(logits, top_k))
+        return Predictions(logits, *most_probable(logits, top_k, self._threads))
 
     def keep(self, moves: KVMoves) -> None:
         self._kv.move(moves)

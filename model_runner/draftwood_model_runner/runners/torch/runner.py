@@ -10,9 +10,9 @@ import torch
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
 from draftwood_model_runner.runners.choices import Choices
 from draftwood_model_runner.runners.device_errors import device_errors
+from draftwood_model_runner.runners.host.most_probable import most_probable
 from draftwood_model_runner.runners.kv_capacity import default_capacity
 from draftwood_model_runner.runners.logit_rows import logits_of_rows
-from draftwood_model_runner.runners.most_probable import most_probable
 from draftwood_model_runner.runners.torch.attention import BATCH, TorchBatch
 from draftwood_model_runner.runners.torch.exact_attention import draft_limits
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
@@ -46,7 +46,7 @@ class TorchRunner:
         torch.set_num_threads(self._threads)
         with device_errors(f"a step of {batch.size} tokens"):
             logits = forward(self._module, batch, self._kv)
-            return Predictions(logits, *most_probable(logits, top_k))  # waits for the device
+            return Predictions(logits, *most_probable(logits, top_k, self._threads))  # waits for the device
 
     @torch.inference_mode()
     def keep(self, moves: KVMoves) -> None:

@@ -18,8 +18,8 @@ from draftwood_model_runner.runners.cuda.steps.exact_tiling import LEVELS, divid
 from draftwood_model_runner.runners.cuda.steps.results import TOP, Results
 from draftwood_model_runner.runners.cuda.steps.step_arrays import StepArrays
 from draftwood_model_runner.runners.cuda.steps.tiling import NO_TILES, Division, Tiles, divide
+from draftwood_model_runner.runners.host.most_probable import most_probable
 from draftwood_model_runner.runners.logit_rows import logits_of_rows
-from draftwood_model_runner.runners.most_probable import most_probable
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 576, 640, 768, 1024)
 """Tokens that steps are filled up to, where their arrays are at fixed addresses: a prompt's chunk of 512 tokens with as

@@ -1,8 +1,9 @@
-"""The most probable tokens of each row of logits, in one pass over them on one thread: torch's `argmax` and `topk` take
-several times as long, and wait for other threads."""
+"""The most probable tokens of each row of logits, in one pass over them: torch's `argmax` and `topk` take several times
+as long. Rows are divided among threads where there are enough logits."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numba
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from draftwood_model_runner.runners.host.row_threads import LEAST_NUMBERS, in_threads, parts
 from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.native import Int64Array, Integer
 
@@ -19,12 +21,15 @@ _LEAST = -(1 << 40)
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
 
-def most_probable(logits: torch.Tensor | npt.NDArray[np.float32], k: int) -> tuple[Int32Array, Int32Array | None]:
+def most_probable(
+    logits: torch.Tensor | npt.NDArray[np.float32], k: int, threads: int = 1
+) -> tuple[Int32Array, Int32Array | None]:
     """The most probable token of each row, and the k most probable ones.
 
     Args:
         logits: [row, vocab].
         k: in [0, vocab].
+        threads: at most.
 
     Returns:
         int32[row], of equally probable tokens the one with the lowest id, as torch's `argmax`; and int32[row, k], the
@@ -41,7 +46,12 @@ def most_probable(logits: torch.Tensor | npt.NDArray[np.float32], k: int) -> tup
         ordered = torch.sort(logits, dim=-1, descending=True, stable=True).indices  # `topk` mixes ties
         return best, ordered[:, :k].to(torch.int32).cpu().numpy()
     best = np.zeros((bits.shape[0], max(k, 1)), np.int32)
-    _fill(bits, 8 * bits.itemsize - 1, best)
+    sign = 8 * bits.itemsize - 1
+    if bits.size < LEAST_NUMBERS:
+        _fill(bits, sign, best)
+    else:
+        rows = [slice(part.start, part.stop) for part in parts(bits.shape[0], threads)]
+        in_threads([partial(_fill, bits[part], sign, best[part]) for part in rows], threads)
     return best[:, 0].copy(), best if k else None  # a copy, so that compiled functions see contiguous arrays only
 
 

@@ -1,0 +1,1 @@
+"""What the host does with rows of logits."""

@@ -1,0 +1,190 @@
+"""Draws a token: the greatest sum of score and noise among the tokens that top-k, top-p and min-p keep."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from draftwood_model_runner.runners.token_weights import (
+    FARTHEST,
+    dropped_share,
+    least_weight,
+    token_weights,
+    weight_at,
+)
+from draftwood_model_runner.sampling.draws.noise import UNIFORM_UNIT, random_bits
+from draftwood_model_runner.sampling.draws.selection import (
+    BLOCK,
+    LEAST_KEY,
+    Workspace,
+    cooled,
+    find_edge,
+    find_greatest,
+    key_of,
+    score_of,
+)
+from draftwood_strategies.draft import Float32Array
+from draftwood_strategies.native import Int64Array, Integer, Real, compiled, flattened
+
+BoolArray = npt.NDArray[np.bool_]
+_INFINITE = 0x7F800000
+"""The key of infinity; that of -infinity is -_INFINITE - 1."""
+_SLACK = 1e-9
+"""Uniform numbers so close to the limit are not ruled out by it: more than all rounding."""
+_FAR = np.float32(FARTHEST)
+_UNUSED_BITS = np.uint64(12)
+_LANES = 4
+
+
+class Draw(NamedTuple):
+    """How a token is drawn, as in `SamplingParams`; `top_k` 0, `top_p` 1 and `min_p` 0 keep all tokens."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+
+
+class _Local(threading.local):
+    work: Workspace | None = None
+
+
+_local = _Local()
+
+
+def sample(scores: Float32Array, draw: Draw, seed: int, position: int) -> int:
+    """The token drawn from the softmax of scores over the temperature, as far as the token is kept.
+
+    Args:
+        scores: float32[vocab], contiguous. If the greatest is infinite, or none is finite, it is drawn without noise.
+        seed, position: what noise depends on, beside the token; in [0, 2^64).
+    """
+    work = _workspace(scores.shape[0])
+    return int(
+        _sample(
+            scores,
+            np.float32(draw.temperature),
+            draw.top_k,
+            dropped_share(draw.top_p) if draw.top_p < 1.0 else -1.0,
+            least_weight(draw.min_p),
+            np.uint64(seed),
+            np.uint64(position),
+            work,
+            np.empty(2, np.int64),
+        )
+    )
+
+
+def kept_tokens(scores: Float32Array, draw: Draw) -> BoolArray:
+    """bool[vocab]: the tokens that `sample` draws from.
+
+    Args:
+        scores: as there, one of them finite, none greater.
+    """
+    work, edge = _workspace(scores.shape[0]), np.empty(2, np.int64)
+    temperature = np.float32(draw.temperature)
+    find_greatest(scores.view(np.int32), work.greatest)
+    share = dropped_share(draw.top_p) if draw.top_p < 1.0 else -1.0
+    _find_edge(scores, temperature, draw.top_k, share, work, edge)
+    over_temperature = scores / temperature
+    bits = (over_temperature + np.float32(0.0)).view(np.int32)
+    keys = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    kept = (keys > edge[0]) | ((keys == edge[0]) & (np.arange(keys.size) >= edge[1]))
+    return np.asarray(kept & np.isfinite(scores) & (token_weights(over_temperature) >= least_weight(draw.min_p)))
+
+
+def _workspace(vocab: int) -> Workspace:
+    """That of the thread."""
+    work = _local.work
+    if work is None or work.tokens.shape[0] != vocab:
+        work = _local.work = Workspace.of(vocab)
+    return work
+
+
+@flattened
+@compiled
+def _sample(
+    scores: Float32Array,
+    temperature: Real,
+    top_k: Integer,
+    share: Real,
+    least: Real,
+    seed: Integer,
+    position: Integer,
+    work: Workspace,
+    edge: Int64Array,
+) -> int:
+    highest = find_greatest(scores.view(np.int32), work.greatest)
+    if not -_INFINITE - 1 < highest < _INFINITE:
+        return _first_with(scores, highest)
+    edge[0], edge[1] = LEAST_KEY, 0
+    if top_k > 0 or share >= 0.0:
+        find_edge(scores, temperature, top_k, share, work, edge)
+    return _greatest_sum(scores, temperature, edge, least, seed, position, work)
+
+
+_find_edge = flattened(find_edge)
+
+
+@compiled
+def _first_with(scores: Float32Array, key: Integer) -> int:
+    for token in range(scores.shape[0]):
+        if key_of(scores[token]) == key:
+            return token
+    return 0
+
+
+@compiled
+def _greatest_sum(
+    scores: Float32Array,
+    temperature: Real,
+    edge: Int64Array,
+    least: Real,
+    seed: Integer,
+    position: Integer,
+    work: Workspace,
+) -> int:
+    """The first token of those with the greatest sum of score and noise, among those from the edge on."""
+    vocab, floor, first_kept = scores.shape[0], edge[0], edge[1]
+    hottest = np.float32(-np.inf)
+    for block in range(work.greatest.shape[0]):
+        hottest = max(hottest, cooled(score_of(work.greatest[block]), temperature))
+    best, at = -np.inf, 0
+    for block in range(work.greatest.shape[0]):
+        greatest = cooled(score_of(work.greatest[block]), temperature)
+        if key_of(greatest) < floor:
+            continue
+        limit = _limit(greatest, best)
+        for quad in range(block * BLOCK // _LANES, (min(vocab, (block + 1) * BLOCK) + _LANES - 1) // _LANES):
+            drawn = random_bits(np.uint64(quad), seed, position)
+            for lane in range(_LANES):
+                bits, token = drawn[lane] >> _UNUSED_BITS, quad * _LANES + lane
+                if np.int64(bits) < limit or token >= vocab:
+                    continue
+                score = cooled(scores[token], temperature)
+                key = key_of(score)
+                if key < floor or (key == floor and token < first_kept):
+                    continue
+                if least > 0.0 and _is_light(hottest - score, least):
+                    continue
+                noisy = np.float64(score) - math.log(-math.log((np.float64(bits) + 0.5) * UNIFORM_UNIT))
+                if noisy > best:
+                    best, at = noisy, token
+                    limit = _limit(greatest, best)
+    return at
+
+
+@numba.njit(nogil=True, inline="always")
+def _limit(greatest: Any, best: Any) -> Any:
+    """Random bits below this make no sum greater than `best` with a score of `greatest` or less."""
+    return np.int64((math.exp(-math.exp(np.float64(greatest) - best)) - _SLACK) / UNIFORM_UNIT)
+
+
+@numba.njit(nogil=True, inline="always")
+def _is_light(distance: Any, least: Any) -> Any:
+    return not distance < _FAR or weight_at(distance) < least

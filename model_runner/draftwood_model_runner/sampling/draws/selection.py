@@ -1,0 +1,309 @@
+"""Finds the edge of what top-k and top-p keep, without a sort; the rule is in `runners.token_weights`.
+
+Scores are compared by keys, integers that order as floats do. Tokens lie in blocks, whose greatest keys are found
+first: blocks below the edge are never looked at again. For top-p alone, a histogram tells in which bin the edge is, so
+that few tokens are gathered. The edge among gathered ones is found eleven bits of their keys at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import numba
+import numpy as np
+from numba.core import types
+from numba.extending import intrinsic
+
+from draftwood_model_runner.runners.token_weights import FARTHEST, weight_at
+from draftwood_strategies.draft import Float32Array, Int32Array
+from draftwood_strategies.native import Float64Array, Int64Array, Integer, Real, compiled
+
+BLOCK = 64
+LEAST_KEY = -(1 << 31)
+"""At most any float's key."""
+_DIGIT_BITS = 11
+_BINS = 1 << _DIGIT_BITS
+_BINS_PER_UNIT = np.float32((_BINS - 1) / FARTHEST)
+_SIGN = np.int32(31)
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_FAR = np.float32(FARTHEST)
+
+
+class Workspace(NamedTuple):
+    """What a search for the edge needs, to be used by one thread at a time.
+
+    Attributes:
+        greatest: int32[blocks], the greatest key in each block, before the scores are divided by the temperature.
+        masses: float64[bins + BLOCK], integers.
+        weights, bins: float32[BLOCK], int32[BLOCK].
+        keys, tokens: int32[vocab], of gathered tokens.
+    """
+
+    greatest: Int32Array
+    masses: Float64Array
+    weights: Float32Array
+    bins: Int32Array
+    keys: Int32Array
+    tokens: Int32Array
+
+    @classmethod
+    def of(cls, vocab: int) -> Workspace:
+        return cls(
+            np.empty(-(-vocab // BLOCK), np.int32),
+            np.empty(_BINS + BLOCK, np.float64),
+            np.empty(BLOCK, np.float32),
+            np.empty(BLOCK, np.int32),
+            *np.empty((2, vocab), np.int32),
+        )
+
+
+@intrinsic
+def _divide(typing_context: Any, a: Any, b: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fdiv(*arguments)
+
+    return types.float32(types.float32, types.float32), generate
+
+
+cooled: Any = cast(Any, _divide)
+"""In compiled code: a score over the temperature, both float32. A division that raises an error for a divisor of 0, as
+Python's, is done one by one."""
+
+
+@numba.njit(nogil=True, inline="always")
+def key_of_bits(bits: Any) -> Any:
+    """In compiled code: a float32's bits as an integer that orders as floats do: the magnitude of negative ones
+    inverted."""
+    return bits ^ ((bits >> _SIGN) & _MAGNITUDE)
+
+
+@intrinsic
+def _bits(typing_context: Any, a: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(types.int32))
+
+    return types.int32(types.float32), generate
+
+
+@intrinsic
+def _float(typing_context: Any, a: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(types.float32))
+
+    return types.float32(types.int32), generate
+
+
+_bits_of: Any = cast(Any, _bits)
+_float_of: Any = cast(Any, _float)
+
+
+@numba.njit(nogil=True, inline="always")
+def key_of(score: Any) -> Any:
+    """In compiled code: the key of a float32, for both zeros the same."""
+    return key_of_bits(_bits_of(score + np.float32(0.0)))
+
+
+@numba.njit(nogil=True, inline="always")
+def score_of(key: Any) -> Any:
+    """In compiled code: the score that has this key."""
+    return _float_of(key_of_bits(key))
+
+
+@compiled
+def find_greatest(bits: Int32Array, greatest: Int32Array) -> int:
+    """Sets greatest[block] to the greatest key in it; returns the greatest of all.
+
+    Args:
+        bits: int32[vocab], of the scores.
+    """
+    vocab, highest = bits.shape[0], np.int32(LEAST_KEY)
+    for block in range(greatest.shape[0]):
+        first, most = block * BLOCK, np.int32(LEAST_KEY)
+        if first + BLOCK <= vocab:
+            for i in range(BLOCK):  # of fixed length: many at a time
+                most = max(most, key_of_bits(bits[first + i]))
+        else:
+            for token in range(first, vocab):
+                most = max(most, key_of_bits(bits[token]))
+        greatest[block] = most
+        highest = max(highest, most)
+    return int(highest)
+
+
+@compiled
+def find_edge(
+    scores: Float32Array, temperature: Real, top_k: Integer, share: Real, work: Workspace, edge: Int64Array
+) -> None:
+    """Sets edge to the key of the least score that is kept, and the first token of this score that is.
+
+    Args:
+        scores: float32[vocab], finite or -inf.
+        temperature: float32.
+        top_k: 0 keeps all.
+        share: that top-p leaves out, see `dropped_share`; negative if it is not asked for.
+        work: for which `find_greatest` was called.
+        edge: int64[2].
+    """
+    edge[0], edge[1] = LEAST_KEY, 0
+    blocks, vocab = work.greatest.shape[0], scores.shape[0]
+    highest = np.int32(LEAST_KEY)
+    for block in range(blocks):
+        highest = max(highest, work.greatest[block])
+    hottest = cooled(score_of(highest), temperature)
+    if 0 < top_k < vocab:
+        least = np.int32(LEAST_KEY)
+        if top_k < blocks:  # that many blocks have a token at least as great
+            least = np.int32(_edge_among(work.greatest, blocks, top_k, False, hottest, work.masses)[0])
+            least = key_of(cooled(score_of(least), temperature))
+        n = _gather(scores, temperature, least, work)
+        edge[0] = _edge_among(work.keys, n, top_k, False, hottest, work.masses)[0]
+        if share >= 0.0:
+            kept, total = 0, np.int64(0)
+            for i in range(n):
+                if work.keys[i] >= edge[0]:
+                    work.keys[kept], work.tokens[kept] = work.keys[i], work.tokens[i]
+                    total += _weight(work.keys[i], hottest)
+                    kept += 1
+            _set_edge(work, kept, _wanted(total, share), hottest, edge)
+    elif share >= 0.0:
+        n, wanted = _gather_bin(scores, temperature, hottest, share, work)
+        _set_edge(work, n, wanted, hottest, edge)
+
+
+@numba.njit(nogil=True, inline="always")
+def _wanted(total: Any, share: Any) -> Any:
+    """What the tokens that top-p keeps weigh at least."""
+    return max(np.int64(total) - np.int64(total * share), np.int64(1))
+
+
+@numba.njit(nogil=True, inline="always")
+def _weight(key: Any, hottest: Any) -> Any:
+    distance = hottest - score_of(key)
+    return np.int64(weight_at(distance)) if distance < _FAR else np.int64(0)
+
+
+@compiled
+def _gather(scores: Float32Array, temperature: Real, least: Integer, work: Workspace) -> int:
+    """Gathers the tokens whose keys, over the temperature, are at least `least`; returns how many."""
+    n = 0
+    for block in range(work.greatest.shape[0]):
+        if key_of(cooled(score_of(work.greatest[block]), temperature)) < least:
+            continue
+        for token in range(block * BLOCK, min(scores.shape[0], (block + 1) * BLOCK)):
+            key = key_of(cooled(scores[token], temperature))
+            if key >= least:
+                work.keys[n], work.tokens[n] = key, token
+                n += 1
+    return n
+
+
+@compiled
+def _gather_bin(
+    scores: Float32Array, temperature: Real, hottest: Real, share: Real, work: Workspace
+) -> tuple[int, int]:
+    """Weighs all tokens, and gathers those near the edge of top-p; returns how many, and what the kept ones of them
+    weigh at least."""
+    masses = work.masses
+    _weigh(scores, temperature, hottest, work)
+    total = np.int64(0)
+    for i in range(_BINS):
+        total += np.int64(masses[i])
+    wanted, at = _wanted(total, share), 0
+    while at < _BINS - 1 and np.int64(masses[at]) < wanted:
+        wanted -= np.int64(masses[at])
+        at += 1
+    n = 0
+    for block in range(work.greatest.shape[0]):
+        first, end = block * BLOCK, min(scores.shape[0], (block + 1) * BLOCK)
+        if _bin(hottest - cooled(score_of(work.greatest[block]), temperature)) > at:
+            continue
+        if end - first == BLOCK:
+            found = np.int32(0)
+            for i in range(BLOCK):  # many at a time
+                found |= np.int32(_bin(hottest - cooled(scores[first + i], temperature)) == at)
+            if not found:
+                continue
+        for token in range(first, end):
+            score = cooled(scores[token], temperature)
+            if _bin(hottest - score) == at:
+                work.keys[n], work.tokens[n] = key_of(score), token
+                n += 1
+    return n, wanted
+
+
+@numba.njit(nogil=True, inline="always")
+def _bin(distance: Any) -> Any:
+    """The bin of a distance from the largest score; `_BINS` for what weighs nothing."""
+    near = distance < _FAR
+    distance = distance if near else np.float32(0.0)
+    return np.int32(distance * _BINS_PER_UNIT) if near else np.int32(_BINS)
+
+
+@compiled
+def _weigh(scores: Float32Array, temperature: Real, hottest: Real, work: Workspace) -> None:
+    """Sets the masses of the bins to the weights of their tokens."""
+    weights, bins, masses, vocab = work.weights, work.bins, work.masses, scores.shape[0]
+    masses[:] = 0.0
+    for block in range(vocab // BLOCK):
+        first = block * BLOCK
+        if not hottest - cooled(score_of(work.greatest[block]), temperature) < _FAR:
+            continue
+        for i in range(BLOCK):  # many at a time
+            distance = hottest - cooled(scores[first + i], temperature)
+            near = distance < _FAR
+            distance = distance if near else np.float32(0.0)
+            weight = weight_at(distance)
+            weights[i] = weight if near else np.float32(0.0)
+            # Those that weigh nothing have a bin each: an addition waits for the one before it to the same bin.
+            bins[i] = np.int32(distance * _BINS_PER_UNIT) if near else np.int32(_BINS + i)
+        for i in range(BLOCK):
+            masses[bins[i]] += weights[i]
+    for token in range(vocab // BLOCK * BLOCK, vocab):
+        distance = hottest - cooled(scores[token], temperature)
+        if distance < _FAR:
+            masses[_bin(distance)] += weight_at(distance)
+
+
+@compiled
+def _edge_among(
+    keys: Int32Array, n: Integer, wanted: Integer, weighed: bool, hottest: Real, masses: Float64Array
+) -> tuple[Integer, Integer]:
+    """The greatest key such that tokens of at least this key are as many as `wanted`, or weigh as much; and what is
+    left of `wanted` for those that have it.
+
+    Args:
+        keys: int32[n or more].
+        wanted: at least 1, at most what all of them count.
+    """
+    prefix, shift = np.int64(0), np.int64(3 * _DIGIT_BITS)
+    while shift > 0:
+        shift -= _DIGIT_BITS
+        masses[:] = 0.0
+        for i in range(n):
+            key = np.int64(keys[i]) - LEAST_KEY
+            if key >> (shift + _DIGIT_BITS) == prefix:
+                counted = _weight(keys[i], hottest) if weighed else np.int64(1)
+                masses[(key >> shift) & (_BINS - 1)] += counted
+        digit = _BINS - 1
+        while digit > 0 and np.int64(masses[digit]) < wanted:
+            wanted -= np.int64(masses[digit])
+            digit -= 1
+        prefix = (prefix << _DIGIT_BITS) | digit
+    return prefix + LEAST_KEY, wanted
+
+
+@compiled
+def _set_edge(work: Workspace, n: Integer, wanted: Integer, hottest: Real, edge: Int64Array) -> None:
+    """Sets the edge among n gathered tokens: of equal ones at the edge the last are kept, as many as are needed."""
+    key, wanted = _edge_among(work.keys, n, wanted, True, hottest, work.masses)
+    ties = 0
+    for i in range(n):
+        ties += work.keys[i] == key
+    weight = max(_weight(np.int32(key), hottest), np.int64(1))
+    dropped = ties - (wanted + weight - 1) // weight
+    edge[0] = key
+    for i in range(n):
+        if work.keys[i] == key:
+            if dropped == 0:
+                edge[1] = work.tokens[i]
+            dropped -= 1
