@@ -81,7 +81,9 @@ class Settings(BaseModel):
         default="model",
         description="Where defaults of requests come from: the model's generation_config.json, or greedy decoding",
     )
-    threads: int | None = Field(default=None, description="CPU threads of a step; unset: all cores")
+    threads: int | None = Field(
+        default=None, description="CPU threads of a step; unset: all cores, within the CPU quota of the container"
+    )
     model_cache: bool = Field(
         default=True, description="Keep models that OpenVINO converted on disk, so that the next start is shorter"
     )
