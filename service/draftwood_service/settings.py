@@ -259,6 +259,11 @@ class Settings(BaseModel):
     metrics_tenants: tuple[str, ...] = Field(
         default=(), max_length=100, description="Tenants that metrics show by name; the others are shown together"
     )
+    metrics_vllm_names: bool = Field(
+        default=False,
+        description="Show the load at that port under vLLM's names too (vllm:num_requests_waiting,"
+        " vllm:num_requests_running, vllm:kv_cache_usage_perc), for endpoint pickers that know no others",
+    )
     otlp_endpoint: str | None = Field(
         default=None,
         description="Collector for metrics, traces and logs by OpenTelemetry, such as http://otel:4317; unset:"
