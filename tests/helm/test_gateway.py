@@ -74,10 +74,8 @@ def test_a_pool_selects_pods_whose_gateways_answer_at_its_port() -> None:
     assert pool["selector"]["matchLabels"].items() <= labels.items()
     assert [port["number"] for port in pool["targetPorts"]] == [gateway_of(documents)["ports"][0]["containerPort"]]
     backend = of_kind(documents, "HTTPRoute")["spec"]["rules"][0]["backendRefs"][0]
-    assert (backend["kind"], backend["name"]) == (
-        "InferencePool",
-        of_kind(documents, "InferencePool")["metadata"]["name"],
-    )
+    assert backend["kind"] == "InferencePool"
+    assert backend["name"] == of_kind(documents, "InferencePool")["metadata"]["name"]
     # The picker reads metrics of pods in its namespace.
     policy = of_kind(documents, "NetworkPolicy", "draftwood")["spec"]["ingress"]
     assert {"podSelector": {}} in next(rule["from"] for rule in policy if rule["ports"][0]["port"] == "metrics")

@@ -15,6 +15,7 @@ from draftwood_client import AsyncClient
 from draftwood_client.cli.options import ServerOptions, command
 from draftwood_service.starting.extras import MissingExtraError, needs_extra
 
+
 def gateway(args: list[str]) -> int | None:
     """The command. Returns the exit status."""
     app = typer.Typer(
