@@ -19,6 +19,9 @@ LINES = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", TEXT, flags=re.M)).splitlines
 IGNORED = [line for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
 
 
+FOR_VLLM = (REPOSITORY / "Dockerfile.vllm").read_text()
+
+
 def arguments(instruction: str) -> list[str]:
     """What follows each use of an instruction."""
     return [line.partition(" ")[2].strip() for line in LINES if line.startswith(f"{instruction} ")]
@@ -42,7 +45,8 @@ def sent(path: str) -> bool:
 
 
 def test_hadolint_finds_nothing() -> None:
-    command = [Path(sys.executable).with_name("hadolint"), REPOSITORY / "Dockerfile"]
+    files = [REPOSITORY / "Dockerfile", REPOSITORY / "Dockerfile.vllm"]
+    command = [Path(sys.executable).with_name("hadolint"), *files]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -58,7 +62,7 @@ def test_what_is_copied_exists_and_is_sent_to_the_builder() -> None:
 def test_the_builder_gets_nothing_else() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     files = [*listed.stdout.splitlines(), ".git/config", ".venv/bin/python", "build/x", "service/__pycache__/a.pyc"]
-    needed = tuple(copied())
+    needed = (*copied(), "plugins/vllm")
     for file in filter(sent, files):
         assert file in needed or file.startswith(tuple(f"{name}/" for name in needed)), file
     assert sent("service/draftwood_service/rpc/server.py")
