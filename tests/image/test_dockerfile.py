@@ -84,6 +84,25 @@ def test_the_image_has_the_extras_that_its_command_needs() -> None:
         assert (f"./{folder} " in installed) == (not elsewhere)
 
 
+def test_vllms_image_has_all_distributions_and_runs_as_the_other() -> None:
+    lines = re.sub(r"\\\n", " ", FOR_VLLM)
+    for folder, project in projects().items():
+        wanted = project["name"] != "draftwood-benchmarks"
+        assert (f"COPY {folder} {folder}\n" in lines) == wanted, folder
+        assert (f" ./{folder} " in lines.replace("\n", " ")) == wanted, folder
+    for instruction in ("USER", "EXPOSE", "VOLUME", "STOPSIGNAL", "ENTRYPOINT", "CMD"):
+        assert f"{instruction} {arguments(instruction)[-1]}" in FOR_VLLM, instruction
+
+
+def test_folders_are_for_any_user_of_group_0() -> None:
+    copies = [line for line in arguments("COPY") if "/image/var/" in line]
+    assert len(copies) == 2
+    assert all("--chown=10001:0 " in line for line in copies)
+    assert "chmod -R g=u /image/var" in TEXT
+    assert "chown -R 10001:0" in FOR_VLLM
+    assert "chmod -R g=u" in FOR_VLLM
+
+
 @pytest.mark.parametrize("document", ["docs/image.md", "helm/draftwood/templates/_helpers.tpl"])
 def test_the_user_is_that_of_the_documents(document: str) -> None:
     assert arguments("USER") == ["10001:10001"]

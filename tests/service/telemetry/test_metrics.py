@@ -77,20 +77,22 @@ async def test_every_metric_is_exposed_and_no_other() -> None:
 
 async def test_the_load_has_vllms_names_too_if_asked_for() -> None:
     """With the same values, and the model as vLLM's metrics have it."""
-    async with serving(metrics_port=0, metrics_vllm_names=True, max_running=1) as served:
+    async with serving(metrics_port=0, metrics_vllm_names=True) as served:
         calls = [asyncio.ensure_future(answer(served.stub.Generate(ask("hello", 4000)))) for _ in range(3)]
-        await until(lambda: served.server.bridge.reports.latest.load.waiting == 2)
+        await until(lambda: served.server.bridge.reports.latest.load.running == 3)
         families = await collected(served)
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.gather(*calls)
+        await until(lambda: served.server.bridge.reports.latest.load.running == 0)
+        idle = await collected(served)
+        model = served.server.model.name
     for alias, metric in ALIASES.items():
         [sample] = families[alias].samples
         assert families[alias].type == "gauge"
-        assert sample.labels == {"model_name": served.server.model.name}
-        assert sample.value == value(families, exposed_name(metric))
-    assert value(families, "vllm:num_requests_waiting") == 2
-    assert value(families, "vllm:num_requests_running") == 1
+        assert sample.labels == {"model_name": model}
+        assert idle[alias].samples[0].value == value(idle, exposed_name(metric))
+    assert value(families, "vllm:num_requests_running") == 3
+    assert value(families, "vllm:num_requests_waiting") == 0
+    assert 0 <= value(families, "vllm:kv_cache_usage_perc") <= 1
 
 
 async def test_requests_are_measured_by_their_end() -> None:
