@@ -103,7 +103,7 @@ def test_folders_are_for_any_user_of_group_0() -> None:
     assert "chmod -R g=u" in FOR_VLLM
 
 
-@pytest.mark.parametrize("document", ["docs/image.md", "helm/draftwood/templates/_helpers.tpl"])
+@pytest.mark.parametrize("document", ["docs/image.md", "helm/draftwood/values.yaml"])
 def test_the_user_is_that_of_the_documents(document: str) -> None:
     assert arguments("USER") == ["10001:10001"]
     assert "10001" in (REPOSITORY / document).read_text()
