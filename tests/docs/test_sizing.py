@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.docs.pages import DOCS
+from tests.docs.pages import ROOT
 from tests.helm.chart import render
 from tests.helm.test_renders import pod_of, server_of
 
@@ -17,7 +17,7 @@ GPUS = (23.7, 47.7, 84.0, 150.0)
 
 def table(begin: str) -> list[list[str]]:
     """Rows of the table whose first line begins so."""
-    lines = (DOCS / "sizing.md").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "docs" / "sizing.md").read_text(encoding="utf-8").splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith(begin)) + 2
     rows = []
     for line in lines[first:]:

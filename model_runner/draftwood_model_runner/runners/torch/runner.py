@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
+from draftwood_model_runner.runners.capacity.cpus import default_threads
+from draftwood_model_runner.runners.capacity.kv_capacity import default_capacity
 from draftwood_model_runner.runners.choices import Choices
-from draftwood_model_runner.runners.cpus import default_threads
 from draftwood_model_runner.runners.device_errors import device_errors
-from draftwood_model_runner.runners.kv_capacity import default_capacity
 from draftwood_model_runner.runners.logit_rows import logits_of_rows
 from draftwood_model_runner.runners.most_probable import most_probable
 from draftwood_model_runner.runners.torch.attention import BATCH, TorchBatch

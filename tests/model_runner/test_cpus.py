@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from draftwood_model_runner.loading.model import load_model
-from draftwood_model_runner.runners import cpus
-from draftwood_model_runner.runners.cpus import usable_cpus
+from draftwood_model_runner.runners.capacity import cpus
+from draftwood_model_runner.runners.capacity.cpus import usable_cpus
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_no_control_group_and_fewer_allowed_cores(
 _STEP_THREADS = """
 import sys
 from pathlib import Path
-from draftwood_model_runner.runners import cpus
+from draftwood_model_runner.runners.capacity import cpus
 cpus.usable_cpus.__defaults__ = (Path(sys.argv[1]),)
 import torch
 from draftwood_model_runner.loading.model import load_model
