@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
 from helm_python.errors import HelmError
@@ -185,6 +185,13 @@ def test_a_deployment_has_its_service_and_everything_that_selects_it() -> None:
     assert not of_server.items() <= service["metadata"]["labels"].items()
 
 
+def test_a_deployment_on_cpus_needs_no_image_with_cuda() -> None:
+    documents = render(values("gateway"))
+    assert gateway_of(documents)["image"] == "draftwood:0.1.0"
+    assert server_of(documents)["image"] == "draftwood:0.1.0-cuda"
+    assert gateway_of(render(values("routed")))["image"] == "draftwood:0.1.0-cuda"
+
+
 def test_health_keeps_a_gateway_from_requests_and_does_not_restart_it() -> None:
     container = gateway_of(render(values("gateway")))
     assert container["readinessProbe"]["httpGet"] == {"path": "/health", "port": "http", "scheme": "HTTPS"}
@@ -212,6 +219,7 @@ def test_a_gateway_calls_the_servers_with_their_names_and_certificates() -> None
         ({"routing": {"inferencePool": {"enabled": True, "picker": {"name": "a"}}}}, "gateway.mode: must be sidecar"),
         ({"routing": {"inferencePool": {"enabled": True}}, "gateway": {"mode": "sidecar"}}, "picker.name: must be set"),
         ({"routing": {"labels": "aibrix"}}, "routing.vllmNames: must be true"),
+        ({"routing": {"labels": "aibrix", "vllmNames": True}}, "gateway.mode: must be sidecar"),
         ({"routing": {"vllmNames": True}, "metrics": {"enabled": False}}, "metrics.enabled: must be true"),
         ({"routing": {"httpRoute": {"enabled": True}}, "networkPolicy": {"enabled": False}}, "must be deployment or"),
         (

@@ -4,7 +4,7 @@
 {{- $sidecar := eq $gateway.mode "sidecar" }}
 {{- $scheme := ternary "HTTPS" "HTTP" (not (empty $gateway.tlsSecret)) }}
 - name: gateway
-  image: {{ include "draftwood.image" . }}
+  image: {{ include "draftwood.gatewayImage" . }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
   args:
     - gateway
@@ -71,6 +71,15 @@
     {{- end }}
 {{- end }}
 
+{{/* A deployment needs neither CUDA nor vLLM; beside a server, the node has the server's image. */}}
+{{- define "draftwood.gatewayImage" -}}
+{{- if or (eq .Values.gateway.mode "sidecar") .Values.image.tag .Values.image.digest }}
+{{- include "draftwood.image" . }}
+{{- else }}
+{{- printf "%s:%s" .Values.image.repository .Chart.AppVersion }}
+{{- end }}
+{{- end }}
+
 {{- define "draftwood.gatewayVolumes" -}}
 - name: gateway-tmp
   emptyDir: {sizeLimit: 64Mi}
@@ -103,7 +112,7 @@ llm-d.ai/model: {{ $model | quote }}
 {{- else if eq $routing.labels "aibrix" }}
 model.aibrix.ai/engine: vllm
 model.aibrix.ai/name: {{ $model | quote }}
-model.aibrix.ai/port: {{ ternary "8080" "50051" (eq .Values.gateway.mode "sidecar") | quote }}
+model.aibrix.ai/port: "8080"
 model.aibrix.ai/metric-port: "9464"
 {{- end }}
 {{- end }}

@@ -180,6 +180,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and (eq $routing.labels "aibrix") (not $routing.vllmNames) }}
 {{- fail "routing.vllmNames: must be true, since routing.labels is aibrix, which knows metrics by vLLM's names alone" }}
 {{- end }}
+{{- if and (eq $routing.labels "aibrix") (ne $gateway.mode "sidecar") }}
+{{- fail "gateway.mode: must be sidecar, since routing.labels is aibrix, which sends requests of OpenAI's API to pods" }}
+{{- end }}
 {{- if and $routing.httpRoute.enabled (eq $gateway.mode "none") }}
 {{- fail "gateway.mode: must be deployment or sidecar, since routing.httpRoute.enabled is set" }}
 {{- end }}
