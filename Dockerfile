@@ -45,7 +45,8 @@ COPY tools/fill_compiled.py tools/
 WORKDIR /
 RUN NUMBA_CACHE_DIR=/opt/draftwood/compiled PYTHONPATH=/source/benchmarks python /source/tools/fill_compiled.py \
     && pip uninstall --yes pip setuptools \
-    && mkdir -p /image/var/lib/draftwood /image/var/cache/draftwood
+    && mkdir -p /image/var/lib/draftwood /image/var/cache/draftwood \
+    && chmod -R g=u /image/var
 
 FROM ${BASE_RUN} AS run-cpu
 
@@ -62,10 +63,12 @@ LABEL org.opencontainers.image.title="draftwood" \
     org.opencontainers.image.version="${VERSION}" \
     org.opencontainers.image.revision="${REVISION}"
 COPY --from=installed /opt/draftwood /opt/draftwood
-COPY --from=installed --chown=10001:10001 /image/var/lib/ /var/lib/
-COPY --from=installed --chown=10001:10001 /image/var/cache/ /var/cache/
+# Group 0 may write as well: a cluster that chooses users, such as OpenShift, gives them that group.
+COPY --from=installed --chown=10001:0 /image/var/lib/ /var/lib/
+COPY --from=installed --chown=10001:0 /image/var/cache/ /var/cache/
 ENV PATH=/opt/draftwood/bin:$PATH \
     HOME=/var/lib/draftwood \
+    USER=draftwood \
     XDG_CACHE_HOME=/var/cache \
     XDG_DATA_HOME=/var/lib \
     PYTHONDONTWRITEBYTECODE=1 \

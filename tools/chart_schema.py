@@ -24,7 +24,8 @@ OWNED = frozenset(
         "model", "device", "model_cache_folder", "host", "port", "ready_file", "tls_cert", "tls_key", "tls_client_ca",
         "health_port", "auth", "auth_file", "jwt_jwks", "jwt_issuer", "jwt_audience", "tenants_file", "store",
         "store_folder", "store_tls_ca", "store_tls_cert", "store_tls_key", "store_keys", "store_key_file",
-        "metrics_port", "metrics_host", "metrics_tenants", "otlp_endpoint", "trace_share", "drain_grace", "log_format",
+        "engine", "metrics_port", "metrics_host", "metrics_tenants", "metrics_vllm_names",
+        "otlp_endpoint", "trace_share", "drain_grace", "log_format",
     }
 )  # fmt: skip
 """Settings that other values of the chart set."""
@@ -58,6 +59,10 @@ def _listed(**names: str) -> Schema:
     return {"type": "array", "items": {"type": "object", "additionalProperties": False, "properties": properties}}
 
 
+_PARENTS = _listed(
+    name="string", namespace="string", group="string", kind="string", sectionName="string", port="integer"
+)
+_SERVICE_TYPE: Schema = {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}
 _PEERS = _listed(podSelector="object", namespaceSelector="object", ipBlock="object")
 _SPECIAL: dict[str, Schema] = {
     "imagePullSecrets": _listed(name="string"),
@@ -72,13 +77,25 @@ _SPECIAL: dict[str, Schema] = {
     "networkPolicy.prometheus": _PEERS,
     "networkPolicy.egress": _PEERS,
     "networkPolicy.egressPorts": {"type": "array", "items": _PORT},
-    "grpcRoute.parentRefs": _listed(
-        name="string", namespace="string", group="string", kind="string", sectionName="string", port="integer"
-    ),
+    "grpcRoute.parentRefs": _PARENTS,
     "test.resources": _RESOURCES,
     "image.digest": {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
     "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
+    "engine": {"enum": ["draftwood", "vllm"]},
     "replicas": {"type": "integer", "minimum": 0},
+    "runAsUser": {"type": ["integer", "null"], "minimum": 1},
+    "gateway.mode": {"enum": ["none", "deployment", "sidecar"]},
+    "gateway.replicas": {"type": "integer", "minimum": 0},
+    "gateway.autoscaling.cpuPercent": {"type": "integer", "minimum": 1, "maximum": 100},
+    "gateway.service.type": _SERVICE_TYPE,
+    "gateway.service.port": _PORT,
+    "gateway.corsOrigins": {"type": "array", "items": {"type": "string"}},
+    "gateway.resources": _RESOURCES,
+    "routing.labels": {"enum": ["none", "llm-d", "aibrix"]},
+    "routing.inferencePool.picker.port": _PORT,
+    "routing.inferencePool.failureMode": {"enum": ["FailOpen", "FailClose"]},
+    "routing.httpRoute.parentRefs": _PARENTS,
+    "routing.httpRoute.hostnames": {"type": "array", "items": {"type": "string"}},
     "device.type": {"enum": ["cpu", "nvidia"]},
     "device.count": {"type": "integer", "minimum": 1},
     "resources": _RESOURCES,
@@ -89,17 +106,19 @@ _SPECIAL: dict[str, Schema] = {
     },
     "store.valkey.resources": _RESOURCES,
     "auth.jwt.jwks": {"type": "string", "pattern": "^(https://.+)?$"},
-    "service.type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
+    "service.type": _SERVICE_TYPE,
     "service.port": _PORT,
     "drain.preStopSeconds": {"type": "integer", "minimum": 1, "maximum": 300},
-    "drain.graceSeconds": {"type": "integer", "minimum": 1, "maximum": 3600},
+    "drain.graceSeconds": {"anyOf": [{"const": ""}, {"type": "integer", "minimum": 1, "maximum": 3600}]},
     "rollout.maxSurge": _COUNT_OR_SHARE,
     "rollout.maxUnavailable": _COUNT_OR_SHARE,
     "pdb.maxUnavailable": _COUNT_OR_SHARE,
     "autoscaling.type": {"enum": ["none", "hpa", "keda"]},
-    "autoscaling.minReplicas": {"type": "integer", "minimum": 1},
+    "autoscaling.minReplicas": {"type": "integer", "minimum": 0},
     "autoscaling.maxReplicas": {"type": "integer", "minimum": 1},
     "autoscaling.waitingPerReplica": {"type": "integer", "minimum": 1},
+    "autoscaling.slotsInUse": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    "autoscaling.idleSeconds": {"type": "integer", "minimum": 10},
     "topologySpread.topologyKeys": {"type": "array", "items": {"type": "string"}},
     "metrics.tenants": {"type": "array", "items": {"type": "string"}, "maxItems": 100},
     "otlp.endpoint": {"type": "string", "pattern": "^(https?://.+)?$"},

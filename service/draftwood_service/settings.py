@@ -81,7 +81,9 @@ class Settings(BaseModel):
         default="model",
         description="Where defaults of requests come from: the model's generation_config.json, or greedy decoding",
     )
-    threads: int | None = Field(default=None, description="CPU threads of a step; unset: all cores")
+    threads: int | None = Field(
+        default=None, description="CPU threads of a step; unset: all cores, within the CPU quota of the container"
+    )
     model_cache: bool = Field(
         default=True, description="Keep models that OpenVINO converted on disk, so that the next start is shorter"
     )
@@ -256,6 +258,11 @@ class Settings(BaseModel):
     metrics_host: str | None = Field(default=None, min_length=1, description="Address of that port; unset: host")
     metrics_tenants: tuple[str, ...] = Field(
         default=(), max_length=100, description="Tenants that metrics show by name; the others are shown together"
+    )
+    metrics_vllm_names: bool = Field(
+        default=False,
+        description="Show the load at that port under vLLM's names too (vllm:num_requests_waiting,"
+        " vllm:num_requests_running, vllm:kv_cache_usage_perc), for endpoint pickers that know no others",
     )
     otlp_endpoint: str | None = Field(
         default=None,

@@ -53,10 +53,12 @@ def notes(values: Document) -> str:
     return next(text for path, text in manifests.items() if path.endswith("NOTES.txt"))
 
 
-def render_3(path: Path, kube_version: str) -> list[Document]:
+def render_3(path: Path, kube_version: str, *options: str) -> list[Document]:
     """By Helm 3."""
     command = [str(HELM_3), "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--kube-version", kube_version]
-    made = subprocess.run([*command, "--values", str(path)], capture_output=True, text=True, timeout=60, check=False)
+    made = subprocess.run(
+        [*command, "--values", str(path), *options], capture_output=True, text=True, timeout=60, check=False
+    )
     assert made.returncode == 0, made.stderr
     return _documents(_SECRET.sub("MADE", made.stdout))
 

@@ -18,14 +18,17 @@ from draftwood_service.tenant_limits import tenant_limits
 from draftwood_tenants.file import read_file
 from tests.helm.chart import GOLDEN, HELM_3, VALUES, Document, golden, notes, read, render, render_3
 
-CUSTOM = {"ServiceMonitor", "PrometheusRule", "ScaledObject", "GRPCRoute"}
+CUSTOM = {"ServiceMonitor", "PrometheusRule", "ScaledObject", "GRPCRoute", "HTTPRoute", "InferencePool"}
 """Kinds of operators, which the schemas of Kubernetes do not have."""
 by_values = pytest.mark.parametrize("path", VALUES, ids=lambda path: path.stem)
 
 
 def of_kind(documents: list[Document], kind: str, suffix: str = "") -> Document:
-    [found] = [one for one in documents if one["kind"] == kind and one["metadata"]["name"].endswith(suffix)]
-    return found
+    found = [one for one in documents if one["kind"] == kind and one["metadata"]["name"].endswith(suffix)]
+    if not suffix:
+        found = [one for one in found if not one["metadata"]["name"].endswith("-gateway")]
+    [document] = found
+    return document
 
 
 def pod_of(documents: list[Document]) -> Document:
@@ -34,9 +37,9 @@ def pod_of(documents: list[Document]) -> Document:
 
 
 def server_of(documents: list[Document]) -> Document:
-    [container] = pod_of(documents)["containers"]
-    found: Document = container
-    return found
+    container: Document = pod_of(documents)["containers"][0]
+    assert container["name"] == "server"
+    return container
 
 
 @by_values
@@ -79,6 +82,8 @@ def settings_of(documents: list[Document], folder: Path) -> Settings:
     config = folder / "draftwood.yaml"
     config.write_text(data)
     environment = {one["name"]: one.get("value", "redis://of-the-secret") for one in server["env"]}
+    if "DRAFTWOOD_THREADS" in environment:
+        environment["DRAFTWOOD_THREADS"] = str(server["resources"]["requests"]["cpu"])
     mounts = {mount["mountPath"] for mount in server["volumeMounts"]}
     for key, value in json.loads(data).items():
         if isinstance(value, str) and value.startswith(str(folder)):
@@ -140,7 +145,8 @@ def test_pods_are_restricted_and_hold_no_secret_in_clear(path: Path) -> None:
 
 @by_values
 def test_everything_selects_the_pods_and_names_their_ports(path: Path) -> None:
-    documents = render(read(path))
+    """Those of the server; those of the gateway are in test_gateway."""
+    documents = [one for one in render(read(path)) if not one["metadata"]["name"].endswith("-gateway")]
     labels = of_kind(documents, "Deployment")["spec"]["template"]["metadata"]["labels"]
     selectors = [of_kind(documents, "Deployment")["spec"]["selector"]["matchLabels"]]
     selectors += [of_kind(documents, "Service", name)["spec"]["selector"] for name in ("draftwood", "-headless")]
@@ -149,7 +155,7 @@ def test_everything_selects_the_pods_and_names_their_ports(path: Path) -> None:
     selectors.append(policy["spec"]["podSelector"]["matchLabels"])
     for selector in selectors:
         assert selector.items() <= labels.items()
-    ports = {port["name"] for port in server_of(documents)["ports"]}
+    ports = {port["name"] for container in pod_of(documents)["containers"] for port in container["ports"]}
     named = [port["targetPort"] for one in documents if one["kind"] == "Service" for port in one["spec"]["ports"]]
     named += [port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]]
     assert {*named} <= ports | {"valkey"}
@@ -172,7 +178,10 @@ def test_the_policy_lets_out_what_the_settings_need_and_nothing_else() -> None:
         "gpu-sentinel": {53, 6379, 26379, 4317},
         "cluster-tenants": {53, 6379, 26379, 443},
         "embedded": {53, 443},
+        "gateway": {53, 6379, 26379},
+        "routed": {53, 6379, 26379},
         "valkey": {53, 6379},
+        "vllm": {53, 6379, 26379},
     }
 
 

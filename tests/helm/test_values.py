@@ -123,7 +123,7 @@ def test_wrong_values_are_refused_by_name(path: tuple[str, ...], value: object) 
             {"auth": {"open": True}, "store": {"mode": "external", "external": {"url": "redis://u:secret@h"}}},
             "holds a password",
         ),
-        ({"auth": {"open": True}, "store": {"mode": "embedded"}}, "replicas: at most 1"),
+        ({"auth": {"open": True}, "store": {"mode": "embedded"}}, "embedded is for one pod"),
         ({"auth": {"open": True}, "model": {"existingClaim": "models"}}, "model.name: must be set"),
         ({"auth": {"open": True}, "model": {"name": "a/b"}}, "model.offline: must be false"),
         (

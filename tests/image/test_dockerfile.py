@@ -19,6 +19,9 @@ LINES = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", TEXT, flags=re.M)).splitlines
 IGNORED = [line for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
 
 
+FOR_VLLM = (REPOSITORY / "Dockerfile.vllm").read_text()
+
+
 def arguments(instruction: str) -> list[str]:
     """What follows each use of an instruction."""
     return [line.partition(" ")[2].strip() for line in LINES if line.startswith(f"{instruction} ")]
@@ -42,7 +45,8 @@ def sent(path: str) -> bool:
 
 
 def test_hadolint_finds_nothing() -> None:
-    command = [Path(sys.executable).with_name("hadolint"), REPOSITORY / "Dockerfile"]
+    files = [REPOSITORY / "Dockerfile", REPOSITORY / "Dockerfile.vllm"]
+    command = [Path(sys.executable).with_name("hadolint"), *files]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -58,7 +62,7 @@ def test_what_is_copied_exists_and_is_sent_to_the_builder() -> None:
 def test_the_builder_gets_nothing_else() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     files = [*listed.stdout.splitlines(), ".git/config", ".venv/bin/python", "build/x", "service/__pycache__/a.pyc"]
-    needed = tuple(copied())
+    needed = (*copied(), "plugins/vllm")
     for file in filter(sent, files):
         assert file in needed or file.startswith(tuple(f"{name}/" for name in needed)), file
     assert sent("service/draftwood_service/rpc/server.py")
@@ -80,7 +84,26 @@ def test_the_image_has_the_extras_that_its_command_needs() -> None:
         assert (f"./{folder} " in installed) == (not elsewhere)
 
 
-@pytest.mark.parametrize("document", ["docs/image.md", "helm/draftwood/templates/_helpers.tpl"])
+def test_vllms_image_has_all_distributions_and_runs_as_the_other() -> None:
+    lines = re.sub(r"\\\n", " ", FOR_VLLM)
+    for folder, project in projects().items():
+        wanted = project["name"] != "draftwood-benchmarks"
+        assert (f"COPY {folder} {folder}\n" in lines) == wanted, folder
+        assert (f" ./{folder} " in lines.replace("\n", " ")) == wanted, folder
+    for instruction in ("USER", "EXPOSE", "VOLUME", "STOPSIGNAL", "ENTRYPOINT", "CMD"):
+        assert f"{instruction} {arguments(instruction)[-1]}" in FOR_VLLM, instruction
+
+
+def test_folders_are_for_any_user_of_group_0() -> None:
+    copies = [line for line in arguments("COPY") if "/image/var/" in line]
+    assert len(copies) == 2
+    assert all("--chown=10001:0 " in line for line in copies)
+    assert "chmod -R g=u /image/var" in TEXT
+    assert "chown -R 10001:0" in FOR_VLLM
+    assert "chmod -R g=u" in FOR_VLLM
+
+
+@pytest.mark.parametrize("document", ["docs/image.md", "helm/draftwood/values.yaml"])
 def test_the_user_is_that_of_the_documents(document: str) -> None:
     assert arguments("USER") == ["10001:10001"]
     assert "10001" in (REPOSITORY / document).read_text()

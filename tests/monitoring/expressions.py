@@ -16,8 +16,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 ALERTS = REPOSITORY / "helm/draftwood/files/alerts.yaml"
 DASHBOARDS = REPOSITORY / "helm/draftwood/files/dashboards"
 RUNBOOKS = REPOSITORY / "docs/runbooks"
-OF_PROMETHEUS = {"namespace", "pod"}
-"""Labels that Prometheus adds when it scrapes pods."""
+OF_PROMETHEUS = {"namespace", "pod", "service"}
+"""Labels that Prometheus adds when it scrapes the pods of a service."""
 
 
 def rules() -> list[dict[str, Any]]:

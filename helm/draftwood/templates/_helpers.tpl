@@ -24,6 +24,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: store
 {{- end }}
 
+{{- define "draftwood.gatewaySelector" -}}
+app.kubernetes.io/name: {{ include "draftwood.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: {{ ternary "server" "gateway" (eq .Values.gateway.mode "sidecar") }}
+{{- end }}
+
 {{- define "draftwood.commonLabels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -37,6 +43,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 
 {{- define "draftwood.image" -}}
 {{- $suffix := ternary "-cuda" "" (eq .Values.device.type "nvidia") }}
+{{- if eq .Values.engine "vllm" }}{{ $suffix = "-vllm" }}{{ end }}
 {{- $tag := default (printf "%s%s" .Chart.AppVersion $suffix) .Values.image.tag }}
 {{- if .Values.image.digest }}
 {{- printf "%s@%s" .Values.image.repository .Values.image.digest }}
@@ -101,11 +108,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if or (regexMatch "^[a-z+]+://[^@]*:[^@]*@" $store.external.url) (contains "password=" $store.external.url) }}
 {{- fail "store.external.url: holds a password, which would be in a ConfigMap: put the URL into a secret, store.external.existingSecret" }}
 {{- end }}
-{{- if and (eq $store.mode "embedded") (or (gt (int .Values.replicas) 1) (ne .Values.autoscaling.type "none")) }}
-{{- fail "replicas: at most 1 without autoscaling, since store.mode is embedded: its volume belongs to one pod" }}
+{{- $local := regexMatch "://([^@/]*@)?(localhost|127[.]|\\[::1\\])" $store.external.url }}
+{{- if and (has $store.mode (list "memory" "embedded")) (gt (include "draftwood.mostPods" . | int) 1) }}
+{{- fail (printf "store.mode: %s is for one pod, and there may be %s: several would not share memories, tenants, purges and rate limits; set store.mode to valkey, or to external with store.external.url, or %s to 1" $store.mode (include "draftwood.mostPods" .) (ternary "replicas" "autoscaling.maxReplicas" (eq .Values.autoscaling.type "none"))) }}
 {{- end }}
-{{- if and (eq $store.mode "memory") (or (gt (int .Values.replicas) 1) (ne .Values.autoscaling.type "none")) }}
-{{- fail "store.mode: memory is for one pod (replicas=1, no autoscaling): several would not share memories, tenants, purges and rate limits; take valkey or external" }}
+{{- if and (eq $store.mode "external") $local (gt (include "draftwood.mostPods" . | int) 1) }}
+{{- fail (printf "store.external.url: %s is in each pod, and there may be %s pods, which must share a store: name a host that all of them reach" $store.external.url (include "draftwood.mostPods" .)) }}
 {{- end }}
 {{- if and .Values.model.existingClaim (not .Values.model.name) }}
 {{- fail "model.name: must be set, since model.existingClaim is set: the folder in it" }}
@@ -118,6 +126,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- if and (eq (include "draftwood.maxSurge" . | trimSuffix "%") "0") (eq (include "draftwood.maxUnavailable" . | trimSuffix "%") "0") }}
 {{- fail "rollout: maxSurge and maxUnavailable cannot both be 0; empty ones are 1 and 0 on CPUs, 0 and 1 on GPUs" }}
+{{- end }}
+{{- include "draftwood.checkGateway" . }}
+{{- if and (eq .Values.engine "vllm") (ne .Values.device.type "nvidia") }}
+{{- fail "device.type: must be nvidia, since engine is vllm: no image has vLLM's build for CPUs" }}
 {{- end }}
 {{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) }}
 {{- fail "autoscaling.minReplicas: must be at most maxReplicas" }}
@@ -132,7 +144,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail (printf "podLabels: app.kubernetes.io/%s selects the pods, and is the chart's" .) }}
 {{- end }}
 {{- end }}
-{{- $outside := or .Values.ingress.enabled .Values.grpcRoute.enabled (ne .Values.service.type "ClusterIP") }}
+{{- $outside := or .Values.ingress.enabled .Values.grpcRoute.enabled .Values.routing.httpRoute.enabled (ne .Values.service.type "ClusterIP") (and (ne .Values.gateway.mode "none") (ne .Values.gateway.service.type "ClusterIP")) }}
 {{- if and $outside .Values.networkPolicy.enabled (not .Values.networkPolicy.callers) }}
 {{- fail "networkPolicy.callers: must name who may call from outside of the namespace, such as the pods of the ingress controller, or networkPolicy.enabled be false" }}
 {{- end }}
@@ -144,9 +156,96 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end }}
 
+{{- define "draftwood.checkGateway" -}}
+{{- $gateway := .Values.gateway }}
+{{- $routing := .Values.routing }}
+{{- if and (ne $gateway.mode "none") .Values.tls.existingSecret (not $gateway.server.tlsSecret) }}
+{{- fail "gateway.server.tlsSecret: must be set, since tls.existingSecret is set: the secret with ca.crt by which the gateway trusts the server" }}
+{{- end }}
+{{- if and (eq $gateway.mode "sidecar") .Values.tls.existingSecret (not $gateway.server.name) }}
+{{- fail "gateway.server.name: must be set, since tls.existingSecret is set: the gateway calls 127.0.0.1, which the certificate does not name" }}
+{{- end }}
+{{- if and $gateway.autoscaling.enabled (gt (int $gateway.autoscaling.minReplicas) (int $gateway.autoscaling.maxReplicas)) }}
+{{- fail "gateway.autoscaling.minReplicas: must be at most maxReplicas" }}
+{{- end }}
+{{- if and $routing.inferencePool.enabled (ne $gateway.mode "sidecar") }}
+{{- fail "gateway.mode: must be sidecar, since routing.inferencePool.enabled is set: a pool's requests are OpenAI's, over HTTP, to pods" }}
+{{- end }}
+{{- if and $routing.inferencePool.enabled (not $routing.inferencePool.picker.name) }}
+{{- fail "routing.inferencePool.picker.name: must be set, since routing.inferencePool.enabled is set: the service of the endpoint picker" }}
+{{- end }}
+{{- if and (or $routing.inferencePool.enabled $routing.vllmNames (ne $routing.labels "none")) (not .Values.metrics.enabled) }}
+{{- fail "metrics.enabled: must be true, since routing is set: endpoint pickers read the metrics of pods" }}
+{{- end }}
+{{- if and (eq $routing.labels "aibrix") (not $routing.vllmNames) }}
+{{- fail "routing.vllmNames: must be true, since routing.labels is aibrix, which knows metrics by vLLM's names alone" }}
+{{- end }}
+{{- if and (eq $routing.labels "aibrix") (ne $gateway.mode "sidecar") }}
+{{- fail "gateway.mode: must be sidecar, since routing.labels is aibrix, which sends requests of OpenAI's API to pods" }}
+{{- end }}
+{{- if and $routing.httpRoute.enabled (eq $gateway.mode "none") }}
+{{- fail "gateway.mode: must be deployment or sidecar, since routing.httpRoute.enabled is set" }}
+{{- end }}
+{{- if and $routing.httpRoute.enabled (not $routing.httpRoute.parentRefs) }}
+{{- fail "routing.httpRoute.parentRefs: must be set, since routing.httpRoute.enabled is set" }}
+{{- end }}
+{{- if and (ne .Values.autoscaling.type "none") (eq (int .Values.autoscaling.minReplicas) 0) (or (ne .Values.autoscaling.type "keda") (ne $gateway.mode "deployment")) }}
+{{- fail "autoscaling.minReplicas: can be 0 with autoscaling.type keda and gateway.mode deployment alone: nothing else notices a request while no pod runs" }}
+{{- end }}
+{{- end }}
+
+{{- define "draftwood.mostPods" -}}
+{{- ternary .Values.replicas .Values.autoscaling.maxReplicas (eq .Values.autoscaling.type "none") }}
+{{- end }}
+
+{{/* What one GPU, or no GPU, needs by default. */}}
+{{- define "draftwood.gpus" -}}
+{{- ternary .Values.device.count 0 (eq .Values.device.type "nvidia") }}
+{{- end }}
+
+{{- define "draftwood.grace" -}}
+{{- default (ternary 120 25 (eq .Values.device.type "nvidia")) .Values.drain.graceSeconds }}
+{{- end }}
+
+{{- define "draftwood.shmSize" -}}
+{{- default (ternary (printf "%dGi" (mul 2 .Values.device.count)) "256Mi" (eq .Values.device.type "nvidia")) .Values.shm.size }}
+{{- end }}
+
+{{- define "draftwood.cacheSize" -}}
+{{- default (ternary (printf "%dGi" (mul 50 .Values.device.count)) "10Gi" (eq .Values.device.type "nvidia")) .Values.cache.size }}
+{{- end }}
+
+{{/* What pods write on the node: the cache, unless it is a claim, /tmp, and logs. Empty if the size is not in Gi. */}}
+{{- define "draftwood.ephemeral" -}}
+{{- if .Values.cache.existingClaim }}3Gi
+{{- else if regexMatch "^[0-9]+Gi$" (include "draftwood.cacheSize" .) }}{{ add 3 (include "draftwood.cacheSize" . | trimSuffix "Gi" | int) }}Gi
+{{- end }}
+{{- end }}
+
+{{/* Requests and limits: of memory and storage one stands for the other, and a default for both. */}}
+{{- define "draftwood.resources" -}}
+{{- $gpus := include "draftwood.gpus" . | int }}
+{{- $cpu := ternary (printf "%d" (add 2 (mul 4 $gpus))) "2" (gt $gpus 0) }}
+{{- $memory := ternary (printf "%dGi" (mul 32 $gpus)) "4Gi" (gt $gpus 0) }}
+{{- $made := deepCopy .Values.resources }}
+{{- $requests := default dict $made.requests }}
+{{- $limits := default dict $made.limits }}
+{{- if not $requests.cpu }}{{ $_ := set $requests "cpu" (default $cpu $limits.cpu) }}{{ end }}
+{{- range $name, $default := dict "memory" $memory "ephemeral-storage" (include "draftwood.ephemeral" . | trim) }}
+{{- $request := get $requests $name | default (get $limits $name) | default $default }}
+{{- $limit := get $limits $name | default (get $requests $name) | default $default }}
+{{- if $request }}{{ $_ := set $requests $name $request }}{{ $_ := set $limits $name $limit }}{{ end }}
+{{- end }}
+{{- if $gpus }}
+{{- $_ := set $requests .Values.device.resourceName $gpus }}
+{{- $_ := set $limits .Values.device.resourceName $gpus }}
+{{- end }}
+{{- set (set $made "requests" $requests) "limits" $limits | toYaml }}
+{{- end }}
+
 {{/* The settings file of the server, as JSON, which is YAML: Helm would write large numbers as 1e+06. */}}
 {{- define "draftwood.config" -}}
-{{- $own := dict "host" "0.0.0.0" "port" 50051 "health_port" 50052 "log_format" .Values.logFormat "drain_grace" .Values.drain.graceSeconds }}
+{{- $own := dict "host" "0.0.0.0" "port" 50051 "health_port" 50052 "log_format" .Values.logFormat "drain_grace" (include "draftwood.grace" . | int) }}
 {{- $own = set $own "device" (ternary "cuda" "cpu" (eq .Values.device.type "nvidia")) }}
 {{- if and (eq .Values.device.type "nvidia") (gt (int .Values.device.count) 1) }}{{ $own = set $own "tensor_parallel" .Values.device.count }}{{ end }}
 {{- $own = set $own "model_cache_folder" "/var/cache/draftwood/models" }}
@@ -157,6 +256,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- if .Values.metrics.enabled }}
 {{- $own = set $own "metrics_port" 9464 }}
+{{- if .Values.routing.vllmNames }}{{ $own = set $own "metrics_vllm_names" true }}{{ end }}
 {{- if .Values.metrics.tenants }}{{ $own = set $own "metrics_tenants" .Values.metrics.tenants }}{{ end }}
 {{- end }}
 {{- if .Values.otlp.endpoint }}
@@ -199,9 +299,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{/* Linux of any distribution, as the restricted pod security standard wants it. */}}
 {{- define "draftwood.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-fsGroup: 10001
+{{- if and .Values.runAsUser (not (.Capabilities.APIVersions.Has "security.openshift.io/v1")) }}
+runAsUser: {{ .Values.runAsUser }}
+runAsGroup: {{ .Values.runAsUser }}
+fsGroup: {{ .Values.runAsUser }}
+{{- end }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end }}

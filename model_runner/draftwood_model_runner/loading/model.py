@@ -16,6 +16,7 @@ from draftwood_model_runner.loading.prepared import Prepared, prepared_model
 from draftwood_model_runner.loading.runner_choice import check_runner, check_weights, choose_runner
 from draftwood_model_runner.loading.sharded import load_sharded
 from draftwood_model_runner.loading.tokenizer import Tokenizer, load_tokenizer
+from draftwood_model_runner.runners.capacity.cpus import default_threads
 from draftwood_model_runner.runners.shrinking import rotation_limit
 from draftwood_model_runner.sampling.generation_defaults import SOURCES, eos_token_ids
 from draftwood_model_runner.sampling.generation_defaults import generation_defaults as read_defaults
@@ -54,8 +55,8 @@ def load_model(
         weights: "as-is": in `dtype`; "int8": quantized to 8 bits, which only the openvino runner computes with. Drafts
             then change nothing about what the quantized model writes.
         generation_defaults: "model" takes defaults of requests from the model's generation config, "greedy" ignores it.
-        threads: CPU threads that steps will be computed with; None for the default of torch. Another number costs a
-            second compilation.
+        threads: CPU threads that the model is loaded and its steps are computed with; None for the default of torch,
+            within the CPU quota of the container. Another number for steps costs a second compilation.
         tensor_parallel: GPUs of this machine that share the model, with the cuda runner; starts a process for each of
             the others. This process ends if one of them does.
         cache: folder of converted models, see `loading.prepared`; None for none.
@@ -75,6 +76,8 @@ def load_model(
     if generation_defaults not in SOURCES:
         raise InvalidValueError("generation_defaults", generation_defaults, f"it must be one of {', '.join(SOURCES)}")
     require_folder(path_or_id)
+    threads = threads or default_threads()
+    torch.set_num_threads(threads)
     if tensor_parallel > 1:
         if exact:
             raise InvalidValueError("exact", exact, f"tensor_parallel is {tensor_parallel}; exact mode needs 1")
@@ -82,7 +85,6 @@ def load_model(
         return load_sharded(path_or_id, chosen_device, runner, tensor_parallel, options)
     prepared: Prepared | None = None
     if cache is not None and chosen_device.type == "cpu" and runner != "torch" and not exact:
-        threads = threads or torch.get_num_threads()
         prepared = prepared_model(
             cache,
             path_or_id,

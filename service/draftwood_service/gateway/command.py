@@ -15,9 +15,6 @@ from draftwood_client import AsyncClient
 from draftwood_client.cli.options import ServerOptions, command
 from draftwood_service.starting.extras import MissingExtraError, needs_extra
 
-_CLOSE_SECONDS = 25
-"""For streams to end after SIGTERM, as for a service."""
-
 
 def gateway(args: list[str]) -> int | None:
     """The command. Returns the exit status."""
@@ -47,6 +44,7 @@ def _gateway(
     max_body_bytes: Annotated[int, typer.Option(min=1024, help="Maximum size of a request in bytes.")] = 4 * 2**20,
     http_tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate chain; makes it HTTPS.")] = None,
     http_tls_key: Annotated[Path | None, typer.Option(help="PEM private key of that certificate.")] = None,
+    drain_grace: Annotated[int, typer.Option(min=1, help="Seconds for streams to end after SIGTERM.")] = 25,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """The API of OpenAI over HTTP, in front of a Draftwood service.
@@ -83,7 +81,7 @@ def _gateway(
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=_CLOSE_SECONDS,
+        timeout_graceful_shutdown=drain_grace,
     )
 
 

@@ -18,6 +18,11 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._requests = Counter("draftwood_gateway_requests", "Requests", ["path", "status"], registry=self._registry)
         self._live = Gauge("draftwood_gateway_requests_live", "Requests under way", registry=self._registry)
+        self._last = Gauge(
+            "draftwood_gateway_last_request_timestamp_seconds",
+            "When the last request arrived, in seconds since 1970; 0 for never",
+            registry=self._registry,
+        )
         self._seconds = Histogram(
             "draftwood_gateway_request_duration_seconds", "From a request to its end", ["path"], registry=self._registry
         )
@@ -32,6 +37,7 @@ class Metrics:
         """Counts a request; returns what is to be called with its status at its end, and may be called again."""
         began, ended = time.perf_counter(), False
         self._live.inc()
+        self._last.set_to_current_time()
 
         def end(status: int) -> None:
             nonlocal ended

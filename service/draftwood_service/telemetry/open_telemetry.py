@@ -35,6 +35,7 @@ from draftwood_service.telemetry.loop_lag import LoopLag
 from draftwood_service.telemetry.metrics import Metrics
 from draftwood_service.telemetry.observed import Observed
 from draftwood_service.telemetry.traces import CallTrace, Traces
+from draftwood_service.telemetry.vllm_names import VllmNames
 
 if TYPE_CHECKING:
     from draftwood_service.rpc.server import RunningServer
@@ -71,6 +72,8 @@ class OpenTelemetry:
         self._complaints = divert_complaints()
         self._closing: list[Callable[[], object]] = []
         self._lag: LoopLag | None = None
+        self._registry: CollectorRegistry | None = None
+        self._vllm_names = settings.metrics_vllm_names
         self.metrics_port: int | None = None
         readers = self._readers(settings, exporters)
         meters = MeterProvider(readers, resource, shutdown_on_exit=False)
@@ -86,7 +89,10 @@ class OpenTelemetry:
     def watch(self, server: RunningServer) -> None:
         self._metrics.model = server.model.name
         self._lag = LoopLag()
-        self._metrics.observe(Observed(server, self._tenants, self._lag.longest))
+        observed = Observed(server, self._tenants, self._lag.longest)
+        self._metrics.observe(observed)
+        if self._vllm_names and self._registry is not None:
+            self._registry.register(VllmNames(observed, server.model.name))
 
     async def close(self) -> None:
         if self._lag is not None:
@@ -105,7 +111,7 @@ class OpenTelemetry:
     def _readers(self, settings: Settings, exporters: Exporters) -> list[MetricReader]:
         readers: list[MetricReader] = []
         if settings.metrics_port is not None:
-            registry = CollectorRegistry()
+            self._registry = registry = CollectorRegistry()
             readers.append(PrometheusMetricReader(registry=registry, scope_info_enabled=False))
             host = settings.metrics_host or settings.host
             try:

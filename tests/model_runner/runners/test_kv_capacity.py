@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from draftwood_model_runner.errors import InvalidValueError
-from draftwood_model_runner.runners import kv_capacity
-from draftwood_model_runner.runners.kv_capacity import default_capacity
+from draftwood_model_runner.runners.capacity import kv_capacity
+from draftwood_model_runner.runners.capacity.kv_capacity import default_capacity
 
 CPU = torch.device("cpu")
 

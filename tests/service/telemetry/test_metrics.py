@@ -21,6 +21,7 @@ from draftwood_service.settings import Settings
 from draftwood_service.telemetry import NO_TELEMETRY, names, opened_telemetry
 from draftwood_service.telemetry.names import Kind, Metric
 from draftwood_service.telemetry.open_telemetry import OpenTelemetry
+from draftwood_service.telemetry.vllm_names import ALIASES
 from tests.service.fakes import Served, answer, serving, until
 from tests.service.rpc.test_endings import ask
 
@@ -72,6 +73,26 @@ async def test_every_metric_is_exposed_and_no_other() -> None:
         for sample in families[exposed_name(metric)].samples if exposed_name(metric) in families else ():
             allowed = {name.replace(".", "_") for name in metric.attributes} | {"le"}
             assert sample.labels.keys() <= allowed
+
+
+async def test_the_load_has_vllms_names_too_if_asked_for() -> None:
+    """With the same values, and the model as vLLM's metrics have it."""
+    async with serving(metrics_port=0, metrics_vllm_names=True) as served:
+        calls = [asyncio.ensure_future(answer(served.stub.Generate(ask("hello", 4000)))) for _ in range(3)]
+        await until(lambda: served.server.bridge.reports.latest.load.running == 3)
+        families = await collected(served)
+        await asyncio.gather(*calls)
+        await until(lambda: served.server.bridge.reports.latest.load.running == 0)
+        idle = await collected(served)
+        model = served.server.model.name
+    for alias, metric in ALIASES.items():
+        [sample] = families[alias].samples
+        assert families[alias].type == "gauge"
+        assert sample.labels == {"model_name": model}
+        assert idle[alias].samples[0].value == value(idle, exposed_name(metric))
+    assert value(families, "vllm:num_requests_running") == 3
+    assert value(families, "vllm:num_requests_waiting") == 0
+    assert 0 <= value(families, "vllm:kv_cache_usage_perc") <= 1
 
 
 async def test_requests_are_measured_by_their_end() -> None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from draftwood_model_runner.errors import UnsupportedModelError, UnsupportedRunnerError
+from draftwood_model_runner.runners.capacity.kv_capacity import default_capacity
 from draftwood_model_runner.runners.cuda.kv_cache import bytes_per_token
 from draftwood_model_runner.runners.cuda.probe import probe
 from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
-from draftwood_model_runner.runners.kv_capacity import default_capacity
 
 
 @dataclass(frozen=True, eq=False, slots=True)

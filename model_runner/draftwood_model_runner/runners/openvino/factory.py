@@ -9,7 +9,8 @@ import openvino as ov
 import torch
 
 from draftwood_model_runner.errors import UnsupportedRunnerError
-from draftwood_model_runner.runners.kv_capacity import default_capacity
+from draftwood_model_runner.runners.capacity.cpus import default_threads
+from draftwood_model_runner.runners.capacity.kv_capacity import default_capacity
 from draftwood_model_runner.runners.openvino.bfloat16 import keep_bfloat16
 from draftwood_model_runner.runners.openvino.paged_attention import ConvertedModel
 from draftwood_model_runner.runners.openvino.pairing import pair_single_tokens
@@ -39,7 +40,7 @@ class OpenVinoRunnerFactory:
     """Implements `runners.base.RunnerFactory`.
 
     Args:
-        threads: CPU threads of a step where a runner is asked for without; None for the default of torch.
+        threads: CPU threads of a step where a runner is asked for without; None for `default_threads`.
     """
 
     name: ClassVar[str] = "openvino"
@@ -60,7 +61,7 @@ class OpenVinoRunnerFactory:
     def runner(self, kv_tokens: int, threads: int | None = None) -> OpenVinoRunner:
         """Compiles the model anew if the last runner had another number of threads; weights are held once for each
         number that a live runner has."""
-        threads = threads or self._threads or torch.get_num_threads()
+        threads = threads or self._threads or default_threads()
         model, layout, window = self.converted
         if self._compiled is None or self._compiled[0] != threads:
             self._compiled = None  # the weights of the last one are freed first, if no runner has them

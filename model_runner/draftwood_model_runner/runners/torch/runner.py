@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import torch
 
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
+from draftwood_model_runner.runners.capacity.cpus import default_threads
+from draftwood_model_runner.runners.capacity.kv_capacity import default_capacity
 from draftwood_model_runner.runners.choices import Choices
 from draftwood_model_runner.runners.device_errors import device_errors
 from draftwood_model_runner.runners.host.most_probable import most_probable
-from draftwood_model_runner.runners.kv_capacity import default_capacity
 from draftwood_model_runner.runners.logit_rows import logits_of_rows
 from draftwood_model_runner.runners.torch.attention import BATCH, TorchBatch
 from draftwood_model_runner.runners.torch.exact_attention import draft_limits
@@ -25,7 +26,7 @@ class TorchRunner:
         module: a transformers model whose attention is `attention.tree_attention`, see `probe`.
         layout: the shape of its keys and values.
         kv_tokens: capacity of its KV memory.
-        threads: CPU threads of a step; None takes torch's default.
+        threads: CPU threads of a step; None takes `default_threads`.
     """
 
     chooses: ClassVar[bool] = False
@@ -36,7 +37,7 @@ class TorchRunner:
         self._layout = layout
         self._kv = KVCache(layout, kv_tokens)
         self.pages, self.page_size = self._kv.pages, PAGE_SIZE
-        self._threads = threads or torch.get_num_threads()
+        self._threads = threads or default_threads()
 
     def draft_limits(self, position: int) -> DraftLimits:
         return draft_limits(position) if self._layout.exact else NO_LIMITS

@@ -1,0 +1,253 @@
+"""The gateway as pods of its own or beside each server, and what endpoint pickers are told of the pods."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+import yaml
+from helm_python.errors import HelmError
+
+from draftwood_service.gateway.command import gateway
+from draftwood_service.telemetry.vllm_names import ALIASES
+from tests.helm.chart import CHART, Document, read, render
+from tests.helm.test_renders import of_kind, pod_of, server_of, values
+
+SCHEMAS = Path(__file__).parent / "schemas"
+OPEN = {"auth": {"open": True}}
+
+
+def strict(schema: Any) -> Any:
+    """With names that it does not know refused, as an API server reports them."""
+    if isinstance(schema, list):
+        return [strict(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: strict(value) for key, value in schema.items()}
+    if isinstance(made.get("properties"), dict):
+        made.setdefault("additionalProperties", False)
+    return made
+
+
+def validate(document: Document) -> None:
+    name = {"HTTPRoute": "httproute", "InferencePool": "inferencepool"}[document["kind"]]
+    schema = json.loads((SCHEMAS / f"{name}-v1-spec.json").read_text())
+    jsonschema.validate(document["spec"], strict(schema))
+
+
+def gateway_of(documents: list[Document]) -> Document:
+    for one in documents:
+        if one["kind"] == "Deployment":
+            for container in one["spec"]["template"]["spec"]["containers"]:
+                if container["name"] == "gateway":
+                    found: Document = container
+                    return found
+    raise AssertionError("no gateway")
+
+
+@pytest.mark.parametrize("name", ["routed", "gateway"])
+def test_routes_and_pools_are_valid(name: str) -> None:
+    documents = [one for one in render(values(name)) if one["kind"] in ("HTTPRoute", "InferencePool")]
+    assert {one["kind"] for one in documents} == ({"HTTPRoute", "InferencePool"} if name == "routed" else {"HTTPRoute"})
+    for document in documents:
+        validate(document)
+
+
+def test_the_schemas_refuse_what_is_wrong() -> None:
+    documents = render(values("routed"))
+    pool, route = of_kind(documents, "InferencePool"), of_kind(documents, "HTTPRoute")
+    pool["spec"]["targetPorts"] = [{"number": 0}]
+    route["spec"]["rules"][0]["backendRefs"][0]["pool"] = "x"
+    for document in (pool, route):
+        with pytest.raises(jsonschema.ValidationError):
+            validate(document)
+
+
+def test_a_pool_selects_pods_whose_gateways_answer_at_its_port() -> None:
+    documents = render(values("routed"))
+    pool = of_kind(documents, "InferencePool")["spec"]
+    labels = of_kind(documents, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert pool["selector"]["matchLabels"].items() <= labels.items()
+    assert [port["number"] for port in pool["targetPorts"]] == [gateway_of(documents)["ports"][0]["containerPort"]]
+    backend = of_kind(documents, "HTTPRoute")["spec"]["rules"][0]["backendRefs"][0]
+    assert backend["kind"] == "InferencePool"
+    assert backend["name"] == of_kind(documents, "InferencePool")["metadata"]["name"]
+    # The picker reads metrics of pods in its namespace.
+    policy = of_kind(documents, "NetworkPolicy", "draftwood")["spec"]["ingress"]
+    assert {"podSelector": {}} in next(rule["from"] for rule in policy if rule["ports"][0]["port"] == "metrics")
+
+
+def test_the_pickers_configuration_names_metrics_as_they_are_exposed() -> None:
+    data = of_kind(render(values("routed")), "ConfigMap", "-picker")["data"]["endpoint-picker.yaml"]
+    config = yaml.safe_load(data)
+    assert data.strip() == (CHART / "files" / "endpoint-picker.yaml").read_text().strip()
+    [extractor] = [one for one in config["plugins"] if one["type"] == "core-metrics-extractor"]
+    [engine] = extractor["parameters"]["engineConfigs"]
+    expected = {alias: metric.name.replace(".", "_") for alias, metric in ALIASES.items()}
+    assert (engine["queuedRequestsSpec"], engine["runningRequestsSpec"], engine["kvUsageSpec"]) == (
+        expected["vllm:num_requests_waiting"],
+        expected["vllm:num_requests_running"],
+        expected["vllm:kv_cache_usage_perc"],
+    )
+    used = {one["pluginRef"] for profile in config["schedulingProfiles"] for one in profile["plugins"]}
+    assert used <= {one["type"] for one in config["plugins"]}
+    labels = of_kind(render(values("routed")), "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert labels[extractor["parameters"]["engineLabelKey"]] == engine["name"] == "draftwood"
+
+
+def labels_of(**routing: Any) -> dict[str, str]:
+    changes = {"routing": routing, "gateway": {"mode": "sidecar"}, "model": {"name": "Qwen/Qwen3-8B", "offline": False}}
+    found: dict[str, str] = of_kind(render(OPEN | changes), "Deployment")["spec"]["template"]["metadata"]["labels"]
+    return found
+
+
+def test_labels_of_pods() -> None:
+    assert not [name for name in labels_of() if "llm-d" in name or "aibrix" in name]
+    llm_d = {"llm-d.ai/engine-type": "draftwood", "llm-d.ai/model": "Qwen3-8B"}
+    assert llm_d.items() <= labels_of(labels="llm-d").items()
+    # Under vLLM's names a picker without the file reads the pods as vLLM's.
+    assert labels_of(labels="llm-d", vllmNames=True)["llm-d.ai/engine-type"] == "vllm"
+    assert {
+        "model.aibrix.ai/engine": "vllm",
+        "model.aibrix.ai/name": "Qwen3-8B",
+        "model.aibrix.ai/port": "8080",
+        "model.aibrix.ai/metric-port": "9464",
+    }.items() <= labels_of(labels="aibrix", vllmNames=True).items()
+
+
+def test_the_names_of_vllm_are_a_setting_of_the_server() -> None:
+    def config(routing: Document) -> Document:
+        data = of_kind(render(OPEN | {"routing": routing}), "ConfigMap", "draftwood")["data"]["draftwood.yaml"]
+        return json.loads(data)  # type: ignore[no-any-return]
+
+    assert config({"vllmNames": True})["metrics_vllm_names"] is True
+    assert "metrics_vllm_names" not in config({})
+
+
+@pytest.mark.parametrize("name", ["routed", "gateway"])
+def test_the_command_knows_the_arguments(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command, *arguments = gateway_of(render(values(name)))["args"]
+    assert command == "gateway"
+    assert gateway([*arguments, "--help"]) == 0
+    shown = re.sub(r"\s+", " ", capsys.readouterr().out)
+    for argument in arguments:
+        assert argument.partition("=")[0].replace("--no-page", "--page") in shown
+
+
+@pytest.mark.parametrize("name", ["routed", "gateway"])
+def test_mounted_files_are_those_that_arguments_name(name: str) -> None:
+    documents = render(values(name))
+    container = gateway_of(documents)
+    [pod] = [
+        one["spec"]["template"]["spec"]
+        for one in documents
+        if one["kind"] == "Deployment" and container in one["spec"]["template"]["spec"]["containers"]
+    ]
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert {*mounts.values()} <= {volume["name"] for volume in pod["volumes"]}
+    for argument in container["args"]:
+        if "=/" in argument and not argument.startswith("--target"):
+            assert argument.partition("=")[2].rpartition("/")[0] in mounts
+    assert len({volume["name"] for volume in pod["volumes"]}) == len(pod["volumes"])
+
+
+def test_a_deployment_has_its_service_and_everything_that_selects_it() -> None:
+    documents = render(values("gateway"))
+    deployment = of_kind(documents, "Deployment", "-gateway")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    for kind in ("PodDisruptionBudget", "Deployment"):
+        selector = of_kind(documents, kind, "-gateway")["spec"]["selector"]["matchLabels"]
+        assert selector.items() <= labels.items()
+    service = of_kind(documents, "Service", "-gateway")
+    assert service["spec"]["selector"].items() <= labels.items()
+    policy = of_kind(documents, "NetworkPolicy", "-gateway")["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53, 50051}
+    # Neither is a server: a client that calls a service of servers never reaches a gateway.
+    for name in ("draftwood", "-headless"):
+        assert not of_kind(documents, "Service", name)["spec"]["selector"].items() <= labels.items()
+    scaler = of_kind(documents, "HorizontalPodAutoscaler", "-gateway")["spec"]
+    assert scaler["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert "replicas" not in deployment["spec"]
+    assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= 5 + 120 + 5
+    # The server lets it in, though callers are named.
+    rules = of_kind(documents, "NetworkPolicy", "draftwood")["spec"]["ingress"][0]["from"]
+    assert any(rule.get("podSelector", {}).get("matchLabels", {}).items() <= labels.items() for rule in rules[1:])
+    monitor = of_kind(documents, "ServiceMonitor", "-gateway")["spec"]
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+    # And the server's monitor does not collect gateways.
+    of_server = of_kind(documents, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
+    assert not of_server.items() <= service["metadata"]["labels"].items()
+
+
+def test_a_deployment_on_cpus_needs_no_image_with_cuda() -> None:
+    documents = render(values("gateway"))
+    assert gateway_of(documents)["image"] == "draftwood:0.1.0"
+    assert server_of(documents)["image"] == "draftwood:0.1.0-cuda"
+    assert gateway_of(render(values("routed")))["image"] == "draftwood:0.1.0-cuda"
+
+
+def test_health_keeps_a_gateway_from_requests_and_does_not_restart_it() -> None:
+    container = gateway_of(render(values("gateway")))
+    assert container["readinessProbe"]["httpGet"] == {"path": "/health", "port": "http", "scheme": "HTTPS"}
+    assert "tcpSocket" in container["livenessProbe"]
+
+
+def test_a_gateway_calls_the_servers_with_their_names_and_certificates() -> None:
+    arguments = gateway_of(render(values("gateway")))["args"]
+    documents = render(values("gateway"))
+    headless = of_kind(documents, "Service", "-headless")["metadata"]["name"]
+    assert f"--target=dns:///{headless}.serving:50051" in arguments
+    assert "--tls-server-name=draftwood.example" in arguments
+    assert "--plaintext-credentials" not in arguments
+    plain = gateway_of(render(OPEN | {"gateway": {"mode": "deployment"}}))["args"]
+    assert "--plaintext-credentials" in plain
+    beside = render(values("routed"))
+    assert "--target=127.0.0.1:50051" in gateway_of(beside)["args"]
+    assert len(pod_of(beside)["containers"]) == 2
+    assert server_of(beside)["ports"][0]["containerPort"] == 50051
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"routing": {"inferencePool": {"enabled": True, "picker": {"name": "a"}}}}, "gateway.mode: must be sidecar"),
+        ({"routing": {"inferencePool": {"enabled": True}}, "gateway": {"mode": "sidecar"}}, "picker.name: must be set"),
+        ({"routing": {"labels": "aibrix"}}, "routing.vllmNames: must be true"),
+        ({"routing": {"labels": "aibrix", "vllmNames": True}}, "gateway.mode: must be sidecar"),
+        ({"routing": {"vllmNames": True}, "metrics": {"enabled": False}}, "metrics.enabled: must be true"),
+        ({"routing": {"httpRoute": {"enabled": True}}, "networkPolicy": {"enabled": False}}, "must be deployment or"),
+        (
+            {
+                "routing": {"httpRoute": {"enabled": True}},
+                "gateway": {"mode": "deployment"},
+                "networkPolicy": {"enabled": False},
+            },
+            "routing.httpRoute.parentRefs",
+        ),
+        ({"gateway": {"mode": "deployment"}, "tls": {"existingSecret": "a"}}, "gateway.server.tlsSecret"),
+        (
+            {"gateway": {"mode": "sidecar", "server": {"tlsSecret": "b"}}, "tls": {"existingSecret": "a"}},
+            "gateway.server.name",
+        ),
+        (
+            {"gateway": {"mode": "deployment", "autoscaling": {"enabled": True, "minReplicas": 9}}},
+            "gateway.autoscaling.minReplicas",
+        ),
+        ({"gateway": {"mode": "deployment", "service": {"type": "LoadBalancer"}}}, "networkPolicy.callers"),
+    ],
+)
+def test_contradictions_are_refused(changes: Document, message: str) -> None:
+    with pytest.raises(HelmError, match=message):
+        render(OPEN | changes)
+
+
+def test_every_set_of_values_is_described() -> None:
+    for path in (Path(__file__).parent / "values").glob("*.yaml"):
+        assert path.read_text().startswith("# ")
+        assert read(path)

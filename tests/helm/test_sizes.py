@@ -1,0 +1,172 @@
+"""What pods are given: resources by device and engine, threads, storage, users, and a store that they share."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helm_python.errors import HelmError
+
+from tests.helm.chart import HELM_3, VALUES, Document, read, render, render_3
+from tests.helm.test_renders import by_values, of_kind, pod_of, server_of, values
+
+OPEN = {"auth": {"open": True}}
+GIB = 2**30
+UNITS = {"": 1, "Mi": 2**20, "Gi": GIB}
+
+
+def quantity(text: Any) -> float:
+    number, unit = re.fullmatch(r"([0-9.]+)(|Mi|Gi)", str(text)).groups()  # type: ignore[union-attr]
+    return float(number) * UNITS[unit]
+
+
+def volume(documents: list[Document], name: str) -> Document:
+    [found] = [one for one in pod_of(documents)["volumes"] if one["name"] == name]
+    made: Document = found
+    return made
+
+
+def resources(**changes: Any) -> Document:
+    made: Document = server_of(render(OPEN | changes))["resources"]
+    return made
+
+
+def test_a_gpu_has_room_for_8b_parameters_in_bfloat16() -> None:
+    """The values that a user of the hub writes, and nothing more."""
+    weights = 8.2e9 * 2
+    documents = render(OPEN | {"device": {"type": "nvidia"}, "model": {"name": "Qwen/Qwen3-8B", "offline": False}})
+    given = server_of(documents)["resources"]
+    cache = quantity(volume(documents, "cache")["emptyDir"]["sizeLimit"])
+    assert quantity(given["limits"]["memory"]) >= 1.5 * weights
+    assert cache >= 2.5 * weights
+    assert quantity(given["limits"]["ephemeral-storage"]) > cache
+    assert int(given["requests"]["cpu"]) >= 4
+    assert quantity(volume(documents, "shm")["emptyDir"]["sizeLimit"]) >= GIB
+    assert pod_of(documents)["terminationGracePeriodSeconds"] == 5 + 120 + 5
+
+
+def test_several_gpus_have_several_times_as_much() -> None:
+    one, four = (resources(device={"type": "nvidia", "count": count}) for count in (1, 4))
+    assert quantity(four["limits"]["memory"]) == 4 * quantity(one["limits"]["memory"])
+    assert four["limits"]["nvidia.com/gpu"] == four["requests"]["nvidia.com/gpu"] == 4
+    documents = render(OPEN | {"device": {"type": "nvidia", "count": 4}})
+    assert quantity(volume(documents, "shm")["emptyDir"]["sizeLimit"]) == 8 * GIB
+
+
+def test_the_demo_model_on_cpus_stays_small() -> None:
+    given = resources()
+    assert given["requests"] == {"cpu": "2", "memory": "4Gi", "ephemeral-storage": "13Gi"}
+    assert given["limits"] == {"memory": "4Gi", "ephemeral-storage": "13Gi"}
+
+
+@pytest.mark.parametrize(
+    ("given", "memory"),
+    [
+        ({"limits": {"memory": "16Gi"}}, ("16Gi", "16Gi")),
+        ({"requests": {"memory": "64Gi"}}, ("64Gi", "64Gi")),
+        ({"requests": {"memory": "8Gi"}, "limits": {"memory": "16Gi"}}, ("8Gi", "16Gi")),
+    ],
+)
+def test_a_request_is_never_above_its_limit(given: Document, memory: tuple[str, str]) -> None:
+    made = resources(device={"type": "nvidia"}, resources=given)
+    assert (made["requests"]["memory"], made["limits"]["memory"]) == memory
+
+
+def test_shared_memory_is_within_the_memory_limit() -> None:
+    for path in VALUES:
+        documents = render(read(path))
+        shm = quantity(volume(documents, "shm")["emptyDir"]["sizeLimit"])
+        assert shm <= quantity(server_of(documents)["resources"]["limits"]["memory"]) / 4
+
+
+@by_values
+def test_every_container_says_how_much_it_writes(path: Any) -> None:
+    """A pod without a limit can fill its node's disk."""
+    for one in render(read(path)):
+        if one["kind"] == "Deployment":
+            for container in one["spec"]["template"]["spec"]["containers"]:
+                for part in ("requests", "limits"):
+                    assert "ephemeral-storage" in container["resources"][part]
+            for each in one["spec"]["template"]["spec"]["volumes"]:
+                assert "emptyDir" not in each or "sizeLimit" in each["emptyDir"]
+
+
+def test_threads_are_those_of_the_cpus_that_the_pod_has() -> None:
+    def threads(**changes: Any) -> Any:
+        found = [one for one in server_of(render(OPEN | changes))["env"] if one["name"] == "DRAFTWOOD_THREADS"]
+        return found[0]["valueFrom"]["resourceFieldRef"]["resource"] if found else None
+
+    assert threads() == "requests.cpu"  # there is no limit, so no quota either
+    assert threads(resources={"limits": {"cpu": "2500m"}}) is None  # the server reads the quota, and rounds it down
+    assert threads(config={"threads": 3}) is None
+
+
+def test_a_cluster_may_choose_the_user() -> None:
+    security = pod_of(render(OPEN))["securityContext"]
+    assert (security["runAsUser"], security["runAsGroup"], security["fsGroup"]) == (10001, 10001, 10001)
+    assert_no_user(render(OPEN | {"runAsUser": None}))
+
+
+@pytest.mark.skipif(not HELM_3.exists(), reason="Helm 3 is installed by `make test` where npm is there")
+def test_openshift_is_known_by_its_api(tmp_path: Path) -> None:
+    """It refuses pods that name a user, unless their service account may."""
+    file = tmp_path / "values.yaml"
+    file.write_text("auth: {open: true}")
+    assert pod_of(render_3(file, "1.34.0"))["securityContext"]["runAsUser"] == 10001
+    assert_no_user(render_3(file, "1.34.0", "--api-versions", "security.openshift.io/v1"))
+
+
+def assert_no_user(documents: list[Document]) -> None:
+    pods = [one["spec"] for one in documents if one["kind"] == "Pod"]
+    pods += [one["spec"]["template"]["spec"] for one in documents if one["kind"] in ("Deployment", "StatefulSet")]
+    assert len(pods) >= 2
+    for pod in pods:
+        assert not {"runAsUser", "runAsGroup", "fsGroup"} & pod["securityContext"].keys()
+        assert pod["securityContext"]["runAsNonRoot"] is True
+
+
+@pytest.mark.parametrize("mode", ["memory", "embedded"])
+@pytest.mark.parametrize(
+    "pods",
+    [
+        {"replicas": 2},
+        {"replicas": 1, "autoscaling": {"type": "keda"}},
+        {"replicas": 1, "autoscaling": {"type": "hpa", "minReplicas": 1, "maxReplicas": 2}},
+    ],
+)
+def test_several_pods_without_a_shared_store_are_refused_with_what_to_set(mode: str, pods: Document) -> None:
+    fix = "replicas" if pods["replicas"] > 1 else "autoscaling.maxReplicas"
+    with pytest.raises(HelmError, match=f"store.mode: {mode} is for one pod.*valkey.*external.*{fix} to 1"):
+        render(OPEN | pods | {"store": {"mode": mode}})
+
+
+@pytest.mark.parametrize("url", ["redis://localhost:6379", "redis://127.0.0.1", "rediss://[::1]:6379/0"])
+def test_a_store_in_the_pod_is_not_shared(url: str) -> None:
+    store = {"mode": "external", "external": {"url": url}}
+    with pytest.raises(HelmError, match=re.escape(f"store.external.url: {url} is in each pod")):
+        render(OPEN | {"store": store})
+    render(OPEN | {"store": store, "replicas": 1})
+    render(OPEN | {"store": {"mode": "external", "external": {"url": "redis://localhost.example"}}, "replicas": 1})
+
+
+def test_one_pod_may_be_scaled_by_hand_or_from_zero_without_a_shared_store() -> None:
+    render(OPEN | {"store": {"mode": "embedded"}, "replicas": 1})
+    scaled = {"type": "keda", "minReplicas": 0, "maxReplicas": 1}
+    render(OPEN | {"store": {"mode": "embedded"}, "autoscaling": scaled, "gateway": {"mode": "deployment"}})
+
+
+def test_vllm_has_its_image_its_argument_and_a_gpu_for_each_rank() -> None:
+    documents = render(values("vllm"))
+    server = server_of(documents)
+    assert server["args"][-2:] == ["--engine", "vllm"]
+    assert server["image"].endswith("-vllm")
+    config = of_kind(documents, "ConfigMap", "draftwood")["data"]["draftwood.yaml"]
+    assert '"tensor_parallel": 2' in config
+    assert server["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert "--engine" not in server_of(render(OPEN))["args"]
+    with pytest.raises(HelmError, match=r"device\.type: must be nvidia"):
+        render(OPEN | {"engine": "vllm"})
+    with pytest.raises(HelmError, match="engine"):
+        render(OPEN | {"engine": "sglang"})
