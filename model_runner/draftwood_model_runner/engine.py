@@ -35,7 +35,8 @@ from draftwood_model_runner.redecoding import Redecoding
 from draftwood_model_runner.runners.base import KVMoves, OverlappingRunner, Predictions, StepBatch, StepInFlight
 from draftwood_model_runner.runners.batch import Chains, lay_out_trees
 from draftwood_model_runner.runners.choices import ON_HOST, Choices, ScoreRules
-from draftwood_model_runner.runners.host.row_threads import LEAST_NUMBERS, available_cores, in_threads, parts
+from draftwood_model_runner.runners.host.cpus import usable_cpus
+from draftwood_model_runner.runners.host.row_threads import LEAST_NUMBERS, in_threads, parts
 from draftwood_model_runner.sampling.background import background_threads
 from draftwood_model_runner.sampling.output_text import OutputText
 from draftwood_model_runner.sampling.sequence_writer import AcceptedPath, SequenceWriter
@@ -125,7 +126,7 @@ class Engine:
         self._in_flight: BegunStep | None = None
         self._writers: dict[Sequence, SequenceWriter] = {}
         self._masking = background_threads(1, "mask")
-        self._threads = config.threads or available_cores()
+        self._threads = config.threads or usable_cpus()
         self._redecodings = 0
         self._redecoding: Redecoding | None = None
         self._closed = False

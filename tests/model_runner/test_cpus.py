@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from draftwood_model_runner.loading.model import load_model
-from draftwood_model_runner.runners.capacity import cpus
-from draftwood_model_runner.runners.capacity.cpus import usable_cpus
+from draftwood_model_runner.runners.capacity import threads
+from draftwood_model_runner.runners.host.cpus import usable_cpus
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_no_control_group_and_fewer_allowed_cores(
 _STEP_THREADS = """
 import sys
 from pathlib import Path
-from draftwood_model_runner.runners.capacity import cpus
+from draftwood_model_runner.runners.host import cpus
 cpus.usable_cpus.__defaults__ = (Path(sys.argv[1]),)
 import torch
 from draftwood_model_runner.loading.model import load_model
@@ -92,7 +92,7 @@ def test_a_smaller_number_that_is_set_already_stays(monkeypatch: pytest.MonkeyPa
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        monkeypatch.setattr(cpus, "usable_cpus", lambda: 16)
+        monkeypatch.setattr(threads, "usable_cpus", lambda: 16)
         load_model(runner="torch")
         assert torch.get_num_threads() == 1
     finally:

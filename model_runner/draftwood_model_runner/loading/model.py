@@ -16,7 +16,7 @@ from draftwood_model_runner.loading.prepared import Prepared, prepared_model
 from draftwood_model_runner.loading.runner_choice import check_runner, check_weights, choose_runner
 from draftwood_model_runner.loading.sharded import load_sharded
 from draftwood_model_runner.loading.tokenizer import Tokenizer, load_tokenizer
-from draftwood_model_runner.runners.capacity.cpus import default_threads
+from draftwood_model_runner.runners.capacity.threads import default_threads
 from draftwood_model_runner.runners.shrinking import rotation_limit
 from draftwood_model_runner.sampling.generation_defaults import SOURCES, eos_token_ids
 from draftwood_model_runner.sampling.generation_defaults import generation_defaults as read_defaults

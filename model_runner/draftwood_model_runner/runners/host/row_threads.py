@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -15,12 +14,6 @@ _MOST = 16
 """More threads than this wait for each other. Not tuned."""
 
 Result = TypeVar("Result")
-
-
-def available_cores() -> int:
-    """Those that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
-    return os.cpu_count() or 1 if affinity is None else len(affinity(0))
 
 
 def in_threads(calls: Sequence[Callable[[], Result]], threads: int) -> list[Result]:

@@ -9,8 +9,8 @@ import openvino as ov
 import torch
 
 from draftwood_model_runner.errors import UnsupportedRunnerError
-from draftwood_model_runner.runners.capacity.cpus import default_threads
 from draftwood_model_runner.runners.capacity.kv_capacity import default_capacity
+from draftwood_model_runner.runners.capacity.threads import default_threads
 from draftwood_model_runner.runners.openvino.bfloat16 import keep_bfloat16
 from draftwood_model_runner.runners.openvino.paged_attention import ConvertedModel
 from draftwood_model_runner.runners.openvino.pairing import pair_single_tokens

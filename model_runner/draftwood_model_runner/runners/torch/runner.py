@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
-from draftwood_model_runner.runners.capacity.cpus import default_threads
 from draftwood_model_runner.runners.capacity.kv_capacity import default_capacity
+from draftwood_model_runner.runners.capacity.threads import default_threads
 from draftwood_model_runner.runners.choices import Choices
 from draftwood_model_runner.runners.device_errors import device_errors
 from draftwood_model_runner.runners.host.most_probable import most_probable

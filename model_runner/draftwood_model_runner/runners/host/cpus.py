@@ -1,4 +1,4 @@
-"""How many CPUs this process may use: those it may run on, within the CPU quota of its container."""
+"""How many CPUs this process may use: those it may run on, within the CPU quota of its container. No torch."""
 
 from __future__ import annotations
 
@@ -7,17 +7,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
 _CGROUP = Path("/sys/fs/cgroup")
 _V1 = ("cpu", "cpu,cpuacct")
 """Folders of the CPU controller in version 1."""
-
-
-def default_threads() -> int:
-    """Threads of a step that names no number: those of torch (its own choice, or OMP_NUM_THREADS), and no more than
-    `usable_cpus`. Threads beyond the quota spin while the kernel holds the process back."""
-    return min(torch.get_num_threads(), usable_cpus())
 
 
 def usable_cpus(cgroup: Path = _CGROUP) -> int:
