@@ -13,7 +13,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -210,13 +210,15 @@ class EngineDrafts:
             accepted = session.take(written)
             if session.drafter is None or not session.drafter.active:
                 continue
-            if step is not None and self.times.known:
-                verifying = self.times.at(step.tokens) - self.times.at(step.tokens - drafted) if drafted else 0.0
+            if step is not None and self.times.known(step.rows):
+                verifying = 0.0
+                if drafted:
+                    verifying = self.times.at(step.rows, step.tokens) - self.times.at(step.rows, step.tokens - drafted)
                 accounts[step].append((session.drafter.account, accepted, verifying))
             told.append(session.drafter)
             pieces.append(written)
         for step, entries in accounts.items():
-            seconds = now - step.began if measured else self.times.at(step.tokens)
+            seconds = now - step.began if measured else self.times.at(step.rows, step.tokens)
             of_step, accepted_of, verifying_of = zip(*entries, strict=True)
             step_all(of_step, seconds, np.array(accepted_of, np.int32), np.array(verifying_of), step.rows)
         if told:
@@ -235,10 +237,11 @@ class EngineDrafts:
         ]
         if not asked:
             return chains
-        budgets = np.array([session.request.max_draft_nodes for _, _, session, _ in asked], np.int32)
         longest = np.minimum([row.room for _, row, _, _ in asked], self._longest).astype(np.int32)
-        trees = propose_all([drafter for _, _, _, drafter in asked], budgets)
-        found = worthwhile_chains(trees, longest, rows, self.times.between)
+        # The nodes that the best chain is taken from: with more of them it is hardly ever another one.
+        budgets = np.minimum([session.request.max_draft_nodes for _, _, session, _ in asked], self._longest)
+        trees = propose_all([drafter for _, _, _, drafter in asked], budgets.astype(np.int32))
+        found = worthwhile_chains(trees, longest, rows, partial(self.times.between, rows))
         for (i, _, session, _), chain, begin in zip(asked, found.lists(), found.begins.tolist(), strict=False):
             chains[i] = chain
             session.chain = found.tokens[begin : begin + len(chain)]
@@ -250,7 +253,7 @@ class EngineDrafts:
         step = writing[0].step if writing else None
         if step is None or not len(rows) == len(writing) == step.rows or any(one.step is not step for one in writing):
             return False
-        self.times.observe(step.tokens, now - step.began)
+        self.times.observe(step.rows, step.tokens, now - step.began)
         return True
 
     def _end_others(self, rows: SequenceOf[Row]) -> None:
