@@ -20,13 +20,13 @@ vLLM and 0.3 in our engine (`draftwood bench step`), which some steps teach. Not
 _SOME = 4
 """The fastest of so many steps of a size is what it costs at first: one may compile, or meet another process."""
 _MOST_SURPRISING = 0.25
-"""Of what was expected, by which a step counts at most: longer ones met another process, or something of the engine's."""
+"""Share of what was expected by which a step surprises at most: longer ones met another process, or else."""
 _LATER = 200
 """Steps of a size that its cost relative to others is the mean of; what all steps have in common is followed faster. A
 draft is worth the difference of two sizes, which is a small part of either. Not tuned."""
-_KNOWN_FOR = 512
-"""Steps after which a size that none of them had is unknown again. A step without drafts in so many costs 0.2% where
-each writes two tokens. Not tuned."""
+_KNOWN_FOR = 8, 512
+"""Steps after which a size that none of them had is unknown again: at first, and at most, doubling with each step that
+is made for it. A step without drafts in 512 costs 0.2% where each writes two tokens. Not tuned."""
 _BETWEEN_PROBES = 4
 """Steps from one that is made without drafts to the next one, at least. Not tuned."""
 
@@ -34,8 +34,8 @@ _BETWEEN_PROBES = 4
 class ServedStepTimes:
     """The step-time model of an engine whose steps are only watched.
 
-    There is a curve over tokens for each number of rows, to a power of 2: a token costs more as a row of its own than as
-    a draft, and where half of the rows draft the difference would be taken for the price of a draft.
+    There is a curve over tokens for each number of rows, to a power of 2: a token costs more as a row of its own than
+    as a draft, and in a common curve steps of many rows would make the drafts of few look dear.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class _Curve:
         self._fastest: dict[int, float] = {}
         self._counts = dict.fromkeys(KNOTS, 0)
         self._seen_at = dict.fromkeys(KNOTS, -math.inf)
-        self._probed_at = 0
+        self._probed_at = self._probes = 0
         self.times = self._model({})
 
     def observe(self, tokens: int, seconds: float) -> None:
@@ -109,11 +109,13 @@ class _Curve:
 
     def probes(self, tokens: int) -> bool:
         """Whether a step of so many tokens is to be made."""
-        if self.steps - self._seen_at[_nearest(tokens)] <= _KNOWN_FOR or not self.steps:
+        first, most = _KNOWN_FOR
+        if self.steps - self._seen_at[_nearest(tokens)] <= min(first * 2**self._probes, most) or not self.steps:
             return False
         if self.steps - self._probed_at < _BETWEEN_PROBES:
             return False
         self._probed_at = self.steps
+        self._probes += 1
         return True
 
     def _model(self, known: dict[int, float]) -> StepTimeCurve:

@@ -102,9 +102,7 @@ def _tabulate(sizes: Seconds, seconds: Seconds, table: Seconds) -> None:
 
 
 @numba.njit("void(float64[::1], float64[::1], float64[::1], int64, float64, float64)", cache=True, nogil=True)
-def _correct(
-    sizes: Seconds, seconds: Seconds, table: Seconds, tokens: int, surprise: float, near: float
-) -> None:
+def _correct(sizes: Seconds, seconds: Seconds, table: Seconds, tokens: int, surprise: float, near: float) -> None:
     """`StepTimeCurve.correct`, in place. Compiled, since every step corrects the curve."""
     nearest = 0
     for i in range(sizes.shape[0]):
