@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -219,24 +219,28 @@ class EngineDrafts:
 
     def _observe(self, now: float, measured: bool, writing: list[tuple[int, Row, Session]]) -> None:
         """Takes what each request wrote in the step that ends now; its time is known only if it was `measured`."""
-        told, pieces, accounts = [], [], defaultdict[Step, list[tuple[DraftAccount, int, float]]](list)
+        told, pieces, accounts = [], [], defaultdict[Step, list[tuple[DraftAccount, int, int]]](list)
         for _, row, session in writing:
             written = row.tokens[session.seen :].astype(np.int32)
             if not written.shape[0]:
                 continue
-            step, drafted = session.step, session.chain.shape[0]
+            step, drafted = session.step, len(session.chain)
             accepted = session.take(written)
             if session.drafter is None or not session.drafter.active:
                 continue
-            if step is not None and self.times.known:
-                verifying = self.times.at(step.tokens) - self.times.at(step.tokens - drafted) if drafted else 0.0
-                accounts[step].append((session.drafter.account, accepted, verifying))
+            if step is not None:
+                accounts[step].append((session.drafter.account, accepted, drafted))
             told.append(session.drafter)
             pieces.append(written)
         for step, entries in accounts.items():
-            seconds = now - step.began if measured else self.times.at(step.tokens)
-            of_step, accepted_of, verifying_of = zip(*entries, strict=True)
-            step_all(of_step, seconds, np.array(accepted_of, np.int32), np.array(verifying_of), step.rows)
+            if not self.times.known(step.rows):
+                continue
+            of_step, accepted_of, drafted_of = zip(*entries, strict=True)
+            longest = max(drafted_of)
+            without = self.times.between(step.rows, step.tokens - longest, step.tokens)
+            seconds = now - step.began if measured else float(without[-1])
+            verifying = without[-1] - without[longest - np.array(drafted_of)]
+            step_all(of_step, seconds, np.array(accepted_of, np.int32), verifying, step.rows)
         if told:
             begins = np.zeros(len(told) + 1, np.int32)
             np.cumsum([piece.shape[0] for piece in pieces], out=begins[1:])
@@ -253,13 +257,13 @@ class EngineDrafts:
         ]
         if not asked:
             return chains
-        budgets = np.array([session.request.max_draft_nodes for _, _, session, _ in asked], np.int32)
         longest = np.minimum([row.room for _, row, _, _ in asked], self._longest).astype(np.int32)
-        trees = propose_all([drafter for _, _, _, drafter in asked], budgets)
-        found = worthwhile_chains(trees, longest, rows, self.times.between)
-        for (i, _, session, _), chain, begin in zip(asked, found.lists(), found.begins.tolist(), strict=False):
-            chains[i] = chain
-            session.chain = found.tokens[begin : begin + len(chain)]
+        # The nodes that the best chain is taken from: with more of them it is hardly ever another one.
+        budgets = np.minimum([session.request.max_draft_nodes for _, _, session, _ in asked], self._longest)
+        trees = propose_all([drafter for _, _, _, drafter in asked], budgets.astype(np.int32))
+        found = worthwhile_chains(trees, longest, rows, partial(self.times.between, rows))
+        for (i, _, session, _), chain in zip(asked, found.lists(), strict=True):
+            chains[i], session.chain = chain, [*chain]  # the engine may shorten its own
             session.stats.drafted += len(chain)
         return chains
 
@@ -268,7 +272,7 @@ class EngineDrafts:
         step = writing[0].step if writing else None
         if step is None or not len(rows) == len(writing) == step.rows or any(one.step is not step for one in writing):
             return False
-        self.times.observe(step.tokens, now - step.began)
+        self.times.observe(step.rows, step.tokens, now - step.began)
         return True
 
     def _end_others(self, rows: SequenceOf[Row]) -> None:

@@ -71,7 +71,7 @@ class Session:
         learning: its use of the memory; None if nothing is learned of it.
         output: what it wrote, in pieces.
         seen: tokens of prompt and output that were taken.
-        chain: int32[n], the draft that the latest step verified.
+        chain: the draft that the latest step verified.
         step: that it was drafted for last.
         ended: it was closed.
     """
@@ -84,7 +84,7 @@ class Session:
     learning: Learning | None = None
     output: list[Int32Array] = field(default_factory=list)
     seen: int = 0
-    chain: Int32Array = field(default_factory=lambda: _NOTHING)
+    chain: list[int] = field(default_factory=list)
     step: Step | None = None
     ended: bool = False
 
@@ -92,15 +92,17 @@ class Session:
         """Takes what it wrote; returns how many tokens of its draft were accepted."""
         self.output.append(written)
         self.seen += written.shape[0]
-        chain, self.chain = self.chain, _NOTHING
         self.stats.decode_steps += 1
-        self.stats.drafts += chain.shape[0] > 0
-        # The last token is the model's own, whether or not the draft goes on with it.
-        n = min(chain.shape[0], written.shape[0] - 1)
-        if n <= 0:
+        self.stats.drafts += len(self.chain) > 0
+        if not self.chain:
             return 0
-        differs = np.flatnonzero(chain[:n] != written[:n])
-        accepted = int(differs[0]) if differs.size else n
+        chain, self.chain = self.chain, []
+        accepted = 0
+        # The last token is the model's own, whether or not the draft goes on with it.
+        for drafted, token in zip(chain, written[:-1].tolist(), strict=False):
+            if drafted != token:
+                break
+            accepted += 1
         self.stats.accepted += accepted
         return accepted
 

@@ -16,6 +16,11 @@ from draftwood_strategies.budgeting.budget import worthwhile_score
 from draftwood_strategies.draft import DraftTree, DraftTrees
 from draftwood_strategies.native import Float32Array, Float64Array, Int32Array, compiled
 
+_EXPONENT = 1.25
+"""Of a token's score in the budget. A token far down a chain is accepted where the text is easy, and there the next
+step would have written it as well: it saves less than its score says. From 1.2 to 1.4 the rate is the same; 1 and 2 cost
+about 1% (docs/decisions.md, "Chains inside vLLM, measured")."""
+
 StepSeconds = Callable[[int, int], Float64Array]
 """(n, m) -> seconds that the step takes with n, n + 1, ... m tokens, float64[m - n + 1]."""
 
@@ -49,7 +54,7 @@ def worthwhile_chains(trees: DraftTrees, longest: Int32Array, base_tokens: int, 
     chains = best_chains(trees, longest)
     if not chains.tokens.shape[0]:
         return chains
-    return best_chains(trees, longest, worthwhile_score(chains.scores, base_tokens, step_seconds))
+    return best_chains(trees, longest, worthwhile_score(chains.scores, base_tokens, step_seconds, _EXPONENT))
 
 
 def best_chains(trees: DraftTrees, longest: Int32Array, least: float = 0.0) -> Chains:

@@ -8,83 +8,132 @@ unknown.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
-from draftwood_strategies.budgeting.step_time import KNOTS, Seconds, StepTimeCurve, StepTimes
+from draftwood_strategies.budgeting.step_time import KNOTS, SMOOTHING_EVERYWHERE, Seconds, StepTimeCurve
 
 _COST_OF_TOKEN = 0.02
-"""Of a further token at first, as a share of a step of one token. It is about that on GPUs; on two cores it is 0.3
-(`draftwood bench step`), which some steps teach. Not tuned."""
+"""Of a further token at first, as a share of a step of one token. It is about that on GPUs; on two cores it is 0.05 in
+vLLM and 0.3 in our engine (`draftwood bench step`), which some steps teach. Not tuned."""
 _SOME = 4
 """The fastest of so many steps of a size is what it costs at first: one may compile, or meet another process."""
-_KNOWN_FOR = 512
-"""Steps after which a size that none of them had is unknown again. A step without drafts in so many costs 0.2% where
-each writes two tokens. Not tuned."""
+_MOST_SURPRISING = 0.25
+"""Share of what was expected by which a step surprises at most: longer ones met another process, or else."""
+_LATER = 200
+"""Steps of a size that its cost relative to others is the mean of; what all steps have in common is followed faster. A
+draft is worth the difference of two sizes, which is a small part of either. Not tuned."""
+_KNOWN_FOR = 8, 512
+"""Steps after which a size that none of them had is unknown again: at first, and at most, doubling with each step that
+is made for it. A step without drafts in 512 costs 0.2% where each writes two tokens. Not tuned."""
 _BETWEEN_PROBES = 4
 """Steps from one that is made without drafts to the next one, at least. Not tuned."""
 
 
 class ServedStepTimes:
-    """The step-time model of an engine whose steps are only watched. Steps are counted by their tokens."""
+    """The step-time model of an engine whose steps are only watched.
+
+    There is a curve over tokens for each number of rows, to a power of 2: a token costs more as a row of its own than
+    as a draft, and in a common curve steps of many rows would make the drafts of few look dear.
+    """
 
     def __init__(self) -> None:
+        self._curves: dict[int, _Curve] = {}
+
+    def observe(self, rows: int, tokens: int, seconds: float) -> None:
+        """A step of so many rows, with so many tokens together, took so long."""
+        self._of(rows).observe(tokens, seconds)
+
+    def between(self, rows: int, fewest: int, most: int) -> Seconds:
+        """Seconds for `fewest` tokens, one more, and so on to `most`."""
+        return self._of(rows).times.between(fewest, most)
+
+    def at(self, rows: int, tokens: int) -> float:
+        """Seconds for one number of tokens."""
+        return self._of(rows).times.at(tokens)
+
+    def known(self, rows: int) -> bool:
+        """Whether a step of about so many rows was observed; before, only ratios mean something."""
+        return self._of(rows).steps > 0
+
+    def probes(self, rows: int) -> bool:
+        """Whether the next step, of so many rows, is to have no drafts, to show what that takes."""
+        return self._of(rows).probes(rows)
+
+    def _of(self, rows: int) -> _Curve:
+        size = rows.bit_length()
+        found = self._curves.get(size)
+        if found is None:
+            known = [one for one, curve in self._curves.items() if curve.steps]
+            nearest = min(known, key=lambda one: abs(one - size), default=None)
+            found = self._curves[size] = _Curve(_first_shape if nearest is None else self._curves[nearest].times.at)
+        return found
+
+
+class _Curve:
+    """Seconds of a step by its tokens.
+
+    Args:
+        shape: seconds, in any unit, of a step of so many tokens, where none was observed.
+
+    Attributes:
+        steps: that were observed.
+        times: the curve.
+    """
+
+    def __init__(self, shape: Callable[[int], float]) -> None:
+        self.steps = 0
+        self._shape = {size: shape(size) for size in KNOTS}
         self._fastest: dict[int, float] = {}
         self._counts = dict.fromkeys(KNOTS, 0)
         self._seen_at = dict.fromkeys(KNOTS, -math.inf)
-        self._steps = self._probed_at = 0
-        self._times = self._model()
+        self._probed_at = self._probes = 0
+        self.times = self._model({})
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long."""
         size = _nearest(tokens)
-        self._steps += 1
-        self._seen_at[size] = self._steps
+        self.steps += 1
+        self._seen_at[size] = self.steps
         self._counts[size] += 1
+        expected = self.times.at(tokens)
         if self._counts[size] > _SOME:
-            self._times.observe(tokens, 1, seconds)
+            surprise = min(max(seconds / expected - 1.0, -_MOST_SURPRISING), _MOST_SURPRISING)
+            share = 1.0 / min(self._counts[size], _LATER)
+            self.times.correct(tokens, surprise, SMOOTHING_EVERYWHERE + share)
             return
-        of_size = seconds * _shape(size) / _shape(tokens)
-        known = {one: self._times.at(one, 1) for one in self._fastest}
+        known = {one: self.times.at(one) for one in self._fastest}
+        of_size = seconds * self.times.at(size) / expected
         self._fastest[size] = min(of_size, self._fastest.get(size, math.inf))
-        self._times = self._model({**known, size: self._fastest[size]})
-
-    def between(self, fewest: int, most: int) -> Seconds:
-        """Seconds for `fewest` tokens, one more, and so on to `most`."""
-        return self._times.between(fewest, most, 1)
-
-    def at(self, tokens: int) -> float:
-        """Seconds for one number of tokens."""
-        return self._times.at(tokens, 1)
-
-    @property
-    def known(self) -> bool:
-        """Whether a step was observed; before, only ratios mean something."""
-        return self._steps > 0
+        self.times = self._model({**known, size: self._fastest[size]})
 
     def probes(self, tokens: int) -> bool:
-        """Whether the next step, of so many tokens without drafts, is to have none, to show what that takes."""
-        if self._steps - self._seen_at[_nearest(tokens)] <= _KNOWN_FOR or not self._steps:
+        """Whether a step of so many tokens is to be made."""
+        first, most = _KNOWN_FOR
+        if self.steps - self._seen_at[_nearest(tokens)] <= min(first * 2**self._probes, most) or not self.steps:
             return False
-        if self._steps - self._probed_at < _BETWEEN_PROBES:
+        if self.steps - self._probed_at < _BETWEEN_PROBES:
             return False
-        self._probed_at = self._steps
+        self._probed_at = self.steps
+        self._probes += 1
         return True
 
-    def _model(self, known: dict[int, float] | None = None) -> StepTimes:
+    def _model(self, known: dict[int, float]) -> StepTimeCurve:
         """Through sizes whose seconds are known, straight between them, and of the first shape beside them."""
-        sizes = sorted(known := known or {1: 1.0})
+        if not known:
+            return StepTimeCurve(self._shape).widened()
+        sizes = sorted(known)
         seconds = {}
         for size in KNOTS:
             inside = min(max(size, sizes[0]), sizes[-1])
             at = float(np.interp(inside, sizes, [known[one] for one in sizes]))
-            seconds[size] = at * _shape(size) / _shape(inside)
-        return StepTimes(StepTimeCurve(seconds))
+            seconds[size] = at * self._shape[size] / float(np.interp(inside, KNOTS, [*self._shape.values()]))
+        return StepTimeCurve(seconds).widened()
 
 
 def _nearest(tokens: int) -> int:
     return min(KNOTS, key=lambda size: abs(size - tokens))
 
 
-def _shape(tokens: int) -> float:
+def _first_shape(tokens: int) -> float:
     return 1.0 + _COST_OF_TOKEN * (tokens - 1)

@@ -24,7 +24,7 @@ KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _ROUNDS = 8
 _WIDEST = 8192
 """Tokens of a step up to which its cost is learned."""
-_SMOOTHING, _SMOOTHING_EVERYWHERE = 0.05, 0.025
+_SMOOTHING, SMOOTHING_EVERYWHERE = 0.05, 0.025
 """Share of a surprise that corrects the curve near its size and everywhere. Found with `bench load` beside a busy
 process; half or twice as much made no measurable difference."""
 _TABLE = 1024
@@ -81,11 +81,10 @@ class StepTimeCurve:
         """Seconds for one number of tokens."""
         return float(self._table[tokens] if tokens < self._table.size else self(tokens))
 
-    def correct(self, tokens: int, surprise: float) -> None:
+    def correct(self, tokens: int, surprise: float, near: float = _SMOOTHING) -> None:
         """Moves the curve towards a step that took 1 + `surprise` times what was expected: a little everywhere, and
-        more near its size. Sizes that no step had follow as far as the
-        invariants require."""
-        _correct(self.sizes, self.seconds, self._table, tokens, surprise)
+        more near its size, by the share `near`. Sizes that no step had follow as far as the invariants require."""
+        _correct(self.sizes, self.seconds, self._table, tokens, surprise, near)
 
 
 @compiled
@@ -102,17 +101,17 @@ def _tabulate(sizes: Seconds, seconds: Seconds, table: Seconds) -> None:
             table[tokens] = seconds[at] + slope * (tokens - sizes[at])
 
 
-@numba.njit("void(float64[::1], float64[::1], float64[::1], int64, float64)", cache=True, nogil=True)
-def _correct(sizes: Seconds, seconds: Seconds, table: Seconds, tokens: int, surprise: float) -> None:
+@numba.njit("void(float64[::1], float64[::1], float64[::1], int64, float64, float64)", cache=True, nogil=True)
+def _correct(sizes: Seconds, seconds: Seconds, table: Seconds, tokens: int, surprise: float, near: float) -> None:
     """`StepTimeCurve.correct`, in place. Compiled, since every step corrects the curve."""
     nearest = 0
     for i in range(sizes.shape[0]):
         if abs(sizes[i] - tokens) < abs(sizes[nearest] - tokens):
             nearest = i
-    here = seconds[nearest] * (1.0 + _SMOOTHING * surprise)
+    here = seconds[nearest] * (1.0 + near * surprise)
     for i in range(sizes.shape[0]):
         ratio = sizes[i] / sizes[nearest]
-        everywhere = seconds[i] * (1.0 + _SMOOTHING_EVERYWHERE * surprise)
+        everywhere = seconds[i] * (1.0 + SMOOTHING_EVERYWHERE * surprise)
         seconds[i] = min(max(everywhere, here * min(ratio, 1.0)), here * max(ratio, 1.0))
     _tabulate(sizes, seconds, table)
 

@@ -46,9 +46,12 @@ def engine(
     settings = settings or MemorySettings(strategy="trie")
     made.drafts = EngineDrafts(memory, settings, tenant, 1000, 8, lambda one: one in made.requests)
     made.drafts.start()
-    made.drafts.times.observe(1, 1.0)  # wide steps cost little, as on a GPU; the rule's own times say nothing
-    made.drafts.times.observe = lambda tokens, seconds: None  # type: ignore[method-assign]
-    made.drafts.times.probes = lambda tokens: False  # type: ignore[method-assign]
+    for rows in (1, 2, 4, 8, 16, 32):
+        made.drafts.times.observe(
+            rows, rows, 1.0
+        )  # wide steps cost little, as on a GPU; the rule's own times say nothing
+    made.drafts.times.observe = lambda rows, tokens, seconds: None  # type: ignore[method-assign]
+    made.drafts.times.probes = lambda rows: False  # type: ignore[method-assign]
     try:
         yield made
     finally:
