@@ -89,6 +89,7 @@ def _simulate(world: World, runs: int, random: np.random.Generator) -> Looks:
         "tokens": tokens,
         "decode_seconds": tpot * tokens,
         "ttft_seconds": ttft,
+        "timed": np.ones(shape),
         "log_prompt_tokens": 4.0 + prompt,
     }
     look = np.broadcast_to(np.arange(world.requests) * LOOKS // world.requests, shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,6 +34,7 @@ class SessionStatistics:
     Attributes:
         drafted, accepted: tokens of chains that were verified, and those of them that were written.
         decode_steps, drafts: steps that wrote tokens, and those of them that verified a chain.
+        first_at, last_at: the ends of the first of them and of the last, on the clock of `time.perf_counter`.
     """
 
     proposed_tokens: int = 0
@@ -40,6 +42,8 @@ class SessionStatistics:
     accepted: int = 0
     decode_steps: int = 0
     drafts: int = 0
+    first_at: float = 0.0
+    last_at: float = 0.0
     draft_seconds: float = 0.0
     suspensions: int = 0
     drafting_disabled_reason: str = ""
@@ -74,6 +78,7 @@ class Session:
         chain: the draft that the latest step verified.
         step: that it was drafted for last.
         ended: it was closed.
+        stops: tokens that end it.
     """
 
     request: SessionRequest
@@ -87,9 +92,13 @@ class Session:
     chain: list[int] = field(default_factory=list)
     step: Step | None = None
     ended: bool = False
+    stops: Collection[int] = ()
 
-    def take(self, written: Int32Array) -> int:
-        """Takes what it wrote; returns how many tokens of its draft were accepted."""
+    def take(self, written: Int32Array, now: float) -> int:
+        """Takes what it wrote in the step that ends now; returns how many tokens of its draft were accepted."""
+        if not self.output:
+            self.stats.first_at = now
+        self.stats.last_at = now
         self.output.append(written)
         self.seen += written.shape[0]
         self.stats.decode_steps += 1

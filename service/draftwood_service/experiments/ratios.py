@@ -24,7 +24,7 @@ tightest when the standard error is about a third of it. It changes power only: 
 `draftwood bench experiments`) in 66%, 83%, 89%, 90% and 86% of the runs with 0.02, 0.03, 0.05, 0.1 and 0.2."""
 
 _COVARIATES = [column(name) for name in COVARIATES]
-_ANSWERED, _UNITS = column("answered"), column("units")
+_ANSWERED, _UNITS, _TIMED = column("answered"), column("units"), column("timed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,8 @@ def compare(control: FloatArray, treatment: FloatArray, metric: Metric, *, adjus
             ratio = ratio - shift / size
         variance = buckets / (buckets - 1) * (residual**2).sum(-1) / (size * ratio) ** 2
         logs = np.log(ratio)
-    units = arms[..., _UNITS].sum(-1).min(-1)
+    counted = [_UNITS, _TIMED] if metric.denominator == "timed" else [_UNITS]
+    units = arms[..., counted].sum(-2).min((-1, -2))
     change, both = logs[..., 1] - logs[..., 0], variance.sum(-1)
     known = np.isfinite(change) & np.isfinite(both)
     return Change(np.where(known, change, np.nan), np.where(known & (units >= LEAST_UNITS), both, np.inf))

@@ -142,7 +142,8 @@ class Recorder:
         return Snapshot(self.origin, self._sequence, self._counts.copy())
 
     def _record_latencies(self, arm: int, outcome: Outcome) -> None:
-        self._counts.latencies[arm, 0, bin_of(outcome.ttft_seconds)] += 1
+        if outcome.ttft_seconds is not None:
+            self._counts.latencies[arm, 0, bin_of(outcome.ttft_seconds)] += 1
         if outcome.tokens:
             self._counts.latencies[arm, 1, bin_of(outcome.decode_seconds / outcome.tokens)] += 1
 

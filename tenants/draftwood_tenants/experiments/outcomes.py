@@ -12,9 +12,10 @@ FloatArray = NDArray[np.float64]
 
 FIELDS = (
     "requests", "answered", "units", "erred_units", "tokens", "steps", "decode_seconds", "ttft_seconds",
-    "draft_nodes", "accepted_tokens", "audited", "differing", "log_prompt_tokens", "day_sin", "day_cos",
+    "draft_nodes", "accepted_tokens", "audited", "differing", "log_prompt_tokens", "day_sin", "day_cos", "timed",
 )  # fmt: skip
-"""The counts, in the order of the last axis of `Counts.sums`. Times, tokens and covariates are of answered requests."""
+"""The counts, in the order of the last axis of `Counts.sums`. Times, tokens and covariates are of answered requests;
+`timed` counts those of them with a TTFT."""
 
 COVARIATES = ("log_prompt_tokens", "day_sin", "day_cos")
 """Known before the arm is, so that no arm can change them; they take noise out of a comparison (CUPED)."""
@@ -38,7 +39,7 @@ class Outcome:
         tokens: tokens written in decoding steps, the first one, which is the prefill's, not among them.
         steps: decoding steps.
         decode_seconds: time from the first token to the last.
-        ttft_seconds: time from arrival to the first token.
+        ttft_seconds: time from arrival to the first token; None where the process that counts cannot know it.
         draft_nodes, accepted_tokens: draft tokens that were verified and accepted.
     """
 
@@ -48,7 +49,7 @@ class Outcome:
     tokens: int = 0
     steps: int = 0
     decode_seconds: float = 0.0
-    ttft_seconds: float = 0.0
+    ttft_seconds: float | None = None
     draft_nodes: int = 0
     accepted_tokens: int = 0
 
@@ -56,19 +57,21 @@ class Outcome:
         """float64[len(FIELDS)], audits not among them; `first` and `first_error`: it is the first request, or error, of
         its unit."""
         answered = not self.erred
+        timed = answered and self.ttft_seconds is not None
         angle = 2.0 * math.pi * (self.arrived_at % _DAY) / _DAY
         times = (
             self.tokens,
             self.steps,
             self.decode_seconds,
-            self.ttft_seconds,
+            self.ttft_seconds or 0.0,
             self.draft_nodes,
             self.accepted_tokens,
         )
         covariates = (math.log1p(self.prompt_tokens), math.sin(angle), math.cos(angle))
         return np.array(
             [1, answered, first, first_error, *(answered * one for one in times), 0, 0]
-            + [answered * one for one in covariates],
+            + [answered * one for one in covariates]
+            + [timed],
             np.float64,
         )
 
@@ -89,7 +92,7 @@ class Metric:
 
 
 TIME_PER_TOKEN = Metric("decode time per token", "decode_seconds", "tokens")
-TTFT = Metric("mean time to first token", "ttft_seconds", "answered")
+TTFT = Metric("mean time to first token", "ttft_seconds", "timed")
 TOKENS_PER_STEP = Metric("tokens per step", "tokens", "steps", more_is_better=True)
 NODES_PER_ACCEPTED = Metric("draft nodes per accepted token", "draft_nodes", "accepted_tokens")
 METRICS = (TIME_PER_TOKEN, TTFT, TOKENS_PER_STEP, NODES_PER_ACCEPTED)

@@ -20,7 +20,8 @@ def requests(random: np.random.Generator, units: int, slower: float = 1.0) -> np
     prompt = random.standard_normal(units)
     tokens = random.integers(20, 200, units)
     values = {
-        "requests": np.ones(units), "answered": np.ones(units), "units": np.ones(units), "tokens": tokens,
+        "requests": np.ones(units), "answered": np.ones(units), "units": np.ones(units), "timed": np.ones(units),
+        "tokens": tokens,
         "decode_seconds": tokens * 0.003 * slower * np.exp(0.45 * random.standard_normal(units)),
         "ttft_seconds": 0.02 * slower * np.exp(0.3 * random.standard_normal(units) + 0.6 * prompt),
         "log_prompt_tokens": 4.0 + prompt,

@@ -17,8 +17,9 @@ from draftwood_tenants.experiments.outcomes import Outcome, column
 SPLIT = Split(b"a salt of ours", ("trie", "hybrid"), (1.0, 1.0))
 
 
-def run(units: float = 3000, **treatment: float) -> Counts:
-    """An experiment whose treatment has its `tpot`, `ttft`, `errors`, `differing` multiplied or set."""
+def run(units: float = 3000, timed: int = 100, **treatment: float) -> Counts:
+    """An experiment whose treatment has its `tpot`, `ttft`, `errors`, `differing` multiplied or set; `timed` percent of
+    the units are of processes that know the TTFT."""
     random = np.random.default_rng(1)
     recorder = Recorder(Origin("a", "1"), 2)
     for unit in range(int(units)):
@@ -34,7 +35,7 @@ def run(units: float = 3000, **treatment: float) -> Counts:
             tokens=tokens,
             steps=tokens // 2,
             decode_seconds=tokens * 0.003 * change.get("tpot", 1.0) * math.exp(0.4 * normal[1]),
-            ttft_seconds=0.02 * change.get("ttft", 1.0) * math.exp(0.3 * normal[2]),
+            ttft_seconds=0.02 * change.get("ttft", 1.0) * math.exp(0.3 * normal[2]) if unit % 100 < timed else None,
             draft_nodes=4 * tokens,
             accepted_tokens=tokens // 2,
         )
@@ -131,3 +132,18 @@ def test_guardrails_looked_at_often_stop_few_equal_arms() -> None:
 def test_limits_out_of_range_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(values))):
         Limits(**values)
+
+
+def test_answers_without_a_ttft_neither_move_it_nor_make_it_too_sure() -> None:
+    """Some engines do not know when a request arrived: its mean is that of the others."""
+    times = [[one for one in report(SPLIT, run(4000, timed=timed)).comparisons if "first token" in one.metric]
+             for timed in (100, 50, 3)]  # fmt: skip
+    (everything,), (half,), (few,) = times
+    assert abs((half.change or 9.0) - (everything.change or 9.0)) < 0.03
+    assert None not in (everything.low, everything.high, half.low, half.high)
+    assert (half.high or 0) - (half.low or 0) > 1.2 * ((everything.high or 0) - (everything.low or 0))
+    assert (few.low, few.high) == (None, None)  # sixty in an arm
+    values = [row.values["mean time to first token"] for row in report(SPLIT, run(4000, timed=50)).arms]
+    assert values == pytest.approx([0.0209, 0.0209], abs=0.001)
+    found = report(SPLIT, run(4000, timed=50, ttft=1.5)).violations
+    assert [(one.arm, one.guardrail) for one in found] == [("hybrid", "ttft")]

@@ -104,6 +104,16 @@ def test_units_errors_and_the_burn_in() -> None:
     assert counts.latencies[0, 0, bin_of(9.0)] == 0
 
 
+def test_an_answer_without_a_ttft_is_in_everything_but_the_ttft() -> None:
+    recorder = Recorder(Origin("a", "1"), 1)
+    for unit, seconds in enumerate((0.5, None, None)):
+        recorder.record(Assignment(0, 7), "acme", str(unit), outcome(ttft_seconds=seconds))
+    counts = recorder.snapshot().counts
+    found = [counts.sums[0, 7, column(name)] for name in ("answered", "timed", "ttft_seconds", "tokens")]
+    assert found == [3, 1, 0.5, 270]
+    assert counts.latencies[0].sum(-1).tolist() == [1, 3]
+
+
 def test_counts_of_another_number_of_arms_are_refused() -> None:
     with pytest.raises(ValueError, match="shape"):
         total([Snapshot(ORIGINS[0], 1, Counts.zero(3))], 2)

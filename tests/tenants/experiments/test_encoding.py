@@ -10,6 +10,7 @@ import pytest
 
 from draftwood_memory.errors import CorruptValueError, NewerFormatError
 from draftwood_tenants.experiments.counters import Counts, Origin, Snapshot
+from draftwood_tenants.experiments.outcomes import FIELDS, column
 from draftwood_tenants.experiments.store import encoding
 from tests.service.experiments.test_report import run
 
@@ -27,6 +28,18 @@ def test_counts_come_back_as_they_were() -> None:
         assert len(data) < (counts.sums.nbytes + counts.latencies.nbytes) / 1.9
 
 
+def test_counts_of_the_first_format_are_read() -> None:
+    """It had no count of the answers with a TTFT: all answers had one."""
+    counts = run(300)
+    values = np.concatenate([counts.sums[..., : len(FIELDS) - 1].ravel(), counts.latencies.ravel()])
+    planes = values.astype("<f8").view(np.uint8).reshape(-1, 8).T.tobytes()
+    data = struct.pack("<2sBQI", b"dx", 1, 7, zlib.crc32(planes)) + zlib.compress(planes)
+    found = encoding.decode(ORIGIN, 2, data).counts
+    assert np.array_equal(found.sums, counts.sums)
+    assert np.array_equal(found.latencies, counts.latencies)
+    assert found.sums[..., column("timed")].sum() > 250
+
+
 def test_what_cannot_be_read_is_refused() -> None:
     data = encoding.encode(Snapshot(ORIGIN, 7, run(50)))
     for at in range(0, len(data), 97):
@@ -41,8 +54,8 @@ def test_what_cannot_be_read_is_refused() -> None:
             encoding.decode(ORIGIN, 2, broken)
     with pytest.raises(CorruptValueError, match="3 arms"):
         encoding.decode(ORIGIN, 3, data)
-    bomb = struct.pack("<2sBQI", b"dx", 1, 1, 0) + zlib.compress(bytes(10**8))
+    bomb = struct.pack("<2sBQI", b"dx", 2, 1, 0) + zlib.compress(bytes(10**8))
     with pytest.raises(CorruptValueError):
         encoding.decode(ORIGIN, 2, bomb)
-    with pytest.raises(NewerFormatError, match="format 2"):
-        encoding.decode(ORIGIN, 2, data[:2] + b"\x02" + data[3:])
+    with pytest.raises(NewerFormatError, match="format 3"):
+        encoding.decode(ORIGIN, 2, data[:2] + b"\x03" + data[3:])
