@@ -11,6 +11,7 @@ from draftwood_model_runner.loading.tool_format import NoToolFormatError, ToolFo
 from draftwood_model_runner.request import GrammarKind
 from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
 from draftwood_model_runner.sequence import Grammar
+from draftwood_service.engine.abilities import Abilities
 from draftwood_service.settings import Settings
 from draftwood_strategies.draft import Int32Array
 
@@ -80,6 +81,8 @@ class ServedModel(Protocol):
     def tokenizer(self) -> TextTokenizer: ...
     @property
     def grammars(self) -> GrammarChecks: ...
+    @property
+    def abilities(self) -> Abilities: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +92,13 @@ class ModelInfo(ModelFacts):
     name: str
     exact: bool
     runner_name: str
+    abilities: Abilities = Abilities()
 
     @classmethod
     def of(cls, model: Any) -> ModelInfo:
-        """The properties of a `ServedModel`."""
-        return cls(**{one.name: getattr(model, one.name) for one in fields(ModelInfo)})
+        """The properties of a model of Draftwood's own engine."""
+        names = [one.name for one in fields(ModelInfo) if one.name != "abilities"]
+        return cls(**{name: getattr(model, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)

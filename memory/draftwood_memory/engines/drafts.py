@@ -67,6 +67,8 @@ class EngineDrafts:
         vocab_size: draft tokens are below it.
         longest: tokens of a chain, at most.
         is_live: whether the engine still knows a request, running or not. Called from two threads.
+        read: reads what a request carries, in place of `read_options`; raises ValueError.
+        tell: is told after each step of the requests that wrote in it, and have the chain that was drafted for them.
     """
 
     def __init__(
@@ -77,13 +79,16 @@ class EngineDrafts:
         vocab_size: int,
         longest: int,
         is_live: Callable[[str], bool],
+        read: Callable[[Mapping[str, Any] | None], RequestOptions] | None = None,
+        tell: Callable[[SequenceOf[Session]], None] = lambda sessions: None,
     ) -> None:
+        self._read = read or (lambda given: read_options(given, settings, tenant))
+        self._tell = tell
         self.times = ServedStepTimes()
         self.failures: Counter[str] = Counter()
         self.sessions: dict[str, Session] = {}
         self._memory = memory
         self._settings = settings
-        self._tenant = tenant
         self._vocab_size = vocab_size
         self._longest = longest
         self._is_live = is_live
@@ -127,6 +132,7 @@ class EngineDrafts:
             step = Step(len(rows), len(rows) + sum(map(len, chains)), self._stepped_at)
             for _, _, session in writing:
                 session.step = step
+            self._tell([session for _, _, session in writing])
         return chains
 
     def close(self) -> None:
@@ -152,7 +158,7 @@ class EngineDrafts:
 
     def _started(self, row: Row) -> Session:
         try:
-            options = read_options(row.options, self._settings, self._tenant)
+            options = self._read(row.options)
         except ValueError as error:
             self._refuse(str(error))
             options = RequestOptions("", "none", 0, learns=False)
@@ -185,7 +191,9 @@ class EngineDrafts:
         present = self._memory.fetch(use, later)
         if session.request.learns:
             # Whether or not it is present: a short answer may end before its memory is there.
-            session.learning = self._memory.learning(use.memory)
+            session.learning = self._memory.learning(use.memory, request=options.key)
+            if session.learning.repeated:  # what is new of its answer is learned when it ends
+                session.request = replace(session.request, learns=False)
         if present is not None:
             self._begin(session, present, self._payoff(use.memory, use.key))
 

@@ -71,6 +71,7 @@ class Session:
         chain: int32[n], the draft that the latest step verified.
         step: that it was drafted for last.
         ended: it was closed.
+        told_end: who is told of drafts knows that drafting was switched off for it.
     """
 
     request: SessionRequest
@@ -84,6 +85,7 @@ class Session:
     chain: Int32Array = field(default_factory=lambda: _NOTHING)
     step: Step | None = None
     ended: bool = False
+    told_end: bool = False
 
     def take(self, written: Int32Array) -> int:
         """Takes what it wrote; returns how many tokens of its draft were accepted."""
@@ -109,4 +111,4 @@ class Session:
             with learning:
                 if self.output:
                     prompt = self.request.prompt if self.options.with_prompt else _NOTHING
-                    learning.learn(np.concatenate([prompt, *self.output]))
+                    learning.learn(np.concatenate([prompt, *self.output]), self.options.sample)

@@ -7,11 +7,14 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from draftwood_memory.engines.drafts import EngineDrafts
 from draftwood_memory.engines.fingerprint import UnknownCheckpointError, fingerprint_of
+from draftwood_memory.engines.options import trusted_options
 from draftwood_memory.settings.memory_settings import ENV_PREFIX, MemorySettings, read_environment
 from draftwood_memory.settings.opening import opened_memory
+from draftwood_vllm.service_link import SOCKET_VARIABLE, Recorder
 
 _log = logging.getLogger("draftwood")
 
@@ -52,12 +55,16 @@ class Opened:
     ) -> None:
         settings = read_environment(environ, strategy=_STRATEGY)
         tenant = tenant_of(environ, settings)
+        of_service: dict[str, Any] = {}
         with ExitStack() as stack:
-            memory = stack.enter_context(opened_memory(settings, _fingerprint(folder, name, vocabulary)))
-            self.drafts = EngineDrafts(memory, settings, tenant, vocab_size, longest, is_live)
+            memory = stack.enter_context(opened_memory(settings, fingerprint(folder, name, vocabulary)))
+            if path := environ.get(SOCKET_VARIABLE):
+                recorder = stack.enter_context(Recorder(path, memory))
+                of_service = {"read": trusted_options, "tell": recorder.tell}
+            self.drafts = EngineDrafts(memory, settings, tenant, vocab_size, longest, is_live, **of_service)
             self.drafts.start()
             self._store = stack.pop_all()
-        _log.info("drafting with %s: %s", settings.strategy, _described(settings, tenant))
+        _log.info("drafting with %s: %s", settings.strategy, _described(settings, tenant, bool(of_service)))
 
     def close(self) -> None:
         """Sends what was learned to the store, and stops. Blocks for seconds at most."""
@@ -70,8 +77,10 @@ def tenant_of(environ: Mapping[str, str], settings: MemorySettings) -> str:
     return environ.get(TENANT_VARIABLE) or (ONLY_TENANT if settings.store == "memory" else "")
 
 
-def _described(settings: MemorySettings, tenant: str) -> str:
+def _described(settings: MemorySettings, tenant: str, of_service: bool) -> str:
     """Where drafts come from, for the log. Without the store's address, which may hold a password."""
+    if of_service:
+        return "Draftwood's service decides for each request"
     unnamed = f'requests that name no tenant are of tenant "{tenant}"' if tenant else ""
     unnamed = unnamed or "requests that name no tenant draft from their own text and share nothing"
     if settings.store != "memory":
@@ -81,7 +90,8 @@ def _described(settings: MemorySettings, tenant: str) -> str:
     )
 
 
-def _fingerprint(folder: Path | None, name: str, vocabulary: Mapping[str, int]) -> str:
+def fingerprint(folder: Path | None, name: str, vocabulary: Mapping[str, int]) -> str:
+    """What the memories of a model are known by; for a model without a checkpoint that can be read, its name."""
     problem = "its folder is not known"
     if folder is not None:
         try:

@@ -19,6 +19,8 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwood_vllm.service_link import end_with_service
+
 if TYPE_CHECKING:
     from draftwood_memory.engines.drafts import Row
     from draftwood_vllm.opening import Opened
@@ -39,6 +41,7 @@ def check() -> None:
         if find_spec(_FACTORY) is None:
             lacks = "has no speculative method custom_class"
             _log.warning("draftwood-vllm: vLLM %s %s; version %s has it", _vllm_version(), lacks, NEEDED)
+        end_with_service(os.environ)
     except Exception:
         _log.exception("draftwood-vllm cannot tell what this version of vLLM offers")
 

@@ -133,6 +133,7 @@ async def read_requests(
             arm="" if placement is None else placement.label,
             memory=replace(config.learning.terms, forked=placement is not None and placement.arm.forked),
             draft_trees=request.output.draft_trees,
+            sample=sample,
         )
         for sample in range(max(request.sampling.n, 1))
     ]
