@@ -27,6 +27,7 @@ from draftwood_model_runner.sampling.generation_defaults import GenerationDefaul
 from draftwood_model_runner.scheduling.kv_pool import KVUse
 from draftwood_model_runner.sequence import Grammar, Sequence, SequenceState
 from draftwood_model_runner.statistics import EngineCounts
+from draftwood_service.engine.abilities import Abilities
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.loaded import LoadedEngine, StepEngine
 from draftwood_service.engine.thread import EngineThread
@@ -80,6 +81,7 @@ class FakeModel:
     exact: bool = True
     runner_name: str = "torch"
     runner_reason: str = "it was asked for"
+    abilities: Abilities = Abilities()
     fingerprint: str = "f" * 16
     vocab_size: int = 256
     max_context: int = 4096
@@ -145,6 +147,10 @@ class FakeEngine:
     @property
     def has_work(self) -> bool:
         return bool(self._waiting or self._drafters)
+
+    @property
+    def idle(self) -> bool:
+        return not self.has_work
 
     @property
     def counts(self) -> EngineCounts:
@@ -267,7 +273,7 @@ class FakeRedecoding:
 
     def __init__(self, engine: FakeEngine, answer: FinishedAnswer) -> None:
         self.answer = answer
-        self.done = self.closed = False
+        self.done = self.closed = self.waits = False
         self.difference: Difference | None = None
         self.steps = 0
         self._engine = engine

@@ -50,6 +50,7 @@ from draftwood_client.results import (
     Delta,
     DraftStatistics,
     DraftTree,
+    EngineAbilities,
     Finished,
     FinishReason,
     GenerationDefaults,

@@ -19,6 +19,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwood_vllm.cpu_kernels import repair
 from draftwood_vllm.service_link import end_with_service
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Proposer:
         self._longest = int(vllm_config.speculative_config.num_speculative_tokens)
         self._most = int(vllm_config.model_config.max_model_len)
         try:
+            repair()
             _Binding.expect(self)
         except Exception as error:
             self._switch_off(f"it cannot be bound to the model runner: {error}", error)

@@ -19,11 +19,11 @@ _log = structlog.get_logger("draftwood")
 
 
 @contextmanager
-def loaded(settings: Settings, wake: Callable[[], None]) -> Iterator[LoadedEngine]:
+def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[LoadedEngine]:
     """The engine.
 
     Args:
-        wake: not needed: the engine works in the steps of its host.
+        wake, name: not needed: the engine works in the steps of its host, and leaves nothing behind.
 
     Raises:
         DraftwoodError: the model or a setting is not one that can be served.

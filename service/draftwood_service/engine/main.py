@@ -39,7 +39,7 @@ def main() -> None:
 
     def load() -> AbstractContextManager[LoadedEngine]:
         loading: Any = import_module(_LOADING[settings.engine])
-        found: AbstractContextManager[LoadedEngine] = loading.loaded(settings, end.interrupt)
+        found: AbstractContextManager[LoadedEngine] = loading.loaded(settings, end.interrupt, sys.argv[2])
         return found
 
     EngineHost(end, load, settings.stream_interval).run()

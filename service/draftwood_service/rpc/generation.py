@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from importlib.metadata import version
 from typing import Any
@@ -21,6 +21,7 @@ from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.request import Request
 from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
 from draftwood_service.auth import Principal, Role
+from draftwood_service.engine.abilities import Abilities
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.stream import Sample
 from draftwood_service.errors import DeadlineExceededError, ModelNotServedError
@@ -328,7 +329,13 @@ def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
         memory_max_bytes=settings.memory_budget,
         tool_format=tool_format,
         no_tools_reason=no_tools_reason,
+        abilities=_abilities(model.abilities),
     )
+
+
+def _abilities(abilities: Abilities) -> pb.EngineAbilities:
+    values = asdict(abilities) | {"formats": [kind.value for kind in abilities.formats]}
+    return pb.EngineAbilities(**values)
 
 
 def _defaults(defaults: GenerationDefaults) -> pb.GenerationDefaults:

@@ -101,6 +101,10 @@ class VllmEngine:
         """vLLM does not say how long the model's part of a step takes."""
         return EngineCounts(self._steps, self._step_seconds)
 
+    def forget_counts(self) -> None:
+        """Counts steps from now on."""
+        self._steps, self._step_seconds = 0, 0.0
+
     @property
     def kv_use(self) -> KVUse:
         return KVUse(self._pages, round(self._held * self._pages), 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
@@ -14,7 +13,6 @@ from typing import Any
 import structlog
 
 from draftwood_memory.settings.memory_settings import ENV_PREFIX, MemorySettings
-from draftwood_memory.store.embedded import EmbeddedServer, socket_url
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.loading.checkpoint import name_of
 from draftwood_model_runner.loading.checkpoint_facts import CheckpointFacts, read_checkpoint
@@ -27,6 +25,8 @@ from draftwood_service.engine.vllm.core import CoreFacts, VllmCore, process_vari
 from draftwood_service.engine.vllm.engine import VllmEngine
 from draftwood_service.engine.vllm.params import params_of
 from draftwood_service.engine.vllm.records import draft_records
+from draftwood_service.engine.vllm.store import with_store
+from draftwood_service.engine.vllm.warm_up import warm_up
 from draftwood_service.serving import ModelInfo
 from draftwood_service.settings import Settings
 from draftwood_service.store_client import opened_memory
@@ -39,11 +39,12 @@ LONGEST_CHAIN = 16
 
 
 @contextmanager
-def loaded(settings: Settings, wake: Callable[[], None]) -> Iterator[LoadedEngine]:
+def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[LoadedEngine]:
     """The engine. Its processes end with the context.
 
     Args:
         wake: called from another thread when the engine has something to do.
+        name: of the service, the same for an engine that is started anew.
 
     Raises:
         DraftwoodError: the model or a setting is not one that vLLM serves.
@@ -54,7 +55,7 @@ def loaded(settings: Settings, wake: Callable[[], None]) -> Iterator[LoadedEngin
     tokenizer = load_tokenizer(path)
     tokenizer.check_ends(facts.eos_token_ids)
     with ExitStack() as stack:
-        settings = stack.enter_context(_with_store(settings))
+        settings = stack.enter_context(with_store(settings, name))
         records = stack.enter_context(draft_records())
         _set_variables(settings)
         core = VllmCore(arguments_of(settings), wake)
@@ -78,6 +79,7 @@ def loaded(settings: Settings, wake: Callable[[], None]) -> Iterator[LoadedEngin
             text=text,
             records=records,
         )
+        warm_up(engine, core.facts.vocab_size, drafts=settings.max_draft_nodes > 0)
         gc.collect()
         gc.freeze()
         gc.enable()
@@ -146,27 +148,6 @@ def require_served(name: str, facts: CheckpointFacts, *, drafts: bool) -> None:
                 f"{name}: its generation config sets {field}, which engine vllm does not have; remove it, or ignore the"
                 " config by --generation-defaults greedy"
             )
-
-
-@contextmanager
-def _with_store(settings: Settings) -> Iterator[Settings]:
-    """The settings with the address of a store that both processes use, the host's and the worker's.
-
-    Without a store, it is a server that lives as long as the engine; an embedded one is the host's.
-    """
-    with ExitStack() as stack:
-        if settings.store == "memory":
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="draftwood-store-")))
-        elif settings.store == "embedded":
-            from draftwood_memory.store.embedded import default_folder
-
-            folder = settings.store_folder or default_folder()
-        else:
-            yield settings
-            return
-        server = stack.enter_context(EmbeddedServer(folder, settings.store_bytes))
-        server.wait()
-        yield settings.model_copy(update={"store": socket_url(folder)})
 
 
 def _set_variables(settings: Settings) -> None:

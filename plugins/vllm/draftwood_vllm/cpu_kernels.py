@@ -1,0 +1,55 @@
+"""A kernel of vLLM's CPU build, in 0.32, that its rejection sampler needs for sampled requests with any drafts.
+
+Without Triton, the CPU build gives its kernel `expand_kernel` a copy of what it is to fill in, so that temperatures, top-k
+and top-p of a step with drafts are whatever the memory held: samples have a wrong distribution, greedy requests beside
+them may be wrong, and an impossible top-k ends the engine. vLLM has a registry for kernels of other platforms, which
+takes one that works.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+_log = logging.getLogger("draftwood")
+_KERNEL = "vllm.v1.sample.rejection_sampler.expand_kernel"
+
+
+def repair() -> None:
+    """Registers a kernel that works, if this is the CPU build and its own does not. Before anything else of ours is
+    imported: vLLM looks into all modules then."""
+    from vllm.platforms import current_platform
+    from vllm.triton_utils import HAS_TRITON
+
+    if HAS_TRITON or not current_platform.is_cpu() or _works():
+        return
+    from vllm.triton_utils.dispatcher import register_kernels
+
+    register_kernels({_KERNEL: expand})
+    _log.info("vLLM's kernel %s, which does not work in its CPU build, was replaced", _KERNEL)
+
+
+def expand(
+    output_ptr: Any, input_ptr: Any, cu_num_tokens_ptr: Any, replace_from: Any, replace_to: Any, MAX_NUM_TOKENS: Any = None
+) -> None:
+    """Repeats each value of `input_ptr`, [rows], for the tokens of its row in `output_ptr`, [tokens].
+
+    Args:
+        cu_num_tokens_ptr: [rows], tokens of the rows up to and with each.
+        replace_from, replace_to: a value that is replaced, by this one.
+    """
+    values = input_ptr.clone()
+    values[values == replace_from] = replace_to
+    ends = cu_num_tokens_ptr.long()
+    counts = ends.diff(prepend=ends.new_zeros(1))
+    output_ptr.copy_(values.repeat_interleave(counts))
+
+
+def _works() -> bool:
+    """Whether vLLM's own kernel fills in what it is given."""
+    import torch
+    from vllm.v1.sample import rejection_sampler
+
+    output = torch.full((3,), -1.0)
+    rejection_sampler.expand_kernel[(2,)](output, torch.tensor([0.5, 2.0]), torch.tensor([1, 3], dtype=torch.int32), 0, 1)
+    return bool(output.tolist() == [0.5, 2.0, 2.0])
