@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
+from draftwood_benchmarks.shared.server_process import ServerError
 from draftwood_client import Client, UnavailableError
 from tests.engines.servers import ENGINES, Served, served_by, until
 
@@ -21,9 +20,12 @@ LONG = {"max_tokens": 200, "ignore_eos": True, "drafting": False}
 
 @pytest.fixture(scope="module", params=ENGINES)
 def own(request: pytest.FixtureRequest) -> Iterator[Served]:
-    """A server that these tests may damage."""
-    with served_by(request.param, "--engine-restarts", "5") as server:
-        yield server
+    """A server that these tests may damage; the last one kills it."""
+    try:
+        with served_by(request.param, "--engine-restarts", "5") as server:
+            yield server
+    except ServerError as error:
+        assert "status -9" in str(error)
 
 
 def shared_memory() -> set[str]:
@@ -73,7 +75,7 @@ def test_a_killed_process_of_the_engine_costs_its_own_streams_alone(own: Served,
         assert own.metric("draftwood_engine_restarts_total") >= 1
 
 
-def test_a_drain_lets_running_requests_end(request: pytest.FixtureRequest, own: Served) -> None:
+def test_a_drain_lets_running_requests_end(own: Served) -> None:
     before = shared_memory()
     with served_by(own.engine) as served, Client(served.target, timeout=100) as client:
         processes = served.children()
