@@ -6,12 +6,12 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
+from draftwood_model_runner.abilities import Abilities
 from draftwood_model_runner.loading.facts import ModelFacts
 from draftwood_model_runner.loading.tool_format import NoToolFormatError, ToolFormat
 from draftwood_model_runner.request import GrammarKind
 from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
 from draftwood_model_runner.sequence import Grammar
-from draftwood_service.engine.abilities import Abilities
 from draftwood_service.settings import Settings
 from draftwood_strategies.draft import Int32Array
 
@@ -92,13 +92,12 @@ class ModelInfo(ModelFacts):
     name: str
     exact: bool
     runner_name: str
-    abilities: Abilities = Abilities()
+    abilities: Abilities
 
     @classmethod
     def of(cls, model: Any) -> ModelInfo:
-        """The properties of a model of Draftwood's own engine."""
-        names = [one.name for one in fields(ModelInfo) if one.name != "abilities"]
-        return cls(**{name: getattr(model, name) for name in names})
+        """The properties of a `ServedModel`."""
+        return cls(**{one.name: getattr(model, one.name) for one in fields(ModelInfo)})
 
 
 @dataclass(frozen=True, kw_only=True)

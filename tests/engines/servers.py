@@ -23,7 +23,17 @@ from tests.memory.servers import free_port
 from tests.vllm.engine import ENVIRONMENT, PYTHON, REPOSITORY
 
 ENGINES = ["draftwood", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(600)])]
-_FOLDERS = ("", "clients/python", "protos", "strategies", "memory", "model_runner", "service", "benchmarks", "plugins/vllm")
+_FOLDERS = (
+    "",
+    "clients/python",
+    "protos",
+    "strategies",
+    "memory",
+    "model_runner",
+    "service",
+    "benchmarks",
+    "plugins/vllm",
+)
 TENANTS = """
 tenants:
 - {name: tenants/limited, quotas: {concurrency: 1}}

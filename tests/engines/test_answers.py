@@ -49,7 +49,9 @@ def test_the_stream_is_the_answer(client: Client) -> None:
         answer = stream.completion()
     assert "".join(delta.text for delta in deltas) == answer.text
     assert "".join(detail.text for delta in deltas for detail in delta.details) == answer.text
-    assert client.detokenize(answer.token_ids) == answer.text.lstrip() or answer.text in client.detokenize(answer.token_ids)
+    assert client.detokenize(answer.token_ids) == answer.text.lstrip() or answer.text in client.detokenize(
+        answer.token_ids
+    )
 
 
 def test_stop_strings_end_before_themselves(client: Client) -> None:
@@ -127,7 +129,9 @@ def test_greedy_answers_beside_sampled_ones(client: Client) -> None:
     prompt = ids(client, QUESTIONS[1])
     expected = greedy("bundled", tuple(prompt), 40)
     for round_ in range(3):
-        with client.stream(QUESTIONS[1], max_tokens=60, temperature=0.7, top_k=20, n=3, seed=round_, tenant="mixed") as beside:
+        with client.stream(
+            QUESTIONS[1], max_tokens=60, temperature=0.7, top_k=20, n=3, seed=round_, tenant="mixed"
+        ) as beside:
             assert list(client.generate(prompt, max_tokens=40, tenant="mixed").token_ids) == expected
             beside.cancel()
 

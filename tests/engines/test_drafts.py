@@ -100,7 +100,9 @@ experiments:
 """
 
 
-@pytest.mark.parametrize("engine", ["draftwood", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize(
+    "engine", ["draftwood", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(600)])]
+)
 def test_two_engines_share_memories_experiments_and_audits(engine: str) -> None:
     """A server of an engine and one of Draftwood's own, on one Valkey."""
     with (

@@ -47,7 +47,9 @@ def test_a_reader_that_stops_holds_up_nobody(client: Client, served: Served) -> 
     with grpc.insecure_channel(served.target) as channel:
         stub = pb_grpc.GenerationServiceStub(channel)
         stop = pb.StopOptions(max_tokens=200, ignore_eos=True)
-        calls = [stub.Generate(pb.GenerateRequest(text="A long story:", stop=stop, tenant="stopped")) for _ in range(SLOTS)]
+        calls = [
+            stub.Generate(pb.GenerateRequest(text="A long story:", stop=stop, tenant="stopped")) for _ in range(SLOTS)
+        ]
         for call in calls:
             next(call)
         began = time.monotonic()

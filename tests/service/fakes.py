@@ -17,6 +17,7 @@ import numpy as np
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood_memory.memory import Memory
+from draftwood_model_runner.abilities import Abilities
 from draftwood_model_runner.answer import Answer as FinishedAnswer
 from draftwood_model_runner.answer import Difference
 from draftwood_model_runner.errors import InvalidInputError
@@ -27,7 +28,6 @@ from draftwood_model_runner.sampling.generation_defaults import GenerationDefaul
 from draftwood_model_runner.scheduling.kv_pool import KVUse
 from draftwood_model_runner.sequence import Grammar, Sequence, SequenceState
 from draftwood_model_runner.statistics import EngineCounts
-from draftwood_service.engine.abilities import Abilities
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.loaded import LoadedEngine, StepEngine
 from draftwood_service.engine.thread import EngineThread

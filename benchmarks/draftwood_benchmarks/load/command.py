@@ -120,7 +120,13 @@ def load(
     title += warning(busy)
     out.print(table_of(rows, title))
     out.print(first_tokens(rows))
-    run = {"model": name, "runs_on": info.abilities.engine, "strategy": info.default_strategy, "latency_unit": "ms", "busy": busy}
+    run = {
+        "model": name,
+        "runs_on": info.abilities.engine,
+        "strategy": info.default_strategy,
+        "latency_unit": "ms",
+        "busy": busy,
+    }
     output.write(rows, lambda axes: draw(rows, title, axes), **run)
     errors = [result.error for window in measured.values() for result in window.results if result.error is not None]
     if errors:

@@ -87,6 +87,7 @@ __all__ = [
     "DraftStatistics",
     "DraftTree",
     "DraftwoodError",
+    "EngineAbilities",
     "FailedPreconditionError",
     "FieldViolation",
     "FinishReason",

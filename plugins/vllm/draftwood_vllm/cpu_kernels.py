@@ -1,9 +1,10 @@
 """Two mistakes in vLLM's CPU build, in 0.32, that sampled requests meet with any drafts. A caller can end the engine by
 them, so they are mended where they are found; what works is left as it is.
 
-- Without Triton, `expand_kernel` of the rejection sampler is given a copy of what it is to fill in, so that temperatures,
-  top-k and top-p of a step with drafts are whatever the memory held: samples have a wrong distribution, greedy requests
-  beside them may be wrong, and an impossible top-k ends the engine. vLLM has a registry for kernels of other platforms.
+- Without Triton, `expand_kernel` of the rejection sampler is given a copy of what it is to fill in, so that
+  temperatures, top-k and top-p of a step with drafts are whatever the memory held: samples have a wrong distribution,
+  greedy requests beside them may be wrong, and an impossible top-k ends the engine. vLLM has a registry for kernels of
+  other platforms.
 - `apply_top_k_only` raises for a step that may have drafts and has none.
 """
 
@@ -37,7 +38,12 @@ def repair() -> None:
 
 
 def expand(
-    output_ptr: Any, input_ptr: Any, cu_num_tokens_ptr: Any, replace_from: Any, replace_to: Any, MAX_NUM_TOKENS: Any = None
+    output_ptr: Any,
+    input_ptr: Any,
+    cu_num_tokens_ptr: Any,
+    replace_from: Any,
+    replace_to: Any,
+    MAX_NUM_TOKENS: Any = None,
 ) -> None:
     """Repeats each value of `input_ptr`, [rows], for the tokens of its row in `output_ptr`, [tokens].
 
@@ -58,7 +64,9 @@ def _expands() -> bool:
     from vllm.v1.sample import rejection_sampler
 
     output = torch.full((3,), -1.0)
-    rejection_sampler.expand_kernel[(2,)](output, torch.tensor([0.5, 2.0]), torch.tensor([1, 3], dtype=torch.int32), 0, 1)
+    rejection_sampler.expand_kernel[(2,)](
+        output, torch.tensor([0.5, 2.0]), torch.tensor([1, 3], dtype=torch.int32), 0, 1
+    )
     return bool(output.tolist() == [0.5, 2.0, 2.0])
 
 

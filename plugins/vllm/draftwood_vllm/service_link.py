@@ -37,10 +37,10 @@ _ROWS = 256
 class Recorder:
     """Tells the service what was drafted for each request, and the counters of the memories. A context manager.
 
-    Messages are JSON: `{"drafts": [[request id, tokens that it has written, draft tokens of the coming step, proposed
-    tokens so far, seconds in the drafter so far, suspensions so far, why drafting was switched off], ...]}` after each
-    step with drafts, and `{"memory": counters, "healthy": whether the store answers}` once a second. A message for which there is no room is
-    lost, so that no step waits.
+    Messages are JSON. After each step with drafts, `{"drafts": [[request id, tokens that it has written, draft tokens
+    of the coming step, proposed tokens so far, seconds in the drafter so far, suspensions so far, why drafting was
+    switched off], ...]}`; once a second, `{"memory": counters, "healthy": whether the store answers}`. A message for
+    which there is no room is lost, so that no step waits.
     """
 
     def __init__(self, path: str, memory: Memory) -> None:
@@ -68,15 +68,17 @@ class Recorder:
             stats, drafted = session.stats, int(session.chain.shape[0])
             if drafted or (stats.drafting_disabled_reason and not session.told_end):
                 session.told_end = bool(stats.drafting_disabled_reason)
-                rows.append([
-                    session.request.request_id,
-                    session.seen - int(session.request.prompt.shape[0]),
-                    drafted,
-                    stats.proposed_tokens,
-                    round(stats.draft_seconds, 7),
-                    stats.suspensions,
-                    stats.drafting_disabled_reason,
-                ])
+                rows.append(
+                    [
+                        session.request.request_id,
+                        session.seen - int(session.request.prompt.shape[0]),
+                        drafted,
+                        stats.proposed_tokens,
+                        round(stats.draft_seconds, 7),
+                        stats.suspensions,
+                        stats.drafting_disabled_reason,
+                    ]
+                )
         for begin in range(0, len(rows), _ROWS):
             self._send({"drafts": rows[begin : begin + _ROWS]})
 

@@ -71,8 +71,8 @@ class LoadedEngine:
         audit_share: of requests whose answers are audited.
         weights: of tenants, as the engine reads them at each step; 1 for those not named.
         can_audit: whether an answer to a request can be compared with plain decoding.
-        memory_report: counters of the memories that drafts come from, and whether their store answers; None for those of
-            `memory`.
+        memory_report: counters of the memories that drafts come from, and whether their store answers; None for those
+            of `memory`.
     """
 
     engine: StepEngine

@@ -1,7 +1,7 @@
 """What runs in the engine's process: loads the engine, and hosts it until the service has ended.
 
-Imports little before it runs: vLLM imports this module in each of its processes, and its CPU build looks into all that is
-imported there, which cffi's modules break.
+Imports little before it runs: vLLM imports this module in each of its processes, and its CPU build looks into all that
+is imported there, which cffi's modules break.
 """
 
 from __future__ import annotations

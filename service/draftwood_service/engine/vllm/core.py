@@ -1,4 +1,4 @@
-"""All that touches vLLM: its engine core in processes of its own, in the versions of `VERSIONS`.
+"""All that touches vLLM: its engine core in processes of its own, as of vLLM 0.32.
 
 vLLM's own front ends turn tokens into text and end answers at their own places. Here answers end where they do in
 Draftwood's engine, so this talks to the engine core, as those front ends do, and passes on what each step wrote.
@@ -14,71 +14,22 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 
 from draftwood_model_runner.errors import EngineStoppedError, InvalidInputError
 from draftwood_model_runner.output import TokenLogprobs
+from draftwood_service.engine.vllm.outputs import CoreFacts, CoreOutput, CoreStep
 
 _log = structlog.get_logger(__name__)
 
-VERSIONS = "0.32"
-"""Minor version that was tested; `draftwood[vllm]` requires it."""
 _LOOK_SECONDS = 0.2
 """Between two looks at whether vLLM's processes are alive, while they write nothing. Not tuned."""
 _CPU_CACHE_BYTES = 4 * 2**30
 """As earlier versions of vLLM took; at most half of the memory that is free. Not tuned."""
 _STOP_SECONDS = 5.0
 """For vLLM's processes to end by themselves. Not tuned."""
-
-
-class CoreFacts(NamedTuple):
-    """What vLLM says of the model and of itself.
-
-    Attributes:
-        kv_tokens: that fit its KV cache.
-    """
-
-    version: str
-    dtype: str
-    quantization: str
-    device: str
-    vocab_size: int
-    max_context: int
-    block_size: int
-    kv_tokens: int
-
-
-class CoreOutput(NamedTuple):
-    """What one step wrote for a request.
-
-    Attributes:
-        ended: why vLLM ended the request: "stop", "length", ...; "" while it goes on.
-        began_at: when it was scheduled first, on the clock of `time.perf_counter`; 0.0 if that was not in this step.
-        cached_prompt_tokens: in the first output; else None.
-        draft_tokens: that were verified for it in all, in the last output of a request with drafts; else None.
-    """
-
-    id: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs]
-    ended: str
-    began_at: float
-    preemptions: int
-    cached_prompt_tokens: int | None
-    draft_tokens: int | None
-
-
-class CoreStep(NamedTuple):
-    """A step of vLLM.
-
-    Attributes:
-        kv_use: part of the KV cache that live requests hold, from 0 to 1; None if vLLM does not say.
-    """
-
-    outputs: list[CoreOutput]
-    kv_use: float | None
 
 
 class VllmCore:
@@ -223,7 +174,9 @@ def _config(arguments: Mapping[str, Any]) -> Any:
         return EngineArgs(**_with_memory(arguments)).create_engine_config(UsageContext.ENGINE_CONTEXT)
     except (TypeError, ValueError, OSError, RuntimeError) as error:
         text = " ".join(str(error).split())
-        raise InvalidInputError("engine", "vllm", f"vLLM does not serve this model with these settings: {text}") from None
+        raise InvalidInputError(
+            "engine", "vllm", f"vLLM does not serve this model with these settings: {text}"
+        ) from None
 
 
 def _with_memory(arguments: Mapping[str, Any]) -> Mapping[str, Any]:

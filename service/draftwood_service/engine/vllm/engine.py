@@ -1,4 +1,4 @@
-"""vLLM behind the interface of Draftwood's own engine: sequences in, what steps write out. One thread calls all methods.
+"""vLLM behind the interface of Draftwood's own engine: sequences in, what steps write out. For one thread.
 
 Who runs next is decided here, between tenants by weight: vLLM gets no more requests than it runs at once, so that its
 own queue is empty.
@@ -23,7 +23,7 @@ from draftwood_model_runner.scheduling.scheduler import PRIORITY_SECONDS
 from draftwood_model_runner.scheduling.slot_shares import SlotShares
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_model_runner.statistics import EngineCounts
-from draftwood_service.engine.vllm.core import CoreOutput, CoreStep
+from draftwood_service.engine.vllm.outputs import CoreOutput, CoreStep
 from draftwood_service.engine.vllm.redecoding import VllmRedecoding
 
 

@@ -13,16 +13,16 @@ from typing import Any
 import structlog
 
 from draftwood_memory.settings.memory_settings import ENV_PREFIX, MemorySettings
+from draftwood_model_runner.abilities import Abilities
 from draftwood_model_runner.errors import UnsupportedModelError
-from draftwood_model_runner.loading.checkpoint import name_of
-from draftwood_model_runner.loading.checkpoint_facts import CheckpointFacts, read_checkpoint
+from draftwood_model_runner.loading.checkpoint import CheckpointFacts, name_of, read_checkpoint
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
 from draftwood_model_runner.request import Request
 from draftwood_model_runner.sampling.output_text import OutputText
-from draftwood_service.engine.abilities import Abilities
 from draftwood_service.engine.loaded import LoadedEngine
-from draftwood_service.engine.vllm.core import CoreFacts, VllmCore, process_variables
+from draftwood_service.engine.vllm.core import VllmCore, process_variables
 from draftwood_service.engine.vllm.engine import VllmEngine
+from draftwood_service.engine.vllm.outputs import CoreFacts
 from draftwood_service.engine.vllm.params import params_of
 from draftwood_service.engine.vllm.records import draft_records
 from draftwood_service.engine.vllm.store import with_store

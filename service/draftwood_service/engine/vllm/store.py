@@ -16,9 +16,9 @@ from draftwood_service.settings import Settings
 def with_store(settings: Settings, name: str) -> Iterator[Settings]:
     """The settings with the address of a store that both processes reach.
 
-    An embedded store is run by this process. With none (`store` is "memory") there is one as well, on a temporary folder:
-    drafts and operations on memories work as if they were in one process, what was learned outlives an engine that dies,
-    and is gone with the service.
+    An embedded store is run by this process. With none (`store` is "memory") there is one as well, on a temporary
+    folder: drafts and operations on memories work as if they were in one process; what was learned outlives an engine
+    that dies, and is gone with the service.
 
     Args:
         name: of the service.
@@ -27,7 +27,9 @@ def with_store(settings: Settings, name: str) -> Iterator[Settings]:
         yield settings
         return
     temporary = settings.store == "memory"
-    folder = Path(tempfile.gettempdir(), f"draftwood-{name}") if temporary else settings.store_folder or default_folder()
+    folder = (
+        Path(tempfile.gettempdir(), f"draftwood-{name}") if temporary else settings.store_folder or default_folder()
+    )
     is_new = not folder.exists()
     try:
         with EmbeddedServer(folder, settings.store_bytes) as server:

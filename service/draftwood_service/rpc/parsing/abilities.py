@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from draftwood_model_runner.abilities import Abilities
 from draftwood_model_runner.request import GrammarKind, SamplingParams
-from draftwood_service.engine.abilities import Abilities
 from draftwood_service.errors import UnsupportedByEngineError
 
 

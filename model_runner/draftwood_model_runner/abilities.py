@@ -17,8 +17,8 @@ class Abilities:
     Attributes:
         engine: its name, as in the setting `engine`.
         version: of the program that it runs in, if that is another one; else "".
-        reproducible_seeds: the same seed gives the same tokens. Otherwise seeds choose nothing, and sampled answers have
-            the distribution that was asked for.
+        reproducible_seeds: the same seed gives the same tokens. Otherwise seeds choose nothing, and sampled answers
+            have the distribution that was asked for.
         draft_trees: outputs show the verified drafts.
         branching_drafts: drafts are trees; otherwise each is one chain of tokens.
         min_p, logit_bias: of sampling.
