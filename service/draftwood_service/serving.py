@@ -6,7 +6,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from draftwood_model_runner.abilities import Abilities
+from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.loading.facts import ModelFacts
 from draftwood_model_runner.loading.tool_format import NoToolFormatError, ToolFormat
 from draftwood_model_runner.request import GrammarKind

@@ -17,9 +17,9 @@ import numpy as np
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood_memory.memory import Memory
-from draftwood_model_runner.abilities import Abilities
 from draftwood_model_runner.answer import Answer as FinishedAnswer
 from draftwood_model_runner.answer import Difference
+from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.loading.tool_format import NoToolFormatError, ToolFormat
 from draftwood_model_runner.output import Finish, FinishReason, StepOutput

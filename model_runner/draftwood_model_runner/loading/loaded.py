@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftwood_model_runner.abilities import Abilities
+from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.loading.facts import ModelFacts
 from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.runners.base import RunnerFactory

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
-from draftwood_model_runner.abilities import Abilities
+from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.request import Request
 from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults

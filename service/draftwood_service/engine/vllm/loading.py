@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from draftwood_memory.settings.memory_settings import ENV_PREFIX, MemorySettings
-from draftwood_model_runner.abilities import Abilities
+from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.loading.checkpoint import CheckpointFacts, name_of, read_checkpoint
 from draftwood_model_runner.loading.tokenizer import load_tokenizer

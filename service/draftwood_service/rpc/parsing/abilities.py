@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftwood_model_runner.abilities import Abilities
+from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.request import GrammarKind, SamplingParams
 from draftwood_service.errors import UnsupportedByEngineError
 
