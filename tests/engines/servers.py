@@ -64,7 +64,8 @@ class Served:
 
     def children(self) -> list[psutil.Process]:
         """All processes that the service has started."""
-        return psutil.Process(self.pid).children(recursive=True)
+        found: list[psutil.Process] = psutil.Process(self.pid).children(recursive=True)
+        return found
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's points that have these labels."""

@@ -62,4 +62,4 @@ def test_draft_trees(served: Served) -> None:
             with pytest.raises(grpc.RpcError) as error:
                 [*stub.Generate(request, timeout=60)]
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert "output.draft_trees" in error.value.details()
+            assert "output.draft_trees" in (error.value.details() or "")

@@ -120,7 +120,8 @@ def test_the_distribution_of_samples_is_the_models(client: Client) -> None:
 def test_truncation_keeps_the_most_probable_tokens(client: Client) -> None:
     prompt = ids(client, STORY)
     best = client.generate(prompt, max_tokens=8, ignore_eos=True).token_ids
-    for options in ({"top_k": 1}, {"top_p": 1e-6}):
+    variants: tuple[Any, ...] = ({"top_k": 1}, {"top_p": 1e-6})
+    for options in variants:
         assert client.generate(prompt, max_tokens=8, ignore_eos=True, temperature=1.0, **options).token_ids == best
 
 
@@ -149,7 +150,8 @@ def test_log_probabilities(client: Client) -> None:
 
 def test_penalties_change_answers_in_the_same_way(client: Client) -> None:
     plain = client.generate(QUESTIONS[2], max_tokens=60, ignore_eos=True)
-    for options in ({"repetition_penalty": 1.5}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0}):
+    variants: tuple[Any, ...] = ({"repetition_penalty": 1.5}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0})
+    for options in variants:
         penalized = client.generate(QUESTIONS[2], max_tokens=60, ignore_eos=True, **options)
         assert penalized.token_ids != plain.token_ids
         assert len({*penalized.token_ids}) > len({*plain.token_ids})
@@ -189,7 +191,8 @@ def test_regular_expressions_and_grammars(client: Client, options: Any, expected
 
 
 def test_wrong_formats_are_refused(client: Client) -> None:
-    for options in ({"regex": "[0-9"}, {"json_schema": '{"type": "nothing"}'}, {"lark": "start: missing"}):
+    variants: tuple[Any, ...] = ({"regex": "[0-9"}, {"json_schema": '{"type": "nothing"}'}, {"lark": "start: missing"})
+    for options in variants:
         with pytest.raises(InvalidRequestError) as error:
             client.generate("x", max_tokens=5, **options)
         assert error.value.violations[0].field.startswith("format.")

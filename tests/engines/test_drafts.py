@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -12,12 +13,12 @@ from tests.engines.servers import Served, served_by, until
 from tests.memory.servers import Valkey
 
 PROMPT = [1, *range(700, 730)]
-OPTIONS = {"max_tokens": 40, "ignore_eos": True}
+OPTIONS: Any = {"max_tokens": 40, "ignore_eos": True}
 
 
-def accepted(client: Client, tenant: str, **options: object) -> int:
+def accepted(client: Client, tenant: str, **options: Any) -> int:
     """Draft tokens of an answer that were accepted."""
-    answer = client.generate(PROMPT, tenant=tenant, **{**OPTIONS, **options})  # type: ignore[arg-type]
+    answer = client.generate(PROMPT, tenant=tenant, **{**OPTIONS, **options})
     assert len(answer.token_ids) == OPTIONS["max_tokens"]
     return answer.drafting.accepted_tokens
 
@@ -42,7 +43,7 @@ def test_drafts_can_be_switched_off_and_capped(client: Client) -> None:
     assert accepted(client, "options", drafting=False) == 0
     assert accepted(client, "options", strategy="none") == 0
     assert accepted(client, "options", max_draft_nodes=0) == 0
-    capped = client.generate(PROMPT, tenant="options", max_draft_nodes=2, **OPTIONS)  # type: ignore[arg-type]
+    capped = client.generate(PROMPT, tenant="options", max_draft_nodes=2, **OPTIONS)
     assert capped.drafting.draft_tokens <= 2 * capped.drafting.steps
     by_depth = capped.drafting.accepted_by_depth
     assert len(by_depth) <= 2
@@ -51,7 +52,7 @@ def test_drafts_can_be_switched_off_and_capped(client: Client) -> None:
 
 def test_statistics_of_drafts_add_up(client: Client, served: Served) -> None:
     assert taught(client, "statistics") >= 15
-    answer = client.generate(PROMPT, tenant="statistics", **OPTIONS)  # type: ignore[arg-type]
+    answer = client.generate(PROMPT, tenant="statistics", **OPTIONS)
     drafting = answer.drafting
     assert drafting.steps + drafting.accepted_tokens == 40
     assert drafting.mean_acceptance_length == pytest.approx(40 / drafting.steps)
@@ -118,8 +119,8 @@ def test_two_engines_share_memories_experiments_and_audits(engine: str) -> None:
         while accepted(two, "shared", learn=False) < 15:
             assert time.monotonic() < deadline
         other = [1, *range(300, 330)]
-        two.generate(other, tenant="shared", **OPTIONS)  # type: ignore[arg-type]
-        until(lambda: one.generate(other, tenant="shared", **OPTIONS).drafting.accepted_tokens >= 15, 15)  # type: ignore[arg-type]
+        two.generate(other, tenant="shared", **OPTIONS)
+        until(lambda: one.generate(other, tenant="shared", **OPTIONS).drafting.accepted_tokens >= 15, 15)
 
         arms = {two.generate("x", tenant="trial", session=str(i), max_tokens=3).arm for i in range(12)}
         assert arms == {"control", "plain"}

@@ -7,7 +7,9 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,7 +18,7 @@ from draftwood_benchmarks.shared.server_process import ServerError
 from draftwood_client import Client, UnavailableError
 from tests.engines.servers import ENGINES, Served, served_by, until
 
-LONG = {"max_tokens": 200, "ignore_eos": True, "drafting": False}
+LONG: Any = {"max_tokens": 200, "ignore_eos": True, "drafting": False}
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -44,6 +46,10 @@ def engine_processes(served: Served) -> list[psutil.Process]:
     return found
 
 
+def ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
 def serves_again(client: Client, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while True:
@@ -69,7 +75,7 @@ def test_a_killed_process_of_the_engine_costs_its_own_streams_alone(own: Served,
                 list(stream)
         serves_again(client, 200)
         for process in processes:  # none is left of the engine before
-            until(lambda process=process: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, 20)
+            until(partial(ended, process), 20)
         assert own.metric("draftwood_engine_restarts_total") >= 1
 
 
@@ -84,7 +90,7 @@ def test_a_drain_lets_running_requests_end(own: Served) -> None:
             assert stream.completion().usage.completion_tokens == 200
         until(lambda: not psutil.pid_exists(served.pid) or psutil.Process(served.pid).status() == psutil.STATUS_ZOMBIE)
         for process in processes:
-            until(lambda process=process: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, 20)
+            until(partial(ended, process), 20)
     assert not {name for name in shared_memory() - before if name.startswith(("psm_", "sem."))}
 
 
@@ -93,4 +99,4 @@ def test_a_service_that_is_killed_leaves_no_process(own: Served) -> None:
     processes = [one for one in own.children() if "valkey" not in one.name()]
     os.kill(own.pid, signal.SIGKILL)
     for process in processes:
-        until(lambda process=process: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, 40)
+        until(partial(ended, process), 40)

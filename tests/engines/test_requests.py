@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import pytest
@@ -14,7 +15,7 @@ from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood_client import Client, DeadlineError, InvalidRequestError, PermissionDeniedError, QuotaExceededError
 from tests.engines.servers import CONTEXT, SLOTS, Served, until
 
-LONG = {"max_tokens": 200, "ignore_eos": True, "drafting": False}
+LONG: Any = {"max_tokens": 200, "ignore_eos": True, "drafting": False}
 
 
 def idle(served: Served) -> bool:
@@ -99,7 +100,8 @@ def test_defaults_of_tenants_hold(client: Client) -> None:
 
 
 def test_what_does_not_fit_is_refused(client: Client) -> None:
-    for prompt, options in (([5] * CONTEXT, {}), ([5] * 200, {"max_tokens": 100}), ([10**6], {})):
+    wrong: list[tuple[list[int], Any]] = [([5] * CONTEXT, {}), ([5] * 200, {"max_tokens": 100}), ([10**6], {})]
+    for prompt, options in wrong:
         with pytest.raises(InvalidRequestError):
             client.generate(prompt, **options)
     assert len(client.generate([5] * 200, max_tokens=CONTEXT - 200, ignore_eos=True).token_ids) == CONTEXT - 200

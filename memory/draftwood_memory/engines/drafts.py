@@ -82,6 +82,7 @@ class EngineDrafts:
         read: Callable[[Mapping[str, Any] | None], RequestOptions] | None = None,
         tell: Callable[[SequenceOf[Session]], None] = lambda sessions: None,
     ) -> None:
+        self._tenant = tenant
         self._read = read or (lambda given: read_options(given, settings, tenant))
         self._tell = tell
         self.times = ServedStepTimes()

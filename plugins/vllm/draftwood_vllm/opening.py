@@ -77,7 +77,7 @@ def tenant_of(environ: Mapping[str, str], settings: MemorySettings) -> str:
     return environ.get(TENANT_VARIABLE) or (ONLY_TENANT if settings.store == "memory" else "")
 
 
-def _described(settings: MemorySettings, tenant: str, of_service: bool) -> str:
+def _described(settings: MemorySettings, tenant: str, of_service: bool = False) -> str:
     """Where drafts come from, for the log. Without the store's address, which may hold a password."""
     if of_service:
         return "Draftwood's service decides for each request"
