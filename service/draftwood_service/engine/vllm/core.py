@@ -24,6 +24,8 @@ from draftwood_service.engine.vllm.outputs import CoreFacts, CoreOutput, CoreSte
 
 _log = structlog.get_logger(__name__)
 
+TESTED = "0.32"
+"""The extra `draftwood[vllm]` requires it."""
 _LOOK_SECONDS = 0.2
 """Between two looks at whether vLLM's processes are alive, while they write nothing. Not tuned."""
 _CPU_CACHE_BYTES = 4 * 2**30
@@ -47,6 +49,7 @@ class VllmCore:
         from vllm.v1.engine.core_client import SyncMPClient
         from vllm.v1.executor import Executor
 
+        _require_tested()
         config = _config(arguments)
         self._client = SyncMPClient(config, Executor.get_class(config), log_stats=True)
         self.facts = _facts(config)
@@ -159,6 +162,15 @@ def sampling_params(
     if forbidden:
         made._bad_words_token_ids = [*forbidden]
     return made
+
+
+def _require_tested() -> None:
+    """Raises InvalidInputError: the engine core of another version may take other messages."""
+    import vllm
+
+    if vllm.__version__.split(".")[:2] != TESTED.split("."):
+        problem = f"vLLM {vllm.__version__} is installed, and this version of Draftwood was tested with {TESTED}"
+        raise InvalidInputError("engine", "vllm", problem)
 
 
 def _config(arguments: Mapping[str, Any]) -> Any:
