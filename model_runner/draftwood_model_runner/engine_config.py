@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from draftwood_model_runner.errors import InvalidValueError
-from draftwood_model_runner.request import MAX_LOGPROBS, GrammarKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class Abilities:
         min_p, logit_bias: of sampling.
         max_temperature, max_penalty: bounds of the temperature, and of presence and frequency penalties either way.
         max_logprobs: tokens reported beside each token that is written.
-        formats: kinds of grammars that an answer can follow.
+        formats: values of `GrammarKind`: grammars that an answer can follow.
         pauses: a request whose client does not read gives up its slot.
         preempts: a running request gives up its slot to one of a tenant that holds less for its weight.
         audits_samples: sampled answers are audited as well as greedy ones.
@@ -95,8 +94,8 @@ class Abilities:
     logit_bias: bool = True
     max_temperature: float = 100.0
     max_penalty: float = 100.0
-    max_logprobs: int = MAX_LOGPROBS
-    formats: tuple[GrammarKind, ...] = tuple(GrammarKind)
+    max_logprobs: int = 20
+    formats: tuple[str, ...] = ("json_schema", "regex", "lark")
     pauses: bool = True
     preempts: bool = True
     audits_samples: bool = True

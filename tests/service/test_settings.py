@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from draftwood_model_runner.engine_config import Abilities
+from draftwood_model_runner.request import MAX_LOGPROBS, GrammarKind
 from draftwood_service.config import CLIENT_VARIABLES, ENV_PREFIX, SettingsError, flag, read_settings
 from draftwood_service.settings import Settings, default_shown
 
@@ -205,3 +207,7 @@ def test_settings_of_vllm() -> None:
     assert settings.strategy == "trie"
     assert read_settings(["--engine", "vllm", "--strategy", "hybrid"], {}).strategy == "hybrid"
     assert "set --engine vllm" in str(error_of(["--engine-args", '{"quantization": "fp8"}']))
+
+
+def test_the_engine_can_do_what_its_requests_may_ask_for() -> None:
+    assert (Abilities().max_logprobs, [*Abilities().formats]) == (MAX_LOGPROBS, [one.value for one in GrammarKind])

@@ -334,8 +334,7 @@ def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
 
 
 def _abilities(abilities: Abilities) -> pb.EngineAbilities:
-    values = asdict(abilities) | {"formats": [kind.value for kind in abilities.formats]}
-    return pb.EngineAbilities(**values)
+    return pb.EngineAbilities(**asdict(abilities))
 
 
 def _defaults(defaults: GenerationDefaults) -> pb.GenerationDefaults:

@@ -34,6 +34,6 @@ def check_trees(draft_trees: bool, abilities: Abilities) -> None:
 
 def check_format(kind: GrammarKind, abilities: Abilities) -> None:
     """Raises UnsupportedByEngineError if answers cannot follow formats of a kind."""
-    if kind not in abilities.formats:
-        known = ", ".join(one.value for one in abilities.formats) or "none"
+    if kind.value not in abilities.formats:
+        known = ", ".join(abilities.formats) or "none"
         raise UnsupportedByEngineError(f"format.{kind.value}", None, abilities.engine, f"formats that it has: {known}")
