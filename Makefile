@@ -42,15 +42,15 @@ peers: .venv-peers/openvino-genai/.installed .venv-peers/vllm/.draftwood  ## Ins
 	.venv-peers/$*/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $<
 	touch $@
 
-# The plug-in and what it drafts with, as links to this folder.
-.venv-peers/vllm/.draftwood: .venv-peers/vllm/.installed
+# The service on vLLM, and the plug-in with what it drafts with, as links to this folder; no version of vLLM's changes.
+.venv-peers/vllm/.draftwood: .venv-peers/vllm/.installed benchmarks/draftwood_benchmarks/peers/requirements-vllm-service.txt
 	.venv-peers/vllm/bin/pip install --quiet --disable-pip-version-check --no-deps \
-		--editable ./strategies --editable ./memory --editable ./clients/python --editable ./tenants \
-		--editable ./plugins/vllm
+		--requirement benchmarks/draftwood_benchmarks/peers/requirements-vllm-service.txt \
+		$(addprefix --editable ./,strategies memory model_runner clients/python tenants service plugins/vllm)
 	touch $@
 
-test-vllm: $(STAMP) .venv-peers/vllm/.draftwood  ## The plug-in with the real vLLM, in its build for CPUs; some minutes, downloads 300 MB
-	$(TEST_ENV) timeout 1500 $(BIN)/python -m pytest -m vllm tests/vllm
+test-vllm: $(STAMP) .venv-peers/vllm/.draftwood  ## The plug-in and the service with the real vLLM, in its build for CPUs; 15 minutes, downloads 300 MB
+	$(TEST_ENV) timeout 2700 $(BIN)/python -m pytest -m vllm tests/vllm tests/engines
 
 serve: $(STAMP)  ## Serve the bundled model on 127.0.0.1:50051
 	$(BIN)/draftwood serve

@@ -159,6 +159,10 @@ class Engine:
     def has_work(self) -> bool:
         return self.running + self.waiting > 0
 
+    @property
+    def idle(self) -> bool:
+        return not self.has_work
+
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence.
 

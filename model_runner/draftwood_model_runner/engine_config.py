@@ -1,4 +1,4 @@
-"""How an engine runs: its limits. No torch."""
+"""How an engine runs: its limits, and what it can do. No torch."""
 
 from __future__ import annotations
 
@@ -59,3 +59,43 @@ class EngineConfig:
         for tenant, weight in self.tenant_weights.items():
             if not 0 < weight < math.inf:
                 raise InvalidValueError(f"tenant_weights[{tenant!r}]", weight, "it must be above 0")
+
+
+DRAFTWOOD = "draftwood"
+"""The name of Draftwood's own engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    """What one engine can do. The defaults are those of Draftwood's own.
+
+    Attributes:
+        engine: its name, as in the setting `engine`.
+        version: of the program that it runs in, if that is another one; else "".
+        reproducible_seeds: the same seed gives the same tokens. Otherwise seeds choose nothing, and sampled answers
+            have the distribution that was asked for.
+        draft_trees: outputs show the verified drafts.
+        branching_drafts: drafts are trees; otherwise each is one chain of tokens.
+        min_p, logit_bias: of sampling.
+        max_temperature, max_penalty: bounds of the temperature, and of presence and frequency penalties either way.
+        max_logprobs: tokens reported beside each token that is written.
+        formats: values of `GrammarKind`: grammars that an answer can follow.
+        pauses: a request whose client does not read gives up its slot.
+        preempts: a running request gives up its slot to one of a tenant that holds less for its weight.
+        audits_samples: sampled answers are audited as well as greedy ones.
+    """
+
+    engine: str = DRAFTWOOD
+    version: str = ""
+    reproducible_seeds: bool = True
+    draft_trees: bool = True
+    branching_drafts: bool = True
+    min_p: bool = True
+    logit_bias: bool = True
+    max_temperature: float = 100.0
+    max_penalty: float = 100.0
+    max_logprobs: int = 20
+    formats: tuple[str, ...] = ("json_schema", "regex", "lark")
+    pauses: bool = True
+    preempts: bool = True
+    audits_samples: bool = True

@@ -49,6 +49,11 @@ class Redecoding:
         self._text = OutputText(decoder, request.stop, eos)
 
     @property
+    def waits(self) -> bool:
+        """Never: each step is the caller's."""
+        return False
+
+    @property
     def has_pages(self) -> bool:
         return self._has_pages
 

@@ -151,6 +151,7 @@ class Request:
         arm: the arm of an experiment, which has a memory and metrics of its own; "" outside of one.
         memory: what its memory is and keeps.
         draft_trees: its outputs have the verified drafts.
+        sample: which one it is of the samples that the client asked for.
 
     Raises:
         InvalidValueError: a value is outside its range.
@@ -173,6 +174,7 @@ class Request:
     arm: str = ""
     memory: MemoryTerms = MemoryTerms()
     draft_trees: bool = False
+    sample: int = 0
 
     def __post_init__(self) -> None:
         if self.prompt.dtype != np.int32 or self.prompt.ndim != 1 or self.prompt.size == 0:

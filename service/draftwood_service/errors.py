@@ -2,6 +2,7 @@
 
 DraftwoodError
 ├── ContextLengthError      prompt and answer do not fit the model's context; an InvalidInputError
+├── UnsupportedByEngineError  the engine of this server cannot do it; an InvalidInputError
 ├── QueueFullError          the limit of live requests is reached
 ├── QuotaExceededError      a tenant's rate limit is reached (draftwood_service.quotas)
 ├── TooMuchTextError        too many long texts wait to be read
@@ -55,6 +56,20 @@ Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
 class ContextLengthError(InvalidInputError):
     """The prompt, or prompt and answer together, do not fit the model's context: a shorter prompt would."""
+
+
+class UnsupportedByEngineError(InvalidInputError):
+    """A request asks for what the engine of this server cannot do.
+
+    Args:
+        field, value: of the request.
+        engine: its name.
+        allowed: what it can do instead, in words.
+    """
+
+    def __init__(self, field: str, value: object, engine: str, allowed: str) -> None:
+        super().__init__(field, value, f"engine {engine} does not have it; {allowed}")
+        self.engine = engine
 
 
 class QueueFullError(DraftwoodError):
@@ -163,6 +178,7 @@ INTERNAL = Rule(grpc.StatusCode.INTERNAL, "INTERNAL", "internal error; the serve
 RULES: dict[type[BaseException], Rule] = {
     InvalidValueError: Rule(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_VALUE"),
     ContextLengthError: Rule(grpc.StatusCode.INVALID_ARGUMENT, "CONTEXT_LENGTH_EXCEEDED"),
+    UnsupportedByEngineError: Rule(grpc.StatusCode.INVALID_ARGUMENT, "UNSUPPORTED_BY_ENGINE"),
     UnauthenticatedError: Rule(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"),
     PermissionDeniedError: Rule(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"),
     IssuerUnavailableError: Rule(grpc.StatusCode.UNAVAILABLE, "ISSUER_UNAVAILABLE", retry_seconds=5.0),

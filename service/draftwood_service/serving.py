@@ -6,6 +6,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
+from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.loading.facts import ModelFacts
 from draftwood_model_runner.loading.tool_format import NoToolFormatError, ToolFormat
 from draftwood_model_runner.request import GrammarKind
@@ -80,6 +81,8 @@ class ServedModel(Protocol):
     def tokenizer(self) -> TextTokenizer: ...
     @property
     def grammars(self) -> GrammarChecks: ...
+    @property
+    def abilities(self) -> Abilities: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +92,7 @@ class ModelInfo(ModelFacts):
     name: str
     exact: bool
     runner_name: str
+    abilities: Abilities
 
     @classmethod
     def of(cls, model: Any) -> ModelInfo:

@@ -5,6 +5,7 @@ A value is taken from the first of: command-line flag, environment variable, YAM
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from draftwood_memory.settings.memory_settings import cache_folder, check_store,
 from draftwood_model_runner.engine_config import EngineConfig
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
+from draftwood_service.engine_settings import ENGINE_DEFAULTS, check_engine
 from draftwood_tenants.shaping import DeltaShaping
 
 _MIB = 1024 * 1024
@@ -52,6 +54,15 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     model: str | None = Field(default=None, description="Folder or hub id of the model; unset: the bundled model")
+    engine: Literal["draftwood", "vllm"] = Field(
+        default="draftwood",
+        description="What runs the model: draftwood, Draftwood's own engine, or vllm, for several machines' worth of"
+        " GPUs and all that vLLM serves (pip install 'draftwood[vllm]')",
+    )
+    engine_args: dict[str, Any] = Field(
+        default={},
+        description='Further engine arguments of vLLM, as a JSON object such as {"quantization": "fp8"} (engine vllm)',
+    )
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Data type of the model's computation"
@@ -76,7 +87,9 @@ class Settings(BaseModel):
         description="Weights in memory; as-is: in the data type of the computation, int8: quantized to 8 bits (runner"
         " openvino)",
     )
-    tensor_parallel: int = Field(default=1, ge=1, description="GPUs of this machine that share the model (runner cuda)")
+    tensor_parallel: int = Field(
+        default=1, ge=1, description="GPUs that share the model: of this machine (runner cuda), or of vLLM's"
+    )
     generation_defaults: Literal["model", "greedy"] = Field(
         default="model",
         description="Where defaults of requests come from: the model's generation_config.json, or greedy decoding",
@@ -350,6 +363,20 @@ class Settings(BaseModel):
             raise InvalidInputError("tenant_weights", given, "must look like acme=2,beta=0.5")
         return {name.strip(): weight for name, _, weight in pairs}
 
+    @field_validator("engine_args", mode="before")
+    @classmethod
+    def _json_object(cls, given: object) -> object:
+        """From a flag or the environment, JSON; a mapping from YAML."""
+        if not isinstance(given, str):
+            return given
+        try:
+            found = json.loads(given)
+        except ValueError as error:
+            raise InvalidInputError("engine_args", given, f"must be a JSON object: {error}") from None
+        if not isinstance(found, dict):
+            raise InvalidInputError("engine_args", given, "must be a JSON object")
+        return found
+
     @field_validator("jwt_algorithms", "metrics_tenants", mode="before")
     @classmethod
     def _items(cls, given: object) -> object:
@@ -384,6 +411,13 @@ class Settings(BaseModel):
             raise ValueError(f"it must be one of {', '.join(strategy_names())}")
         return name
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_engine(cls, given: Any) -> Any:
+        """The engine's own defaults, where they are others than those of Draftwood's engine."""
+        engine = given.get("engine") if isinstance(given, dict) else None
+        return {**ENGINE_DEFAULTS.get(str(engine), {}), **given}
+
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
         _ = self.engine_config, self.delta_shaping
@@ -393,6 +427,7 @@ class Settings(BaseModel):
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise InvalidInputError("tls_cert", None, "must be set, since tls_client_ca is set")
         _check_auth(self)
+        check_engine(self)
         if self.default_timeout > self.max_timeout:
             allowed = f"it must be at most max_timeout = {self.max_timeout:g}"
             raise InvalidValueError("default_timeout", self.default_timeout, allowed)

@@ -27,6 +27,7 @@ NOT_RUN = {
     r"draftwood experiment conclude first-trie": TRAFFIC,
     r"python tools/train_demo_model\.py .*": CORPUS,
     r"(DRAFTWOOD_\S+ )*vllm serve .*": VLLM,
+    r"draftwood serve --engine vllm .*": VLLM,
     r"python ask\.py .*": VLLM,
     r"aiperf profile .*": TOOL,
     r"DRAFTWOOD_API_KEY=dw_… .*": ELSEWHERE,

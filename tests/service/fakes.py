@@ -19,6 +19,7 @@ from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood_memory.memory import Memory
 from draftwood_model_runner.answer import Answer as FinishedAnswer
 from draftwood_model_runner.answer import Difference
+from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.loading.tool_format import NoToolFormatError, ToolFormat
 from draftwood_model_runner.output import Finish, FinishReason, StepOutput
@@ -80,6 +81,7 @@ class FakeModel:
     exact: bool = True
     runner_name: str = "torch"
     runner_reason: str = "it was asked for"
+    abilities: Abilities = Abilities()
     fingerprint: str = "f" * 16
     vocab_size: int = 256
     max_context: int = 4096
@@ -145,6 +147,10 @@ class FakeEngine:
     @property
     def has_work(self) -> bool:
         return bool(self._waiting or self._drafters)
+
+    @property
+    def idle(self) -> bool:
+        return not self.has_work
 
     @property
     def counts(self) -> EngineCounts:
@@ -267,7 +273,7 @@ class FakeRedecoding:
 
     def __init__(self, engine: FakeEngine, answer: FinishedAnswer) -> None:
         self.answer = answer
-        self.done = self.closed = False
+        self.done = self.closed = self.waits = False
         self.difference: Difference | None = None
         self.steps = 0
         self._engine = engine

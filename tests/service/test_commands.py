@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import grpc
@@ -74,6 +75,14 @@ def environment() -> dict[str, str]:
 def run(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "draftwood_service", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(), check=False)
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
+def test_an_engine_that_is_not_installed_is_named_with_what_installs_it() -> None:
+    done = run("--engine", "vllm", "--port", "0")
+    assert done.returncode == 1
+    assert done.stderr.startswith("draftwood serve: --engine vllm needs pip install 'draftwood[vllm]'")
+    assert len(done.stderr.splitlines()) == 1
 
 
 class Process:

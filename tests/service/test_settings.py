@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from draftwood_model_runner.engine_config import Abilities
+from draftwood_model_runner.request import MAX_LOGPROBS, GrammarKind
 from draftwood_service.config import CLIENT_VARIABLES, ENV_PREFIX, SettingsError, flag, read_settings
 from draftwood_service.settings import Settings, default_shown
 
@@ -182,3 +184,30 @@ def test_help_has_every_setting(capsys: pytest.CaptureFixture[str], monkeypatch:
         described = f"{field.description} (default {default_shown(key)}; env {ENV_PREFIX}{key.upper()})"
         assert flag(key) in shown
         assert described in shown
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["--exact", "true"], "exact True: is not a setting of engine vllm: vLLM has no exact mode (from --exact)"),
+        (["--runner", "torch"], "runner torch: is not a setting of engine vllm"),
+        (["--weights", "int8"], "weights int8: is not a setting of engine vllm"),
+        (["--engine-args", '{"max_num_seqs": 3}'], "engine_args[max_num_seqs]: is set by --max-running"),
+        (["--engine-args", "[1]"], "engine_args [1]: must be a JSON object"),
+        (["--engine-args", "{x"], "engine_args {x: must be a JSON object"),
+    ],
+)
+def test_settings_that_vllm_does_not_have(args: list[str], text: str) -> None:
+    assert str(error_of(["--engine", "vllm", *args])).startswith(text)
+
+
+def test_settings_of_vllm() -> None:
+    settings = read_settings(["--engine", "vllm", "--engine-args", '{"quantization": "fp8"}'], {})
+    assert settings.engine_args == {"quantization": "fp8"}
+    assert settings.strategy == "trie"
+    assert read_settings(["--engine", "vllm", "--strategy", "hybrid"], {}).strategy == "hybrid"
+    assert "set --engine vllm" in str(error_of(["--engine-args", '{"quantization": "fp8"}']))
+
+
+def test_the_engine_can_do_what_its_requests_may_ask_for() -> None:
+    assert (Abilities().max_logprobs, [*Abilities().formats]) == (MAX_LOGPROBS, [one.value for one in GrammarKind])

@@ -123,7 +123,7 @@ def test_the_tenant_of_requests_that_name_none(environ: dict[str, str], tenant: 
 
 
 def test_a_model_without_a_checkpoint_is_known_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
-    names = [opening._fingerprint(None, name, {"a": 1}) for name in ("one", "two", "one")]
+    names = [opening.fingerprint(None, name, {"a": 1}) for name in ("one", "two", "one")]
     assert names[0] == names[2] != names[1]
     assert "shares its memories with no other engine" in caplog.text
 

@@ -42,6 +42,8 @@ TORCH_NEEDS = (
     "sympy>=1.13.3",
     "typing-extensions>=4.10.0",
 )
+ELSEWHERE = {"vllm"}
+"""Extras that are installed in an environment of their own: vLLM brings a build of torch."""
 _WHEEL_LINE = re.compile(r'^    \{ url = "[^"]*/([^"/]+\.whl)"')
 _UNNEEDED_FIELDS = re.compile(r", (upload-time = [^,}]+|size = \d+)(?=[, }])")
 
@@ -54,14 +56,15 @@ def projects() -> dict[str, dict[str, Any]]:
 
 
 def requirements() -> Iterator[Requirement]:
-    """What the distributions, with all of their extras, and the development tools require of others."""
+    """What the distributions, with all of their extras but `ELSEWHERE`, and the development tools require of others."""
     root = tomllib.loads((ROOT / "pyproject.toml").read_text())
     all_projects = projects().values()
     of_projects = [
         one
         for project in all_projects
-        for group in (project["dependencies"], *project.get("optional-dependencies", {}).values())
+        for extra, group in {"": project["dependencies"], **project.get("optional-dependencies", {})}.items()
         for one in group
+        if extra not in ELSEWHERE
     ]
     ours = {project["name"] for project in all_projects}
     for text in dict.fromkeys([*of_projects, *root["dependency-groups"]["dev"]]):

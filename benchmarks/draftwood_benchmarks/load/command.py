@@ -24,6 +24,7 @@ from draftwood_benchmarks.load.peers import MeasuredPeers
 from draftwood_benchmarks.load.questions import Questions, fitting, take_from
 from draftwood_benchmarks.load.rows import draw, first_tokens, peer_row, row_of, table_of
 from draftwood_benchmarks.peers.process import DRAFTS_HELP, Peer, PeerModel, PeerName, check_drafts, started_peer
+from draftwood_benchmarks.shared.engines import EngineName, server_on
 from draftwood_benchmarks.shared.machine import OtherLoad, warning
 from draftwood_benchmarks.shared.models import ChosenModel, ModelOptions, chosen_model, precision
 from draftwood_benchmarks.shared.prompts import read_prompts
@@ -51,6 +52,7 @@ def load(
     duration: Annotated[
         float, typer.Option(min=1.0, help="Seconds at each concurrency, for drafting on and off each.")
     ] = 20.0,
+    engine: Annotated[EngineName, typer.Option(help="What the service runs on.")] = "draftwood",
     peer: Annotated[
         PeerName | None, typer.Option(help="Another engine to measure as well; `make peers` installs it.")
     ] = None,
@@ -88,10 +90,11 @@ def load(
     running = max_running or max(levels)
     texts = read_prompts(prompts)
     with chosen_model(model, out) as chosen, ExitStack() as stack:
+        on_engine, process = server_on(engine, chosen)
         flags = ["--max-running", str(running), "--max-waiting", str(max(levels) + _SPARE_SLOTS)]
         flags += [] if strategy is None else ["--strategy", strategy]
         with out.status("Starting the service"):
-            server = stack.enter_context(server_process(*chosen.server_flags, *flags))
+            server = stack.enter_context(server_process(*on_engine, *flags, **process))
         start = partial(_start, stack, out, chosen, peer, peer_drafts or ["none"], running)
         other_load = OtherLoad()
         info, measured, peers = uvloop.run(
@@ -114,7 +117,13 @@ def load(
     title += warning(busy)
     out.print(table_of(rows, title))
     out.print(first_tokens(rows))
-    run = {"model": name, "strategy": info.default_strategy, "latency_unit": "ms", "busy": busy}
+    run = {
+        "model": name,
+        "runs_on": info.abilities.engine,
+        "strategy": info.default_strategy,
+        "latency_unit": "ms",
+        "busy": busy,
+    }
     output.write(rows, lambda axes: draw(rows, title, axes), **run)
     errors = [result.error for window in measured.values() for result in window.results if result.error is not None]
     if errors:

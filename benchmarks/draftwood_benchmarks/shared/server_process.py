@@ -42,7 +42,10 @@ def running_server(*arguments: str, timeout: float = 300.0) -> Iterator[str]:
 
 @contextmanager
 def server_process(
-    *arguments: str, timeout: float = 300.0, environment: Mapping[str, str] = MappingProxyType({})
+    *arguments: str,
+    timeout: float = 300.0,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    python: str = sys.executable,
 ) -> Iterator[ServerProcess]:
     """Runs `draftwood serve` on a free local port while the context lasts.
 
@@ -50,6 +53,7 @@ def server_process(
         arguments: further flags of `draftwood serve`.
         timeout: seconds until it must be ready.
         environment: variables added to those of this process.
+        python: the interpreter that runs it.
 
     Raises:
         ServerError: the service ended by itself, was not ready in time, or did not stop with status 0.
@@ -59,7 +63,7 @@ def server_process(
         flags = ["--port", "0", "--ready-file", str(ready), "--log-level", "warning", *arguments]
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "draftwood_service", *flags],
+                [python, "-m", "draftwood_service", *flags],
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **environment},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from google.protobuf.duration_pb2 import Duration
 
 from draftwood.v1 import generation_pb2 as pb
@@ -11,6 +13,7 @@ from draftwood_client.results import (
     Delta,
     DraftStatistics,
     DraftTree,
+    EngineAbilities,
     Finished,
     FinishReason,
     GenerationDefaults,
@@ -129,7 +132,13 @@ def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
         generation_defaults=_generation_defaults(message.generation_defaults),
         tool_format=_tool_format(message.tool_format) if message.HasField("tool_format") else None,
         no_tools_reason=message.no_tools_reason,
+        abilities=_abilities(message.abilities) if message.HasField("abilities") else EngineAbilities(),
     )
+
+
+def _abilities(message: pb.EngineAbilities) -> EngineAbilities:
+    values = {one.name: getattr(message, one.name) for one in fields(EngineAbilities)}
+    return EngineAbilities(**{**values, "formats": tuple(message.formats)})
 
 
 def _tool_format(message: pb.ToolFormat) -> ToolFormat:

@@ -268,6 +268,40 @@ class GenerationDefaults:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineAbilities:
+    """What the engine of a server can do; requests for anything else are refused with `UNSUPPORTED_BY_ENGINE`.
+
+    Attributes:
+        engine: "draftwood" or "vllm"; "" from servers that do not tell.
+        version: of vLLM; "" for Draftwood's own engine.
+        reproducible_seeds: the same seed gives the same tokens.
+        draft_trees: the verified drafts are shown to who asks for them.
+        branching_drafts: drafts are trees; otherwise each is one chain of tokens.
+        max_temperature, max_penalty: bounds of the temperature, and of presence and frequency penalties either way.
+        max_logprobs: most probable tokens that are reported.
+        formats: of answers, "json_schema", "regex", "lark".
+        pauses: a request whose client does not read gives up its slot.
+        preempts: a running request gives up its slot to one of a tenant that holds less for its weight.
+        audits_samples: sampled answers are audited as well as greedy ones.
+    """
+
+    engine: str = ""
+    version: str = ""
+    reproducible_seeds: bool = True
+    draft_trees: bool = True
+    branching_drafts: bool = True
+    min_p: bool = True
+    logit_bias: bool = True
+    max_temperature: float = 100.0
+    max_penalty: float = 100.0
+    max_logprobs: int = 20
+    formats: tuple[str, ...] = ("json_schema", "regex", "lark")
+    pauses: bool = True
+    preempts: bool = True
+    audits_samples: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """The served model and its limits.
 
@@ -275,12 +309,13 @@ class ModelInfo:
         max_context_tokens: prompt and answer together.
         max_draft_nodes: the server's limit of draft nodes per step.
         exact: logits are the same to the last bit with and without drafts, in any batch.
-        runner: what computes the steps, "cuda", "openvino" or "torch"; "" from servers that do not tell.
+        runner: what computes the steps, "cuda", "openvino", "torch" or "vllm"; "" from servers that do not tell.
         runner_reason: why this runner was chosen.
         weights: what they are stored as: the dtype, "int8", or the quantization of the checkpoint, such as "torchao";
             "" from servers that do not tell.
         tool_format: how the model writes calls of tools; None if it is given none.
         no_tools_reason: why it is given none.
+        abilities: of the engine.
     """
 
     model: str
@@ -305,3 +340,4 @@ class ModelInfo:
     generation_defaults: GenerationDefaults = GenerationDefaults()
     tool_format: ToolFormat | None = None
     no_tools_reason: str = ""
+    abilities: EngineAbilities = EngineAbilities()

@@ -22,7 +22,7 @@ import numpy as np
 
 from draftwood_memory.engines.exclusion import Exclusion
 from draftwood_memory.engines.figures import Figures, Point
-from draftwood_memory.engines.options import TENANT, RequestOptions, read_choice
+from draftwood_memory.engines.options import RequestOptions
 from draftwood_memory.engines.policy import RequestPolicy, SettingsPolicy
 from draftwood_memory.engines.session import Session, SessionRequest, Step
 from draftwood_memory.memory import Memory
@@ -71,35 +71,35 @@ class EngineDrafts:
 
     Args:
         memory: of the engine's model; `close` stops it.
-        tenant: of requests that name none; "" for none.
+        policy: decides how requests are drafted for.
         vocab_size: draft tokens are below it.
         longest: tokens of a chain, at most.
         is_live: whether the engine still knows a request, running or not. Called from two threads.
         publish: takes the figures each second, on a thread of its own; None for nobody.
-        policy: decides how requests are drafted for; None for what the settings say.
+        tell: is told after each step of the requests that wrote in it, and have the chain that was drafted for them.
     """
 
     def __init__(
         self,
         memory: Memory,
         settings: MemorySettings,
-        tenant: str,
+        policy: RequestPolicy,
         vocab_size: int,
         longest: int,
         is_live: Callable[[str], bool],
         publish: Callable[[list[Point]], None] | None = None,
-        policy: RequestPolicy | None = None,
+        tell: Callable[[SequenceOf[Session]], None] = lambda sessions: None,
     ) -> None:
+        self._policy = policy
+        self._tell = tell
         self.times = ServedStepTimes()
         self.failures: Counter[str] = Counter()
         self.sessions: dict[str, Session] = {}
         self._memory = memory
         self._settings = settings
-        self._tenant = tenant
         self._vocab_size = vocab_size
         self._longest = longest
         self._is_live = is_live
-        self._policy = policy or SettingsPolicy(settings)
         self._payoff = lru_cache(_REMEMBERED_PAYOFFS)(lambda *drafts: Payoff())
         self._blank = lru_cache(64)(create)
         self._refused: set[str] = set()
@@ -123,9 +123,11 @@ class EngineDrafts:
     def _warm_up(self) -> None:
         """Steps of a made-up request without a tenant: the first step of a real one compiles nothing."""
         text = np.arange(24) % 3
+        policy, self._policy = self._policy, SettingsPolicy(self._settings, "")
         for length in range(8, text.shape[0], 2):
-            self.step([Row("warm-up", text[:length], 6, 4, {TENANT: ""})])
+            self.step([Row("warm-up", text[:length], 6, 4, None)])
         self._end("warm-up")
+        self._policy = policy
         self.times, self._figures = ServedStepTimes(), Figures()
 
     def step(self, rows: SequenceOf[Row]) -> list[list[int]]:
@@ -147,6 +149,7 @@ class EngineDrafts:
             step = Step(len(rows), len(rows) + sum(map(len, chains)), self._stepped_at)
             for _, _, session in writing:
                 session.step = step
+            self._tell([session for _, _, session in writing])
         return chains
 
     def close(self) -> None:
@@ -176,7 +179,7 @@ class EngineDrafts:
 
     def _started(self, row: Row) -> Session:
         try:
-            options = self._policy.options_of(row.request_id, read_choice(row.options, self._tenant))
+            options = self._policy.options_of(row.request_id, row.options)
         except Exception as error:
             self._refuse(str(error))
             options = RequestOptions("", "none", 0, learns=False)
@@ -209,7 +212,9 @@ class EngineDrafts:
         present = self._memory.fetch(use, later)
         if session.request.learns:
             # Whether or not it is present: a short answer may end before its memory is there.
-            session.learning = self._memory.learning(use.memory)
+            session.learning = self._memory.learning(use.memory, request=options.key)
+            if session.learning.repeated:  # what is new of its answer is learned when it ends
+                session.request = replace(session.request, learns=False)
         if present is not None:
             self._begin(session, present, self._payoff(use.memory, use.key))
 

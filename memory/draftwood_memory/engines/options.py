@@ -22,6 +22,8 @@ TENANT, SESSION, STRATEGY, MAX_NODES, LEARN, SWITCH = (
     "draftwood_learn",
     "draftwood",
 )
+TRUSTED = "draftwood_request"
+"""What Draftwood's service has decided for a request of an engine that it runs: see `trusted_options`."""
 _MAX_BYTES = 256
 """As the server allows."""
 _WORDS = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
@@ -59,6 +61,8 @@ class RequestOptions:
         arm: of an experiment, which has a memory of its own; "" outside of one.
         terms: what the memory may be and keep.
         with_prompt: its answer is kept together with its prompt.
+        key: of the request; nothing is learned of one with the key of a recent one. "" for none.
+        sample: which one of the answers to this request.
     """
 
     tenant: str
@@ -69,6 +73,8 @@ class RequestOptions:
     arm: str = ""
     terms: Terms = Terms()
     with_prompt: bool = False
+    key: str = ""
+    sample: int = 0
 
     @property
     def use(self) -> StrategyUse:
@@ -97,6 +103,20 @@ def read_choice(given: Mapping[str, Any] | None, tenant: str) -> RequestChoice:
         on=_switch(SWITCH, given.get(SWITCH, True)),
         learns=_switch(LEARN, given.get(LEARN, True)),
     )
+
+
+def trusted_options(given: Mapping[str, Any] | None) -> RequestOptions:
+    """The options of a request of an engine that Draftwood's service runs: those under `TRUSTED`, and no other key.
+
+    A request without them is not drafted for and teaches nothing.
+    """
+    decided = (given or {}).get(TRUSTED)
+    if not isinstance(decided, Mapping):
+        return RequestOptions("", "none", 0, learns=False)
+    values = dict(decided)
+    values["terms"] = Terms(**values["terms"])
+    values["strategy_options"] = tuple((str(name), value) for name, value in values["strategy_options"])
+    return RequestOptions(**values)
 
 
 def _switch(key: str, value: Any) -> bool:

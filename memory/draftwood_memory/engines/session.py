@@ -79,6 +79,7 @@ class Session:
         step: that it was drafted for last.
         ended: it was closed.
         stops: tokens that end it.
+        told_end: who is told of drafts knows that drafting was switched off for it.
     """
 
     request: SessionRequest
@@ -93,6 +94,7 @@ class Session:
     step: Step | None = None
     ended: bool = False
     stops: Collection[int] = ()
+    told_end: bool = False
 
     def take(self, written: Int32Array, now: float) -> int:
         """Takes what it wrote in the step that ends now; returns how many tokens of its draft were accepted."""
@@ -125,4 +127,4 @@ class Session:
             with learning:
                 if self.output:
                     prompt = self.request.prompt if self.options.with_prompt else _NOTHING
-                    learning.learn(np.concatenate([prompt, *self.output]))
+                    learning.learn(np.concatenate([prompt, *self.output]), self.options.sample)

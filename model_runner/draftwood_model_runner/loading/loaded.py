@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.loading.facts import ModelFacts
 from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.runners.base import RunnerFactory
@@ -27,6 +28,11 @@ class LoadedModel(ModelFacts):
     def runner_name(self) -> str:
         """The kind of runner that computes the model: "cuda", "openvino" or "torch"."""
         return self.factory.name
+
+    @property
+    def abilities(self) -> Abilities:
+        """Those of Draftwood's own engine."""
+        return Abilities()
 
     @property
     def exact(self) -> bool:

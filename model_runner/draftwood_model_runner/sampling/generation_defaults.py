@@ -112,8 +112,12 @@ def generation_defaults(name: str, config: Any, source: str = "model") -> Genera
 
 def eos_token_ids(module: Any) -> frozenset[int]:
     """Where `generate` ends an answer: the generation config's tokens, also where the model's own config has others."""
-    config = module.generation_config
-    return frozenset(_tokens(module.config.get_text_config().eos_token_id if config is None else config.eos_token_id))
+    return end_tokens(module.config.get_text_config(), module.generation_config)
+
+
+def end_tokens(config: Any, generation: Any) -> frozenset[int]:
+    """The same by a model's own config and its generation config; None if it has none of these."""
+    return frozenset(_tokens(config.eos_token_id if generation is None else generation.eos_token_id))
 
 
 def _sampling(fields: dict[str, Any]) -> SamplingParams:

@@ -17,7 +17,7 @@ import llguidance
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from draftwood_model_runner.request import GrammarKind
 
-_JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """One line, as `json.dumps` writes it: free to, a small model fills pages with blanks, and blanks cannot be foretold.
 A schema's own "x-guidance" has the last word."""
 
@@ -101,7 +101,7 @@ def _to_grammar(kind: GrammarKind, text: str) -> str:
     matcher = llguidance.LLMatcher
 
     def json_schema(schema: str) -> str:
-        return str(matcher.grammar_from_json_schema(schema, _JSON_LAYOUT))  # type: ignore[arg-type]
+        return str(matcher.grammar_from_json_schema(schema, JSON_LAYOUT))  # type: ignore[arg-type]
 
     makers: dict[GrammarKind, Callable[[str], str]] = {
         GrammarKind.JSON_SCHEMA: json_schema,

@@ -56,6 +56,10 @@ class OutputText:
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], None
 
+    def rest(self) -> str:
+        """The text that is held back, where the output ends otherwise."""
+        return self._flush("")
+
     def _flush(self, text: str) -> str:
         text, self._held = self._held + text, ""
         return text

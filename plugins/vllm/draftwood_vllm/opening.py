@@ -14,7 +14,7 @@ from draftwood_memory.engines.drafts import EngineDrafts
 from draftwood_memory.engines.figures import Point
 from draftwood_memory.engines.fingerprint import UnknownCheckpointError, fingerprint_of
 from draftwood_memory.engines.metrics import MetricFiles, folder_of
-from draftwood_memory.engines.policy import RequestPolicy, SettingsPolicy
+from draftwood_memory.engines.policy import DecidedPolicy, RequestPolicy, SettingsPolicy
 from draftwood_memory.settings.memory_settings import ENV_PREFIX, MemorySettings, cache_folder, read_environment
 from draftwood_memory.settings.opening import opened_memory, store_client, store_keys
 from draftwood_tenants.engines.following import TenantThread
@@ -22,6 +22,7 @@ from draftwood_tenants.engines.policy import TenantPolicy
 from draftwood_tenants.file import SETTING as TENANTS_FILE
 from draftwood_tenants.followed import FollowedTenants
 from draftwood_tenants.reading import ServerLimits
+from draftwood_vllm.service_link import SOCKET_VARIABLE, Recorder
 
 _log = logging.getLogger("draftwood")
 
@@ -65,14 +66,19 @@ class Opened:
         settings = read_environment(environ, strategy=_STRATEGY)
         tenant = tenant_of(environ, settings)
         with ExitStack() as stack:
-            memory = stack.enter_context(opened_memory(settings, _fingerprint(folder, name, vocabulary)))
+            memory = stack.enter_context(opened_memory(settings, fingerprint(folder, name, vocabulary)))
             publish = _publisher(environ, stack)
-            policy = _policy(environ, settings, stack)
-            self.drafts = EngineDrafts(memory, settings, tenant, vocab_size, longest, is_live, publish, policy)
+            policy: RequestPolicy
+            if path := environ.get(SOCKET_VARIABLE):
+                recorder = stack.enter_context(Recorder(path, memory))
+                policy, tell = DecidedPolicy(), {"tell": recorder.tell}
+            else:
+                policy, tell = _policy(environ, settings, tenant, stack), {}
+            self.drafts = EngineDrafts(memory, settings, policy, vocab_size, longest, is_live, publish, **tell)
             stack.callback(self.drafts.close)
             self.drafts.start()
             self._store = stack.pop_all()
-        _log.info("drafting with %s: %s", settings.strategy, _described(settings, tenant))
+        _log.info("drafting with %s: %s", settings.strategy, _described(settings, tenant, SOCKET_VARIABLE in environ))
 
     def close(self) -> None:
         """Sends what was learned to the store, and stops. Blocks for seconds at most."""
@@ -98,23 +104,25 @@ def _publisher(environ: Mapping[str, str], stack: ExitStack) -> Callable[[list[P
     return files.write
 
 
-def _policy(environ: Mapping[str, str], settings: MemorySettings, stack: ExitStack) -> RequestPolicy:
+def _policy(environ: Mapping[str, str], settings: MemorySettings, tenant: str, stack: ExitStack) -> RequestPolicy:
     """Tenants' configurations and experiments, followed until `stack` is closed; what the settings say without any."""
     file = environ.get(TENANTS_FILE_VARIABLE)
     client = store_client(settings)
     if client is None and not file:
-        return SettingsPolicy(settings)
+        return SettingsPolicy(settings, tenant)
     limits = ServerLimits(settings.strategy, settings.max_draft_nodes, settings.memory_tokens, settings.memory_bytes)
     keys, cache = store_keys(settings), cache_folder(environ)
     followed = FollowedTenants(client, keys, Path(file) if file else None, cache, limits)
     thread = TenantThread(followed, f"{gethostname()}/{os.getpid()}")
     stack.callback(thread.close)
     thread.start(settings.store_timeout + 1.0)
-    return TenantPolicy(followed.catalog, settings, thread.record)
+    return TenantPolicy(followed.catalog, settings, tenant, thread.record)
 
 
-def _described(settings: MemorySettings, tenant: str) -> str:
+def _described(settings: MemorySettings, tenant: str, of_service: bool = False) -> str:
     """Where drafts come from, for the log. Without the store's address, which may hold a password."""
+    if of_service:
+        return "Draftwood's service decides for each request"
     unnamed = f'requests that name no tenant are of tenant "{tenant}"' if tenant else ""
     unnamed = unnamed or "requests that name no tenant draft from their own text and share nothing"
     if settings.store != "memory":
@@ -124,7 +132,8 @@ def _described(settings: MemorySettings, tenant: str) -> str:
     )
 
 
-def _fingerprint(folder: Path | None, name: str, vocabulary: Mapping[str, int]) -> str:
+def fingerprint(folder: Path | None, name: str, vocabulary: Mapping[str, int]) -> str:
+    """What the memories of a model are known by; for a model without a checkpoint that can be read, its name."""
     problem = "its folder is not known"
     if folder is not None:
         try:

@@ -19,6 +19,9 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwood_vllm.cpu_kernels import repair
+from draftwood_vllm.service_link import end_with_service
+
 if TYPE_CHECKING:
     from draftwood_memory.engines.drafts import Row
     from draftwood_vllm.opening import Opened
@@ -39,6 +42,7 @@ def check() -> None:
     Never raises.
     """
     try:
+        end_with_service(os.environ)
         if find_spec(_FACTORY) is None:
             lacks = "has no speculative method custom_class"
             _log.warning("draftwood-vllm: vLLM %s %s; version %s has it", _vllm_version(), lacks, NEEDED)
@@ -68,6 +72,7 @@ class Proposer:
         self._longest = int(vllm_config.speculative_config.num_speculative_tokens)
         self._most = int(vllm_config.model_config.max_model_len)
         try:
+            repair()
             _Binding.expect(self)
         except Exception as error:
             self._switch_off(f"it cannot be bound to the model runner: {error}", error)

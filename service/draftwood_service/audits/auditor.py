@@ -58,16 +58,17 @@ class Auditor:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._queue)
+        """There is a step to make now."""
+        return bool(self._queue) and not (self._current is not None and self._current.waits)
 
     def begin(self, loaded: LoadedEngine, sequences: SequenceOf[Sequence]) -> None:
         """Chooses a request, or not, whose samples are about to run."""
         if random.random() >= loaded.audit_share:
             return
         for sequence in sequences:
-            if sequence.strategy is None and sequence.grammar is None:
-                continue  # nothing is drafted
             request = sequence.request
+            if (request.max_draft_nodes == 0 and request.format is None) or not loaded.can_audit(request):
+                continue  # nothing is drafted, or nothing can be compared
             try:
                 grammar = None if sequence.grammar is None else sequence.grammar.copy()
                 is_kept = loaded.memory.purge_watch(MemoryName(request.tenant, request.arm))

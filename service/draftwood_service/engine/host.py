@@ -122,7 +122,8 @@ class EngineHost:
         engine, memory = loaded.engine, loaded.memory
         memory.start(self.between_steps, loaded.preload, loaded.strategy)
         report = lambda: self._ledger.report(engine, self._ids)  # noqa: E731
-        reporter = Reporter(report, self.between_steps, lambda made: self._end.send(Reported(made)), memory)
+        of_memory = loaded.memory_report or (lambda: (memory.counters(), memory.healthy))
+        reporter = Reporter(report, self.between_steps, lambda made: self._end.send(Reported(made)), of_memory)
         try:
             self._await_preload(memory)
             self._end.send(Ready(loaded.info))
@@ -131,7 +132,7 @@ class EngineHost:
                 self._process_messages(loaded)
                 if engine.has_work:
                     self._queue_outputs(engine.step())
-                else:
+                elif engine.idle:
                     self._auditor.step(engine)
         except EOFError:
             raise
@@ -190,7 +191,7 @@ class EngineHost:
         """Whether the engine has work, or is idle with answers to audit: no request is about to begin."""
         if engine.has_work:
             return True
-        return self._auditor.has_work and all(group.begun for group in self._groups.values())
+        return engine.idle and self._auditor.has_work and all(group.begun for group in self._groups.values())
 
     def _respond(self, call_id: int, done: Future[Any]) -> None:
         """Sends an operation's result. On the memory thread."""
@@ -210,6 +211,9 @@ class EngineHost:
             loaded.weights.pop(first.tenant, None)
         else:
             loaded.weights[first.tenant] = weight
+        if loaded.grammars is None:
+            self._begin(loaded, group, None)
+            return
         if first.format is None:
             self._fetch_memory(loaded, group, first)
             return

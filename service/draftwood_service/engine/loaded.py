@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from draftwood_memory import Learning, Memory, MemoryName, StrategyKey, StrategyUse, Terms
+from draftwood_memory.counters import MemoryCounters
 from draftwood_model_runner.answer import Answer, Difference
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.request import MemoryTerms, Request
@@ -28,16 +29,23 @@ class Redecoding(Protocol):
     @property
     def done(self) -> bool: ...
     @property
+    def waits(self) -> bool: ...
+    @property
     def difference(self) -> Difference | None: ...
     def step(self) -> None: ...
     def close(self) -> None: ...
 
 
 class StepEngine(Protocol):
-    """`draftwood_model_runner.engine.Engine`, as far as its host uses it. All calls come from one thread."""
+    """`draftwood_model_runner.engine.Engine`, as far as its host uses it. All calls come from one thread.
+
+    `has_work`: there is a step to make now. `idle`: nothing runs or waits, here or elsewhere.
+    """
 
     @property
     def has_work(self) -> bool: ...
+    @property
+    def idle(self) -> bool: ...
     @property
     def counts(self) -> EngineCounts: ...
     @property
@@ -57,21 +65,26 @@ class LoadedEngine:
 
     Attributes:
         memory: provides a sequence's strategy and learns its output; not started yet.
-        grammars: compiles the formats of answers.
+        grammars: compiles the formats of answers; None for an engine that drafts, learns and compiles by itself.
         info: sent to the service in `Ready`.
         preload: number of memories, the latest written, that are loaded at the start, for the strategy `strategy`.
         audit_share: of requests whose answers are audited.
         weights: of tenants, as the engine reads them at each step; 1 for those not named.
+        can_audit: whether an answer to a request can be compared with plain decoding.
+        memory_report: counters of the memories that drafts come from, and whether their store answers; None for those
+            of `memory`.
     """
 
     engine: StepEngine
     memory: Memory
-    grammars: Grammars
+    grammars: Grammars | None
     info: Any = None
     preload: int = 0
     strategy: str = ""
     audit_share: float = 0.0
     weights: dict[str, float] = field(default_factory=dict)
+    can_audit: Callable[[Request], bool] = lambda request: True
+    memory_report: Callable[[], tuple[MemoryCounters, bool]] | None = None
 
 
 def terms_of(terms: MemoryTerms) -> Terms:

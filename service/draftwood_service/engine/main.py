@@ -1,4 +1,8 @@
-"""What runs in the engine's process: loads the engine, and hosts it until the service has ended."""
+"""What runs in the engine's process: loads the engine, and hosts it until the service has ended.
+
+Imports little before it runs: vLLM imports this module in each of its processes, and its CPU build looks into all that
+is imported there, which cffi's modules break.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +11,17 @@ import pickle
 import signal
 import socket
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-import structlog
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
-from draftwood_service.engine.host import EngineHost
-from draftwood_service.engine.link import EngineEnd
-from draftwood_service.engine.loaded import LoadedEngine
-from draftwood_service.logging_config import configure_logging
-from draftwood_service.serving import ModelInfo
-from draftwood_service.settings import Settings
-from draftwood_service.store_client import opened_memory
+    from draftwood_service.engine.loaded import LoadedEngine
+    from draftwood_service.settings import Settings
 
-_log = structlog.get_logger("draftwood")
+_LOADING = {"draftwood": "draftwood_service.engine.loading", "vllm": "draftwood_service.engine.vllm.loading"}
+"""By engine, the module whose `loaded` loads it."""
 
 
 def main() -> None:
@@ -30,77 +29,20 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     settings: Settings = pickle.load(sys.stdin.buffer)
+    from draftwood_service.engine.host import EngineHost
+    from draftwood_service.engine.link import EngineEnd
+    from draftwood_service.logging_config import configure_logging
+
     configure_logging(settings.log_level, settings.log_format)
     gc.disable()  # until the engine is loaded: what is imported stays, and collections take a tenth of the time
     end = EngineEnd(socket.socket(fileno=int(sys.argv[1])))
-    EngineHost(end, lambda: _loaded(settings), settings.stream_interval).run()
 
+    def load() -> AbstractContextManager[LoadedEngine]:
+        loading: Any = import_module(_LOADING[settings.engine])
+        found: AbstractContextManager[LoadedEngine] = loading.loaded(settings, end.interrupt, sys.argv[2])
+        return found
 
-@contextmanager
-def _loaded(settings: Settings) -> Iterator[LoadedEngine]:
-    began = time.perf_counter()
-
-    def finished(step: str) -> None:
-        nonlocal began
-        now = time.perf_counter()
-        _log.info("loading", finished=step, seconds=round(now - began, 2))
-        began = now
-
-    from draftwood_model_runner.engine import Engine
-    from draftwood_model_runner.loading.model import load_model
-    from draftwood_model_runner.warm_up import warm_up
-    from draftwood_strategies.budgeting.watchdog import Watchdog
-
-    finished("imports")
-    _warm_up_strategies()
-    finished("strategies")
-    model = load_model(
-        settings.model_path,
-        device=settings.device,
-        dtype=settings.dtype,
-        max_context=settings.max_context,
-        exact=settings.exact,
-        runner=settings.runner,
-        weights=settings.weights,
-        generation_defaults=settings.generation_defaults,
-        threads=settings.threads,
-        tensor_parallel=settings.tensor_parallel,
-        cache=settings.cache_folder,
-    )
-    finished("model")
-    _log.info("runner", runner=model.runner_name, weights=model.weights, reason=model.runner_reason)
-    info = ModelInfo.of(model)
-    with opened_memory(settings, info.fingerprint) as memory:
-        finished("memory")
-        weights = dict(settings.tenant_weights)
-        engine = Engine(model, replace(settings.engine_config, tenant_weights=weights), Watchdog())
-        finished("engine")
-        warm_up(engine)
-        finished("warm-up")
-        gc.collect()
-        gc.freeze()  # a collection that scans the loaded model's objects would stop all requests for 0.3 s
-        gc.enable()
-        yield LoadedEngine(
-            engine,
-            memory,
-            model.grammars,
-            info,
-            settings.memory_preload,
-            settings.strategy,
-            settings.audit_share,
-            weights,
-        )
-
-
-def _warm_up_strategies() -> None:
-    """Runs each strategy's just-in-time compilation. One that fails is disabled request by request, with the reason."""
-    from draftwood_strategies.registry import strategy_names, warm_up
-
-    for name in strategy_names():
-        try:
-            warm_up(name)
-        except Exception:
-            _log.exception("strategy cannot be compiled", strategy=name)
+    EngineHost(end, load, settings.stream_interval).run()
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
-"""Starts the engine in a process of its own: `EngineProcess` runs `python -m draftwood_service.engine.main FD`.
+"""Starts the engine in a process of its own: `EngineProcess` runs `python -m draftwood_service.engine.main FD NAME`.
 
 Imports little, so that the other process starts before this one imports the rest of the service.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
+import secrets
+import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 
 from draftwood_service.settings import Settings
 
@@ -18,10 +22,12 @@ class EngineProcess:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._name = secrets.token_hex(8)  # of all processes that it starts, one after another
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, connection: socket.socket) -> None:
         command = [sys.executable, "-P", "-m", "draftwood_service.engine.main", str(connection.fileno())]
+        command.append(self._name)
         # In a process group of its own: Ctrl-C is for the service to handle, also before the engine ignores it.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, pass_fds=[connection.fileno()], process_group=0
@@ -35,21 +41,23 @@ class EngineProcess:
             pass  # it has ended, which the closed link reports
 
     def join(self, seconds: float) -> bool:
-        """Kills the process if it has not ended by itself within that time."""
+        """Kills the process if it has not ended by itself within that time, and what it started and left."""
         if self._process is None:
             return True
         try:
             self._process.wait(seconds)
+            ended = True
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            return False
-        return True
+            ended = False
+        self.kill()
+        self._process.wait()
+        return ended
 
     def kill(self) -> None:
-        """Ends the process at once."""
+        """Ends the process at once, and what it started."""
         if self._process is not None:
-            self._process.kill()
+            with suppress(ProcessLookupError):  # its group is gone
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     @property
     def end(self) -> str:

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from importlib.metadata import version
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
+from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.request import Request
 from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
@@ -326,7 +327,12 @@ def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
         memory_max_bytes=settings.memory_budget,
         tool_format=tool_format,
         no_tools_reason=no_tools_reason,
+        abilities=_abilities(model.abilities),
     )
+
+
+def _abilities(abilities: Abilities) -> pb.EngineAbilities:
+    return pb.EngineAbilities(**asdict(abilities))
 
 
 def _defaults(defaults: GenerationDefaults) -> pb.GenerationDefaults:

@@ -19,6 +19,7 @@ from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from draftwood_model_runner.request import Format, GrammarKind, MemoryTerms, Request, SamplingParams, StopParams
 from draftwood_service.auth import PermissionDeniedError
 from draftwood_service.errors import ContextLengthError
+from draftwood_service.rpc.parsing.abilities import check_format, check_sampling, check_trees
 from draftwood_service.rpc.parsing.chat import read_chat
 from draftwood_service.rpc.text_work import TextWork
 from draftwood_service.serving import ServedModel, Serving
@@ -93,10 +94,13 @@ async def read_requests(
 
     Raises:
         InvalidValueError: a field is wrong.
+        UnsupportedByEngineError: the engine cannot do what a field asks for.
         PermissionDeniedError: the tenant's requests may not choose how they are drafted.
         TooMuchTextError: too many long texts wait already.
     """
     sampling = read_sampling(request, serving.model, config)
+    check_sampling(sampling, serving.model.abilities)
+    check_trees(request.output.draft_trees, serving.model.abilities)
     if not config.allow_draft_override:
         _refuse_override(request.drafting, principal, tenant)
     if placement is not None:
@@ -131,6 +135,7 @@ async def read_requests(
             arm="" if placement is None else placement.label,
             memory=_memory_terms(config.learning, forked=placement is not None and placement.arm.forked),
             draft_trees=request.output.draft_trees,
+            sample=sample,
         )
         for sample in range(max(request.sampling.n, 1))
     ]
@@ -178,6 +183,7 @@ async def read_format(options: pb.OutputFormat, model: ServedModel, text_work: T
         problem = f"must have 1 to {MAX_GRAMMAR_CHARACTERS} characters; it has {len(text)}"
         raise InvalidInputError(f"format.{kind}", None, problem)
     checked = Format(GrammarKind(kind), text)
+    check_format(checked.kind, model.abilities)
     await text_work.run(tenant, model.grammars.check, checked.kind, checked.text)
     return checked
 

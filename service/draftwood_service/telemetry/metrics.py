@@ -20,14 +20,14 @@ class Metrics:
         tenants: that are shown by name; the requests of others have no label of a tenant.
 
     Attributes:
-        model: name of the served model; "" until it is known.
+        model, engine: names of the served model and of what runs it; "" until they are known.
     """
 
     def __init__(self, meter: Meter, tenants: frozenset[str]) -> None:
         self._meter = meter
         self._tenants = tenants
         self._instruments: dict[Metric, Any] = {metric: self._recorded(metric) for metric in names.RECORDED}
-        self.model = ""
+        self.model = self.engine = ""
 
     def observe(self, observed: Observed) -> None:
         """Collects the metrics of a server from now on."""
@@ -62,6 +62,7 @@ class Metrics:
     def attributes(self, record: RequestRecord) -> dict[str, str]:
         """Of the points of a request."""
         attributes = {names.OPERATION: record.operation, names.PROVIDER: "draftwood", names.MODEL: self.model}
+        attributes[names.ENGINE] = self.engine
         if record.request is not None:
             drafts = record.request.max_draft_nodes > 0
             attributes[names.STRATEGY] = record.request.strategy_name if drafts else "none"

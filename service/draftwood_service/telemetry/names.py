@@ -27,9 +27,9 @@ SOURCE, DEPTH, STATE, OUTCOME, REASON = (
 )
 ACCEPTANCE_LENGTH = "draftwood.acceptance_length"
 CACHED_TOKENS = "draftwood.prompt.cached_tokens"
-VERSION, RUNNER, DTYPE = "draftwood.version", "draftwood.runner", "draftwood.dtype"
+VERSION, ENGINE, RUNNER, DTYPE = "draftwood.version", "draftwood.engine", "draftwood.runner", "draftwood.dtype"
 
-_REQUEST = (OPERATION, PROVIDER, MODEL, STRATEGY, ARM, TENANT, ERROR_TYPE)
+_REQUEST = (OPERATION, PROVIDER, MODEL, ENGINE, STRATEGY, ARM, TENANT, ERROR_TYPE)
 _DRAFT = (STRATEGY, ARM)
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -108,7 +108,7 @@ RECORDED = (
 )
 """At the end of a request or call."""
 
-BUILD = Metric("draftwood.build", Kind.GAUGE, "1", "Always 1", (VERSION, MODEL, RUNNER, DTYPE))
+BUILD = Metric("draftwood.build", Kind.GAUGE, "1", "Always 1", (VERSION, MODEL, ENGINE, RUNNER, DTYPE))
 SERVING = Metric("draftwood.serving", Kind.GAUGE, "1", "1 while health is SERVING, else 0")
 SLOTS = Metric("draftwood.slots", Kind.GAUGE, "{request}", "Requests that can run at once")
 RUNNING = Metric("draftwood.requests.running", Kind.GAUGE, "{request}", "Requests that run")

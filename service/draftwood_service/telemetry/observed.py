@@ -99,6 +99,7 @@ class Observed:
     def _build(self) -> Iterator[Point]:
         model = self._server.model
         of_model = {names.MODEL: model.name, names.RUNNER: model.runner_name, names.DTYPE: model.dtype}
+        of_model[names.ENGINE] = model.abilities.engine
         yield 1.0, {names.VERSION: version("draftwood"), **of_model}
 
     def _pages(self) -> Iterator[Point]:

@@ -88,6 +88,7 @@ class OpenTelemetry:
 
     def watch(self, server: RunningServer) -> None:
         self._metrics.model = server.model.name
+        self._metrics.engine = server.model.abilities.engine
         self._lag = LoopLag()
         observed = Observed(server, self._tenants, self._lag.longest)
         self._metrics.observe(observed)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
-from draftwood_memory.engines.options import RequestChoice, RequestOptions
+from draftwood_memory.engines.options import RequestChoice, RequestOptions, read_choice
 from draftwood_memory.engines.session import Session
 from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_tenants.catalog import Catalog
@@ -31,18 +32,24 @@ class TenantPolicy:
     Args:
         catalog: what is known of tenants.
         settings: hold where a tenant has nothing of its own.
+        tenant: of requests that name none; "" for none.
     """
 
-    def __init__(self, catalog: Catalog, settings: MemorySettings, record: Record) -> None:
+    def __init__(self, catalog: Catalog, settings: MemorySettings, tenant: str, record: Record) -> None:
         self._catalog = catalog
         self._placements = Placements(catalog)
         self._settings = settings
+        self._tenant = tenant
         self._record = record
         self._placed: dict[str, Placement] = {}
         self._warned: set[str] = set()
 
-    def options_of(self, request_id: str, choice: RequestChoice) -> RequestOptions:
-        """Raises ConfigurationUnknownError, UnknownStrategyError."""
+    def options_of(self, request_id: str, given: Mapping[str, Any] | None) -> RequestOptions:
+        """Raises ConfigurationUnknownError, UnknownStrategyError, InvalidSettingError."""
+        return self.decide(request_id, read_choice(given, self._tenant))
+
+    def decide(self, request_id: str, choice: RequestChoice) -> RequestOptions:
+        """How a request with these options is drafted for. Raises ConfigurationUnknownError, UnknownStrategyError."""
         config = self._catalog.config_of(choice.tenant) if choice.tenant else _NO_TENANT
         draft = DraftChoice(choice.strategy, choice.max_nodes, choice.on)
         if draft.overrides and not config.allow_draft_override:

@@ -16,6 +16,7 @@ import pytest
 from draftwood_memory import Memory, RedisClient
 from draftwood_memory.engines import exclusion
 from draftwood_memory.engines.drafts import EngineDrafts
+from draftwood_memory.engines.policy import SettingsPolicy
 from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_strategies.budgeting import draft_account, guarded_drafter
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
@@ -41,15 +42,16 @@ def _drafting_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def engine(
     store: str | None = None, tenant: str = "", chunk: int = 1000, settings: MemorySettings | None = None
 ) -> Iterator[ToyEngine]:
-    made = ToyEngine(MODEL, chunk)
+    made = ToyEngine(MODEL, chunk, tenant)
     memory = Memory(None if store is None else RedisClient(store), FINGERPRINT)
     settings = settings or MemorySettings(strategy="trie")
-    made.drafts = EngineDrafts(memory, settings, tenant, 1000, 8, lambda one: one in made.requests)
+    made.drafts = EngineDrafts(
+        memory, settings, SettingsPolicy(settings, tenant), 1000, 8, lambda one: one in made.requests
+    )
     made.drafts.start()
     for rows in (1, 2, 4, 8, 16, 32):
-        made.drafts.times.observe(
-            rows, rows, 1.0
-        )  # wide steps cost little, as on a GPU; the rule's own times say nothing
+        # Wide steps cost little, as on a GPU; the rule's own times say nothing.
+        made.drafts.times.observe(rows, rows, 1.0)
     made.drafts.times.observe = lambda rows, tokens, seconds: None  # type: ignore[method-assign]
     made.drafts.times.probes = lambda rows: False  # type: ignore[method-assign]
     try:
@@ -61,7 +63,7 @@ def engine(
 def drafted(made: ToyEngine, request_id: str, prompt: list[int], most: int = 24, **options: Any) -> int:
     """Runs a request alone, once its tenant's memory is there, and checks its answer; returns how many tokens were
     drafted for it."""
-    if isinstance(tenant := options.get("draftwood_tenant", made.drafts._tenant), str) and tenant:
+    if isinstance(tenant := options.get("draftwood_tenant", made.tenant), str) and tenant:
         with suppress(LookupError):
             made.drafts._memory.strategy(tenant, options.get("draftwood_strategy", "trie"))
     made.add(request_id, prompt, most, **options)

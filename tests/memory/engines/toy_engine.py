@@ -55,9 +55,10 @@ class Running:
 class ToyEngine:
     """Steps over its running requests, which `drafts` drafts for."""
 
-    def __init__(self, model: Model, chunk: int = 1000) -> None:
+    def __init__(self, model: Model, chunk: int = 1000, tenant: str = "") -> None:
         self.model = model
         self.chunk = chunk
+        self.tenant = tenant
         self.requests: dict[str, Running] = {}
         self.finished: dict[str, Running] = {}
         self.drafts: EngineDrafts

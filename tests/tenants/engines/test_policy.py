@@ -59,7 +59,7 @@ def policy_of(text: str, folder: Path) -> Iterator[TenantPolicy]:
     followed = FollowedTenants(None, None, folder / "tenants.yaml", None, LIMITS)
     thread = TenantThread(followed, "here")
     thread.start(5.0)
-    yield TenantPolicy(followed.catalog, SETTINGS, thread.record)
+    yield TenantPolicy(followed.catalog, SETTINGS, "", thread.record)
     thread.close()
 
 
@@ -106,7 +106,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TenantPolicy]:
 def test_a_tenants_configuration_decides(
     tenant: str, says: dict[str, Any], expected: dict[str, Any], policy: TenantPolicy
 ) -> None:
-    found = policy.options_of("1", RequestChoice(tenant, **says))
+    found = policy.decide("1", RequestChoice(tenant, **says))
     assert {name: getattr(found, name) for name in expected} == expected
 
 
@@ -115,7 +115,7 @@ def test_what_requests_may_not_choose_is_ignored_and_said_once(
 ) -> None:
     policy._warned.clear()
     for number in range(3):
-        policy.options_of(str(number), RequestChoice("fixed", strategy="trie"))
+        policy.decide(str(number), RequestChoice("fixed", strategy="trie"))
     assert [one.getMessage() for one in caplog.records] == [
         "what requests say of drafts is ignored: tenants/fixed does not allow it"
     ]
@@ -135,7 +135,7 @@ def by_hand(salt: bytes, tenant: str, unit: str, coverage: float, weights: tuple
 def test_the_arm_of_a_request_is_the_servers(policy: TenantPolicy, unit: str) -> None:
     salt = bytes.fromhex("00112233445566778899aabbccddeeff")
     expected = by_hand(salt, "acme", unit, 0.8, (1.0, 2.0)) if unit else None
-    found = policy.options_of(unit, RequestChoice("acme", session="not the unit"))
+    found = policy.decide(unit, RequestChoice("acme", session="not the unit"))
     assert found.arm == ("" if expected is None else ("x/control", "x/short")[expected])
     assert (found.strategy_options, found.max_nodes, found.terms.forked) == {
         "": ((), 32, False),
@@ -146,7 +146,7 @@ def test_the_arm_of_a_request_is_the_servers(policy: TenantPolicy, unit: str) ->
 
 @given(session=st.text(max_size=40))
 def test_a_session_has_one_arm_whatever_its_requests_are_called(policy: TenantPolicy, session: str) -> None:
-    found = {policy.options_of(one, RequestChoice("talks", session=session)).arm for one in ("1", "2", "3")}
+    found = {policy.decide(one, RequestChoice("talks", session=session)).arm for one in ("1", "2", "3")}
     placement = Placements(policy._catalog).place("talks", request_id="9", session=session, overridden=False)
     assert found == {"" if placement is None else placement.label}
 
@@ -154,16 +154,16 @@ def test_a_session_has_one_arm_whatever_its_requests_are_called(policy: TenantPo
 def test_a_request_that_chooses_is_in_no_arm(policy: TenantPolicy) -> None:
     ids = [str(number) for number in range(50)]
     for says in ({"strategy": "trie"}, {"max_nodes": 5}, {"on": False}):
-        assert {policy.options_of(one, RequestChoice("acme", **says)).arm for one in ids} == {""}
-    assert {policy.options_of(one, RequestChoice("acme", learns=False)).arm for one in ids} > {"x/short"}
-    assert {policy.options_of(one, RequestChoice("")).arm for one in ids} == {""}
+        assert {policy.decide(one, RequestChoice("acme", **says)).arm for one in ids} == {""}
+    assert {policy.decide(one, RequestChoice("acme", learns=False)).arm for one in ids} > {"x/short"}
+    assert {policy.decide(one, RequestChoice("")).arm for one in ids} == {""}
 
 
 def test_the_file_is_read_again_and_a_broken_one_changes_nothing(tmp_path: Path) -> None:
     with policy_of("tenants: [{name: tenants/a, drafting: {maxNodes: 3}}]", tmp_path) as policy:
-        assert policy.options_of("1", RequestChoice("a")).max_nodes == 3
+        assert policy.decide("1", RequestChoice("a")).max_nodes == 3
         (tmp_path / "tenants.yaml").write_text("tenants: [{name: tenants/a, drafting: {maxNodes: 5}}]")
-        wait_for(lambda: policy.options_of("1", RequestChoice("a")).max_nodes == 5, "the change", 5.0)
+        wait_for(lambda: policy.decide("1", RequestChoice("a")).max_nodes == 5, "the change", 5.0)
 
 
 def test_a_file_that_is_wrong_at_the_start_is_an_error_with_its_place(tmp_path: Path) -> None:

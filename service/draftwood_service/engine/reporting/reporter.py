@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 
 import structlog
 
-from draftwood_memory.memory import Memory
+from draftwood_memory.counters import MemoryCounters
 from draftwood_model_runner.errors import EngineStoppedError
 from draftwood_model_runner.sequence import Sequence
 from draftwood_service.engine.loaded import StepEngine
@@ -81,6 +81,7 @@ class Reporter:
         collect: the engine's part; called between two steps.
         between_steps: runs a task there.
         send: sends a report; raises EOFError when the service has ended.
+        memory: counters of the memories, and whether their store answers. Called on the reporter's thread.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Reporter:
         collect: Callable[[], EngineReport],
         between_steps: Callable[[Callable[[], None]], None],
         send: Callable[[EngineReport], None],
-        memory: Memory,
+        memory: Callable[[], tuple[MemoryCounters, bool]],
     ) -> None:
         self._collect = collect
         self._between_steps = between_steps
@@ -119,7 +120,8 @@ class Reporter:
                 self._between_steps(collect)
                 part = self._next(parts)
                 if part is not None:
-                    self._send(replace(part, memory=self._memory.counters(), store_healthy=self._memory.healthy))
+                    counters, healthy = self._memory()
+                    self._send(replace(part, memory=counters, store_healthy=healthy))
 
     def _next(self, parts: SimpleQueue[EngineReport | None]) -> EngineReport | None:
         """Waits for the end of the engine's step; None at the end, or for a report that could not be made."""

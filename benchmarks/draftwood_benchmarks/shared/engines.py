@@ -1,0 +1,28 @@
+"""How a service is started on each engine, for benchmarks."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Literal
+
+from draftwood_benchmarks.peers.process import ENVIRONMENTS
+from draftwood_benchmarks.shared.models import ChosenModel
+from draftwood_benchmarks.shared.report import BenchmarkError
+
+EngineName = Literal["draftwood", "vllm"]
+
+
+def server_on(engine: EngineName, chosen: ChosenModel) -> tuple[list[str], dict[str, Any]]:
+    """Flags of `draftwood serve` for a model, and further arguments of `server_process`.
+
+    Raises:
+        BenchmarkError: vLLM is not installed.
+    """
+    if engine == "draftwood":
+        return chosen.server_flags, {"python": sys.executable}
+    python = ENVIRONMENTS / "vllm" / "bin" / "python"
+    if not python.exists():
+        raise BenchmarkError(f"{python} is missing; run `make peers` in the repository")
+    flags = ["--engine", "vllm", "--model", chosen.path, "--dtype", chosen.options.dtype]
+    threads = {} if chosen.options.threads is None else {"OMP_NUM_THREADS": str(chosen.options.threads)}
+    return flags, {"python": str(python), "environment": threads}

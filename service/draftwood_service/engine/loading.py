@@ -1,0 +1,93 @@
+"""Loads Draftwood's own engine with the settings of the service."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import structlog
+
+from draftwood_service.engine.loaded import LoadedEngine
+from draftwood_service.serving import ModelInfo
+from draftwood_service.settings import Settings
+from draftwood_service.store_client import opened_memory
+
+_log = structlog.get_logger("draftwood")
+
+
+@contextmanager
+def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[LoadedEngine]:
+    """The engine.
+
+    Args:
+        wake, name: not needed: the engine works in the steps of its host, and leaves nothing behind.
+
+    Raises:
+        DraftwoodError: the model or a setting is not one that can be served.
+    """
+    began = time.perf_counter()
+
+    def finished(step: str) -> None:
+        nonlocal began
+        now = time.perf_counter()
+        _log.info("loading", finished=step, seconds=round(now - began, 2))
+        began = now
+
+    from draftwood_model_runner.engine import Engine
+    from draftwood_model_runner.loading.model import load_model
+    from draftwood_model_runner.warm_up import warm_up
+    from draftwood_strategies.budgeting.watchdog import Watchdog
+
+    finished("imports")
+    _warm_up_strategies()
+    finished("strategies")
+    model = load_model(
+        settings.model_path,
+        device=settings.device,
+        dtype=settings.dtype,
+        max_context=settings.max_context,
+        exact=settings.exact,
+        runner=settings.runner,
+        weights=settings.weights,
+        generation_defaults=settings.generation_defaults,
+        threads=settings.threads,
+        tensor_parallel=settings.tensor_parallel,
+        cache=settings.cache_folder,
+    )
+    finished("model")
+    _log.info("runner", runner=model.runner_name, weights=model.weights, reason=model.runner_reason)
+    info = ModelInfo.of(model)
+    with opened_memory(settings, info.fingerprint) as memory:
+        finished("memory")
+        weights = dict(settings.tenant_weights)
+        engine = Engine(model, replace(settings.engine_config, tenant_weights=weights), Watchdog())
+        finished("engine")
+        warm_up(engine)
+        finished("warm-up")
+        gc.collect()
+        gc.freeze()  # a collection that scans the loaded model's objects would stop all requests for 0.3 s
+        gc.enable()
+        yield LoadedEngine(
+            engine,
+            memory,
+            model.grammars,
+            info,
+            settings.memory_preload,
+            settings.strategy,
+            settings.audit_share,
+            weights,
+        )
+
+
+def _warm_up_strategies() -> None:
+    """Runs each strategy's just-in-time compilation. One that fails is disabled request by request, with the reason."""
+    from draftwood_strategies.registry import strategy_names, warm_up
+
+    for name in strategy_names():
+        try:
+            warm_up(name)
+        except Exception:
+            _log.exception("strategy cannot be compiled", strategy=name)

@@ -1,0 +1,251 @@
+"""vLLM behind the interface of Draftwood's own engine: sequences in, what steps write out. For one thread.
+
+Who runs next is decided here, between tenants by weight: vLLM gets no more requests than it runs at once, so that its
+own queue is empty.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Container, Mapping
+from contextlib import closing
+from typing import Any, Protocol
+
+from draftwood_model_runner.answer import Answer
+from draftwood_model_runner.errors import EngineStoppedError, ModelError
+from draftwood_model_runner.output import Finish, FinishReason, StepOutput
+from draftwood_model_runner.request import Request
+from draftwood_model_runner.sampling.output_text import OutputText
+from draftwood_model_runner.scheduling.fair_queue import FairQueue, Rank
+from draftwood_model_runner.scheduling.kv_pool import KVUse
+from draftwood_model_runner.scheduling.scheduler import PRIORITY_SECONDS
+from draftwood_model_runner.scheduling.slot_shares import SlotShares
+from draftwood_model_runner.sequence import Sequence, SequenceState
+from draftwood_model_runner.statistics import EngineCounts
+from draftwood_service.engine.vllm.outputs import CoreOutput, CoreStep
+from draftwood_service.engine.vllm.redecoding import VllmRedecoding
+
+
+class Core(Protocol):
+    """`core.VllmCore`, as far as the engine uses it."""
+
+    @property
+    def has_step(self) -> bool: ...
+    def take(self) -> CoreStep: ...
+    def add(self, request_id: str, prompt: list[int], params: Mapping[str, Any], salt: str) -> None: ...
+    def abort(self, request_ids: list[str]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Recorded(Protocol):
+    """`records.DraftRecords`, as far as the engine uses it."""
+
+    def read(self, live: Container[str]) -> None: ...
+    def drafted(self, request_id: str, sequence: Sequence) -> int: ...
+    def end(self, request_id: str) -> None: ...
+
+
+class VllmEngine:
+    """See the module.
+
+    Args:
+        slots: requests that vLLM runs at once.
+        pages: of its KV cache.
+        weights: of tenants, read when a request begins to wait; 1 for those not named.
+        params: vLLM's arguments for a request.
+        text: turns the tokens of an answer into text, and finds its end.
+        records: what the plug-in did for each request.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        slots: int,
+        pages: int,
+        weights: Mapping[str, float],
+        params: Callable[[Request], dict[str, Any]],
+        text: Callable[[Request], OutputText],
+        records: Recorded,
+    ) -> None:
+        self._core = core
+        self._slots = slots
+        self._pages = pages
+        self._params = params
+        self._text = text
+        self._records = records
+        self._ranks: dict[Sequence, Rank] = {}
+        self._queue = FairQueue(self._ranks.__getitem__, weights)
+        self._shares = SlotShares(self._queue, self._ranks.__getitem__, slots)
+        self._serial = itertools.count()
+        self._running: dict[str, tuple[Sequence, OutputText]] = {}
+        self._ids: dict[Sequence, str] = {}
+        self._held = 0.0
+        self._redecoding: VllmRedecoding | None = None
+        self._steps, self._step_seconds, self._step_began = 0, 0.0, 0.0
+        self._closed = False
+
+    @property
+    def has_work(self) -> bool:
+        """There is something to do now: a step of vLLM has ended."""
+        return self._core.has_step
+
+    @property
+    def idle(self) -> bool:
+        """No sequence runs or waits."""
+        return not self._ranks
+
+    @property
+    def counts(self) -> EngineCounts:
+        """vLLM does not say how long the model's part of a step takes."""
+        return EngineCounts(self._steps, self._step_seconds)
+
+    def forget_counts(self) -> None:
+        """Counts steps from now on."""
+        self._steps, self._step_seconds = 0, 0.0
+
+    @property
+    def kv_use(self) -> KVUse:
+        return KVUse(self._pages, round(self._held * self._pages), 0)
+
+    def add(self, sequence: Sequence) -> None:
+        if self._closed:
+            raise EngineStoppedError("the engine is closed")
+        request = sequence.request
+        self._ranks[sequence] = (request.arrived_at - PRIORITY_SECONDS * request.priority, next(self._serial))
+        self._queue.enter(sequence)
+        if self._redecoding is not None:
+            self._redecoding.pause()
+        self._admit()
+
+    def cancel(self, sequence: Sequence) -> None:
+        if sequence.state is not SequenceState.FINISHED:
+            self._finish(sequence, abort=True)
+            self._admit()
+
+    def pause(self, sequence: Sequence) -> None:
+        """Does nothing: vLLM goes on, up to the end of the answer."""
+
+    def resume(self, sequence: Sequence) -> None:
+        """Does nothing, see `pause`."""
+
+    def redecode(self, answer: Answer) -> VllmRedecoding:
+        """Decodes an answer again without drafts while no sequence runs. One at a time."""
+        if self._redecoding is not None:
+            self._redecoding.close()
+        self._redecoding = VllmRedecoding(answer, self._begin, lambda one: self._core.abort([one]), self._text)
+        return self._redecoding
+
+    def step(self) -> list[StepOutput]:
+        """What the oldest step of vLLM wrote that was not read yet. Raises EngineStoppedError: vLLM has died."""
+        step = self._core.take()
+        self._records.read(self._running)
+        now = time.perf_counter()
+        seconds, self._step_began = now - self._step_began, now
+        self._steps += 1
+        self._step_seconds += seconds
+        if step.kv_use is not None:
+            self._held = step.kv_use
+        outputs = []
+        for one in step.outputs:
+            if (found := self._running.get(one.id)) is not None:
+                found[0].stats.step_seconds += seconds
+                outputs.append(self._written(*found, one))
+            elif self._redecoding is not None and one.id == self._redecoding.id:
+                self._redecoding.take(one.token_ids, one.logprobs, one.ended)
+        self._admit()
+        return outputs
+
+    def close(self) -> None:
+        """Ends all sequences, and vLLM."""
+        self._closed = True
+        self._redecoding = None
+        for sequence in [*self._ranks]:
+            self._finish(sequence)
+        self._core.close()
+
+    def _admit(self) -> None:
+        """Gives free slots to waiting sequences, first to those of tenants that lack slots, by weight."""
+        while len(self._running) < self._slots and len(self._queue):
+            with closing(self._shares.heads(free=True)) as heads:
+                sequence = next(heads)
+            self._queue.remove(sequence)
+            sequence.state = SequenceState.RUNNING
+            sequence.runs += 1
+            self._shares.started(sequence)
+            self._queue.charge(sequence.request.tenant, int(sequence.request.prompt.size))
+            if not self._running:
+                self._step_began = time.perf_counter()
+            request_id = self._ids[sequence] = self._begin(sequence.request)
+            self._running[request_id] = sequence, self._text(sequence.request)
+
+    def _begin(self, request: Request) -> str:
+        """Gives a request to vLLM; returns its id there."""
+        request_id = str(next(self._serial))
+        self._core.add(request_id, request.prompt.tolist(), self._params(request), request.tenant)
+        return request_id
+
+    def _finish(self, sequence: Sequence, abort: bool = False) -> None:
+        """Takes a sequence out, in whatever state.
+
+        Args:
+            abort: vLLM still has it, if it runs.
+        """
+        if sequence.state is SequenceState.RUNNING:
+            self._shares.stopped(sequence)
+            request_id = self._ids.pop(sequence)
+            del self._running[request_id]
+            self._records.end(request_id)
+            if abort:
+                self._core.abort([request_id])
+        else:
+            self._queue.remove(sequence)
+        sequence.state = SequenceState.FINISHED
+        sequence.stats.finished_at = time.perf_counter()
+        self._queue.leave(sequence.request.tenant)
+        del self._ranks[sequence]
+
+    def _written(self, sequence: Sequence, text: OutputText, one: CoreOutput) -> StepOutput:
+        """A step's output for a sequence, up to where its answer ends."""
+        stats = sequence.stats
+        stats.first_scheduled_at = stats.first_scheduled_at or one.began_at or time.perf_counter()
+        stats.preemptions += one.preemptions
+        if one.cached_prompt_tokens is not None:
+            stats.cached_prompt_tokens = one.cached_prompt_tokens
+        texts, finish = _texts(text, one.token_ids)
+        tokens = one.token_ids[: len(texts)]
+        if tokens:
+            stats.record_step(self._records.drafted(one.id, sequence), len(one.token_ids) - 1)
+            sequence.output += tokens
+            self._queue.charge(sequence.request.tenant, len(tokens))
+        if one.draft_tokens is not None:
+            stats.draft_tokens = one.draft_tokens
+        if finish is None and one.ended:
+            finish = _unexpected(one, texts, text)
+        if finish is not None:
+            self._finish(sequence, abort=not one.ended)
+        drafted = [number < len(one.token_ids) - 1 for number in range(len(tokens))]
+        return StepOutput(sequence, tokens, texts, drafted, finish, one.logprobs[: len(tokens)])
+
+
+def _texts(text: OutputText, tokens: list[int]) -> tuple[list[str], Finish | None]:
+    """The text of each token up to the one that ends the answer."""
+    if (found := text.push_within(tokens)) is not None:
+        return found, None
+    texts = []
+    for token in tokens:
+        piece, finish = text.push(token)
+        texts.append(piece)
+        if finish is not None:
+            return texts, finish
+    return texts, None
+
+
+def _unexpected(one: CoreOutput, texts: list[str], text: OutputText) -> Finish:
+    """vLLM ended an answer where Draftwood's rules do not."""
+    if one.ended not in ("stop", "length"):
+        return Finish(FinishReason.ERROR, error=ModelError(f"vLLM ended the request: {one.ended}"))
+    if texts:
+        texts[-1] += text.rest()
+    return Finish(FinishReason.STOP if one.ended == "stop" else FinishReason.LENGTH)

@@ -1,0 +1,196 @@
+"""Starts vLLM with the settings of the service."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from draftwood_memory.settings.memory_settings import ENV_PREFIX, MemorySettings
+from draftwood_model_runner.engine_config import Abilities
+from draftwood_model_runner.errors import UnsupportedModelError
+from draftwood_model_runner.loading.checkpoint import CheckpointFacts, name_of, read_checkpoint
+from draftwood_model_runner.loading.tokenizer import load_tokenizer
+from draftwood_model_runner.request import Request
+from draftwood_model_runner.sampling.output_text import OutputText
+from draftwood_service.engine.loaded import LoadedEngine
+from draftwood_service.engine.vllm.core import VllmCore, process_variables
+from draftwood_service.engine.vllm.engine import VllmEngine
+from draftwood_service.engine.vllm.outputs import CoreFacts
+from draftwood_service.engine.vllm.params import params_of
+from draftwood_service.engine.vllm.records import draft_records
+from draftwood_service.engine.vllm.store import with_store
+from draftwood_service.engine.vllm.warm_up import warm_up
+from draftwood_service.serving import ModelInfo
+from draftwood_service.settings import Settings
+from draftwood_service.store_client import opened_memory
+from draftwood_vllm.opening import TENANT_VARIABLE, fingerprint
+
+_log = structlog.get_logger("draftwood")
+
+LONGEST_CHAIN = 16
+"""Draft tokens of a step and request at most: vLLM reserves room for them. `docs/vllm.md` has figures with it."""
+
+
+@contextmanager
+def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[LoadedEngine]:
+    """The engine. Its processes end with the context.
+
+    Args:
+        wake: called from another thread when the engine has something to do.
+        name: of the service, the same for an engine that is started anew.
+
+    Raises:
+        DraftwoodError: the model or a setting is not one that vLLM serves.
+    """
+    path = settings.model_path
+    facts = read_checkpoint(path, settings.generation_defaults)
+    require_served(name_of(path), facts, drafts=settings.max_draft_nodes > 0)
+    tokenizer = load_tokenizer(path)
+    tokenizer.check_ends(facts.eos_token_ids)
+    with ExitStack() as stack:
+        settings = stack.enter_context(with_store(settings, name))
+        records = stack.enter_context(draft_records())
+        _set_variables(settings)
+        core = VllmCore(arguments_of(settings), wake)
+        stack.callback(core.close)
+        folder = Path(path) if Path(path).is_dir() else None
+        identity = fingerprint(folder, f"{path} None", tokenizer.token_ids())
+        memory = stack.enter_context(opened_memory(settings, identity))
+        eos, constraints = facts.eos_token_ids, facts.defaults.constraints
+        weights = dict(settings.tenant_weights)
+
+        def text(request: Request) -> OutputText:
+            decoder = tokenizer.stream(request.prompt, request.include_special_tokens)
+            return OutputText(decoder, request.stop, eos)
+
+        engine = VllmEngine(
+            core,
+            slots=settings.max_running,
+            pages=core.facts.kv_tokens // core.facts.block_size,
+            weights=weights,
+            params=lambda request: params_of(request, eos, constraints),
+            text=text,
+            records=records,
+        )
+        warm_up(engine, core.facts.vocab_size, drafts=settings.max_draft_nodes > 0)
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        yield LoadedEngine(
+            engine,
+            memory,
+            None,
+            _info(name_of(path), facts, core.facts, identity, settings),
+            0,
+            settings.strategy,
+            settings.audit_share,
+            weights,
+            can_audit,
+            lambda: (memory.counters() if records.memory is None else records.memory, records.healthy),
+        )
+
+
+def can_audit(request: Request) -> bool:
+    """Greedy answers without penalties, whose log-probabilities tell how near the tokens were to each other."""
+    sampling = request.sampling
+    penalized = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1.0, 0.0, 0.0)
+    return sampling.temperature == 0.0 and not penalized
+
+
+def arguments_of(settings: Settings) -> dict[str, Any]:
+    """Arguments of vLLM's `EngineArgs`."""
+    arguments: dict[str, Any] = {
+        "model": settings.model_path,
+        "dtype": settings.dtype,
+        "max_model_len": settings.max_context,
+        "max_num_seqs": settings.max_running,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "enable_prefix_caching": settings.prefix_cache,
+        "generation_config": "vllm",  # requests have all of their values when they come to vLLM
+        "structured_outputs_config": {"backend": "guidance"},
+    }
+    if settings.kv_cache_tokens is not None:
+        block_size = settings.engine_args.get("block_size") or 32
+        arguments |= {
+            "block_size": block_size, "num_gpu_blocks_override": -(-settings.kv_cache_tokens // block_size) + 1,
+        }  # fmt: skip
+    if "prefill_chunk" in settings.model_fields_set:
+        arguments["max_num_batched_tokens"] = settings.prefill_chunk
+    if settings.max_draft_nodes:
+        arguments["speculative_config"] = {
+            "method": "custom_class",
+            "model": "draftwood_vllm.Proposer",
+            "num_speculative_tokens": min(LONGEST_CHAIN, settings.max_draft_nodes),
+        }
+        arguments["per_request_spec_decode_metrics"] = "summary"
+    return {**arguments, **settings.engine_args}
+
+
+def require_served(name: str, facts: CheckpointFacts, *, drafts: bool) -> None:
+    """Raises UnsupportedModelError if the model's generation config asks for what vLLM does not have."""
+    constraints, sampling = facts.defaults.constraints, facts.defaults.sampling
+    asked = {
+        "no_repeat_ngram_size": constraints.no_repeat_ngram_size,
+        "begin_suppress_tokens": constraints.suppressed_first,
+        "forced_eos_token_id": constraints.forced_last,
+        "min_p": drafts and sampling.min_p,
+    }
+    for field, value in asked.items():
+        if value:
+            raise UnsupportedModelError(
+                f"{name}: its generation config sets {field}, which engine vllm does not have; remove it, or ignore the"
+                " config by --generation-defaults greedy"
+            )
+
+
+def _set_variables(settings: Settings) -> None:
+    """The environment of vLLM's processes: the plug-in reads the settings of its memory there."""
+    process_variables(settings.log_level)
+    for one in fields(MemorySettings):
+        name, value = ENV_PREFIX + one.name.upper(), getattr(settings, one.name)
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = str(value)
+    os.environ.pop(TENANT_VARIABLE, None)
+
+
+def _info(name: str, facts: CheckpointFacts, core: CoreFacts, identity: str, settings: Settings) -> ModelInfo:
+    drafts = settings.max_draft_nodes > 0
+    return ModelInfo(
+        name=name,
+        exact=False,
+        runner_name="vllm",
+        runner_reason=f"vLLM {core.version}, by --engine vllm",
+        architecture=facts.architecture,
+        parameters=facts.parameters,
+        dtype=core.dtype,
+        weights=core.quantization or core.dtype,
+        device=core.device,
+        fingerprint=identity,
+        vocab_size=core.vocab_size,
+        max_context=core.max_context,
+        eos_token_ids=facts.eos_token_ids,
+        defaults=facts.defaults,
+        abilities=Abilities(
+            engine="vllm",
+            version=core.version,
+            reproducible_seeds=False,
+            draft_trees=False,
+            branching_drafts=False,
+            min_p=not drafts,
+            logit_bias=not drafts,
+            max_temperature=2.0,
+            max_penalty=2.0,
+            pauses=False,
+            preempts=False,
+            audits_samples=False,
+        ),
+    )

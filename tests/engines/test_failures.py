@@ -1,0 +1,102 @@
+"""An engine that dies, a drain, a rolling restart: on every engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from draftwood_benchmarks.shared.server_process import ServerError
+from draftwood_client import Client, UnavailableError
+from tests.engines.servers import ENGINES, Served, served_by, until
+
+LONG: Any = {"max_tokens": 200, "ignore_eos": True, "drafting": False}
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def own(request: pytest.FixtureRequest) -> Iterator[Served]:
+    """A server that these tests may damage; the last one kills it."""
+    with suppress(ServerError), served_by(request.param, "--engine-restarts", "5") as server:
+        yield server
+
+
+def shared_memory() -> set[str]:
+    folder = Path("/dev/shm")
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def engine_processes(served: Served) -> list[psutil.Process]:
+    """The process of the engine, and those that it started: not the ones that try grammars, nor the store."""
+    found = []
+    for process in served.children():
+        try:
+            command = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if not any(other in command for other in ("grammar_trial", "valkey", "resource_tracker")):
+            found.append(process)
+    return found
+
+
+def ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def serves_again(client: Client, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            assert client.generate("x", max_tokens=3).token_ids
+            return
+        except UnavailableError:
+            assert time.monotonic() < deadline
+            time.sleep(0.3)
+
+
+@pytest.mark.parametrize("which", ["first", "last"])
+def test_a_killed_process_of_the_engine_costs_its_own_streams_alone(own: Served, which: str) -> None:
+    """The host of the engine, and where it has others, the one that was started last."""
+    with Client(own.target, timeout=100) as client:
+        client.generate("What is learned?", max_tokens=30, ignore_eos=True, tenant="kept")
+        processes = sorted(engine_processes(own), key=lambda one: one.create_time())
+        victim = processes[0 if which == "first" else -1]
+        with client.stream("A long story:", **LONG) as stream:
+            next(stream)
+            victim.send_signal(signal.SIGKILL)
+            with pytest.raises(UnavailableError):
+                list(stream)
+        serves_again(client, 200)
+        for process in processes:  # none is left of the engine before
+            until(partial(ended, process), 20)
+        assert own.metric("draftwood_engine_restarts_total") >= 1
+
+
+def test_a_drain_lets_running_requests_end(own: Served) -> None:
+    before = shared_memory()
+    with served_by(own.engine) as served, Client(served.target, timeout=100) as client:
+        processes = served.children()
+        with client.stream("A long story:", **LONG) as stream:
+            next(stream)
+            os.kill(served.pid, signal.SIGTERM)
+            assert sum(len(delta.token_ids) for delta in stream) > 150
+            assert stream.completion().usage.completion_tokens == 200
+        until(lambda: not psutil.pid_exists(served.pid) or psutil.Process(served.pid).status() == psutil.STATUS_ZOMBIE)
+        for process in processes:
+            until(partial(ended, process), 20)
+    assert not {name for name in shared_memory() - before if name.startswith(("psm_", "sem."))}
+
+
+def test_a_service_that_is_killed_leaves_no_process(own: Served) -> None:
+    """To be run last: the server is gone."""
+    processes = [one for one in own.children() if "valkey" not in one.name()]
+    os.kill(own.pid, signal.SIGKILL)
+    for process in processes:
+        until(partial(ended, process), 40)
