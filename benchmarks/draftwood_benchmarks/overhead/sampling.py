@@ -11,8 +11,8 @@ import numpy as np
 from rich.table import Table
 
 from draftwood_model_runner.request import Request, SamplingParams, StopParams
+from draftwood_model_runner.runners.host.cpus import usable_cpus
 from draftwood_model_runner.runners.host.most_probable import most_probable
-from draftwood_model_runner.runners.host.row_threads import available_cores
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from draftwood_model_runner.sequence import Sequence
 
@@ -50,7 +50,7 @@ def measured_sampling(rounds: int) -> list[SamplingRow]:
     rows = []
     for vocabulary in VOCABULARIES:
         flat, likely = _logits(vocabulary)
-        threads = available_cores()
+        threads = usable_cpus()
 
         def find(logits: Any = likely, threads: int = threads) -> None:
             most_probable(logits, _TOP, threads)
