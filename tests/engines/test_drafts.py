@@ -79,14 +79,6 @@ def exported(memory: MemoryClient, tenant: str) -> list[tuple[int, ...]]:
         return []
 
 
-def exported(memory: MemoryClient, tenant: str) -> list[tuple[int, ...]]:
-    """The records of a tenant, of which a server may know nothing."""
-    try:
-        return [tuple(record.token_ids) for record in memory.export(tenant=tenant).records]
-    except NotFoundError:
-        return []
-
-
 def test_memories_are_exported_and_purged(client: Client, served: Served) -> None:
     assert taught(client, "purged") >= 15
     with MemoryClient(served.target) as memory:
