@@ -82,9 +82,9 @@ def exported(memory: MemoryClient, tenant: str) -> list[tuple[int, ...]]:
 def test_memories_are_exported_and_purged(client: Client, served: Served) -> None:
     assert taught(client, "purged") >= 15
     with MemoryClient(served.target) as memory:
-        until(lambda: any(len(record.token_ids) >= 40 for record in memory.export(tenant="purged").records), 10)
+        until(lambda: any(len(tokens) >= 40 for tokens in exported(memory, "purged")), 10)
         memory.purge("purged")
-        assert not [*memory.export(tenant="purged").records]
+        assert not exported(memory, "purged")
     until(lambda: accepted(client, "purged", learn=False) < 15, 10)
 
 
