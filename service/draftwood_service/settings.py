@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from draftwood_memory.errors import InvalidSettingError
-from draftwood_memory.settings.memory_settings import check_store, definition_of, size_of
+from draftwood_memory.settings.memory_settings import cache_folder, check_store, definition_of, size_of
 from draftwood_model_runner.engine_config import EngineConfig
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
@@ -279,10 +279,7 @@ class Settings(BaseModel):
         """Folder of what the next start finds: converted models, and a note on each store; None for none."""
         if not self.model_cache or self.model_cache_folder is not None:
             return self.model_cache_folder if self.model_cache else None
-        try:
-            return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "draftwood", "models").expanduser()
-        except RuntimeError:  # a user without a home, as in some containers
-            return None
+        return cache_folder(os.environ)
 
     @property
     def memory_budget(self) -> int:

@@ -40,7 +40,8 @@ T = TypeVar("T")
 
 
 class Catalog:
-    """Tenants and experiments. Answers at once, with what is known.
+    """Tenants and experiments. Answers at once, with what is known, to any thread: it looks at one resource, or copies
+    the list of them, while another thread follows the store.
 
     Args:
         file: None without one.
@@ -86,7 +87,7 @@ class Catalog:
         """All experiments, those of the file first."""
         in_file = self.file.experiment_configs
         of_file = map(self._with_stops, in_file.values())
-        stored = self._stored.of_kind(EXPERIMENTS).items()
+        stored = [*self._stored.of_kind(EXPERIMENTS).items()]
         found = (self._experiments.of(resource) for name, resource in stored if name not in in_file)
         return chain(of_file, (one for one in found if one is not None))
 

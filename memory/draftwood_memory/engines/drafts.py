@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from functools import lru_cache
@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftwood_memory.engines.options import TENANT, RequestOptions, read_options
+from draftwood_memory.engines.options import TENANT, RequestOptions, read_choice
+from draftwood_memory.engines.policy import RequestPolicy, SettingsPolicy
 from draftwood_memory.engines.session import Session, SessionRequest, Step
 from draftwood_memory.engines.summary import Summary
 from draftwood_memory.memory import Memory
@@ -48,6 +49,7 @@ class Row(NamedTuple):
         room: how many tokens may be drafted; 0 or less for none.
         options: what the request carries, read when it is seen first.
         writes: False while its prompt is not read to its end.
+        stops: tokens that end it.
     """
 
     request_id: str
@@ -56,6 +58,7 @@ class Row(NamedTuple):
     room: int
     options: Mapping[str, Any] | None
     writes: bool = True
+    stops: Collection[int] = ()
 
 
 class EngineDrafts:
@@ -67,6 +70,7 @@ class EngineDrafts:
         vocab_size: draft tokens are below it.
         longest: tokens of a chain, at most.
         is_live: whether the engine still knows a request, running or not. Called from two threads.
+        policy: decides how requests are drafted for; None for what the settings say.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class EngineDrafts:
         vocab_size: int,
         longest: int,
         is_live: Callable[[str], bool],
+        policy: RequestPolicy | None = None,
     ) -> None:
         self.times = ServedStepTimes()
         self.failures: Counter[str] = Counter()
@@ -87,6 +92,7 @@ class EngineDrafts:
         self._vocab_size = vocab_size
         self._longest = longest
         self._is_live = is_live
+        self._policy = policy or SettingsPolicy(settings)
         self._payoff = lru_cache(_REMEMBERED_PAYOFFS)(lambda *drafts: Payoff())
         self._blank = lru_cache(64)(create)
         self._refused: set[str] = set()
@@ -152,13 +158,13 @@ class EngineDrafts:
 
     def _started(self, row: Row) -> Session:
         try:
-            options = read_options(row.options, self._settings, self._tenant)
-        except ValueError as error:
+            options = self._policy.options_of(row.request_id, read_choice(row.options, self._tenant))
+        except Exception as error:
             self._refuse(str(error))
             options = RequestOptions("", "none", 0, learns=False)
         prompt = row.tokens[: row.prompt].astype(np.int32)
         request = SessionRequest(row.request_id, prompt, options.strategy, options.max_nodes, options.learns)
-        session = Session(request, options, seen=row.prompt)
+        session = Session(request, options, seen=row.prompt, stops=row.stops)
         if options.max_nodes == 0:
             return session
         try:
@@ -207,7 +213,7 @@ class EngineDrafts:
             if not written.shape[0]:
                 continue
             step, drafted = session.step, session.chain.shape[0]
-            accepted = session.take(written)
+            accepted = session.take(written, now)
             if session.drafter is None or not session.drafter.active:
                 continue
             if step is not None and self.times.known:
@@ -267,6 +273,12 @@ class EngineDrafts:
             session.close()
         except Exception:
             _log.exception("output of request %r could not be learned", request_id)
+        if self._is_live(request_id):
+            return  # the process ends, or the engine has taken tokens back
+        try:
+            self._policy.ended(session)
+        except Exception:
+            _log.exception("request %r could not be counted", request_id)
 
     def _refuse(self, problem: str) -> None:
         """A request is not drafted for. Logged once for each problem, as clients repeat theirs."""

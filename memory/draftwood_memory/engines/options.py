@@ -1,4 +1,4 @@
-"""What a request says of its drafts, by the keys that it may carry in any engine."""
+"""What a request says of its drafts, by the keys that it may carry in any engine, and how it is drafted for."""
 
 from __future__ import annotations
 
@@ -11,20 +11,39 @@ from draftwood_memory.config import Terms
 from draftwood_memory.errors import InvalidSettingError
 from draftwood_memory.memory import StrategyUse
 from draftwood_memory.residents import StrategyKey
-from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_memory.store.naming import MemoryName
 from draftwood_strategies.options import Options
 
-TENANT, STRATEGY, MAX_NODES, LEARN, SWITCH = (
+TENANT, SESSION, STRATEGY, MAX_NODES, LEARN, SWITCH = (
     "draftwood_tenant",
+    "draftwood_session",
     "draftwood_strategy",
     "draftwood_max_nodes",
     "draftwood_learn",
     "draftwood",
 )
-_MAX_TENANT_BYTES = 256
+_MAX_BYTES = 256
 """As the server allows."""
 _WORDS = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestChoice:
+    """What a request says of its drafts; None leaves it to its tenant.
+
+    Attributes:
+        tenant: "" for none.
+        session: key of the conversation, for experiments; "" for none.
+        on: False for no drafts.
+        learns: its answer may be learned.
+    """
+
+    tenant: str
+    session: str = ""
+    strategy: str | None = None
+    max_nodes: int | None = None
+    on: bool = True
+    learns: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +78,8 @@ class RequestOptions:
         )
 
 
-def read_options(given: Mapping[str, Any] | None, settings: MemorySettings, tenant: str) -> RequestOptions:
-    """The options of a request.
+def read_choice(given: Mapping[str, Any] | None, tenant: str) -> RequestChoice:
+    """What a request says.
 
     Args:
         given: what it carries, other keys among it.
@@ -70,12 +89,14 @@ def read_options(given: Mapping[str, Any] | None, settings: MemorySettings, tena
         InvalidSettingError: a value is not allowed; it names the key.
     """
     given = given or {}
-    on = _switch(SWITCH, given.get(SWITCH, True))
-    named = _tenant(given.get(TENANT, tenant))
-    nodes = _nodes(given.get(MAX_NODES, settings.max_draft_nodes), settings.max_draft_nodes)
-    strategy = str(given.get(STRATEGY, settings.strategy))
-    learns = _switch(LEARN, given.get(LEARN, True)) and named != ""
-    return RequestOptions(named, strategy, nodes if on and strategy != "none" else 0, learns)
+    return RequestChoice(
+        tenant=_identifier(TENANT, given.get(TENANT, tenant)),
+        session=_identifier(SESSION, given.get(SESSION, "")),
+        strategy=str(given[STRATEGY]) if STRATEGY in given else None,
+        max_nodes=_nodes(given[MAX_NODES]) if MAX_NODES in given else None,
+        on=_switch(SWITCH, given.get(SWITCH, True)),
+        learns=_switch(LEARN, given.get(LEARN, True)),
+    )
 
 
 def _switch(key: str, value: Any) -> bool:
@@ -86,19 +107,19 @@ def _switch(key: str, value: Any) -> bool:
     return found
 
 
-def _tenant(value: Any) -> str:
-    fits = isinstance(value, str) and len(value.encode("utf-8", "surrogatepass")) <= _MAX_TENANT_BYTES
+def _identifier(key: str, value: Any) -> str:
+    fits = isinstance(value, str) and len(value.encode("utf-8", "surrogatepass")) <= _MAX_BYTES
     if not fits or any(unicodedata.category(character) == "Cc" for character in value):
-        problem = f"must be text of at most {_MAX_TENANT_BYTES} bytes of UTF-8 without control characters"
-        raise InvalidSettingError(TENANT, None, problem)
+        problem = f"must be text of at most {_MAX_BYTES} bytes of UTF-8 without control characters"
+        raise InvalidSettingError(key, None, problem)
     return str(value)
 
 
-def _nodes(value: Any, most: int) -> int:
+def _nodes(value: Any) -> int:
     try:
         nodes = int(value)
     except (TypeError, ValueError):
         nodes = -1
     if nodes < 0:
         raise InvalidSettingError(MAX_NODES, value, "must be a whole number of at least 0")
-    return min(nodes, most)
+    return nodes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,11 +33,16 @@ class SessionStatistics:
 
     Attributes:
         drafted, accepted: tokens of chains that were verified, and those of them that were written.
+        decode_steps: steps that wrote tokens.
+        first_at, last_at: the ends of the first of them and of the last, on the clock of `time.perf_counter`.
     """
 
     proposed_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    decode_steps: int = 0
+    first_at: float = 0.0
+    last_at: float = 0.0
     draft_seconds: float = 0.0
     suspensions: int = 0
     drafting_disabled_reason: str = ""
@@ -71,6 +77,7 @@ class Session:
         chain: int32[n], the draft that the latest step verified.
         step: that it was drafted for last.
         ended: it was closed.
+        stops: tokens that end it.
     """
 
     request: SessionRequest
@@ -84,9 +91,14 @@ class Session:
     chain: Int32Array = field(default_factory=lambda: _NOTHING)
     step: Step | None = None
     ended: bool = False
+    stops: Collection[int] = ()
 
-    def take(self, written: Int32Array) -> int:
-        """Takes what it wrote; returns how many tokens of its draft were accepted."""
+    def take(self, written: Int32Array, now: float) -> int:
+        """Takes what it wrote in the step that ends now; returns how many tokens of its draft were accepted."""
+        if not self.output:
+            self.stats.first_at = now
+        self.stats.last_at = now
+        self.stats.decode_steps += 1
         self.output.append(written)
         self.seen += written.shape[0]
         chain, self.chain = self.chain, _NOTHING

@@ -147,6 +147,14 @@ def read_environment(environ: Mapping[str, str], **defaults: Any) -> MemorySetti
     return MemorySettings(**given)
 
 
+def cache_folder(environ: Mapping[str, str]) -> Path | None:
+    """Where Draftwood's processes keep what the next start finds; None for a user without a home."""
+    try:
+        return Path(environ.get("XDG_CACHE_HOME") or "~/.cache", "draftwood", "models").expanduser()
+    except RuntimeError:  # as in some containers
+        return None
+
+
 def _parsed(one: Field[Any], kind: Any, text: str) -> Any:
     kind = next((part for part in get_args(kind) if part is not type(None)), kind)
     try:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from socket import gethostname
 
 from draftwood_memory.engines.drafts import EngineDrafts
 from draftwood_memory.engines.fingerprint import UnknownCheckpointError, fingerprint_of
-from draftwood_memory.settings.memory_settings import ENV_PREFIX, MemorySettings, read_environment
-from draftwood_memory.settings.opening import opened_memory
+from draftwood_memory.engines.policy import RequestPolicy, SettingsPolicy
+from draftwood_memory.settings.memory_settings import ENV_PREFIX, MemorySettings, cache_folder, read_environment
+from draftwood_memory.settings.opening import opened_memory, store_client, store_keys
+from draftwood_tenants.engines.following import TenantThread
+from draftwood_tenants.engines.policy import TenantPolicy
+from draftwood_tenants.file import SETTING as TENANTS_FILE
+from draftwood_tenants.followed import FollowedTenants
+from draftwood_tenants.reading import ServerLimits
 
 _log = logging.getLogger("draftwood")
 
+TENANTS_FILE_VARIABLE = f"{ENV_PREFIX}{TENANTS_FILE.upper()}"
 TENANT_VARIABLE = "DRAFTWOOD_TENANT"
 """The tenant of requests that name none, as of the calls of Draftwood's client."""
 ONLY_TENANT = "default"
@@ -37,6 +46,7 @@ class Opened:
 
     Raises:
         InvalidSettingError: a variable has a value that is not allowed.
+        InvalidInputError: the tenants file cannot be read, or is wrong.
         MemoryStoreError: the embedded store does not start.
     """
 
@@ -54,7 +64,8 @@ class Opened:
         tenant = tenant_of(environ, settings)
         with ExitStack() as stack:
             memory = stack.enter_context(opened_memory(settings, _fingerprint(folder, name, vocabulary)))
-            self.drafts = EngineDrafts(memory, settings, tenant, vocab_size, longest, is_live)
+            policy = _policy(environ, settings, stack)
+            self.drafts = EngineDrafts(memory, settings, tenant, vocab_size, longest, is_live, policy)
             self.drafts.start()
             self._store = stack.pop_all()
         _log.info("drafting with %s: %s", settings.strategy, _described(settings, tenant))
@@ -68,6 +79,21 @@ class Opened:
 def tenant_of(environ: Mapping[str, str], settings: MemorySettings) -> str:
     """The tenant of requests that name none; "" for none."""
     return environ.get(TENANT_VARIABLE) or (ONLY_TENANT if settings.store == "memory" else "")
+
+
+def _policy(environ: Mapping[str, str], settings: MemorySettings, stack: ExitStack) -> RequestPolicy:
+    """Tenants' configurations and experiments, followed until `stack` is closed; what the settings say without any."""
+    file = environ.get(TENANTS_FILE_VARIABLE)
+    client = store_client(settings)
+    if client is None and not file:
+        return SettingsPolicy(settings)
+    limits = ServerLimits(settings.strategy, settings.max_draft_nodes, settings.memory_tokens, settings.memory_bytes)
+    keys, cache = store_keys(settings), cache_folder(environ)
+    followed = FollowedTenants(client, keys, Path(file) if file else None, cache, limits)
+    thread = TenantThread(followed, f"{gethostname()}/{os.getpid()}")
+    stack.callback(thread.close)
+    thread.start(settings.store_timeout + 1.0)
+    return TenantPolicy(followed.catalog, settings, thread.record)
 
 
 def _described(settings: MemorySettings, tenant: str) -> str:

@@ -140,7 +140,8 @@ class Proposer:
                 left = min(left, params.max_tokens - (length - prompt))
             # A prompt of embeddings has no token ids.
             writes = len(written) > 0 and requests[ids[i]].prompt_token_ids is not None
-            made.append(Row(ids[i], tokens[i, :length], prompt, left - 1, params.extra_args, writes))
+            stops = params.all_stop_token_ids
+            made.append(Row(ids[i], tokens[i, :length], prompt, left - 1, params.extra_args, writes, stops))
         return made
 
     def _is_live(self, request_id: str) -> bool:

@@ -39,6 +39,7 @@ from draftwood_service.rpc.requests import (
     MAX_STOP_STRING_CHARACTERS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
+    choice_of,
     read_prompt,
     read_requests,
     read_samples,
@@ -219,10 +220,7 @@ class GenerationServicer:
 
     def _place(self, request: pb.GenerateRequest, request_id: str, tenant: str) -> Placement | None:
         """The request's arm; None if it takes part in no experiment. Raises InvalidInputError."""
-        session, drafting = check_identifier("session", request.session), request.drafting
-        overridden = any(map(drafting.HasField, ("strategy", "max_nodes"))) or (
-            drafting.HasField("enabled") and not drafting.enabled
-        )
+        session, overridden = check_identifier("session", request.session), choice_of(request.drafting).overrides
         return self._experiments.placements.place(tenant, request_id=request_id, session=session, overridden=overridden)
 
     def _started(self, request: Request, placement: Placement | None) -> pb.GenerateResponse:

@@ -24,9 +24,8 @@ from draftwood_service.rpc.text_work import TextWork
 from draftwood_service.serving import ServedModel, Serving
 from draftwood_strategies import strategy_names
 from draftwood_strategies.draft import Int32Array
-from draftwood_strategies.options import Options
-from draftwood_strategies.registry import options_of
 from draftwood_tenants.config import LearningConfig, LearningScope, TenantConfig
+from draftwood_tenants.drafting import DraftChoice, Drafting, drafting_of
 from draftwood_tenants.experiments.placement import Placement
 from draftwood_tenants.reading import sampling_values
 
@@ -35,7 +34,6 @@ MAX_STOP_STRING_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIASES = 1024
 MAX_GRAMMAR_CHARACTERS = 64 * 1024
-NO_DRAFTS = "none"
 
 _SHORT_TEXT = 8 * 1024
 """Characters that are tokenized on the event loop; longer texts go to a worker thread, so that other streams continue.
@@ -281,24 +279,23 @@ def _refuse_override(options: pb.DraftOptions, principal: str, tenant: str) -> N
             raise PermissionDeniedError(f"drafting.{name}: requests of this tenant cannot choose it", principal, tenant)
 
 
-def _drafting(options: pb.DraftOptions, serving: Serving, tenant: TenantConfig) -> tuple[str, Options, int]:
-    """The strategy's name and options, and the limit of draft nodes a step. The tenant's options are for its strategy,
-    not for another one that the request names."""
-    config = tenant.drafting
-    usual = config.strategy or serving.default_strategy
-    name = options.strategy if options.HasField("strategy") else usual
-    if options.HasField("strategy") and name not in strategy_names():
-        raise InvalidValueError("drafting.strategy", name, f"it must be one of {', '.join(strategy_names())}")
-    most = serving.max_draft_nodes if config.max_nodes is None else config.max_nodes
-    max_nodes = options.max_nodes if options.HasField("max_nodes") else most
-    if max_nodes < 0:
-        raise InvalidValueError("drafting.max_nodes", max_nodes, "it must be at least 0")
-    if name == NO_DRAFTS or (options.HasField("enabled") and not options.enabled):
-        return NO_DRAFTS, (), 0
-    chosen = dict(config.options if name == usual else ())
-    if tenant.learning.with_prompts and "learn" in options_of(name, chosen):
-        chosen["learn"] = "both"
-    return name, tuple(sorted(chosen.items())), min(max_nodes, most, serving.max_draft_nodes)
+def choice_of(options: pb.DraftOptions) -> DraftChoice:
+    """What a request says of its drafts."""
+    strategy = options.strategy if options.HasField("strategy") else None
+    max_nodes = options.max_nodes if options.HasField("max_nodes") else None
+    return DraftChoice(strategy, max_nodes, options.enabled if options.HasField("enabled") else True)
+
+
+def _drafting(options: pb.DraftOptions, serving: Serving, config: TenantConfig) -> Drafting:
+    """Raises InvalidValueError."""
+    choice = choice_of(options)
+    if choice.strategy is not None and choice.strategy not in strategy_names():
+        raise InvalidValueError(
+            "drafting.strategy", choice.strategy, f"it must be one of {', '.join(strategy_names())}"
+        )
+    if choice.max_nodes is not None and choice.max_nodes < 0:
+        raise InvalidValueError("drafting.max_nodes", choice.max_nodes, "it must be at least 0")
+    return drafting_of(choice, config, serving.default_strategy, serving.max_draft_nodes)
 
 
 def _memory_terms(learning: LearningConfig, *, forked: bool) -> MemoryTerms:

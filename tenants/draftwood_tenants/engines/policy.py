@@ -1,0 +1,85 @@
+"""How requests of a foreign engine are drafted for: as their tenants are configured, and by the arms of experiments."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from draftwood_memory.engines.options import RequestChoice, RequestOptions
+from draftwood_memory.engines.session import Session
+from draftwood_memory.settings.memory_settings import MemorySettings
+from draftwood_tenants.catalog import Catalog
+from draftwood_tenants.config import LearningScope, TenantConfig
+from draftwood_tenants.drafting import DraftChoice, drafting_of
+from draftwood_tenants.engines.measuring import outcome_of
+from draftwood_tenants.experiments.outcomes import Outcome
+from draftwood_tenants.experiments.placement import Placement, Placements
+
+_log = logging.getLogger("draftwood")
+_NO_TENANT = TenantConfig()
+_MOST_WARNED = 100
+"""Tenants of which it is logged that their requests choose what they may not."""
+
+Record = Callable[[Placement, Outcome], None]
+"""Counts a request in its arm. Returns at once."""
+
+
+class TenantPolicy:
+    """A `draftwood_memory.engines.policy.RequestPolicy`.
+
+    Args:
+        catalog: what is known of tenants.
+        settings: hold where a tenant has nothing of its own.
+    """
+
+    def __init__(self, catalog: Catalog, settings: MemorySettings, record: Record) -> None:
+        self._catalog = catalog
+        self._placements = Placements(catalog)
+        self._settings = settings
+        self._record = record
+        self._placed: dict[str, Placement] = {}
+        self._warned: set[str] = set()
+
+    def options_of(self, request_id: str, choice: RequestChoice) -> RequestOptions:
+        """Raises ConfigurationUnknownError, UnknownStrategyError."""
+        config = self._catalog.config_of(choice.tenant) if choice.tenant else _NO_TENANT
+        draft = DraftChoice(choice.strategy, choice.max_nodes, choice.on)
+        if draft.overrides and not config.allow_draft_override:
+            self._warn(choice.tenant)
+            draft = DraftChoice()
+        placement = self._place(request_id, choice, overridden=draft.overrides)
+        if placement is not None:
+            config = replace(config, drafting=placement.arm.drafting)
+        drafting = drafting_of(draft, config, self._settings.strategy, self._settings.max_draft_nodes)
+        if placement is not None:
+            self._placed[request_id] = placement
+        learns = choice.learns and choice.tenant != "" and config.learning.scope is not LearningScope.NOTHING
+        return RequestOptions(
+            tenant=choice.tenant,
+            strategy=drafting.strategy,
+            max_nodes=drafting.max_nodes,
+            learns=learns,
+            strategy_options=drafting.options,
+            arm="" if placement is None else placement.label,
+            terms=replace(config.learning.terms, forked=placement is not None and placement.arm.forked),
+            with_prompt=config.learning.with_prompts,
+        )
+
+    def ended(self, session: Session) -> None:
+        placement = self._placed.pop(session.request.request_id, None)
+        found = None if placement is None else outcome_of(session)
+        if placement is not None and found is not None:
+            self._record(placement, found)
+
+    def _place(self, request_id: str, choice: RequestChoice, *, overridden: bool) -> Placement | None:
+        if not choice.tenant:
+            return None
+        return self._placements.place(
+            choice.tenant, request_id=request_id, session=choice.session, overridden=overridden
+        )
+
+    def _warn(self, tenant: str) -> None:
+        if tenant not in self._warned and len(self._warned) < _MOST_WARNED:
+            self._warned.add(tenant)
+            _log.warning("what requests say of drafts is ignored: tenants/%s does not allow it", tenant)
