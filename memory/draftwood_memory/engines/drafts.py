@@ -73,6 +73,8 @@ class EngineDrafts:
         policy: decides how requests are drafted for; None for what the settings say.
     """
 
+    _session_class: type[Session] = Session
+
     def __init__(
         self,
         memory: Memory,
@@ -164,7 +166,7 @@ class EngineDrafts:
             options = RequestOptions("", "none", 0, learns=False)
         prompt = row.tokens[: row.prompt].astype(np.int32)
         request = SessionRequest(row.request_id, prompt, options.strategy, options.max_nodes, options.learns)
-        session = Session(request, options, seen=row.prompt, stops=row.stops)
+        session = self._session_class(request, options, seen=row.prompt, stops=row.stops)
         if options.max_nodes == 0:
             return session
         try:
