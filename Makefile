@@ -52,7 +52,8 @@ peers: .venv-peers/openvino-genai/.installed .venv-peers/vllm/.draftwood .venv-p
 # SGLang's own loader compiles its trie, and keeps it in the user's cache.
 .venv-peers/sglang/.draftwood: .venv-peers/sglang/.installed
 	.venv-peers/sglang/bin/pip install --quiet --disable-pip-version-check --no-deps \
-		--editable ./strategies --editable ./memory --editable ./tenants --editable ./plugins/sglang
+		--editable ./strategies --editable ./memory --editable ./clients/python --editable ./tenants \
+		--editable ./plugins/sglang
 	PATH=$(CURDIR)/.venv-peers/sglang/bin:$$PATH .venv-peers/sglang/bin/python -W ignore \
 		benchmarks/draftwood_benchmarks/peers/sglang_replay.py </dev/null
 	touch $@
