@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
+import pytest
+
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
@@ -72,3 +74,13 @@ def _allow_import() -> None:
 
 if find_spec("sglang") is not None:
     _allow_import()
+
+
+@pytest.fixture(autouse=True)
+def _drafting_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of these tests take no time of a model, so that drafts would not pay."""
+    from draftwood_strategies.budgeting import draft_account
+
+    monkeypatch.setattr(draft_account, "LEAST_CREDIT", 1e9)
+    monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))
+    monkeypatch.setattr(draft_account, "TRIED_SHARE", 1e9)
