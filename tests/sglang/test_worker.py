@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -149,44 +149,27 @@ def test_tokens_outside_the_vocabulary_are_not_drafted(monkeypatch: pytest.Monke
 
 
 def test_ranks_of_tensor_parallelism_have_the_trees_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second rank is one with another memory, in a thread: its own tree is replaced by what the first one sends."""
+    """The second rank drafts nothing, see `_Drafting.__init__`; its trees are replaced by what the first one sends."""
     from tests.sglang.harness import prepared, request, running_worker
 
-    class Group:
-        ranks, cpu_group = (0, 1), None
+    def send(tensor: Any, src: int, group: str) -> None:
+        assert (src, group) == (4, "of the CPU")
+        sent.append(tensor.clone())
 
-        def __init__(self, rank: int) -> None:
-            self.rank_in_group = rank
+    def receive(tensor: Any, src: int, group: str) -> None:
+        tensor.copy_(sent.pop(0))
 
-    barrier, sent, found = threading.Barrier(2), [], {}
-
-    def broadcast(tensor: Any, src: int, group: Any) -> None:
-        if threading.current_thread().name == "first":
-            sent.append(tensor.clone())
-        barrier.wait(20)
-        if threading.current_thread().name == "second":
-            tensor.copy_(sent[-1])
-        barrier.wait(20)
-
-    with running_worker(monkeypatch) as first:
+    sent: list[Any] = []
+    with running_worker(monkeypatch) as first, running_worker(monkeypatch) as second:
         _memory(first, "acme")
         assert _answered(first, "1", draftwood_tenant="acme") == 0
-        with running_worker(monkeypatch) as second:
-            second.ngram_corpus.drafts = None  # it opened none, see `_Drafting.__init__`
-            first._group, second._group = Group(0), Group(1)
+        second.ngram_corpus.drafts = None
+        found = []
+        for worker, broadcast in ((first, send), (second, receive)):
+            worker._group = SimpleNamespace(ranks=[4, 5], cpu_group="of the CPU")
             monkeypatch.setattr(torch.distributed, "broadcast", broadcast)
-
-            def prepare(name: str, worker: Any) -> None:
-                req = request("2", TEXT[:6], draftwood_tenant="acme")
-                found[name] = prepared(worker, [req], [TEXT[6:10]]).spec_info.draft_token.tolist()
-
-            threads = [
-                threading.Thread(target=prepare, args=(name, worker), name=name)
-                for name, worker in (("first", first), ("second", second))
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(60)
-    assert found["first"] == found["second"]
-    assert found["first"][1:4] == TEXT[10:13]
+            req = request("2", TEXT[:6], draftwood_tenant="acme")
+            info = prepared(worker, [req], [TEXT[6:10]]).spec_info
+            found.append((info.draft_token.tolist(), info.custom_mask.tolist()))
+    assert found[0] == found[1]
+    assert found[0][0][1:4] == TEXT[10:13]
