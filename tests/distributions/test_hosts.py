@@ -18,7 +18,7 @@ from tests.distributions.workspace import Wheel, required
 
 CORE = ("draftwood-memory", "draftwood-strategies")
 OURS = {
-    "sglang": CORE,
+    "sglang": (*CORE, "draftwood-client", "draftwood-tenants", "draftwood-sglang"),
     "vllm": (*CORE, "draftwood-client", "draftwood-tenants", "draftwood-vllm"),
 }
 """What is installed beside each host."""

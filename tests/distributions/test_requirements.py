@@ -19,7 +19,8 @@ from tests.distributions.workspace import FOLDERS, MODULES
 ELSEWHERE = {
     "triton": "torch for CUDA brings it",
     "vllm": "the plug-in runs in it",
-    "huggingface_hub": "vLLM brings it",
+    "sglang": "the plug-in runs in it",
+    "huggingface_hub": "vLLM and SGLang bring it",
     "opentelemetry": "the client uses it in a process that has imported it",
 }
 """Imported modules that are not required, with the reason."""

@@ -12,7 +12,7 @@ import torch
 
 pytestmark = pytest.mark.sglang
 
-TEXT = np.random.default_rng(9).integers(1, 500, 60).tolist()
+TEXT = (np.random.default_rng(9).permutation(500)[:60] + 1).tolist()
 
 
 def _drafted(worker: Any, req: Any, piece: list[int]) -> list[int]:

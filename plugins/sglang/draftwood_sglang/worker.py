@@ -150,6 +150,7 @@ class _Drafting:
         """The trees of the first rank: memories of others might be at another place, and ranks must not differ."""
         self.ngram_corpus.requests = batch.reqs
         tokens, mask = super()._prepare_draft_tokens(batch)  # type: ignore[misc]
+        self.ngram_corpus.requests = ()
         if self._group is not None:
             import torch
 
