@@ -1,9 +1,9 @@
 """Runs SGLang without drafts, with its n-grams and with Draftwood's trees: `python gpu_smoke.py MODEL`.
 
-For a machine with a GPU, SGLang 0.5.23 and draftwood-sglang. Each server answers the same prompts twice, greedy, so that
-the second time its drafts know the answers; the texts are compared with those of the server without drafts. In half
-precision a text may differ where two tokens are all but equally probable, whatever drafts: the share is printed beside that
-of SGLang's own n-grams. Needs nothing but Python besides.
+For a machine with a GPU, SGLang 0.5.23 and draftwood-sglang. Each server answers the same prompts twice, greedy, so
+that the second time its drafts know the answers; the texts are compared with those of the server without drafts. In
+half precision a text may differ where two tokens are all but equally probable, whatever drafts: the share is printed
+beside that of SGLang's own n-grams. Needs nothing but Python besides.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from ask import answer_to
 
-SUBJECTS = "a lamp;two chairs;a desk;a rug;a bed;a shelf;a clock;a mirror".split(";")
+SUBJECTS = ["a lamp", "two chairs", "a table", "a rug", "a bed", "a shelf", "a clock", "a mirror"]
 QUESTIONS = [
     f"{question} {subject}?"
     for subject in SUBJECTS

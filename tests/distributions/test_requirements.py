@@ -20,6 +20,7 @@ ELSEWHERE = {
     "triton": "torch for CUDA brings it",
     "vllm": "the plug-in runs in it",
     "sglang": "the plug-in runs in it",
+    "torch": "SGLang brings it to the plug-in",
     "huggingface_hub": "vLLM and SGLang bring it",
     "opentelemetry": "the client uses it in a process that has imported it",
 }

@@ -1,8 +1,8 @@
 """Lets SGLang's code be imported on a machine without a GPU.
 
 What is replaced needs a device: the kernels of `sgl_kernel`, whose package consists of CUDA libraries, and torchvision,
-whose build there is one for CUDA. The kernel that reconstructs trees from masks is computed by SGLang's own one in Triton,
-interpreted, which it has for devices without the compiled one.
+whose build there is one for CUDA. The kernel that reconstructs trees from masks is computed by SGLang's own one in
+Triton, interpreted, which it has for devices without the compiled one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib.machinery
 import os
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import MutableSequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -24,7 +24,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 class _Absent(types.ModuleType):
     """A module whose every name is an empty class."""
 
-    __path__: Sequence[str] = []
+    __path__: MutableSequence[str] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -21,10 +21,11 @@ def _model() -> torch.nn.Module:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        attn_implementation="eager",
         initializer_range=0.25,
     )
-    return LlamaForCausalLM(config).double().eval()
+    config._attn_implementation = "eager"
+    made: torch.nn.Module = LlamaForCausalLM(config).double().eval()
+    return made
 
 
 def _plain(model: torch.nn.Module, prompt: list[int], most: int) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -17,7 +19,7 @@ def test_trees_of_random_batches_are_what_sglang_reconstructs(monkeypatch: pytes
     random, drafted = np.random.default_rng(nodes), 0
     texts = random.integers(1, VOCABULARY, (6, 80)).tolist()
     with running_worker(monkeypatch, nodes, batch=4) as worker:
-        live: list[tuple[object, list[int], int]] = []
+        live: list[tuple[Any, list[int], int]] = []
         for step in range(600 if nodes < 32 else 300):
             while len(live) < 4 and (not live or random.random() < 0.5):
                 text = texts[random.integers(6)]

@@ -91,9 +91,9 @@ def test_tokens_behind_the_end_of_an_answer_are_not_learned(monkeypatch: pytest.
     with running_worker(monkeypatch) as worker:
         _memory(worker, "acme")
         corpus = worker.ngram_corpus
-        for name, options in (("stop", {"stops": {TEXT[12]}}), ("most", {"most": 7})):
-            req = request(name, TEXT[:6], options.get("most", 64), draftwood_tenant="acme")
-            req.eos_token_ids = options.get("stops")
+        for name, most, stops in (("stop", 64, {TEXT[12]}), ("most", 7, None)):
+            req = request(name, TEXT[:6], most, draftwood_tenant="acme")
+            req.eos_token_ids = stops
             _drafted(worker, req, TEXT[6:10])
             _drafted(worker, req, [*TEXT[10:13], 3, 3])
             _drafted(worker, req, [3, 3])

@@ -55,7 +55,9 @@ def replay_command(
     cut: Annotated[float, typer.Option(min=0, max=1, help="Chains end where the probability falls below this.")] = 0.0,
     peer: Annotated[
         Literal["sglang"] | None,
-        typer.Option(help="Beside the trie of SGLang's n-gram drafts, which `make peers` compiles; nodes as it counts."),
+        typer.Option(
+            help="Beside the trie of SGLang's n-gram drafts, which `make peers` compiles; nodes as it counts."
+        ),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here, as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the figures here: PNG, SVG or PDF.")] = None,

@@ -79,23 +79,18 @@ class TreeDrafts(EngineDrafts):
         super().__init__(memory, settings, tenant, vocab_size, nodes - 1, is_live, policy)
         self._nodes = nodes
         self._output_of = output_of
-        self._proposed: tuple[list[int], DraftTrees] | None = None
+        self._proposed: tuple[list[int], DraftTrees | None] = [], None
 
     def trees(self, rows: SequenceOf[Row]) -> FixedTrees:
         """A tree for each row, after the engine's step."""
-        self._proposed = None
+        self._proposed = [], None
         self.step(rows)
         last_tokens = np.array([row.tokens[-1] if row.tokens.shape[0] else 0 for row in rows], np.int64)
-        drafted, trees = self._proposed or ([], None)
-        return fixed_trees(last_tokens, self._nodes, drafted, trees)
+        return fixed_trees(last_tokens, self._nodes, *self._proposed)
 
     def _propose(self, rows: int, writing: list[tuple[int, Row, Any]]) -> list[list[int]]:
         """Keeps the trees for `trees`. There are no chains: a step is as wide with drafts as without."""
-        asked = [
-            (i, session)
-            for i, _, session in writing
-            if session.drafter is not None and session.drafter.ready()
-        ]
+        asked = [(i, session) for i, _, session in writing if session.drafter is not None and session.drafter.ready()]
         if asked:
             budgets = np.minimum([session.request.max_draft_nodes for _, session in asked], self._nodes - 1)
             trees = propose_all([session.drafter for _, session in asked], budgets.astype(np.int32))

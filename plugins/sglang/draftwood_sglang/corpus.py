@@ -57,6 +57,7 @@ class Request(Protocol):
     def output(self) -> SequenceOf[int] | None: ...
     def is_of(self, source: object) -> bool:
         """Whether it is this one of SGLang's objects."""
+
     def hold(self, held: bool) -> None:
         """It is in the batch, or not: then SGLang alone decides how long it lives."""
 

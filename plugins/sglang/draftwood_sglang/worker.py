@@ -1,8 +1,8 @@
 """All that touches SGLang: the algorithm DRAFTWOOD, in 0.5.23.
 
-SGLang's n-gram worker asks its corpus for the trees of a batch; everything behind that, from masks to CUDA graphs, is its
-own. So the algorithm is its n-gram one with our corpus. `register` is called in each of SGLang's processes; it imports
-nothing large, and where this version lacks something it says what and registers nothing.
+SGLang's n-gram worker asks its corpus for the trees of a batch; everything behind that, from masks to CUDA graphs, is
+its own. So the algorithm is its n-gram one with our corpus. `register` is called in each of SGLang's processes; it
+imports nothing large, and where this version lacks something it says what and registers nothing.
 """
 
 from __future__ import annotations
@@ -131,14 +131,13 @@ class _Drafting:
 
     def _open(self, server_args: Any, target_worker: Any) -> None:
         """Opens the memory, in the rank that drafts."""
-        _share_log()
         try:
             from draftwood_sglang.opening import Model, Opened
 
             config, tokenizer, corpus = target_worker.model_config, target_worker.tokenizer, self.ngram_corpus
-            name = f"{config.model_path} {server_args.revision}"
+            path, revision = config.model_path, server_args.revision
             vocabulary = {} if tokenizer is None else dict(tokenizer.get_vocab())
-            model = Model(_folder(config.model_path, server_args.revision), name, vocabulary, int(config.vocab_size))
+            model = Model(_folder(path, revision), f"{path} {revision}", vocabulary, int(config.vocab_size))
             opened = Opened(os.environ, model, self.draft_token_num, corpus.is_live, corpus.output_of)
             corpus.drafts = opened.drafts
             # Processes of multiprocessing end without what `atexit` has.
@@ -147,23 +146,22 @@ class _Drafting:
             _log.error("SGLang goes on without drafts of Draftwood: %s: %s", type(error).__name__, error)
 
     def _prepare_draft_tokens(self, batch: Any) -> Any:
-        """The trees of the first rank: memories of others might be at another place, and ranks must not differ."""
+        """The trees of the first rank: ranks must not differ, and memories follow their store at their own pace."""
         self.ngram_corpus.requests = batch.reqs
         tokens, mask = super()._prepare_draft_tokens(batch)  # type: ignore[misc]
         self.ngram_corpus.requests = ()
         if self._group is not None:
             import torch
 
+            first, group = self._group.ranks[0], self._group.cpu_group
             for array in (tokens, mask):
-                torch.distributed.broadcast(
-                    torch.from_numpy(array), src=self._group.ranks[0], group=self._group.cpu_group
-                )
+                torch.distributed.broadcast(torch.from_numpy(array), src=first, group=group)
         return tokens, mask
 
 
 @contextmanager
 def _in_place_of_the_trie(corpus: Corpus) -> Iterator[None]:
-    """While a worker is made: it makes its corpus itself, which would compile and reserve gigabytes."""
+    """While a worker is made: it makes its corpus itself, and would compile it and reserve gigabytes."""
     from sglang.srt.speculative import ngram_worker
 
     theirs = ngram_worker.NgramCorpus
@@ -177,8 +175,8 @@ def _in_place_of_the_trie(corpus: Corpus) -> Iterator[None]:
 class SGLangRequest:
     """A `Request` of SGLang's `Req`.
 
-    It keeps the object while it is in the batch, so that its end can be seen. Outside of it, a request that waits for
-    memory lives in SGLang's queue, and one that was aborted there is gone without an end.
+    It keeps the object while it is in the batch, to see its end. One that waits for memory lives in SGLang's queue, and
+    one that was aborted there is gone without an end.
     """
 
     def __init__(self, req: Any) -> None:
@@ -245,9 +243,3 @@ def _folder(path: str, revision: str | None) -> Path | None:
         return Path(snapshot_download(path, revision=revision, local_files_only=True))
     except Exception:
         return None
-
-
-def _share_log() -> None:
-    """Lets our lines appear in SGLang's log, which is the root logger's."""
-    for name in ("draftwood", "draftwood_memory", "draftwood_strategies"):
-        logging.getLogger(name).setLevel(logging.getLogger("sglang").getEffectiveLevel())

@@ -28,9 +28,9 @@ TENANT_VARIABLE = "DRAFTWOOD_TENANT"
 ONLY_TENANT = "default"
 """That of a process whose environment names neither a tenant nor a store."""
 DEFAULT_STRATEGY = "trie"
-"""Unless the environment says otherwise. Engines show no predictions beside the tokens that are written, so what a hybrid
-adds to it has nothing to learn from: it accepted 0 to 2% less on each of seven traces (`draftwood bench replay --chains
-16 --cut 0.1`)."""
+"""Unless the environment says otherwise. Engines show no predictions beside the tokens that are written, so what a
+hybrid adds to it has nothing to learn from: it accepted 0 to 2% less on each of seven traces (`draftwood bench replay
+--chains 16 --cut 0.1`)."""
 
 
 def tenant_of(environ: Mapping[str, str], settings: MemorySettings) -> str:
