@@ -12,7 +12,6 @@ import importlib.machinery
 import os
 import sys
 import types
-from collections.abc import MutableSequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,8 +22,6 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 class _Absent(types.ModuleType):
     """A module whose every name is an empty class."""
-
-    __path__: MutableSequence[str] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -40,7 +37,9 @@ class _Absences(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if absent else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return _Absent(spec.name)
+        made = _Absent(spec.name)
+        made.__path__ = []
+        return made
 
     def exec_module(self, module: types.ModuleType) -> None:
         pass
