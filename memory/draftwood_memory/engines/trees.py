@@ -6,6 +6,7 @@ and nothing else.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_strategies.budgeting.fixed_trees import FixedTrees, fixed_trees
 from draftwood_strategies.budgeting.guarded_drafter import propose_all
 from draftwood_strategies.draft import DraftTrees
+
+_log = logging.getLogger("draftwood")
 
 
 @dataclass(eq=False, slots=True)
@@ -102,7 +105,10 @@ class TreeDrafts(EngineDrafts):
 
     def _end(self, request_id: str) -> None:
         session = self.sessions[request_id]
-        output = self._output_of(request_id)
-        if output is not None and isinstance(session, TreeSession):
-            session.finish(output)
+        try:
+            output = self._output_of(request_id)
+            if output is not None and isinstance(session, TreeSession):
+                session.finish(output)
+        except Exception:
+            _log.exception("the last tokens of request %r are not learned", request_id)
         super()._end(request_id)
