@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check
 STAMP := .venv/.installed
-DISTRIBUTIONS := strategies memory clients/python tenants model_runner service benchmarks plugins/vllm
+DISTRIBUTIONS := strategies memory clients/python tenants model_runner service benchmarks plugins/vllm plugins/sglang
 NODE := build/node/.installed
 TYPESCRIPT := clients/typescript/node_modules/.installed
 HELM := build/helm/.installed
@@ -12,7 +12,7 @@ HELM := build/helm/.installed
 # Models that tests convert are kept in a folder of their own.
 TEST_ENV := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 XDG_CACHE_HOME=$(CURDIR)/build/cache
 
-.PHONY: lock hosts wheels compiled test-gpu test-vllm help setup demo docs reference serve bench test test-slow check format protos baseline dashboards golden test-monitoring test-quantized stream-cost peers clean image-test install-test screenshots
+.PHONY: lock hosts wheels compiled test-gpu test-vllm test-sglang help setup demo docs reference serve bench test test-slow check format protos baseline dashboards golden test-monitoring test-quantized stream-cost peers clean image-test install-test screenshots
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) pylock.to
 demo: $(STAMP)  ## Run the main job: questions through the service, drafting off, cold and warm; an experiment
 	$(BIN)/draftwood demo
 
-peers: .venv-peers/openvino-genai/.installed .venv-peers/vllm/.draftwood  ## Install the engines of `draftwood bench --peer`
+peers: .venv-peers/openvino-genai/.installed .venv-peers/vllm/.draftwood .venv-peers/sglang/.draftwood  ## Install the engines of `draftwood bench --peer`
 
 # Without dependency resolution: both would bring a torchvision that does not fit the CPU build of torch.
 .venv-peers/%/.installed: benchmarks/draftwood_benchmarks/peers/requirements-%.txt
@@ -48,6 +48,19 @@ peers: .venv-peers/openvino-genai/.installed .venv-peers/vllm/.draftwood  ## Ins
 		--requirement benchmarks/draftwood_benchmarks/peers/requirements-vllm-service.txt \
 		$(addprefix --editable ./,strategies memory model_runner clients/python tenants service plugins/vllm)
 	touch $@
+
+# SGLang's own loader compiles its trie, and keeps it in the user's cache.
+.venv-peers/sglang/.draftwood: .venv-peers/sglang/.installed
+	.venv-peers/sglang/bin/pip install --quiet --disable-pip-version-check --no-deps \
+		--editable ./strategies --editable ./memory --editable ./clients/python --editable ./tenants \
+		--editable ./plugins/sglang
+	PATH=$(CURDIR)/.venv-peers/sglang/bin:$$PATH .venv-peers/sglang/bin/python -W ignore \
+		benchmarks/draftwood_benchmarks/peers/sglang_replay.py </dev/null
+	touch $@
+
+# In SGLang's environment, whose Python files run without a GPU; with its own settings of pytest.
+test-sglang: $(STAMP) .venv-peers/sglang/.draftwood  ## The plug-in with SGLang's own code, without a GPU; some minutes, downloads 300 MB
+	$(TEST_ENV) timeout 240 .venv-peers/sglang/bin/python -m pytest -c tests/sglang/pytest.ini tests/sglang
 
 test-vllm: $(STAMP) .venv-peers/vllm/.draftwood  ## The plug-in and the service with the real vLLM, in its build for CPUs; 15 minutes, downloads 300 MB
 	$(TEST_ENV) timeout 2700 $(BIN)/python -m pytest -m vllm tests/vllm tests/engines

@@ -25,6 +25,7 @@ PACKAGES = {
     "tools": "tools",
     "draftwood_client": "clients/python/draftwood_client",
     "draftwood_vllm": "plugins/vllm/draftwood_vllm",
+    "draftwood_sglang": "plugins/sglang/draftwood_sglang",
     "draftwood_phrase_book": "examples/phrase_book/draftwood_phrase_book",
 }
 """Our packages, and the folders that they are in."""

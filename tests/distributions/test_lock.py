@@ -100,6 +100,6 @@ def test_the_image_gets_the_locked_versions() -> None:
 
 def test_the_workspace_has_every_distribution() -> None:
     found = {path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("*/pyproject.toml")}
-    assert found | {"clients/python", "plugins/vllm"} == projects().keys()
+    assert found | {"clients/python", "plugins/sglang", "plugins/vllm"} == projects().keys()
     sources = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["sources"]
     assert sources == {project["name"]: {"workspace": True} for project in projects().values()}

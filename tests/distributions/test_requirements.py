@@ -19,7 +19,9 @@ from tests.distributions.workspace import FOLDERS, MODULES
 ELSEWHERE = {
     "triton": "torch for CUDA brings it",
     "vllm": "the plug-in runs in it",
-    "huggingface_hub": "vLLM brings it",
+    "sglang": "the plug-in runs in it",
+    "torch": "SGLang and vLLM bring it to the plug-ins",
+    "huggingface_hub": "vLLM and SGLang bring it",
     "prometheus_client": "engines that have it show metrics by it",
     "opentelemetry": "the client uses it in a process that has imported it",
 }

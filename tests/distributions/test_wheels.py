@@ -53,7 +53,8 @@ def test_entry_points_are_those_of_the_command_line(wheels: dict[str, Wheel]) ->
         heading, *lines = texts[name].splitlines()
         assert (heading, sorted(line.partition(" ")[0] for line in lines)) == ("[draftwood.commands]", commands)
     assert texts["draftwood-vllm"] == "[vllm.general_plugins]\ndraftwood = draftwood_vllm.proposer:check\n"
-    assert sum(bool(text) for text in texts.values()) == 4
+    assert texts["draftwood-sglang"] == "[sglang.srt.plugins]\ndraftwood = draftwood_sglang.worker:register\n"
+    assert sum(bool(text) for text in texts.values()) == 5
 
 
 @pytest.mark.parametrize("name", FOLDERS)

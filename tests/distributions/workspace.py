@@ -29,6 +29,7 @@ MODULES = {
     "draftwood-model-runner": {"draftwood_model_runner"},
     "draftwood-strategies": {"draftwood_errors", "draftwood_strategies"},
     "draftwood-tenants": {"draftwood_tenants"},
+    "draftwood-sglang": {"draftwood_sglang"},
     "draftwood-vllm": {"draftwood_vllm"},
 }
 """What each installs at the top level."""

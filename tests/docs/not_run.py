@@ -11,6 +11,7 @@ TRAFFIC = "needs a minute of requests to have a winner; tests/client/test_experi
 NPM = "the package is not in the registry; tests/clients/test_typescript.py packs it and installs that"
 CORPUS = "needs a corpus that is not in the repository"
 VLLM = "needs vLLM; `make test-vllm` runs it"
+SGLANG = "needs SGLang and a GPU; `make test-sglang` runs what does not need the GPU"
 TOOL = "a load tool with an environment of its own, of 140 packages"
 ELSEWHERE = "needs a server of that name"
 MINUTES = (
@@ -28,6 +29,8 @@ NOT_RUN = {
     r"python tools/train_demo_model\.py .*": CORPUS,
     r"(DRAFTWOOD_\S+ )*vllm serve .*": VLLM,
     r"draftwood serve --engine vllm .*": VLLM,
+    r"(DRAFTWOOD_\S+ )*sglang serve .*": SGLANG,
+    r"python gpu_smoke\.py .*": SGLANG,
     r"python ask\.py .*": VLLM,
     r"aiperf profile .*": TOOL,
     r"DRAFTWOOD_API_KEY=dw_… .*": ELSEWHERE,

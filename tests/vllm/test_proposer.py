@@ -17,7 +17,8 @@ import pytest
 import yaml
 
 from draftwood_memory.settings.memory_settings import read_environment
-from draftwood_vllm import Proposer, TenantHeader, opening, proposer
+from draftwood_tenants.engines import opening
+from draftwood_vllm import Proposer, TenantHeader, proposer
 from tests.distributions.workspace import FOLDERS
 
 RUNNER = "vllm.v1.worker.gpu_model_runner"
@@ -123,14 +124,14 @@ def test_the_tenant_of_requests_that_name_none(environ: dict[str, str], tenant: 
 
 
 def test_a_model_without_a_checkpoint_is_known_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
-    names = [opening.fingerprint(None, name, {"a": 1}) for name in ("one", "two", "one")]
+    names = [opening.fingerprint("vLLM", None, name, {"a": 1}) for name in ("one", "two", "one")]
     assert names[0] == names[2] != names[1]
     assert "shares its memories with no other engine" in caplog.text
 
 
 def test_the_log_shows_no_password() -> None:
     settings = read_environment({"DRAFTWOOD_STORE": "redis://user:secret@cache"})
-    assert "secret" not in opening._described(settings, "")
+    assert "secret" not in opening.described(settings, "")
 
 
 def test_what_users_name_is_there() -> None:

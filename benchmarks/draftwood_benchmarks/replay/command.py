@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -14,6 +14,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from draftwood_benchmarks.replay.replay import ChainLimits, replay
+from draftwood_benchmarks.replay.sglang_trie import PeerRow, beside_sglang, peer_table
 from draftwood_benchmarks.replay.studies import study
 from draftwood_benchmarks.replay.suffix import SuffixChains, suffix_chains
 from draftwood_benchmarks.replay.trace import TRACES_HELP, Recording, TraceError, read_trace, trace_name
@@ -52,6 +53,12 @@ def replay_command(
         ),
     ] = None,
     cut: Annotated[float, typer.Option(min=0, max=1, help="Chains end where the probability falls below this.")] = 0.0,
+    peer: Annotated[
+        Literal["sglang"] | None,
+        typer.Option(
+            help="Beside the trie of SGLang's n-gram drafts, which `make peers` compiles; nodes as it counts."
+        ),
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here, as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the figures here: PNG, SVG or PDF.")] = None,
     grid: Annotated[
@@ -69,6 +76,9 @@ def replay_command(
     if grid:
         study(console, strategy, options, traces, json_file, plot)
         return
+    if peer is not None:
+        _beside(console, beside_sglang(strategy, options, traces, budget), json_file)
+        return
     limits = None if chains is None else ChainLimits(chains, cut)
     rows = _rows(console, strategy, options, traces, budget, limits)
     if chains is not None and (suffix := suffix_chains(traces, chains)):
@@ -78,6 +88,12 @@ def replay_command(
         json_file.write_text(json.dumps({"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     if plot is not None:
         _plot(rows, plot)
+
+
+def _beside(console: Console, rows: list[PeerRow], json_file: Path | None) -> None:
+    console.print(peer_table(rows))
+    if json_file is not None:
+        json_file.write_text(json.dumps({"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
 
 
 def _rows(

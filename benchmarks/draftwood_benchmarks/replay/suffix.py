@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from draftwood_benchmarks import peers
-from draftwood_benchmarks.peers.process import ENVIRONMENTS, PeerError
+from draftwood_benchmarks.replay.peer_program import answer_of, installed
 from draftwood_benchmarks.replay.trace import Recording
-
-PROGRAM = Path(peers.__file__).with_name("suffix_replay.py")
-_TIMEOUT = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +28,9 @@ class SuffixChains:
 
 def suffix_chains(traces: Mapping[str, Sequence[Recording]], longest: int) -> dict[str, SuffixChains]:
     """By trace; empty if it is not installed. Raises PeerError if it fails."""
-    python = ENVIRONMENTS / "vllm" / "bin" / "python"
-    if not python.exists():
+    if not installed("vllm"):
         return {}
-    found = {}
-    for name, recordings in traces.items():
-        rows = [[prompt.tolist(), output.tolist()] for prompt, output in recordings]
-        done = subprocess.run(
-            [str(python), str(PROGRAM)],
-            input=json.dumps({"longest": longest, "recordings": rows}),
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT,
-            check=False,
-        )
-        if done.returncode:
-            raise PeerError(f"suffix decoding failed: {done.stderr.strip().splitlines()[-1:]}")
-        found[name] = SuffixChains(longest=longest, **json.loads(done.stdout))
-    return found
+    return {
+        name: SuffixChains(longest=longest, **answer_of("vllm", "suffix_replay", {"longest": longest}, recordings))
+        for name, recordings in traces.items()
+    }

@@ -79,6 +79,8 @@ class EngineDrafts:
         tell: is told after each step of the requests that wrote in it, and have the chain that was drafted for them.
     """
 
+    _session_class: type[Session] = Session
+
     def __init__(
         self,
         memory: Memory,
@@ -185,7 +187,7 @@ class EngineDrafts:
             options = RequestOptions("", "none", 0, learns=False)
         prompt = row.tokens[: row.prompt].astype(np.int32)
         request = SessionRequest(row.request_id, prompt, options.strategy, options.max_nodes, options.learns)
-        session = Session(request, options, seen=row.prompt, stops=row.stops)
+        session = self._session_class(request, options, seen=row.prompt, stops=row.stops)
         if options.max_nodes == 0:
             return session
         try:

@@ -30,7 +30,7 @@ from draftwood_service.engine.vllm.warm_up import warm_up
 from draftwood_service.serving import ModelInfo
 from draftwood_service.settings import Settings
 from draftwood_service.store_client import opened_memory
-from draftwood_vllm.opening import TENANT_VARIABLE, fingerprint
+from draftwood_tenants.engines.opening import TENANT_VARIABLE, fingerprint
 
 _log = structlog.get_logger("draftwood")
 
@@ -61,7 +61,7 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
         core = VllmCore(arguments_of(settings), wake)
         stack.callback(core.close)
         folder = Path(path) if Path(path).is_dir() else None
-        identity = fingerprint(folder, f"{path} None", tokenizer.token_ids())
+        identity = fingerprint("vLLM", folder, f"{path} None", tokenizer.token_ids())
         memory = stack.enter_context(opened_memory(settings, identity))
         eos, constraints = facts.eos_token_ids, facts.defaults.constraints
         weights = dict(settings.tenant_weights)

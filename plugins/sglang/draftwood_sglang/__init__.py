@@ -1,0 +1,1 @@
+"""Draftwood's drafts inside SGLang: `sglang serve MODEL --speculative-algorithm DRAFTWOOD`."""

@@ -1,0 +1,237 @@
+"""What takes the place of SGLang's n-gram corpus: it is asked for the trees of a batch and told what was written.
+
+Knows nothing of SGLang but the calls of its corpus. Whatever fails, each request gets a tree without a draft.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
+from typing import Any, Protocol
+
+import numpy as np
+
+from draftwood_memory.engines.drafts import Row
+from draftwood_memory.engines.trees import TreeDrafts
+from draftwood_memory.records import Int32Array
+from draftwood_strategies.budgeting.fixed_trees import FixedTrees, fixed_trees
+
+_log = logging.getLogger("draftwood")
+
+_MOST_FAILURES = 3
+"""Batches in a row in which drafting raised, after which it is switched off."""
+_SPARE = 64
+"""Texts of requests that may be kept although they are gone, before they are looked through. Not tuned."""
+
+
+class Request(Protocol):
+    """A request of the engine.
+
+    Attributes:
+        request_id: SGLang's, which may come back with another request.
+        prompt: its tokens; empty if it has none, as for embeddings.
+        written: tokens that the engine shows by now, the latest steps' perhaps not among them.
+        most: tokens that it may write.
+        stops: tokens that end it.
+        options: what it carries.
+        live: it has not ended. It may be called from another thread, as `output`.
+        output: what it wrote, once it has ended.
+    """
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def prompt(self) -> SequenceOf[int]: ...
+    @property
+    def written(self) -> SequenceOf[int]: ...
+    @property
+    def most(self) -> int: ...
+    @property
+    def stops(self) -> Collection[int]: ...
+    @property
+    def options(self) -> Mapping[str, Any] | None: ...
+    @property
+    def live(self) -> bool: ...
+    @property
+    def output(self) -> SequenceOf[int] | None: ...
+    def is_of(self, source: object) -> bool:
+        """Whether it is this one of SGLang's objects."""
+
+    def hold(self, held: bool) -> None:
+        """It is in the batch, or not: then SGLang alone decides how long it lives."""
+
+
+class _Text:
+    """The tokens of a request, which grow by what its steps write."""
+
+    def __init__(self, request: Request, key: str) -> None:
+        self.request, self.key = request, key
+        self.prompt, self._most, self.stops = len(request.prompt), request.most, frozenset(request.stops)
+        self._tokens = np.empty(2 * self.prompt + 256, np.int32)
+        self._tokens[: self.prompt] = request.prompt
+        self.size = self.engine_size = self.prompt
+        self.ended = False
+
+    def follow(self, tail: SequenceOf[int], total: int) -> None:
+        """Takes what was written since the last step.
+
+        Args:
+            tail: the last tokens of the text.
+            total: how many tokens the text has.
+        """
+        new = total - self.engine_size
+        if self.ended and new >= 0:
+            return
+        if 0 <= new <= len(tail):
+            self._append(tail[len(tail) - new :])
+        else:
+            written = [*self.request.written]
+            missing = total - self.prompt - len(written)  # not shown yet, and at the end of the tail
+            self.size, self.ended = self.prompt, False
+            self._append([*written[: total - self.prompt], *(tail[len(tail) - missing :] if missing > 0 else [])])
+        self.engine_size = total
+
+    def _append(self, tokens: SequenceOf[int]) -> None:
+        """Up to the end of the answer: SGLang notices that only in the next step, and writes on until then."""
+        if self.ended:
+            return
+        taken = tokens[: max(self.prompt + self._most - self.size, 0)]
+        if not self.stops.isdisjoint(taken):
+            first = next(i for i, token in enumerate(taken) if token in self.stops)
+            taken, self.ended = taken[: first + 1], True
+        size = self.size + len(taken)
+        if size > self._tokens.shape[0]:
+            self._tokens = np.concatenate([self._tokens, np.empty(size, np.int32)])
+        self._tokens[self.size : size] = taken
+        self.size = size
+
+    def output(self) -> Int32Array | None:
+        """What it wrote, once it has ended."""
+        output = self.request.output
+        if output is None:
+            return None
+        if self.prompt + len(output) < self.size:  # cut by SGLang, at a text that ends it
+            return np.array(output, np.int32)
+        self.follow(output, self.prompt + len(output))
+        return self._tokens[self.prompt : self.size].copy()
+
+    @property
+    def row(self) -> Row:
+        text = self._tokens[: self.size]
+        writes = self.prompt > 0 and self.size > self.prompt
+        return Row(self.key, text, self.prompt, 0, self.request.options, writes, self.stops)
+
+
+class Corpus:
+    """In the place of `NgramCorpus`.
+
+    Args:
+        nodes: of each tree, the last token among them.
+        wrap: makes a `Request` of one of SGLang's.
+
+    Attributes:
+        drafts: who drafts; None for nobody: trees without drafts.
+        requests: SGLang's requests of the batch that is prepared, in its order.
+    """
+
+    def __init__(self, nodes: int, wrap: Callable[[Any], Request]) -> None:
+        self.drafts: TreeDrafts | None = None
+        self.requests: SequenceOf[Any] = ()
+        self._nodes = nodes
+        self._wrap = wrap
+        self._texts: dict[str, _Text] = {}
+        self._by_key: dict[str, _Text] = {}
+        self._failures = self._serial = 0
+
+    def batch_get(
+        self, req_ids: SequenceOf[str], batch_tokens: SequenceOf[SequenceOf[int]], total_lens: SequenceOf[int]
+    ) -> FixedTrees:
+        """A tree for each request.
+
+        Args:
+            req_ids: of `requests`.
+            batch_tokens: the last tokens of each.
+            total_lens: how many tokens each has.
+        """
+        if self.drafts is not None:
+            try:
+                rows = [
+                    self._text(request_id, source, tail, total).row
+                    for request_id, source, tail, total in zip(
+                        req_ids, self.requests, batch_tokens, total_lens, strict=True
+                    )
+                ]
+                if len(self._by_key) > 2 * len(rows) + _SPARE:
+                    self._forget()
+                trees = self.drafts.trees(rows)
+                self._failures = 0
+                trees.tokens[:: self._nodes] = [tail[-1] for tail in batch_tokens]
+                return trees
+            except Exception as error:
+                self._failures += 1
+                if self._failures >= _MOST_FAILURES:
+                    _log.exception("SGLang goes on without drafts of Draftwood: %s in a row raised", self._failures)
+                    self.drafts = None
+                else:
+                    _log.warning("a batch is not drafted for: %s: %s", type(error).__name__, error)
+        return fixed_trees(np.array([tail[-1] for tail in batch_tokens], np.int64), self._nodes, [], None)
+
+    def is_live(self, key: str) -> bool:
+        """Whether the engine still knows a request, by the key of its `Row`."""
+        text = self._by_key.get(key)
+        return text is not None and text.request.live
+
+    def output_of(self, key: str) -> Int32Array | None:
+        """What a request wrote, once it has ended."""
+        text = self._by_key.get(key)
+        return None if text is None else text.output()
+
+    def _text(self, request_id: str, source: Any, tail: SequenceOf[int], total: int) -> _Text:
+        text = self._texts.get(request_id)
+        if text is None or not text.request.is_of(source):
+            self._serial += 1
+            text = _Text(self._wrap(source), f"{request_id}/{self._serial}")
+            self._texts[request_id] = self._by_key[text.key] = text
+        text.request.hold(True)
+        text.follow(tail, total)
+        return text
+
+    def _forget(self) -> None:
+        """Drops texts of requests that have ended and were learned from."""
+        sessions = self.drafts.sessions if self.drafts is not None else {}
+        for key, text in [*self._by_key.items()]:
+            if not text.request.live and key not in sessions:
+                del self._by_key[key]
+                if self._texts.get(text.request.request_id) is text:
+                    del self._texts[text.request.request_id]
+
+    def batch_put(self, batch_tokens: SequenceOf[SequenceOf[int]]) -> None:
+        """Nothing to do: `batch_get` takes what was written."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def erase_match_state(self, req_ids: Iterable[str]) -> None:
+        """These requests are not in the batch any more: they ended, or come back."""
+        for request_id in req_ids:
+            if (text := self._texts.get(request_id)) is not None:
+                text.request.hold(False)
+
+    def reset(self) -> None:
+        """SGLang's caches are cleared. What tenants' answers taught is no cache of the engine, and stays."""
+
+    def load_external_corpus_named(self, corpus_id: str, chunks: object) -> int:
+        """Raises ValueError: memories belong to tenants, and are warmed by `draftwood memory`."""
+        raise ValueError("Draftwood's drafts take no external corpus: use `draftwood memory warm`")
+
+    def remove_external_corpus(self, corpus_id: str) -> None:
+        """Raises ValueError: there is none."""
+        raise ValueError(f"there is no external corpus {corpus_id!r}")
+
+    def commit_external_corpus_load(self, corpus_id: str, loaded_token_count: int) -> None:
+        """Nothing was loaded."""
+
+    def list_external_corpora(self) -> dict[str, int]:
+        """None."""
+        return {}

@@ -1,0 +1,94 @@
+"""What plug-ins for engines open alike: who decides of a request's drafts, and what a model's memories are known by."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from socket import gethostname
+
+from draftwood_memory.engines.figures import Point
+from draftwood_memory.engines.fingerprint import UnknownCheckpointError, fingerprint_of
+from draftwood_memory.engines.metrics import MetricFiles, folder_of
+from draftwood_memory.engines.policy import RequestPolicy, SettingsPolicy
+from draftwood_memory.settings.memory_settings import ENV_PREFIX, MemorySettings, cache_folder
+from draftwood_memory.settings.opening import store_client, store_keys
+from draftwood_tenants.engines.following import TenantThread
+from draftwood_tenants.engines.policy import TenantPolicy
+from draftwood_tenants.file import SETTING as TENANTS_FILE
+from draftwood_tenants.followed import FollowedTenants
+from draftwood_tenants.reading import ServerLimits
+
+_log = logging.getLogger("draftwood")
+
+TENANTS_FILE_VARIABLE = f"{ENV_PREFIX}{TENANTS_FILE.upper()}"
+TENANT_VARIABLE = "DRAFTWOOD_TENANT"
+"""The tenant of requests that name none, as of the calls of Draftwood's client."""
+ONLY_TENANT = "default"
+"""That of a process whose environment names neither a tenant nor a store."""
+DEFAULT_STRATEGY = "trie"
+"""Unless the environment says otherwise. Engines show no predictions beside the tokens that are written, so what a
+hybrid adds to it has nothing to learn from: it accepted 0 to 2% less on each of seven traces (`draftwood bench replay
+--chains 16 --cut 0.1`)."""
+
+
+def tenant_of(environ: Mapping[str, str], settings: MemorySettings) -> str:
+    """The tenant of requests that name none; "" for none."""
+    return environ.get(TENANT_VARIABLE) or (ONLY_TENANT if settings.store == "memory" else "")
+
+
+def publisher(environ: Mapping[str, str], stack: ExitStack) -> Callable[[list[Point]], None] | None:
+    """Shows metrics in those of the engine's server, until `stack` is closed; None if they cannot be shown."""
+    folder = folder_of(environ)
+    if folder is None:
+        return None
+    try:
+        files = MetricFiles(folder)
+    except (ImportError, OSError) as error:
+        _log.warning("metrics of drafts are not shown: %s", error)
+        return None
+    stack.callback(files.close)
+    return files.write
+
+
+def policy_of(environ: Mapping[str, str], settings: MemorySettings, tenant: str, stack: ExitStack) -> RequestPolicy:
+    """Tenants' configurations and experiments, followed until `stack` is closed; what the settings say without any."""
+    file = environ.get(TENANTS_FILE_VARIABLE)
+    client = store_client(settings)
+    if client is None and not file:
+        return SettingsPolicy(settings, tenant)
+    limits = ServerLimits(settings.strategy, settings.max_draft_nodes, settings.memory_tokens, settings.memory_bytes)
+    keys, cache = store_keys(settings), cache_folder(environ)
+    followed = FollowedTenants(client, keys, Path(file) if file else None, cache, limits)
+    thread = TenantThread(followed, f"{gethostname()}/{os.getpid()}")
+    stack.callback(thread.close)
+    thread.start(settings.store_timeout + 1.0)
+    return TenantPolicy(followed.catalog, settings, tenant, thread.record)
+
+
+def described(settings: MemorySettings, tenant: str) -> str:
+    """Where drafts come from, for the log. Without the store's address, which may hold a password."""
+    unnamed = f'requests that name no tenant are of tenant "{tenant}"' if tenant else ""
+    unnamed = unnamed or "requests that name no tenant draft from their own text and share nothing"
+    if settings.store != "memory":
+        return f"memories are kept in the store and shared with all that use it; {unnamed}"
+    return (
+        f"from what this process wrote, kept in its memory alone; {unnamed}; set {ENV_PREFIX}STORE to share and keep it"
+    )
+
+
+def fingerprint(engine: str, folder: Path | None, name: str, vocabulary: Mapping[str, int]) -> str:
+    """What the memories of a model are known by; for a model without a checkpoint that can be read, its name."""
+    problem = "its folder is not known"
+    if folder is not None:
+        try:
+            return fingerprint_of(folder, vocabulary)
+        except UnknownCheckpointError as error:
+            problem = str(error)
+    _log.warning(
+        "the model is known by its name alone, so %s shares its memories with no other engine: %s", engine, problem
+    )
+    return hashlib.sha256(f"{name}\n{sorted(vocabulary.items())}".encode("utf-8", "surrogatepass")).hexdigest()[:16]

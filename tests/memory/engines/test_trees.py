@@ -1,0 +1,117 @@
+"""Trees of one size for the rows of an engine that verifies trees."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from draftwood_memory import Memory
+from draftwood_memory.engines.drafts import Row
+from draftwood_memory.engines.policy import SettingsPolicy
+from draftwood_memory.engines.trees import TreeDrafts
+from draftwood_memory.records import Int32Array
+from draftwood_memory.settings.memory_settings import MemorySettings
+from draftwood_strategies.budgeting import draft_account
+
+RNG = np.random.default_rng(7)
+TEXTS = RNG.integers(1, 900, (8, 400)).astype(np.int32)
+
+
+@pytest.fixture(autouse=True)
+def _drafting_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These steps take microseconds, so that drafts would not pay."""
+    monkeypatch.setattr(draft_account, "LEAST_CREDIT", 1e9)
+    monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))
+    monkeypatch.setattr(draft_account, "TRIED_SHARE", 1e9)
+
+
+@contextmanager
+def tree_drafts(nodes: int, ended: dict[str, Int32Array] | None = None) -> Iterator[TreeDrafts]:
+    ended = {} if ended is None else ended
+    memory = Memory(None, "0123456789abcdef")
+    settings = MemorySettings(strategy="trie")
+    policy = SettingsPolicy(settings, "acme")
+    made = TreeDrafts(memory, settings, policy, 1000, nodes, lambda key: key not in ended, ended.get)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def row(name: str, text: Int32Array, size: int, **options: object) -> Row:
+    return Row(name, text[:size], 8, 0, options)
+
+
+def learned(drafts: TreeDrafts, *texts: Int32Array) -> None:
+    drafts._memory.strategy("acme", "trie")
+    for number, text in enumerate(texts):
+        drafts.trees([row(f"learned {number}", text, text.shape[0])])
+
+
+def test_the_tree_of_a_known_text_has_its_continuation_and_exactly_so_many_nodes() -> None:
+    with tree_drafts(16) as drafts:
+        learned(drafts, TEXTS[0])
+        drafts.trees([row("1", TEXTS[0], 20)])
+        tokens, mask = drafts.trees([row("1", TEXTS[0], 21)])
+        assert tokens.shape == (16,)
+        assert mask.shape == (16 * 16,)
+        assert tokens[0] == TEXTS[0][20]
+        deepest = mask.reshape(16, 16)[mask.reshape(16, 16).sum(1).argmax()]
+        path = tokens[deepest]
+        assert path.shape[0] > 8
+        assert path.tolist() == TEXTS[0][20 : 20 + path.shape[0]].tolist()
+
+
+def test_a_request_without_drafts_has_a_tree_of_its_last_token() -> None:
+    with tree_drafts(8) as drafts:
+        learned(drafts, TEXTS[0])
+        for options in ({"draftwood": "off"}, {"draftwood_max_nodes": 0}, {"draftwood_tenant": 7}):
+            tokens, mask = drafts.trees([row(str(options), TEXTS[0], 30, **options)])
+            assert tokens.tolist() == [TEXTS[0][29], 0, 0, 0, 0, 0, 0, 0]
+            assert mask.reshape(8, 8).sum(1).tolist() == [1, 2, 2, 2, 2, 2, 2, 2]
+        narrow = drafts.trees([row("narrow", TEXTS[0], 30, draftwood_max_nodes=2)])
+        assert np.count_nonzero(narrow.tokens[1:]) == 2
+
+
+def test_an_answer_is_learned_as_the_engine_ended_it() -> None:
+    ended: dict[str, Int32Array] = {}
+    with tree_drafts(8, ended) as drafts:
+        strategy = drafts._memory.strategy("acme", "trie")
+        drafts.trees([row("cut", TEXTS[1], 40), row("longer", TEXTS[2], 40)])
+        cut, longer = drafts.sessions["cut"], drafts.sessions["longer"]
+        ended.update({"cut": TEXTS[1][8:20], "longer": TEXTS[2][8:60]})
+        drafts.trees([])
+        assert np.concatenate(cut.output).tolist() == TEXTS[1][8:20].tolist()
+        assert np.concatenate(longer.output).tolist() == TEXTS[2][8:60].tolist()
+        assert strategy.tokens > 0  # type: ignore[attr-defined]
+        tokens, _ = drafts.trees([row("again", TEXTS[2], 52)])
+        assert TEXTS[2][52] in tokens  # which no step had shown
+
+
+def test_accepted_tokens_are_counted() -> None:
+    with tree_drafts(8) as drafts:
+        learned(drafts, TEXTS[3])
+        drafts.trees([row("1", TEXTS[3], 20)])
+        drafts.trees([row("1", TEXTS[3], 25)])
+        drafts.trees([row("1", TEXTS[3], 26)])
+        stats = drafts.sessions["1"].stats
+        assert (stats.accepted, stats.drafted) == (4, 21)
+
+
+def test_a_batch_of_64_is_drafted_for_within_milliseconds() -> None:
+    """A millisecond without other work, twice as long beside it."""
+    with tree_drafts(16) as drafts:
+        learned(drafts, *TEXTS)
+        seconds = []
+        for size in range(20, 120, 2):
+            rows = [row(str(i), TEXTS[i % 8], size + i) for i in range(64)]
+            began = time.thread_time()
+            drafts.trees(rows)
+            seconds.append(time.thread_time() - began)
+        print(sorted(seconds)[len(seconds) // 2])
+        assert min(seconds) < 0.004
