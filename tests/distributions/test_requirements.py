@@ -112,7 +112,7 @@ def is_elsewhere(name: str, module: str) -> bool:
 @pytest.mark.parametrize("name", FOLDERS)
 def test_what_is_imported_is_required(name: str) -> None:
     missing = {other: place for other, place in imported(name).items() if other not in declared(name)}
-    assert missing == ({} if name != "draftwood-vllm" else {"torch": "draftwood_vllm/cpu_kernels.py"})  # vLLM brings it
+    assert missing == {}
 
 
 @pytest.mark.parametrize("name", FOLDERS)

@@ -18,8 +18,19 @@ _KERNEL = "vllm.v1.sample.rejection_sampler.expand_kernel"
 
 
 def repair() -> None:
-    """Mends what does not work, if this is the CPU build. To be called before anything else of ours is imported: vLLM
-    looks into all modules then."""
+    """Mends what does not work, if this is the CPU build. Never raises.
+
+    To be called before anything else of ours is imported: vLLM looks into all modules then.
+    """
+    try:
+        _repair()
+    except ImportError:
+        pass  # a version that has other kernels
+    except Exception:
+        _log.exception("it is not known whether vLLM's CPU build samples right with drafts")
+
+
+def _repair() -> None:
     from vllm.platforms import current_platform
     from vllm.triton_utils import HAS_TRITON
 

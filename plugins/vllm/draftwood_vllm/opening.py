@@ -72,3 +72,15 @@ class Opened:
     def close(self) -> None:
         """Sends what was learned to the store, and stops. Blocks for seconds at most."""
         self._store.close()
+
+
+def checkpoint_of(name: str, revision: str | None) -> Path | None:
+    """The folder of a model's checkpoint; None if it is not on this machine."""
+    if Path(name).is_dir():
+        return Path(name)
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except Exception:
+        return None

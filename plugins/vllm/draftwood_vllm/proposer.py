@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from multiprocessing.util import Finalize
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood_vllm.cpu_kernels import repair
@@ -71,8 +70,8 @@ class Proposer:
         self._off = False
         self._longest = int(vllm_config.speculative_config.num_speculative_tokens)
         self._most = int(vllm_config.model_config.max_model_len)
+        repair()
         try:
-            repair()
             _Binding.expect(self)
         except Exception as error:
             self._switch_off(f"it cannot be bound to the model runner: {error}", error)
@@ -93,12 +92,12 @@ class Proposer:
             if not _drafts_here(self._config):
                 self._off = True
                 return
-            from draftwood_vllm.opening import Opened
+            from draftwood_vllm.opening import Opened, checkpoint_of
 
             model = self._config.model_config
             self._opened = Opened(
                 os.environ,
-                _folder(model),
+                checkpoint_of(model.model, model.revision),
                 f"{model.model} {model.revision}",
                 _vocabulary(model),
                 int(model.get_vocab_size()),
@@ -212,18 +211,6 @@ def _drafts_here(config: Any) -> bool:
     if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
         groups.append(parallel_state.get_pcp_group())
     return all(group.rank_in_group == 0 for group in groups)
-
-
-def _folder(model: Any) -> Path | None:
-    """Of the checkpoint; None if it is not on this machine."""
-    if Path(model.model).is_dir():
-        return Path(model.model)
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
-    except Exception:
-        return None
 
 
 def _vocabulary(model: Any) -> dict[str, int]:
