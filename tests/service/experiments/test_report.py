@@ -17,7 +17,7 @@ from draftwood_tenants.experiments.outcomes import Outcome, column
 SPLIT = Split(b"a salt of ours", ("trie", "hybrid"), (1.0, 1.0))
 
 
-def run(units: float = 3000, timed: int = 100, **treatment: float) -> Counts:
+def run(units: float = 3000, timed: float = 100, **treatment: float) -> Counts:
     """An experiment whose treatment has its `tpot`, `ttft`, `errors`, `differing` multiplied or set; `timed` percent of
     the units are of processes that know the TTFT."""
     random = np.random.default_rng(1)

@@ -135,7 +135,7 @@ async def test_a_tenant_that_cannot_be_decrypted_is_refused_and_no_other(valkey:
         await configure(served)
         async with serving(store=valkey.url, store_keys=f"{NEW},{OLD},{NAMES}") as newer:
             await configure(newer, "rotated")
-        await until(lambda: served.server._administration._stored.is_unknown(TENANTS, "rotated"))
+        await until(lambda: served.server._administration._followed.stored.is_unknown(TENANTS, "rotated"))
         assert reasons(await ask(served, times=4)) == [""] * 3 + ["QUOTA_EXCEEDED"]
         assert reasons(await ask(served, "rotated")) == ["CONFIGURATION_UNKNOWN"]
         assert reasons(await ask(served, "never-configured")) == [""]
@@ -155,7 +155,7 @@ async def test_a_part_that_is_not_valid_here_never_sets_a_tenant_free(valkey: Va
     """A server that allows less than the one that wrote the tenant."""
     value = b"\xff" if isinstance(part, str) else ParseDict({**CONFIGURED, **part}, pb.Tenant()).SerializeToString()
     async with serving(store=valkey.url) as served:
-        stored = served.server._administration._stored
+        stored = served.server._administration._followed.stored
         await stored.write([Write(TENANTS, "acme", value, 0)])
         if outcome == "refused":
             assert reasons(await ask(served)) == ["CONFIGURATION_UNKNOWN"]
