@@ -29,6 +29,7 @@ _FOLDERS = (
     "protos",
     "strategies",
     "memory",
+    "tenants",
     "model_runner",
     "service",
     "benchmarks",

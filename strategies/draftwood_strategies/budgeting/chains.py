@@ -18,8 +18,8 @@ from draftwood_strategies.native import Float32Array, Float64Array, Int32Array, 
 
 _EXPONENT = 1.25
 """Of a token's score in the budget. A token far down a chain is accepted where the text is easy, and there the next
-step would have written it as well: it saves less than its score says. From 1.2 to 1.4 the rate is the same; 1 and 2
-cost about 1% (docs/decisions.md, "Chains inside vLLM, measured")."""
+step would have written it as well: it saves less than its score says. 1 costs 1 to 3% and 2 up to 2%
+(docs/decisions.md, "Chains inside vLLM, measured")."""
 
 StepSeconds = Callable[[int, int], Float64Array]
 """(n, m) -> seconds that the step takes with n, n + 1, ... m tokens, float64[m - n + 1]."""
