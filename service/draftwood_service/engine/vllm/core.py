@@ -14,12 +14,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import structlog
 
 from draftwood_model_runner.errors import EngineStoppedError, InvalidInputError
 from draftwood_model_runner.output import TokenLogprobs
+from draftwood_model_runner.runners.host.cpus import usable_cpus
 from draftwood_service.engine.vllm.outputs import CoreFacts, CoreOutput, CoreStep
 
 _log = structlog.get_logger(__name__)
@@ -30,6 +32,7 @@ _LOOK_SECONDS = 0.2
 """Between two looks at whether vLLM's processes are alive, while they write nothing. Not tuned."""
 _CPU_CACHE_BYTES = 4 * 2**30
 """As earlier versions of vLLM took; at most half of the memory that is free. Not tuned."""
+_NUMA_NODES = Path("/sys/devices/system/node")
 _STOP_SECONDS = 5.0
 """For vLLM's processes to end by themselves. Not tuned."""
 
@@ -182,6 +185,7 @@ def _config(arguments: Mapping[str, Any]) -> Any:
     for name in arguments:
         if name not in known:
             raise InvalidInputError(f"engine_args[{name}]", None, "vLLM has no such engine argument")
+    _run_in_one_process(arguments)
     try:
         return EngineArgs(**_with_memory(arguments)).create_engine_config(UsageContext.ENGINE_CONTEXT)
     except (TypeError, ValueError, OSError, RuntimeError) as error:
@@ -189,6 +193,20 @@ def _config(arguments: Mapping[str, Any]) -> Any:
         raise InvalidInputError(
             "engine", "vllm", f"vLLM does not serve this model with these settings: {text}"
         ) from None
+
+
+def _run_in_one_process(arguments: Mapping[str, Any]) -> None:
+    """On CPUs, lets vLLM's engine core compute itself where there is one rank and one NUMA node.
+
+    With a worker beside it, which is vLLM's default, a core is set aside for the engine core, which spins on it. vLLM
+    needs that to bind each rank's threads to a node of its own.
+    """
+    from vllm.platforms import current_platform
+
+    ranks = int(arguments["tensor_parallel_size"]) * int(arguments.get("pipeline_parallel_size", 1))
+    if current_platform.is_cpu() and ranks == 1 and len([*_NUMA_NODES.glob("node[0-9]*")]) <= 1:
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("OMP_NUM_THREADS", str(usable_cpus()))
 
 
 def _with_memory(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
