@@ -1,0 +1,35 @@
+"""Whose word counts for how a request is drafted."""
+
+from __future__ import annotations
+
+from draftwood_memory.engines.options import TRUSTED
+from draftwood_memory.engines.policy import DecidedPolicy, SettingsPolicy
+from draftwood_memory.settings.memory_settings import MemorySettings
+
+CALLERS = {"draftwood_tenant": "victim", "draftwood_strategy": "trie", "draftwood_max_nodes": 8}
+DECIDED = {
+    "tenant": "acme",
+    "strategy": "trie",
+    "max_nodes": 4,
+    "learns": False,
+    "strategy_options": [["branch_length", 8]],
+    "terms": {"max_tokens": 1000},
+}
+
+
+def test_in_an_engine_that_the_service_runs_a_caller_decides_nothing() -> None:
+    policy = DecidedPolicy()
+    found = policy.options_of("1", {**CALLERS, TRUSTED: DECIDED})
+    assert (found.tenant, found.max_nodes, found.learns) == ("acme", 4, False)
+    assert found.strategy_options == (("branch_length", 8),)
+    assert found.terms.max_tokens == 1000
+    alone = policy.options_of("2", CALLERS)
+    assert (alone.tenant, alone.max_nodes, alone.learns) == ("", 0, False)
+    text = policy.options_of("3", {TRUSTED: '{"tenant": "victim"}'})  # as an API with texts alone could carry it
+    assert (text.tenant, text.max_nodes) == ("", 0)
+
+
+def test_in_any_other_engine_what_the_service_would_have_decided_counts_for_nothing() -> None:
+    policy = SettingsPolicy(MemorySettings(strategy="trie"), "")
+    found = policy.options_of("1", {TRUSTED: {**DECIDED, "tenant": "victim"}})
+    assert (found.tenant, found.learns) == ("", False)
