@@ -152,9 +152,12 @@ def test_a_store_in_the_pod_is_not_shared(url: str) -> None:
 
 
 def test_one_pod_may_be_scaled_by_hand_or_from_zero_without_a_shared_store() -> None:
-    render(OPEN | {"store": {"mode": "embedded"}, "replicas": 1})
+    by_hand = render(OPEN | {"store": {"mode": "embedded"}, "replicas": 1})
+    assert [one["spec"]["replicas"] for one in by_hand if one["kind"] in ("Deployment", "StatefulSet")] == [1]
     scaled = {"type": "keda", "minReplicas": 0, "maxReplicas": 1}
-    render(OPEN | {"store": {"mode": "embedded"}, "autoscaling": scaled, "gateway": {"mode": "deployment"}})
+    documents = render(OPEN | {"store": {"mode": "embedded"}, "autoscaling": scaled, "gateway": {"mode": "deployment"}})
+    [scaler] = [one["spec"] for one in documents if one["kind"] == "ScaledObject"]
+    assert (scaler["minReplicaCount"], scaler["maxReplicaCount"]) == (0, 1)
 
 
 def test_vllm_has_its_image_its_argument_and_a_gpu_for_each_rank() -> None:

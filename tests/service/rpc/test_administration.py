@@ -260,7 +260,10 @@ async def test_conclude_writes_no_tenant_of_the_file(tmp_path: Path) -> None:
             named = "tenants file defines a" if scope else "--strategy"
             await refused(stub.ConcludeExperiment(conclude), CODE.FAILED_PRECONDITION, named)
             conclude.keep_tenants = True
-            await stub.ConcludeExperiment(conclude)
+            concluded = await stub.ConcludeExperiment(conclude)
+            assert concluded.state == xp.EXPERIMENT_STATE_CONCLUDED
+        found = await tenants(served).GetTenant(pb.GetTenantRequest(name="tenants/a"))
+        assert not found.HasField("drafting")
 
 
 async def test_tenants_in_the_embedded_store_survive_a_restart(tmp_path: Path) -> None:

@@ -216,7 +216,9 @@ class VllmEngine:
         texts, finish = _texts(text, one.token_ids)
         tokens = one.token_ids[: len(texts)]
         if tokens:
-            stats.record_step(self._records.drafted(one.id, sequence), len(one.token_ids) - 1)
+            # The last token of a step is the model's own; those behind an answer's end are nobody's.
+            accepted = min(len(one.token_ids) - 1, len(tokens))
+            stats.record_step(self._records.drafted(one.id, sequence), accepted)
             sequence.output += tokens
             self._queue.charge(sequence.request.tenant, len(tokens))
         if one.draft_tokens is not None:
