@@ -126,11 +126,12 @@ def test_a_stop_string_ends_in_the_middle_of_a_step_and_aborts() -> None:
     core = Core()
     engine, one = engine_over(core), sequence(strings=("bc",))
     engine.add(one)
-    core.write(*b"abcd")
+    core.write(*b"abcde")
     [output] = stepped(engine)
     assert (output.token_ids, "".join(output.texts)) == ([97, 98, 99], "a")
     assert output.finish == Finish(FinishReason.STOP, stop_string="bc")
     assert len(output.logprobs) == 3
+    assert one.stats.accepted_tokens == 3  # of the four that vLLM accepted
     assert len(core.aborted) == 1
     assert engine.idle
 
