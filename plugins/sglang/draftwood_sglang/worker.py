@@ -135,13 +135,15 @@ class _Drafting:
     def _open(self, server_args: Any, target_worker: Any) -> None:
         """Opens the memory, in the rank that drafts."""
         try:
-            from draftwood_sglang.opening import Model, Opened
+            from draftwood_sglang.opening import open_drafts
+            from draftwood_tenants.engines.opening import ServedModel, checkpoint_of
 
             config, tokenizer, corpus = target_worker.model_config, target_worker.tokenizer, self.ngram_corpus
             path, revision = config.model_path, server_args.revision
             vocabulary = {} if tokenizer is None else dict(tokenizer.get_vocab())
-            model = Model(_folder(path, revision), f"{path} {revision}", vocabulary, int(config.vocab_size))
-            opened = Opened(os.environ, model, self.draft_token_num, corpus.is_live, corpus.output_of)
+            folder = checkpoint_of(path, revision)
+            model = ServedModel(folder, f"{path} {revision}", vocabulary, int(config.vocab_size))
+            opened = open_drafts(os.environ, model, self.draft_token_num, corpus.is_live, corpus.output_of)
             corpus.drafts = opened.drafts
             # Processes of multiprocessing end without what `atexit` has.
             Finalize(None, opened.close, exitpriority=10)
@@ -234,15 +236,3 @@ class SGLangRequest:
 
     def hold(self, held: bool) -> None:
         self._req = self._weak() if held and self.live else None
-
-
-def _folder(path: str, revision: str | None) -> Path | None:
-    """Of the checkpoint; None if it is not on this machine."""
-    if Path(path).is_dir():
-        return Path(path)
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(path, revision=revision, local_files_only=True))
-    except Exception:
-        return None

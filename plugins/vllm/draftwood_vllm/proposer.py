@@ -22,8 +22,8 @@ from draftwood_vllm.cpu_kernels import repair
 from draftwood_vllm.service_link import end_with_service
 
 if TYPE_CHECKING:
-    from draftwood_memory.engines.drafts import Row
-    from draftwood_vllm.opening import Opened
+    from draftwood_memory.engines.drafts import EngineDrafts, Row
+    from draftwood_tenants.engines.opening import OpenedDrafts
 
 _log = logging.getLogger("draftwood")
 
@@ -65,7 +65,7 @@ class Proposer:
         _share_log()
         self._config = vllm_config
         self._runner: Any = None
-        self._opened: Opened | None = None
+        self._opened: OpenedDrafts[EngineDrafts] | None = None
         self._failures = 0
         self._off = False
         self._longest = int(vllm_config.speculative_config.num_speculative_tokens)
@@ -92,18 +92,14 @@ class Proposer:
             if not _drafts_here(self._config):
                 self._off = True
                 return
-            from draftwood_vllm.opening import Opened, checkpoint_of
+            from draftwood_tenants.engines.opening import ServedModel, checkpoint_of
+            from draftwood_vllm.opening import open_drafts
 
-            model = self._config.model_config
-            self._opened = Opened(
-                os.environ,
-                checkpoint_of(model.model, model.revision),
-                f"{model.model} {model.revision}",
-                _vocabulary(model),
-                int(model.get_vocab_size()),
-                self._longest,
-                self._is_live,
-            )
+            config = self._config.model_config
+            name, revision = config.model, config.revision
+            vocabulary, size = _vocabulary(config), int(config.get_vocab_size())
+            model = ServedModel(checkpoint_of(name, revision), f"{name} {revision}", vocabulary, size)
+            self._opened = open_drafts(os.environ, model, self._longest, self._is_live)
             # Processes of multiprocessing end without what `atexit` has.
             Finalize(None, self._opened.close, exitpriority=10)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""What plug-ins for engines open alike: who decides of a request's drafts, and what a model's memories are known by."""
+"""What plug-ins for engines open alike: the memory of the model that is served, by the variables of the environment."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from socket import gethostname
+from typing import Generic, NamedTuple, TypeVar
 
+from draftwood_memory.engines.drafts import EngineDrafts
 from draftwood_memory.engines.figures import Point
 from draftwood_memory.engines.fingerprint import UnknownCheckpointError, fingerprint_of
 from draftwood_memory.engines.metrics import MetricFiles, folder_of
 from draftwood_memory.engines.policy import RequestPolicy, SettingsPolicy
-from draftwood_memory.settings.memory_settings import ENV_PREFIX, MemorySettings, cache_folder
-from draftwood_memory.settings.opening import store_client, store_keys
+from draftwood_memory.memory import Memory
+from draftwood_memory.settings.memory_settings import ENV_PREFIX, MemorySettings, cache_folder, read_environment
+from draftwood_memory.settings.opening import opened_memory, store_client, store_keys
 from draftwood_tenants.engines.following import TenantThread
 from draftwood_tenants.engines.policy import TenantPolicy
 from draftwood_tenants.file import SETTING as TENANTS_FILE
@@ -35,12 +38,74 @@ hybrid adds to it has nothing to learn from: it accepted 0 to 2% less on each of
 --chains 16 --cut 0.1`)."""
 
 
+DraftsT = TypeVar("DraftsT", bound=EngineDrafts)
+Publish = Callable[[list[Point]], None] | None
+
+
+class ServedModel(NamedTuple):
+    """What an engine serves.
+
+    Attributes:
+        folder: of the checkpoint; None if it is not known.
+        name: in place of a fingerprint where there is none.
+        vocabulary: the tokenizer's; empty if there is none.
+        vocab_size: draft tokens are below it.
+    """
+
+    folder: Path | None
+    name: str
+    vocabulary: Mapping[str, int]
+    vocab_size: int
+
+
+class OpenedDrafts(Generic[DraftsT]):
+    """Drafts of an engine, with the store that they use.
+
+    Args:
+        engine: its name, for the log.
+        environ: variables `DRAFTWOOD_...`.
+        make: makes the drafts; what it enters into the stack is closed after them.
+        policy: decides how requests are drafted for; None for what tenants and settings say.
+
+    Raises:
+        InvalidSettingError: a variable has a value that is not allowed.
+        InvalidInputError: the tenants file cannot be read, or is wrong.
+        MemoryStoreError: the embedded store does not start.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        environ: Mapping[str, str],
+        model: ServedModel,
+        make: Callable[[Memory, MemorySettings, RequestPolicy, Publish, ExitStack], DraftsT],
+        policy: RequestPolicy | None = None,
+    ) -> None:
+        settings = read_environment(environ, strategy=DEFAULT_STRATEGY)
+        tenant = tenant_of(environ, settings)
+        known_as = fingerprint(engine, model.folder, model.name, model.vocabulary)
+        with ExitStack() as stack:
+            memory = stack.enter_context(opened_memory(settings, known_as))
+            publish = publisher(environ, stack)
+            origin = described(settings, tenant) if policy is None else "Draftwood's service decides for each request"
+            policy = policy or policy_of(environ, settings, tenant, stack)
+            self.drafts = make(memory, settings, policy, publish, stack)
+            stack.callback(self.drafts.close)
+            self.drafts.start()
+            self._store = stack.pop_all()
+        _log.info("drafting with %s: %s", settings.strategy, origin)
+
+    def close(self) -> None:
+        """Sends what was learned to the store, and stops. Blocks for seconds at most."""
+        self._store.close()
+
+
 def tenant_of(environ: Mapping[str, str], settings: MemorySettings) -> str:
     """The tenant of requests that name none; "" for none."""
     return environ.get(TENANT_VARIABLE) or (ONLY_TENANT if settings.store == "memory" else "")
 
 
-def publisher(environ: Mapping[str, str], stack: ExitStack) -> Callable[[list[Point]], None] | None:
+def publisher(environ: Mapping[str, str], stack: ExitStack) -> Publish:
     """Shows metrics in those of the engine's server, until `stack` is closed; None if they cannot be shown."""
     folder = folder_of(environ)
     if folder is None:
@@ -92,3 +157,15 @@ def fingerprint(engine: str, folder: Path | None, name: str, vocabulary: Mapping
         "the model is known by its name alone, so %s shares its memories with no other engine: %s", engine, problem
     )
     return hashlib.sha256(f"{name}\n{sorted(vocabulary.items())}".encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def checkpoint_of(name: str, revision: str | None) -> Path | None:
+    """The folder of a model's checkpoint; None if it is not on this machine."""
+    if Path(name).is_dir():
+        return Path(name)
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except Exception:
+        return None

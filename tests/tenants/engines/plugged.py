@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from draftwood_strategies.budgeting import draft_account
-from draftwood_vllm.opening import Opened
+from draftwood_tenants.engines.opening import ServedModel
+from draftwood_vllm.opening import open_drafts
 from tests.memory.engines.toy_engine import Model, ToyEngine, recitation
 
 TEXT = np.random.default_rng(3).integers(0, 900, 60).tolist()
@@ -30,9 +31,8 @@ def plugged(**variables: str) -> Iterator[ToyEngine]:
     """An engine whose process has variables `DRAFTWOOD_...`, here without that beginning."""
     made = ToyEngine(MODEL)
     environ = {f"DRAFTWOOD_{name.upper()}": value for name, value in variables.items()}
-    opened = Opened(
-        {**environ, "XDG_CACHE_HOME": "/nonexistent"}, None, "m", {}, 1000, 8, lambda one: one in made.requests
-    )
+    model = ServedModel(None, "m", {}, 1000)
+    opened = open_drafts({**environ, "XDG_CACHE_HOME": "/nonexistent"}, model, 8, lambda one: one in made.requests)
     made.drafts = opened.drafts
     times: Any = made.drafts.times
     # Wide steps cost little, as on a GPU; the rule's own times say nothing.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import dropwhile
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,8 @@ async def test_a_servers_report_shows_the_requests_of_both_kinds_of_engines(serv
             drafted = {unit: await asyncio.to_thread(ask, made, unit, tenant="acme") for unit in IDS[20:]}
             await asyncio.to_thread(ask, made, "chooses", tenant="acme", strategy="trie")
             await asyncio.to_thread(ask, made, "of nobody")
-            assert {arm for unit, arm in zip(IDS, here, strict=True) if drafted.get(unit)} == {"trie", ""}
+            # Those outside of the experiment are few, and their memory may still be on its way.
+            assert {arm for unit, arm in zip(IDS, here, strict=True) if drafted.get(unit)} - {""} == {"trie"}
             inside = [arm for arm in here if arm]
             assert sum(await requests_counted(served, len(inside))) == len(inside)
             found = await read(served)
@@ -140,8 +142,10 @@ async def test_a_stopped_arm_is_drafted_for_as_the_control_and_not_counted(serve
             began = time.perf_counter()
             await until(lambda: bool(known(made)[0].stopped))
             assert time.perf_counter() - began < 1.0
-            after = [await asyncio.to_thread(ask, made, unit, tenant="acme") for unit in units[4:10]]
-            assert min(after[1:]) > 10  # from the memory of the control
+            after = [await asyncio.to_thread(ask, made, unit, tenant="acme") for unit in units[4:]]
+            drafted = [*dropwhile(lambda count: count == 0, after)]  # until the memory of the control is there
+            assert len(drafted) >= 3
+            assert min(drafted) > 10
             await asyncio.sleep(0.3)
             assert (await requests_counted(served, 0))[1] == counted
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -30,7 +29,7 @@ from draftwood_service.engine.vllm.warm_up import warm_up
 from draftwood_service.serving import ModelInfo
 from draftwood_service.settings import Settings
 from draftwood_service.store_client import opened_memory
-from draftwood_tenants.engines.opening import TENANT_VARIABLE, fingerprint
+from draftwood_tenants.engines.opening import TENANT_VARIABLE, checkpoint_of, fingerprint
 
 _log = structlog.get_logger("draftwood")
 
@@ -60,8 +59,8 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
         _set_variables(settings)
         core = VllmCore(arguments_of(settings), wake)
         stack.callback(core.close)
-        folder = Path(path) if Path(path).is_dir() else None
-        identity = fingerprint("vLLM", folder, f"{path} None", tokenizer.token_ids())
+        # As the worker's plug-in: both follow the same memories.
+        identity = fingerprint("vLLM", checkpoint_of(path, None), f"{path} None", tokenizer.token_ids())
         memory = stack.enter_context(opened_memory(settings, identity))
         eos, constraints = facts.eos_token_ids, facts.defaults.constraints
         weights = dict(settings.tenant_weights)
