@@ -47,7 +47,7 @@ def _run(folder: Path, module: str, fields: str, field: str, added: int) -> int:
     os.utime(outer, (1e9, 1e9))  # its own file says nothing of what it calls
     environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
     environment |= {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # Python would take the compiled file for this one, by its time and size
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # by time and size, an old one would do
     done = subprocess.run(
         [sys.executable, "-c", _RUN.format(module=module)], env=environment, capture_output=True, text=True, timeout=120
     )
