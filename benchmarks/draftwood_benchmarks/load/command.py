@@ -92,6 +92,8 @@ def load(
     with chosen_model(model, out) as chosen, ExitStack() as stack:
         on_engine, process = server_on(engine, chosen)
         flags = ["--max-running", str(running), "--max-waiting", str(max(levels) + _SPARE_SLOTS)]
+        # An engine that rests would decode answers again, beside the peer that is measured.
+        flags += ["--audit-share", "0"]
         flags += [] if strategy is None else ["--strategy", strategy]
         with out.status("Starting the service"):
             server = stack.enter_context(server_process(*on_engine, *flags, **process))

@@ -9,10 +9,6 @@ from typing import NamedTuple
 from draftwood_benchmarks.load.closed_loop import Window
 from draftwood_benchmarks.peers.process import Peer
 
-_BEFORE_SECONDS = 2.0
-"""Of load before a window, which is not counted: in a process that had rested for half a minute, the first three wrote
-a quarter of the tokens. Not tuned."""
-
 
 class PeerState(NamedTuple):
     """What a window of the peer was measured with.
@@ -65,8 +61,6 @@ class MeasuredPeers:
         """A window of each state."""
         for peer, state in self._states():
             self._windows += 1
-            # It has rested while others were measured: what a kernel may have taken from it comes back before.
-            peer.load_test(self._prompts, self._max_tokens, level, _BEFORE_SECONDS, f"before {self._windows}")
             memory = f"{self._windows}"  # a new one: no window knows the answers of an earlier one
             if state.warm:
                 peer.learn(self._others, self._max_tokens, memory)
