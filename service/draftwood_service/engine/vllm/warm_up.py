@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from draftwood_model_runner.request import Request, SamplingParams, StopParams
+from draftwood_model_runner.request import MAX_LOGPROBS, Request, SamplingParams, StopParams
 from draftwood_model_runner.sequence import Sequence
 from draftwood_service.engine.vllm.engine import VllmEngine
 
@@ -15,9 +15,14 @@ _LOOK_SECONDS = 0.002
 
 
 def warm_up(engine: VllmEngine, vocab_size: int, *, drafts: bool) -> None:
-    """Runs a greedy request and a sampled one, which teach nothing. Raises EngineStoppedError: vLLM has died."""
+    """Runs a greedy request, a sampled one and one with log-probabilities, as audits have them; they teach nothing.
+
+    Raises:
+        EngineStoppedError: vLLM has died.
+    """
     prompt = (np.arange(24) % min(3, vocab_size)).astype(np.int32)
-    for sampling in (SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9, top_k=10)):
+    sampled = SamplingParams(temperature=1.0, top_p=0.9, top_k=10)
+    for sampling in (SamplingParams(), sampled, SamplingParams(logprobs=MAX_LOGPROBS)):
         request = Request(
             request_id="warm-up",
             prompt=prompt,
