@@ -14,6 +14,7 @@ VLLM = "needs vLLM; `make test-vllm` runs it"
 SGLANG = "needs SGLang and a GPU; `make test-sglang` runs what does not need the GPU"
 TOOL = "a load tool with an environment of its own, of 140 packages"
 ELSEWHERE = "needs a server of that name"
+CHECKPOINT = "needs a checkpoint in that folder; tests/model_runner/loading loads such folders"
 MINUTES = (
     "takes minutes; a small one is in tests/benchmarks, and here its arguments are read by the command's own parser"
 )
@@ -21,7 +22,7 @@ MINUTES = (
 NOT_RUN = {
     r"(\S*/)?pip (install|wheel) .*": INSTALLS,
     r"python3 -m venv .*": INSTALLS,
-    r"docker (build|run) .*": DOCKER,
+    r"docker (build|run|compose) .*": DOCKER,
     r"helm test .*": CLUSTER,
     r"kubectl .*": CLUSTER,
     r"npm install .*": NPM,
@@ -29,6 +30,7 @@ NOT_RUN = {
     r"python tools/train_demo_model\.py .*": CORPUS,
     r"(DRAFTWOOD_\S+ )*vllm serve .*": VLLM,
     r"draftwood serve --engine vllm .*": VLLM,
+    r"draftwood serve --model /models/.*": CHECKPOINT,
     r"(DRAFTWOOD_\S+ )*sglang serve .*": SGLANG,
     r"python gpu_smoke\.py .*": SGLANG,
     r"python ask\.py .*": VLLM,

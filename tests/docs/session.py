@@ -49,7 +49,7 @@ class Session:
 
     def __init__(self, folder: Path, service: str) -> None:
         self.folder = folder
-        self.addresses = {"127.0.0.1:50051": service, "127.0.0.1:50052": service}
+        self.addresses = {f"127.0.0.1:{port}": service for port in (50051, 50052, 50061)}
         self.addresses |= {f"10.0.0.{host}:50051": service for host in (7, 8)}
         self._stack = ExitStack()
         site = folder / "site"

@@ -18,17 +18,22 @@ from draftwood_service.starting.extras import MissingExtraError, needs_extra
 
 def gateway(args: list[str]) -> int | None:
     """The command. Returns the exit status."""
+    try:
+        build_app()(args=args, prog_name="draftwood gateway")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
+    return 0
+
+
+def build_app() -> typer.Typer:
+    """The command's options and help."""
     app = typer.Typer(
         add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.command()(_gateway)
-    try:
-        app(args=args, prog_name="draftwood gateway")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    return 0
+    return app
 
 
 @command
