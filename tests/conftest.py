@@ -8,12 +8,29 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.stages import FAST, stage_of
+
 if TYPE_CHECKING:
     from tests.memory.servers import Valkey
 
 # A test fails for what the code does, never for how fast this machine is: pytest's timeout ends what hangs.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks each test with its stage."""
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        called = getattr(item, "callspec", None)
+        try:
+            path = item.path.relative_to(config.rootpath).as_posix()
+            stage = stage_of(path, marks, {} if called is None else called.params)
+        except ValueError as error:
+            raise pytest.UsageError(f"{item.nodeid}: {error}") from error
+        if stage != FAST and stage not in marks:
+            item.add_marker(stage)
 
 
 @pytest.fixture(scope="module")

@@ -319,6 +319,7 @@ def test_a_server_that_cannot_start_reports_the_reason() -> None:
         pass
 
 
+@pytest.mark.system
 def test_the_demo_measures_and_finds_identical_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "demo.json"
     assert demo(["--questions", "2", "--warmup", "2", "--show", "1", "--experiment", "4", "--json", str(report)]) == 0

@@ -1,4 +1,5 @@
-"""The structure of the project: no import circles between files, small folders, no words of retired concepts.
+"""The structure of the project: no import circles between files, small folders, no words of retired concepts; and each
+test in a stage that CI runs.
 
 Imports are read from the syntax tree. Imports inside functions and under `if TYPE_CHECKING:` are left out: they do not
 run when a module is loaded, so they cannot make a circle of loading.
@@ -9,9 +10,14 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
+
+import pytest
+
+from tests.stages import FAST, GPU_SIM, SYSTEM, TARGETS, stage_of
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = {
@@ -202,3 +208,37 @@ def test_a_retired_word_is_found_in_text_and_not_in_data(tmp_path: Path) -> None
     write(tmp_path, {name: "\n".join(lines) for name in ("p/a.py", "q.jsonl", *MAY_NAME_RETIRED)})
     found = retired_words(tmp_path, ["p/a.py", "q.jsonl", *MAY_NAME_RETIRED])
     assert found == [f"p/a.py:{number}: {word}" for number, word in enumerate(words, 1)]
+
+
+def test_every_stage_of_the_tests_has_a_target_that_ci_runs() -> None:
+    """Slow tests are the nightly run's; `make test` deselects what the other targets select."""
+    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    recipes = dict(re.findall(r"^(test[a-z-]*):.*\n((?:\t.*\n)+)", makefile, re.MULTILINE))
+    for mark, target in TARGETS.items():
+        if mark not in (FAST, "sglang"):  # SGLang's tests have a configuration of their own
+            assert f" -m {mark}" in recipes[target]
+    assert " -m " not in recipes["test"].replace("python -m pytest", "")
+    configuration = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]
+    deselected = re.search(r"-m '(.*)'", configuration["ini_options"]["addopts"])
+    assert deselected is not None
+    assert sorted(deselected[1].split(" and ")) == sorted(f"not {mark}" for mark in TARGETS if mark != FAST)
+    run = re.findall(r"\btest(?:-[a-z]+)*\b", (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8"))
+    assert sorted({*run, "test-slow"}) == sorted(TARGETS.values())
+
+
+def test_a_test_is_in_one_stage() -> None:
+    """A mark of its own decides before its folder, and that before its parameters."""
+    cuda = "tests/model_runner/runners/cuda/test_exact.py"
+    assert stage_of("tests/test_structure.py", ["asyncio"], {}) == FAST
+    assert stage_of("tests/test_structure.py", ["system"], {}) == "system"
+    assert stage_of(cuda, [], {"family": "phi"}) == "gpu_sim"
+    assert stage_of(cuda, ["slow"], {}) == "slow"
+    assert stage_of("tests/engines/test_new.py", [], {}) == "system"
+    assert [stage_of("tests/test_x.py", [], {"family": one}) for one in ("llama", "phi")] == [FAST, "system"]
+    assert stage_of("tests/test_x.py", [], {"runner": "cuda", "family": "llama"}) == "gpu_sim"
+    with pytest.raises(ValueError, match="marked slow and system"):
+        stage_of("tests/test_x.py", ["slow", "system"], {})
+
+
+def test_the_stages_name_folders_and_files_that_exist() -> None:
+    assert [place for place in (*SYSTEM, *GPU_SIM) if not (REPOSITORY / place).exists()] == []

@@ -1,4 +1,4 @@
-"""The service as @grpc/grpc-js and @grpc/proto-loader see it. `make test` installs them into build/node."""
+"""The service as @grpc/grpc-js and @grpc/proto-loader see it. `make test-system` installs them into build/node."""
 
 from __future__ import annotations
 

@@ -59,6 +59,7 @@ def short_path() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("page", [page for page in WITH_CODE if page not in REAL])
 async def test_a_page(page: str, short_path: Path) -> None:
     async with serving(model=FakeModel(max_context=256), strategy="hybrid") as served:
@@ -71,6 +72,7 @@ def real_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield target
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("page", REAL)
 def test_a_page_with_the_bundled_model(page: str, real_service: str, short_path: Path) -> None:
     follow(page, short_path, real_service)

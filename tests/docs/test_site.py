@@ -55,6 +55,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
     return {path: Page(path) for path in made if path.name != "404.html"}
 
 
+@pytest.mark.system
 def test_every_link_leads_to_a_file_and_an_anchor_of_the_site(site: dict[Path, Page]) -> None:
     assert len(site) > 40
     broken = []
@@ -71,10 +72,12 @@ def test_every_link_leads_to_a_file_and_an_anchor_of_the_site(site: dict[Path, P
     assert broken == []
 
 
+@pytest.mark.system
 def test_no_page_loads_anything_from_elsewhere(site: dict[Path, Page]) -> None:
     assert [(path.name, one) for path, page in site.items() for one in page.loaded if urlsplit(one).netloc] == []
 
 
+@pytest.mark.system
 def test_every_class_and_method_of_the_clients_reference_is_there(site: dict[Path, Page]) -> None:
     [python] = [page for path, page in site.items() if path.name == "python.html"]
     expected = {"Client.generate", "Client.stream", "AsyncClient.generate", "MemoryClient.purge", "StatusError"}

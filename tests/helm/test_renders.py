@@ -60,7 +60,8 @@ def test_everything_is_valid_for_kubernetes(path: Path, version: str, recwarn: p
     assert not [*recwarn]
 
 
-@pytest.mark.skipif(not HELM_3.exists(), reason="Helm 3 is installed by `make test` where npm is there")
+@pytest.mark.system
+@pytest.mark.skipif(not HELM_3.exists(), reason="Helm 3 is installed by `make test-system` where npm is there")
 @by_values
 def test_helm_3_renders_the_same(path: Path) -> None:
     def keyed(documents: list[Document]) -> dict[tuple[str, str], Document]:

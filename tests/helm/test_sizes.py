@@ -109,7 +109,8 @@ def test_a_cluster_may_choose_the_user() -> None:
     assert_no_user(render(OPEN | {"runAsUser": None}))
 
 
-@pytest.mark.skipif(not HELM_3.exists(), reason="Helm 3 is installed by `make test` where npm is there")
+@pytest.mark.system
+@pytest.mark.skipif(not HELM_3.exists(), reason="Helm 3 is installed by `make test-system` where npm is there")
 def test_openshift_is_known_by_its_api(tmp_path: Path) -> None:
     """It refuses pods that name a user, unless their service account may."""
     file = tmp_path / "values.yaml"

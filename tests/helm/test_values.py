@@ -62,7 +62,8 @@ def test_every_typo_is_refused_by_name(path: tuple[str, ...]) -> None:
         Chart.load(CHART).validate_schema(values)
 
 
-@pytest.mark.skipif(not HELM_3.exists(), reason="Helm 3 is installed by `make test` where npm is there")
+@pytest.mark.system
+@pytest.mark.skipif(not HELM_3.exists(), reason="Helm 3 is installed by `make test-system` where npm is there")
 @pytest.mark.parametrize("path", PATHS[::12], ids=".".join)
 def test_helm_3_refuses_it_too(path: tuple[str, ...], tmp_path: Path) -> None:
     values, wrong = misspelt(path)

@@ -103,6 +103,7 @@ def test_the_rule_tests_let_every_alert_fire_and_stay_silent(name: str) -> None:
     assert {bool(case["exp_alerts"]) for case in cases if case["alertname"] == name} == {True, False}
 
 
+@pytest.mark.system
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool, of Debian's package prometheus, is not installed")
 def test_rules_on_data() -> None:
     assert PROMTOOL is not None

@@ -161,6 +161,7 @@ def test_without_memory_to_move_accepted_tokens_their_sequences_end(
         assert error is None or isinstance(error, ModelError)
 
 
+@pytest.mark.gpu_sim
 @pytest.mark.parametrize(
     ("error", "kind"),
     [

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -28,6 +29,8 @@ from tests.service.auth.issuer import SETTINGS, forged_tokens, public_keys, toke
 from tests.service.fakes import Served, serving
 from tests.service.rpc.test_endings import reason
 
+together = pytest.mark.asyncio(loop_scope="module")
+"""Tests on the server of this file."""
 CODE = grpc.StatusCode
 OWN, OTHER = "acme", "beta"
 
@@ -143,6 +146,15 @@ async def guarded(keys: Keys, tmp_path: Path) -> AsyncIterator[Served]:
         yield served
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def guarded_by(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Served, Keys]]:
+    """A server that the methods share, and its keys."""
+    folder = tmp_path_factory.mktemp("auth")
+    keys = Keys(folder / "auth.yaml")
+    async with guarded(keys, folder) as served:
+        yield served, keys
+
+
 def request_of(method: MethodDescriptor, tenant: str = "") -> Message:
     fields = dict(REQUESTS.get(method.name, {}))
     if tenant:
@@ -209,60 +221,70 @@ def test_every_method_of_the_protocol_has_a_rule() -> None:
         assert required_role(method.containing_service.full_name, name) is LEAST_ROLE[name]
 
 
+@together
 @pytest.mark.parametrize("name", METHODS)
-async def test_by_role_and_tenant(name: str, keys: Keys, tmp_path: Path) -> None:
+async def test_by_role_and_tenant(name: str, guarded_by: tuple[Served, Keys]) -> None:
+    served, keys = guarded_by
     method = METHODS[name]
     tenants = ("", OWN, OTHER) if _names_tenant(method) else ("",)
-    async with guarded(keys, tmp_path) as served:
-        for role in Role:
-            in_token = token(role=role.label, tenant=None if role is Role.OPERATOR else OWN)
-            for credential in (keys.of_role[role], in_token):
-                for tenant in tenants:
-                    foreign = tenant == OTHER and role is not Role.OPERATOR
-                    if role >= LEAST_ROLE[name] and not foreign:
-                        await permitted(served, method, f"Bearer {credential}", tenant)
-                    else:
-                        error = await refused(served, method, f"Bearer {credential}", tenant)
-                        assert (error.code(), reason(error)) == (CODE.PERMISSION_DENIED, "PERMISSION_DENIED")
-                        assert OTHER not in str(error.details())
+    for role in Role:
+        in_token = token(role=role.label, tenant=None if role is Role.OPERATOR else OWN)
+        for credential in (keys.of_role[role], in_token):
+            for tenant in tenants:
+                foreign = tenant == OTHER and role is not Role.OPERATOR
+                if role >= LEAST_ROLE[name] and not foreign:
+                    await permitted(served, method, f"Bearer {credential}", tenant)
+                else:
+                    error = await refused(served, method, f"Bearer {credential}", tenant)
+                    assert (error.code(), reason(error)) == (CODE.PERMISSION_DENIED, "PERMISSION_DENIED")
+                    assert OTHER not in str(error.details())
+    await served.settled()
 
 
+@pytest.fixture(scope="module")
+def forged() -> dict[str, str]:
+    return {f"token with {kind}": f"Bearer {token}" for kind, token in forged_tokens().items()}
+
+
+@together
 @pytest.mark.parametrize("name", METHODS)
-async def test_by_bad_credential(name: str, keys: Keys, tmp_path: Path) -> None:
-    bad = {**keys.bad, **{f"token with {kind}": f"Bearer {forged}" for kind, forged in forged_tokens().items()}}
-    async with guarded(keys, tmp_path) as served:
-        nothing = await refused(served, METHODS[name], None)
-        for kind, authorization in bad.items():
-            error = await refused(served, METHODS[name], authorization)
-            assert (error.code(), reason(error)) == (CODE.UNAUTHENTICATED, "UNAUTHENTICATED"), kind
-            assert error.details() == nothing.details(), kind
-        twice = [("authorization", f"Bearer {key}") for key in (keys.of_role[Role.OPERATOR], "x")]
-        with pytest.raises(grpc.aio.AioRpcError) as several:
-            await call_with(served, METHODS[name], twice)
-        assert several.value.code() is CODE.UNAUTHENTICATED
-        assert served.server.bridge.live == 0
+async def test_by_bad_credential(name: str, guarded_by: tuple[Served, Keys], forged: dict[str, str]) -> None:
+    served, keys = guarded_by
+    steps = served.engine.steps
+    nothing = await refused(served, METHODS[name], None)
+    for kind, authorization in {**keys.bad, **forged}.items():
+        error = await refused(served, METHODS[name], authorization)
+        assert (error.code(), reason(error)) == (CODE.UNAUTHENTICATED, "UNAUTHENTICATED"), kind
+        assert error.details() == nothing.details(), kind
+    twice = [("authorization", f"Bearer {key}") for key in (keys.of_role[Role.OPERATOR], "x")]
+    with pytest.raises(grpc.aio.AioRpcError) as several:
+        await call_with(served, METHODS[name], twice)
+    assert several.value.code() is CODE.UNAUTHENTICATED
+    assert (served.server.bridge.live, served.engine.steps) == (0, steps)
 
 
-async def test_the_tenant_is_the_credentials(keys: Keys, tmp_path: Path) -> None:
-    async with guarded(keys, tmp_path) as served:
-        for credential, named, tenant in (
-            (keys.of_role[Role.CALLER], "", OWN),
-            (keys.of_role[Role.CALLER], OWN, OWN),
-            (keys.of_role[Role.OPERATOR], "", "default"),
-            (keys.of_role[Role.OPERATOR], OTHER, OTHER),
-            (token(tenant="gamma"), "", "gamma"),
-        ):
-            stream: Any = served.channel.unary_stream(
-                "/draftwood.v1.GenerationService/Generate",
-                request_serializer=GetMessageClass(METHODS["Generate"].input_type).SerializeToString,
-                response_deserializer=GetMessageClass(METHODS["Generate"].output_type).FromString,
-            )(
-                request_of(METHODS["Generate"], named),
-                metadata=grpc.aio.Metadata(("authorization", f"Bearer {credential}")),
-            )
-            first = await stream.read()
-            assert first.started.tenant == tenant
-            stream.cancel()
+@together
+async def test_the_tenant_is_the_credentials(guarded_by: tuple[Served, Keys]) -> None:
+    served, keys = guarded_by
+    for credential, named, tenant in (
+        (keys.of_role[Role.CALLER], "", OWN),
+        (keys.of_role[Role.CALLER], OWN, OWN),
+        (keys.of_role[Role.OPERATOR], "", "default"),
+        (keys.of_role[Role.OPERATOR], OTHER, OTHER),
+        (token(tenant="gamma"), "", "gamma"),
+    ):
+        stream: Any = served.channel.unary_stream(
+            "/draftwood.v1.GenerationService/Generate",
+            request_serializer=GetMessageClass(METHODS["Generate"].input_type).SerializeToString,
+            response_deserializer=GetMessageClass(METHODS["Generate"].output_type).FromString,
+        )(
+            request_of(METHODS["Generate"], named),
+            metadata=grpc.aio.Metadata(("authorization", f"Bearer {credential}")),
+        )
+        first = await stream.read()
+        assert first.started.tenant == tenant
+        stream.cancel()
+    await served.settled()
 
 
 async def test_an_admin_reads_only_its_own_tenant(keys: Keys, tmp_path: Path) -> None:
@@ -342,18 +364,20 @@ async def test_refusals_and_what_is_done_are_in_the_audit_log(
     assert not any(secret[24:] in str(lines) for secret in keys.of_role.values())
 
 
-async def test_draft_trees_are_for_those_who_may_export(keys: Keys, tmp_path: Path) -> None:
+@together
+async def test_draft_trees_are_for_those_who_may_export(guarded_by: tuple[Served, Keys]) -> None:
     """They show what others of the tenant wrote."""
-    async with guarded(keys, tmp_path) as served:
-        for role in Role:
-            answering: Any = served.stub.Generate(
-                pb.GenerateRequest(text="x", output=pb.OutputOptions(draft_trees=True)),
-                metadata=grpc.aio.Metadata(("authorization", f"Bearer {keys.of_role[role]}")),
-            )
-            if role >= Role.TENANT_ADMIN:
-                assert (await answering.read()).started.tenant
-                answering.cancel()
-                continue
-            with pytest.raises(grpc.aio.AioRpcError) as refused_call:
-                await answering.read()
-            assert refused_call.value.code() is CODE.PERMISSION_DENIED
+    served, keys = guarded_by
+    for role in Role:
+        answering: Any = served.stub.Generate(
+            pb.GenerateRequest(text="x", output=pb.OutputOptions(draft_trees=True)),
+            metadata=grpc.aio.Metadata(("authorization", f"Bearer {keys.of_role[role]}")),
+        )
+        if role >= Role.TENANT_ADMIN:
+            assert (await answering.read()).started.tenant
+            answering.cancel()
+            continue
+        with pytest.raises(grpc.aio.AioRpcError) as refused_call:
+            await answering.read()
+        assert refused_call.value.code() is CODE.PERMISSION_DENIED
+    await served.settled()

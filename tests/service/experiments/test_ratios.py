@@ -63,11 +63,12 @@ def test_fixed_intervals_are_those_of_tea_tasting(
     assert found == pytest.approx(expected, abs=5e-4 if adjust else 1e-9)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("metric", "adjust", "expected"), TEA_TASTING)
 def test_the_figures_of_tea_tasting_are_its_own(
     arms: Arms, metric: Metric, adjust: bool, expected: tuple[float, float, float]
 ) -> None:
-    tea: Any = pytest.importorskip("tea_tasting", reason="needs pip install --group statistics")
+    tea: Any = pytest.importorskip("tea_tasting", reason="`make test-system` installs it")
     arrow: Any = importlib.import_module("pyarrow")
     rows = np.concatenate(arms)
     table = {name: rows[:, column(name)] for name in (metric.numerator, metric.denominator, "log_prompt_tokens")}

@@ -298,6 +298,7 @@ def test_the_page_is_served(gateway: str) -> None:
     assert "http://" not in text.replace("http://www.w3.org", "")  # nothing from elsewhere
 
 
+@pytest.mark.system
 @pytest.mark.skipif(
     NODE is None or not (MODULES / "openai").is_dir(),
     reason="node or its packages are missing; `make build/node/.installed` installs them where npm is",

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.loading.tool_format import ToolFormat
-from tests.service.fakes import ByteTokenizer, FakeModel, answer, serving
+from tests.service.fakes import ByteTokenizer, FakeModel, Served, answer, serving
 
+together = pytest.mark.asyncio(loop_scope="module")
+"""Tests on a server of this file."""
 GENERATE = "/draftwood.v1.GenerationService/Generate"
 
 
@@ -160,17 +164,25 @@ BAD: dict[str, tuple[pb.GenerateRequest, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-async def test_refused(name: str) -> None:
-    bad, field, text = BAD[name]
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served() -> AsyncIterator[Served]:
+    """A server with a context of 64 tokens."""
     async with serving(model=FakeModel(max_context=64)) as served:
-        result = await answer(served.stub.Generate(bad))
-        found = violation(result.status, reason_of(name in TOO_LONG))
-        assert found.field == field
-        assert re.search(text, found.description), found.description
-        assert result.kinds == []
-        await served.settled()
-        assert served.engine.steps == 0
+        yield served
+
+
+@together
+@pytest.mark.parametrize("name", BAD)
+async def test_refused(served: Served, name: str) -> None:
+    bad, field, text = BAD[name]
+    steps = served.engine.steps
+    result = await answer(served.stub.Generate(bad))
+    found = violation(result.status, reason_of(name in TOO_LONG))
+    assert found.field == field
+    assert re.search(text, found.description), found.description
+    assert result.kinds == []
+    await served.settled()
+    assert served.engine.steps == steps
 
 
 GOOD: dict[str, pb.GenerateRequest] = {
@@ -186,13 +198,14 @@ GOOD: dict[str, pb.GenerateRequest] = {
 }
 
 
+@together
 @pytest.mark.parametrize("name", GOOD)
-async def test_allowed(name: str) -> None:
-    async with serving(model=FakeModel(max_context=64)) as served:
-        result = await answer(served.stub.Generate(GOOD[name]))
-        assert result.finished.usage.completion_tokens == result.events[0].started.max_tokens
-        off = name in ("drafting off", "no strategy")
-        assert result.events[0].started.strategy == ("none" if off else "hybrid")
+async def test_allowed(served: Served, name: str) -> None:
+    result = await answer(served.stub.Generate(GOOD[name]))
+    assert result.finished.usage.completion_tokens == result.events[0].started.max_tokens
+    off = name in ("drafting off", "no strategy")
+    assert result.events[0].started.strategy == ("none" if off else "hybrid")
+    await served.settled()
 
 
 MARKED = ToolFormat("<call>", "</call>", None, "name", "arguments")
@@ -231,26 +244,38 @@ WRONG_TOOLS: dict[str, tuple[pb.GenerateRequest, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG_TOOLS)
-async def test_wrong_tools(name: str) -> None:
-    bad, field, text = WRONG_TOOLS[name]
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def with_tools() -> AsyncIterator[Served]:
+    """A server with a model that takes tools."""
     tokenizer = ByteTokenizer()
     tokenizer.tool_format = MARKED
     async with serving(model=FakeModel(tokenizer=tokenizer)) as served:
-        found = violation((await answer(served.stub.Generate(bad))).status, reason_of(name in TOO_LONG))
-        assert found.field == field
-        assert text in found.description
-        good = with_tool(parameters='{"type": "object", "properties": {}}', description="d")
-        assert (await answer(served.stub.Generate(good))).finished.usage.completion_tokens > 0
-        assert tokenizer.tools == [
-            {
-                "type": "function",
-                "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
-            }
-        ]
-        info = await served.stub.GetModelInfo(pb.GetModelInfoRequest())
-        assert (info.tool_format.begin, info.tool_format.HasField("between")) == ("<call>", False)
-        assert (info.no_tools_reason, info.limits.tools) == ("", 128)
+        yield served
+
+
+@together
+@pytest.mark.parametrize("name", WRONG_TOOLS)
+async def test_wrong_tools(with_tools: Served, name: str) -> None:
+    bad, field, text = WRONG_TOOLS[name]
+    found = violation((await answer(with_tools.stub.Generate(bad))).status, reason_of(name in TOO_LONG))
+    assert found.field == field
+    assert text in found.description
+    await with_tools.settled()
+
+
+@together
+async def test_tools_reach_the_template(with_tools: Served) -> None:
+    good = with_tool(parameters='{"type": "object", "properties": {}}', description="d")
+    assert (await answer(with_tools.stub.Generate(good))).finished.usage.completion_tokens > 0
+    assert with_tools.model.tokenizer.tools == [
+        {
+            "type": "function",
+            "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
+        }
+    ]
+    info = await with_tools.stub.GetModelInfo(pb.GetModelInfoRequest())
+    assert (info.tool_format.begin, info.tool_format.HasField("between")) == ("<call>", False)
+    assert (info.no_tools_reason, info.limits.tools) == ("", 128)
 
 
 async def test_a_result_has_the_name_of_its_call() -> None:
@@ -281,6 +306,7 @@ async def test_a_result_has_the_name_of_its_call() -> None:
 async def test_system_messages_of_a_template_without_the_role(turns: str, shown: list[str]) -> None:
     roles = {"s": "system", "u": "user", "a": "assistant"}
     asked = chat(*((roles[turn[0]], turn) for turn in turns.split()))
+    asked.stop.max_tokens = 2
     for takes in (True, False):
         tokenizer = ByteTokenizer()
         tokenizer.takes_system = takes
@@ -316,18 +342,18 @@ MALFORMED = {
 }
 
 
+@together
 @pytest.mark.parametrize("name", MALFORMED)
-async def test_malformed_bytes_name_the_field(name: str) -> None:
+async def test_malformed_bytes_name_the_field(served: Served, name: str) -> None:
     data, field, text = MALFORMED[name]
-    async with serving() as served:
-        raw: grpc.aio.UnaryStreamMultiCallable[Any, Any] = served.channel.unary_stream(
-            GENERATE, response_deserializer=pb.GenerateResponse.FromString
-        )
-        call = raw(data)
-        found = violation((await answer(call)).status)
-        assert found.field == field
-        assert text in found.description
-        await served.settled()
+    raw: grpc.aio.UnaryStreamMultiCallable[Any, Any] = served.channel.unary_stream(
+        GENERATE, response_deserializer=pb.GenerateResponse.FromString
+    )
+    call = raw(data)
+    found = violation((await answer(call)).status)
+    assert found.field == field
+    assert text in found.description
+    await served.settled()
 
 
 async def test_message_over_the_limit() -> None:

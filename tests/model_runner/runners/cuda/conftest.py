@@ -1,4 +1,4 @@
-"""Kernels run by Triton's interpreter, which must be chosen before Triton is imported (`make test` sets it)."""
+"""Kernels run by Triton's interpreter, which must be chosen before Triton is imported (`make test-gpu-sim` sets it)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,70 @@
+"""The stages of the tests: each test is in exactly one, and a target of the Makefile runs it.
+
+A mark of its own decides first, then its folder or file, then its parameters. All others are run by `make test`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+FAST = ""
+TARGETS = {
+    FAST: "test",
+    "system": "test-system",
+    "gpu_sim": "test-gpu-sim",
+    "vllm": "test-vllm",
+    "sglang": "test-sglang",
+    "slow": "test-slow",
+}
+"""The target that runs a stage, by the stage's mark."""
+
+GPU_SIM = ("tests/model_runner/runners/cuda/", "tests/benchmarks/test_kernels.py")
+SYSTEM = (
+    "tests/clients/",
+    "tests/distributions/test_client.py",
+    "tests/distributions/test_core.py",
+    "tests/distributions/test_extras.py",
+    "tests/distributions/test_wheels.py",
+    "tests/engines/",
+    "tests/memory/test_connections.py",
+    "tests/memory/test_failover.py",
+    "tests/security/",
+    "tests/service/engine/test_process.py",
+    "tests/service/gateway/test_langchain.py",
+    "tests/service/gateway/test_page.py",
+    "tests/service/gateway/test_tools.py",
+    "tests/service/test_any_user.py",
+    "tests/service/test_commands.py",
+    "tests/service/test_store_faults.py",
+)
+"""Folders, with a slash at the end, and files of real processes and faults."""
+
+FAST_FAMILIES = ("bundled", "llama", "qwen3")
+"""Values of the parameter `family` whose tests are fast; `make test-system` runs every family."""
+
+
+def stage_of(path: str, marks: Collection[str], parameters: Mapping[str, object]) -> str:
+    """The stage of a test.
+
+    Args:
+        path: of its file, from the root of the repository.
+        marks: the names of its marks.
+        parameters: its values by name.
+
+    Raises:
+        ValueError: its marks name several stages.
+    """
+    marked = sorted(TARGETS.keys() & set(marks))
+    if len(marked) > 1:
+        raise ValueError(f"marked {' and '.join(marked)}, which are stages: a test is in one")
+    if marked:
+        return marked[0]
+    if _is_in(path, GPU_SIM) or parameters.get("runner") == "cuda":
+        return "gpu_sim"
+    if _is_in(path, SYSTEM) or parameters.get("family", FAST_FAMILIES[0]) not in FAST_FAMILIES:
+        return "system"
+    return FAST
+
+
+def _is_in(path: str, places: tuple[str, ...]) -> bool:
+    return any(path.startswith(place) if place.endswith("/") else path == place for place in places)
