@@ -109,13 +109,13 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class PromptIndexer(Protocol):
-    """What a drafter offers besides that indexes its prompt: it does so in pieces, so that a long prompt of one sequence
-    holds up no step of the others."""
+    """What a drafter offers besides that indexes its prompt: it does so in pieces, so that a long prompt holds up no
+    step of the other sequences."""
 
     def index_prompt(self, most: int) -> int:
         """Indexes the next tokens of the prompt, `most` at most (most >= 1); fewer only at its end.
 
-        Called once or more before the first `propose`, until it has indexed fewer than `most`. Where `propose` is called
+        Called once or more before the first `propose`, until it has indexed fewer than `most`. If `propose` is called
         before that, it indexes the rest first; `observe` and `close` do not.
 
         Returns:

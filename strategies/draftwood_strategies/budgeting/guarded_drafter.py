@@ -30,7 +30,7 @@ from draftwood_strategies.budgeting.draft_account import (
     overdrawn,
     pause_all,
 )
-from draftwood_strategies.budgeting.prompt_indexing import IndexingBudget
+from draftwood_strategies.budgeting.prompt_indexing import MOST_INDEXED, IndexingBudget
 from draftwood_strategies.budgeting.watchdog import Watchdog
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, DraftTrees, Int32Array
 from draftwood_strategies.native import runs_in, sizes_between
@@ -122,6 +122,7 @@ class GuardedDrafter:
         self.strategy = self._unstarted
         self.drafter: Drafter | None = None
         self._indexer: PromptIndexer | None = None
+        self._to_index = int(sequence.request.prompt.shape[0])
         self._top_k = 0
         self._pause = 0
         self._paused = self.asked = False
@@ -136,7 +137,7 @@ class GuardedDrafter:
     @property
     def expected(self) -> float:
         """How many tokens of the next draft will be accepted, as far as is known."""
-        waits = self._pause > 0 or self._indexer is not None
+        waits = self._pause > 0 or (self._indexer is not None and self._to_index > MOST_INDEXED)
         if not self.active or waits or self._sequence.request.max_draft_nodes == 0:
             return 0.0
         return self.account.expected
@@ -158,8 +159,8 @@ class GuardedDrafter:
         observe_all([self], np.array(accepted, np.int32), begins, StepFeedback.of(feedback))
 
     def ready(self, indexing: IndexingBudget) -> bool:
-        """Whether it drafts in this step, to be asked before each: it may pause, while drafts do not pay, and its prompt
-        may not be indexed yet."""
+        """Whether it drafts in this step, to be asked before each: it pauses while drafts do not pay, and waits until
+        its prompt is indexed."""
         self._paused = self._pause > 0
         if self._paused:
             self._pause -= 1
@@ -257,6 +258,7 @@ class GuardedDrafter:
             self.failed("index_prompt", error)
             return
         indexing.left -= done
+        self._to_index -= done
         if done < most:
             self._indexer = None
         _judge_all([self])

@@ -72,7 +72,7 @@ and after the addresses how many candidates and nodes its latest draft has."""
 class TrieSequence:
     """One live sequence: its own index, and its latest draft.
 
-    The prompt is written into the index piece by piece (`index_prompt`), and after it what the sequence wrote meanwhile.
+    The prompt is written into its index piece by piece (`index_prompt`), and then what the sequence wrote meanwhile.
     Nothing can be drafted before.
 
     Args:

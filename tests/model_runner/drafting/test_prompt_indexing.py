@@ -104,7 +104,7 @@ def test_no_step_indexes_more_than_its_budget_and_the_others_are_drafted_for(
         assert counted.of(engine) <= MOST_INDEXED + SHORT
         steps += 1
     assert short.stats.proposed_tokens > 0
-    assert not short.state.value == "finished"
+    assert short.state.value != "finished"
     third, fourth = (added(engine, texts[number], PROMPT, strategy) for number in (2, 3))
     while not (third.stats.proposed_tokens and fourth.stats.proposed_tokens):
         assert counted.of(engine) <= MOST_INDEXED
