@@ -229,7 +229,7 @@ class EngineDrafts:
         if session.learning is not None:
             session.learning.strategy = strategy  # its drafter tells it what is written
         if session.output:
-            session.drafter.keep(np.concatenate(session.output))
+            session.drafter.keep(np.concatenate(session.output).tolist())
 
     def _observe(self, now: float, measured: bool, writing: list[tuple[int, Row, Session]]) -> None:
         """Takes what each request wrote in the step that ends now; its time is known only if it was `measured`."""

@@ -180,12 +180,15 @@ class DraftPolicy:
             left, nodes = sequence.request.stop.max_tokens - len(sequence.output), sequence.request.max_draft_nodes
             if left <= 1 or nodes == 0 or (sequence.grammar is not None and sequence.grammar.slow):
                 continue  # with a grammar whose masks are slow, a step writes one token only
+            ready = bool(sequence.output) and state.drafter.ready(indexing)  # the first token waits for no drafter
+            if not ready and sequence.grammar is None:
+                continue
             limits, row = self._draft_limits(sequence.length - 1), len(work) - 1
             levels[row] = min(left - 1, limits.levels)
             forced = forced_tokens(sequence)[:nodes]
             if forced or not limits.branches:
                 reworked[row] = _Rework(forced, min(nodes, limits.nodes), limits.branches)
-            if sequence.output and state.drafter.ready(indexing):  # the first token waits for no drafter
+            if ready:
                 asked.append(row)
                 drafters.append(state.drafter)
                 budgets.append(nodes if row in reworked else min(nodes, limits.nodes))

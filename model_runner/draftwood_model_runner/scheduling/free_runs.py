@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 
 import numpy as np
 
@@ -55,7 +56,7 @@ class FreeRuns:
         ordered = np.sort(pages)
         breaks = np.flatnonzero(ordered[1:] - ordered[:-1] != 1) + 1
         edges = [0, *breaks.tolist(), ordered.size]
-        for first, end in zip(edges, edges[1:], strict=False):
+        for first, end in pairwise(edges):
             if end > first:
                 self._merge(int(ordered[first]), end - first)
 

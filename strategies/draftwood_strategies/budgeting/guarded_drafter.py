@@ -184,10 +184,10 @@ class GuardedDrafter:
         """It learns at once of what is accepted. If not, and it is `active`, that is kept until its next draft."""
         return self.drafter is not None and not self._paused and self._indexer is None
 
-    def keep(self, accepted: Int32Array) -> None:
+    def keep(self, accepted: list[int]) -> None:
         """Keeps what was accepted while it is not asked."""
         if self.active:
-            self._unseen += accepted.tolist()
+            self._unseen += accepted
 
     @property
     def lasting(self) -> bool:
@@ -345,12 +345,14 @@ def observe_all(
         accepted, begins: sequence i wrote `accepted[begins[i] : begins[i + 1]]`.
         feedback: None from an engine that does not show the model's predictions.
     """
-    bounds, taking = begins.tolist(), []
-    for i, one in enumerate(drafters):
-        if one.takes_now:
-            taking.append(i)
-        else:
-            one.keep(accepted[bounds[i] : bounds[i + 1]])
+    taking = [i for i, one in enumerate(drafters) if one.takes_now]
+    if len(taking) < len(drafters):
+        written, bounds = accepted.tolist(), begins.tolist()
+        for one, begin, end in zip(drafters, bounds, bounds[1:], strict=False):
+            if not one.takes_now:
+                one.keep(written[begin:end])
+    if not taking:
+        return
     for strategy, rows in _by_strategy([drafters[i] for i in taking]):
         chosen = [taking[row] for row in rows]
         told = [drafters[i] for i in chosen]

@@ -1,10 +1,7 @@
-"""Contexts of 100,000 tokens: what the scheduler does with pages does not grow with their number, nor with who waits."""
+"""Contexts of 100,000 tokens: what the scheduler does with pages grows neither with their number nor with who waits."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -15,25 +12,10 @@ from draftwood_model_runner.scheduling.kv_pool import GROWTH, KVPool
 from draftwood_model_runner.scheduling.page_pool import PagePool
 from draftwood_model_runner.scheduling.prefix_cache import PrefixCache
 from draftwood_model_runner.sequence import Sequence
+from tests.model_runner.counting import calls_of
 from tests.model_runner.sequences import make_sequence
 
 PAGE, TOKENS, STREAMS = 16, 100_000, 64
-
-
-def calls_of(function: Callable[[], Any]) -> int:
-    """How many functions of Python and C it calls, itself included."""
-    count = 0
-
-    def counting(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(counting)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 def prompt_of(seed: int, tokens: int = TOKENS) -> Sequence:
