@@ -8,6 +8,7 @@ import numpy as np
 
 from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.request import Request, SamplingParams, StopParams
+from draftwood_model_runner.runners.host.token_masks import forbid
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import create, strategy_names
 
@@ -49,5 +50,6 @@ def warm_up(engine: Engine) -> None:
         tenant=TENANT,
     )
     engine.add(Sequence(sampled))
+    forbid(bytes(4), np.zeros(1, np.float32))
     while engine.has_work:
         engine.step()

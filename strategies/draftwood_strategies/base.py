@@ -107,6 +107,22 @@ class Drafter(Protocol):
         """The sequence ended, in whatever way. Called once."""
 
 
+@runtime_checkable
+class PromptIndexer(Protocol):
+    """What a drafter offers besides that indexes its prompt: it does so in pieces, so that a long prompt holds up no
+    step of the other sequences."""
+
+    def index_prompt(self, most: int) -> int:
+        """Indexes the next tokens of the prompt, `most` at most (most >= 1); fewer only at its end.
+
+        Called once or more before the first `propose`, until it has indexed fewer than `most`. If `propose` is called
+        before that, it indexes the rest first; `observe` and `close` do not.
+
+        Returns:
+            How many tokens that were. One that is written into several indexes counts for each.
+        """
+
+
 class SourceCounts(NamedTuple):
     """How many of a strategy's nodes were verified, and how many of them were accepted."""
 

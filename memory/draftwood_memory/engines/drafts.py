@@ -32,6 +32,7 @@ from draftwood_strategies.base import Readable
 from draftwood_strategies.budgeting.chains import worthwhile_chains
 from draftwood_strategies.budgeting.draft_account import DraftAccount, Payoff, step_all
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, observe_all, propose_all
+from draftwood_strategies.budgeting.prompt_indexing import IndexingBudget
 from draftwood_strategies.budgeting.served_times import ServedStepTimes
 from draftwood_strategies.registry import warm_up
 
@@ -228,7 +229,7 @@ class EngineDrafts:
         if session.learning is not None:
             session.learning.strategy = strategy  # its drafter tells it what is written
         if session.output:
-            session.drafter.keep(np.concatenate(session.output))
+            session.drafter.keep(np.concatenate(session.output).tolist())
 
     def _observe(self, now: float, measured: bool, writing: list[tuple[int, Row, Session]]) -> None:
         """Takes what each request wrote in the step that ends now; its time is known only if it was `measured`."""
@@ -263,10 +264,11 @@ class EngineDrafts:
         chains: list[list[int]] = [[] for _ in range(rows)]
         if self.times.probes(rows):
             return chains
+        indexing = IndexingBudget()
         asked = [
             (i, row, session, session.drafter)
             for i, row, session in writing
-            if row.room > 0 and session.drafter is not None and session.drafter.ready()
+            if row.room > 0 and session.drafter is not None and session.drafter.ready(indexing)
         ]
         if not asked:
             return chains

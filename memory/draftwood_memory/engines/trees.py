@@ -23,6 +23,7 @@ from draftwood_memory.records import Int32Array
 from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_strategies.budgeting.fixed_trees import FixedTrees, fixed_trees
 from draftwood_strategies.budgeting.guarded_drafter import propose_all
+from draftwood_strategies.budgeting.prompt_indexing import IndexingBudget
 from draftwood_strategies.draft import DraftTrees
 
 _log = logging.getLogger("draftwood")
@@ -55,7 +56,7 @@ class TreeSession(Session):
         elif rest.shape[0]:
             self.output.append(rest)
             if self.drafter is not None:
-                self.drafter.keep(rest)
+                self.drafter.keep(rest.tolist())
         self.seen = self.request.prompt.shape[0] + output.shape[0]
 
 
@@ -95,7 +96,10 @@ class TreeDrafts(EngineDrafts):
 
     def _propose(self, rows: int, writing: list[tuple[int, Row, Any]]) -> list[list[int]]:
         """Keeps the trees for `trees`. There are no chains: a step is as wide with drafts as without."""
-        asked = [(i, session) for i, _, session in writing if session.drafter is not None and session.drafter.ready()]
+        indexing = IndexingBudget()
+        asked = [
+            (i, session) for i, _, session in writing if session.drafter is not None and session.drafter.ready(indexing)
+        ]
         if asked:
             budgets = np.minimum([session.request.max_draft_nodes for _, session in asked], self._nodes - 1)
             trees = propose_all([session.drafter for _, session in asked], budgets.astype(np.int32))

@@ -31,6 +31,7 @@ from draftwood_strategies.budgeting.budget import worthwhile_score
 from draftwood_strategies.budgeting.chains import best_chain
 from draftwood_strategies.budgeting.draft_account import Payoff, step_all
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, observe_all, propose_all, runs_of
+from draftwood_strategies.budgeting.prompt_indexing import IndexingBudget
 from draftwood_strategies.budgeting.step_time import StepTimes
 from draftwood_strategies.budgeting.watchdog import Watchdog
 from draftwood_strategies.draft import DraftTrees, Int32Array, merged
@@ -163,6 +164,7 @@ class DraftPolicy:
         """
         work, asked, drafters, budgets, reworked = list[Work](), [], [], [], dict[int, _Rework]()
         levels: Int32Array = np.zeros(len(plan), np.int32)
+        indexing = IndexingBudget()
         for one in plan:
             sequence, state = one.sequence, self._states[one.sequence]
             if prompts_wait and _may_skip(one, state):
@@ -171,17 +173,22 @@ class DraftPolicy:
             may_draft = one.reaches_end and (not prompts_wait or state.skipped == _MOST_SKIPPED)
             state.skipped = 0
             work.append(one)
+            if not one.reaches_end and sequence.request.max_draft_nodes and sequence.request.stop.max_tokens > 1:
+                state.drafter.read_ahead(indexing, one.tokens)
             if not may_draft or (sequence.grammar is None and not state.drafter.active):
                 continue
             left, nodes = sequence.request.stop.max_tokens - len(sequence.output), sequence.request.max_draft_nodes
             if left <= 1 or nodes == 0 or (sequence.grammar is not None and sequence.grammar.slow):
                 continue  # with a grammar whose masks are slow, a step writes one token only
+            ready = bool(sequence.output) and state.drafter.ready(indexing)  # the first token waits for no drafter
+            if not ready and sequence.grammar is None:
+                continue
             limits, row = self._draft_limits(sequence.length - 1), len(work) - 1
             levels[row] = min(left - 1, limits.levels)
             forced = forced_tokens(sequence)[:nodes]
             if forced or not limits.branches:
                 reworked[row] = _Rework(forced, min(nodes, limits.nodes), limits.branches)
-            if sequence.output and state.drafter.ready():  # the first token waits for no drafter
+            if ready:
                 asked.append(row)
                 drafters.append(state.drafter)
                 budgets.append(nodes if row in reworked else min(nodes, limits.nodes))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from draftwood_model_runner.runners.host.cpus import usable_cpus
+from draftwood_model_runner.runners.host.row_threads import in_threads, parts
 from draftwood_model_runner.runners.token_weights import dropped_share, least_weight
 from draftwood_strategies.draft import Float32Array, Int32Array
 
@@ -88,7 +92,8 @@ class Choices(NamedTuple):
 
     def with_masks(self) -> Choices:
         """The same with all masks found, for other processes."""
-        return self._replace(rules=[rule._replace(masks=_found(rule.masks)) for rule in self.rules])
+        found = zip(self.rules, _found(self.rules), strict=True)
+        return self._replace(rules=[rule._replace(masks=masks) for rule, masks in found])
 
 
 class RuleArrays(NamedTuple):
@@ -133,10 +138,10 @@ class RuleArrays(NamedTuple):
         """
         row_sequences, row_masks = np.full((2, int(last_rows[-1] - first_rows[0])), -1, np.int32)
         masks, count = [np.zeros((0, 1), np.int32)], 0
-        for i, (rule, begin, end) in enumerate(zip(rules, first_rows, last_rows, strict=True)):
+        for i, (found, begin, end) in enumerate(zip(_found(rules), first_rows, last_rows, strict=True)):
             rows = slice(begin - first_rows[0], end - first_rows[0])
             row_sequences[rows], row_masks[rows] = i, NO_MASK
-            if (found := _found(rule.masks)) is not None:
+            if found is not None:
                 row_masks[rows] = np.where(found.rows >= 0, found.rows + count, found.rows)
                 masks.append(found.bits)
                 count += found.bits.shape[0]
@@ -159,5 +164,14 @@ class RuleArrays(NamedTuple):
         )
 
 
-def _found(masks: TokenMasks | Callable[[], TokenMasks] | None) -> TokenMasks | None:
-    return masks() if callable(masks) else masks
+def _found(rules: SequenceOf[ScoreRules]) -> list[TokenMasks | None]:
+    """The masks of each, those that are yet to be found by several threads."""
+    threads = usable_cpus()
+    groups = [rules[part.start : part.stop] for part in parts(len(rules), threads)]
+
+    def find(group: SequenceOf[ScoreRules]) -> list[TokenMasks | None]:
+        return [rule.masks() if callable(rule.masks) else rule.masks for rule in group]
+
+    if not any(callable(rule.masks) for rule in rules):
+        return find(rules)
+    return [*chain.from_iterable(in_threads([partial(find, group) for group in groups], threads))]

@@ -14,6 +14,7 @@ import torch
 
 from draftwood_model_runner.request import GrammarKind
 from draftwood_model_runner.runners.choices import UNKNOWN_MASK, TokenMasks
+from draftwood_model_runner.runners.host.token_masks import forbid
 from draftwood_model_runner.sampling.grammar_compilation import Vocabulary, compiled, too_complex
 from draftwood_strategies.draft import Int32Array
 
@@ -108,8 +109,7 @@ class GrammarState:
         packed = self._compute() if pending is None else pending.result()
         if self._matcher.is_error():
             raise too_complex(self._matcher)
-        bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
-        scores[torch.from_numpy(bits[: self._vocab_size] == 0)] = -torch.inf
+        forbid(packed, scores.numpy())
 
     def masks(self, tokens: Int32Array, parents: Int32Array) -> TokenMasks:
         """What may follow the nodes of a draft tree, as far as that takes no longer than a step may wait.

@@ -62,7 +62,7 @@ class KVPool:
         self.page_size = page_size
         self.prefix_cache = prefix_cache
         self._pages = PagePool(pages)
-        self._prefixes = PrefixCache(page_size)
+        self._prefixes = PrefixCache(page_size, pages)
         self._tables: dict[Sequence, _PageTable] = {}
         self._known: dict[Sequence, KnownPrefix] = {}
 
@@ -98,9 +98,9 @@ class KVPool:
         missing = self.missing(sequence)
         if missing > 0:
             return False
-        blocks = self._find(sequence).blocks
-        last_known: Block | str = blocks[-1] if blocks else sequence.request.tenant
-        shared = np.array([block.page for block in blocks], np.int32)
+        prefix = self._find(sequence)
+        last_known: Block | str = prefix.blocks[-1] if prefix.blocks else sequence.request.tenant
+        shared = prefix.pages
         self.leave(sequence)
         self._prefixes.reuse(shared)
         self._pages.share(shared)
@@ -119,8 +119,7 @@ class KVPool:
 
     def leave(self, sequence: Sequence) -> None:
         """A waiting sequence does so no more."""
-        if (prefix := self._known.pop(sequence, None)) is not None:
-            self._prefixes.unwatch(prefix)
+        self._known.pop(sequence, None)
 
     def record(self, sequence: Sequence) -> None:
         """Makes what is committed of the prompt of a live sequence findable. Cheap if there is nothing new."""
@@ -134,11 +133,21 @@ class KVPool:
         """How many pages others must give up before these live sequences can grow; 0 or less for none."""
         return sum(self._need(one) - self._tables[one].pages.size for one in sequences) - self.available
 
-    def held_alone(self, sequences: SequenceOf[Sequence]) -> int:
-        """How many pages these live sequences hold and no others."""
-        held = np.concatenate([np.empty(0, np.int32), *(self.pages(sequence) for sequence in sequences)])
-        pages, times = np.unique(held, return_counts=True)
-        return int((self._pages.references[pages] == times).sum())
+    def enough(self, candidates: Iterable[Sequence], missing: int) -> list[Sequence] | None:
+        """The first of these live sequences, at least one, that hold so many pages together and with no others.
+
+        None if all of them hold fewer.
+        """
+        references, alone, chosen = self._pages.references, 0, []
+        times = np.zeros_like(references)
+        for sequence in candidates:
+            pages = self.pages(sequence)
+            times[pages] += 1
+            alone += int(np.count_nonzero(times[pages] == references[pages]))
+            chosen.append(sequence)
+            if missing <= alone:
+                return chosen
+        return None
 
     def grow(self, sequence: Sequence) -> None:
         """Gives a sequence, whose shortfall must be none, the pages that it needs."""
@@ -154,13 +163,14 @@ class KVPool:
         if keep:
             self._record(sequence, sequence.committed)
         unused = self._pages.release(self._tables.pop(sequence).pages)
-        for page in reversed(unused.tolist()):  # a block is found by the ones before it, so it is of use no longer
-            if page in self._prefixes and keep:
-                self._prefixes.retain(page)
-                continue
-            if page in self._prefixes:
-                self._prefixes.forget(page)
-            self._pages.put_back(np.array([page]))
+        known = self._prefixes.known(unused)
+        cached = unused[known]
+        if keep:
+            self._prefixes.retain(cached[::-1])  # a block is found by the ones before it, so it is of use no longer
+            unused = unused[~known]
+        else:
+            self._prefixes.forget(cached)
+        self._pages.put_back(unused)
 
     def check(self, live: list[Sequence], waiting: SequenceOf[Sequence] | None = None) -> None:
         """Asserts that live sequences alone have page tables, and that every page is counted once.
@@ -184,6 +194,8 @@ class KVPool:
             assert not any(page in self._prefixes for page in own.tolist())
         self._pages.check()
         self._prefixes.check()
+        for prefix in self._known.values():
+            self._prefixes.check_prefix(prefix)
 
     def _need(self, sequence: Sequence) -> int:
         """How many pages the sequence should have now."""
@@ -196,7 +208,8 @@ class KVPool:
             return KnownPrefix(sequence.request.tenant)
         prefix = self._known.get(sequence)
         if prefix is None:
-            prefix = self._known[sequence] = self._prefixes.watch(sequence.request.tenant)
+            prefix = self._known[sequence] = KnownPrefix(sequence.request.tenant)
+        self._prefixes.refresh(prefix)
         full, count = (sequence.length - 1) // self.page_size, 1
         while (known := len(prefix.blocks)) < full:
             count = min(count, full - known)
@@ -217,8 +230,8 @@ class KVPool:
     def _extend(self, sequence: Sequence, count: int) -> None:
         """Adds pages to a page table; forgets the least recently used prefixes if need be."""
         table = self._tables[sequence]
-        while self._pages.free < count:
-            self._pages.put_back(np.array([self._prefixes.forget_oldest()]))
+        if (missing := count - self._pages.free) > 0:
+            self._pages.put_back(self._prefixes.forget_oldest(missing))
         after = int(table.pages[-1]) if table.pages.size else -1
         table.pages = np.concatenate([table.pages, self._pages.take(count, after)])
         table.longest = table.pages.size * self.page_size - sequence.request.max_draft_nodes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from draftwood_model_runner.scheduling.free_runs import FreeRuns
 from draftwood_strategies.draft import Int32Array
 
 
@@ -25,6 +26,7 @@ class PagePool:
         self.references = np.zeros(pages, np.int32)
         self.free = pages
         self._is_free = np.ones(pages, np.bool_)
+        self._runs = FreeRuns(pages)
 
     def take(self, count: int, after: int = -1) -> Int32Array:
         """int32[count], free pages, now with one reference; `count` must not exceed `free`.
@@ -33,10 +35,9 @@ class PagePool:
             after: take the pages that follow this one if they are free, for a page table that ends with it.
         """
         assert count <= self.free
-        if after >= 0 and self._is_free[after + 1 : after + 1 + count].sum() == count:
-            pages = np.arange(after + 1, after + 1 + count, dtype=np.int32)
-        else:
-            pages = self._from_the_largest_gap(count)
+        pages = self._runs.take_at(after + 1, count) if after >= 0 and count else None
+        if pages is None:
+            pages = self._from_the_longest_runs(count)
         self._is_free[pages] = False
         self.references[pages] = 1
         self.free -= count
@@ -59,19 +60,18 @@ class PagePool:
         assert not self.references[pages].any()
         assert not self._is_free[pages].any()
         self._is_free[pages] = True
+        self._runs.put_back(pages)
         self.free += pages.size
 
     def check(self) -> None:
-        """Asserts that no free page has references."""
+        """Asserts that no free page has references, and that the runs are those of free pages."""
         assert self.free == self._is_free.sum()
         assert not self.references[self._is_free].any()
+        self._runs.check(self._is_free)
 
-    def _from_the_largest_gap(self, count: int) -> Int32Array:
-        """From the middle of the longest run of free pages, so that tables on both sides of it can grow in place."""
-        free = np.flatnonzero(self._is_free).astype(np.int32)
-        ends = np.flatnonzero(np.diff(free, append=np.int32(-1)) != 1)
-        lengths = np.diff(ends, prepend=-1)
-        longest = int(lengths.argmax())
-        spare = max(int(lengths[longest]) - count, 0)
-        start = int(ends[longest] + 1 - lengths[longest]) + spare // 2
-        return np.sort(np.roll(free, -start)[:count])
+    def _from_the_longest_runs(self, count: int) -> Int32Array:
+        pieces, missing = [np.empty(0, np.int32)], count
+        while missing:
+            pieces.append(self._runs.take_longest(missing))
+            missing -= pieces[-1].size
+        return np.sort(np.concatenate(pieces))

@@ -5,15 +5,22 @@ prefix caching, but by the tokens themselves in place of a hash, so that no coll
 first block of a prefix follows its tenant, so that no look-up ever sees a page of another tenant.
 
 A sequence that waits is asked about in every step. So what was found for it is kept (`KnownPrefix`), extended by what
-has become known since, and cut where a page is given up.
+has become known since, and cut at a page that was given up when it is looked at next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from draftwood_strategies.draft import Int32Array
+
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -24,15 +31,11 @@ class Block:
         before: the block that it follows; for the first one of a prefix, the tenant.
         tokens: int32[page_size], as bytes.
         page: which holds it.
-        tenant: whose it is.
-        depth: how many blocks are before it.
     """
 
     before: Block | str
     tokens: bytes
     page: int
-    tenant: str
-    depth: int
 
 
 @dataclass(eq=False, slots=True)
@@ -40,15 +43,18 @@ class KnownPrefix:
     """The blocks that the tokens of a waiting sequence begin with, as far as they were known at the last look.
 
     Attributes:
-        retained: how many of them are in pages that no live sequence holds.
+        pages: int32[p], those of the blocks.
+        retained: how many of them no live sequence holds.
+        forgotten: int32[p], how often each page was forgotten before.
+        changes: of the cache, up to which all this holds.
     """
 
     tenant: str
     blocks: list[Block] = field(default_factory=list)
+    pages: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     retained: int = 0
-
-    def holds(self, block: Block) -> bool:
-        return block.depth < len(self.blocks) and self.blocks[block.depth] is block
+    forgotten: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    changes: int = -1
 
 
 class PrefixCache:
@@ -56,14 +62,17 @@ class PrefixCache:
 
     Args:
         page_size: tokens of a block.
+        pages: how many pages there are.
     """
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, pages: int) -> None:
         self.page_size = page_size
         self._blocks: dict[tuple[Block | str, bytes], Block] = {}
         self._of_page: dict[int, Block] = {}
         self._retained: dict[int, None] = {}
-        self._watched: dict[str, list[KnownPrefix]] = {}
+        self._is_known, self._is_retained = np.zeros((2, pages), np.bool_)
+        self._times_forgotten = np.zeros(pages, np.int32)
+        self._changes = 0
 
     @property
     def retained(self) -> int:
@@ -73,34 +82,39 @@ class PrefixCache:
     def __contains__(self, page: int) -> bool:
         return page in self._of_page
 
-    def watch(self, tenant: str) -> KnownPrefix:
-        """An empty prefix, for `extend`; what it holds is kept true until `unwatch`."""
-        prefix = KnownPrefix(tenant)
-        self._watched.setdefault(tenant, []).append(prefix)
-        return prefix
-
-    def unwatch(self, prefix: KnownPrefix) -> None:
-        """A prefix is of use no longer."""
-        watched = self._watched[prefix.tenant]
-        watched.remove(prefix)
-        if not watched:
-            del self._watched[prefix.tenant]
+    def refresh(self, prefix: KnownPrefix) -> None:
+        """Makes what a prefix holds true again, after pages were retained, reused or forgotten."""
+        if prefix.changes == self._changes:
+            return
+        same = self._times_forgotten[prefix.pages] == prefix.forgotten
+        if not same.all():
+            known = int(same.argmin())
+            del prefix.blocks[known:]
+            prefix.pages, prefix.forgotten = prefix.pages[:known], prefix.forgotten[:known]
+        prefix.retained = int(np.count_nonzero(self._is_retained[prefix.pages]))
+        prefix.changes = self._changes
 
     def extend(self, prefix: KnownPrefix, tokens: Int32Array) -> int:
         """Adds the blocks that `tokens`, int32[n], which follow the prefix, begin with, as far as they are known.
 
         Returns how many those are.
         """
+        self.refresh(prefix)
         before: Block | str = prefix.blocks[-1] if prefix.blocks else prefix.tenant
-        known = len(prefix.blocks)
+        found = []
         for of_block in self._cut(tokens):
             block = self._blocks.get((before, of_block))
             if block is None:
                 break
-            prefix.blocks.append(block)
-            prefix.retained += block.page in self._retained
+            found.append(block)
             before = block
-        return len(prefix.blocks) - known
+        if found:
+            pages = np.array([block.page for block in found], np.int32)
+            prefix.blocks += found
+            prefix.pages = np.concatenate([prefix.pages, pages])
+            prefix.forgotten = np.concatenate([prefix.forgotten, self._times_forgotten[pages]])
+            prefix.retained += int(np.count_nonzero(self._is_retained[pages]))
+        return len(found)
 
     def add(self, before: Block | str, tokens: Int32Array, pages: Int32Array) -> Block | str:
         """Records that pages int32[p] hold the keys and values of `tokens`, int32[p * page_size], that follow `before`.
@@ -110,61 +124,64 @@ class PrefixCache:
         for of_block, page in zip(self._cut(tokens), pages.tolist(), strict=True):
             block = self._blocks.get((before, of_block))
             if block is None:
-                tenant, depth = (before, 0) if isinstance(before, str) else (before.tenant, before.depth + 1)
-                block = Block(before, of_block, page, tenant, depth)
+                block = Block(before, of_block, page)
                 self._blocks[before, of_block] = self._of_page[page] = block
+                self._is_known[page] = True
             before = block
         return before
 
-    def retain(self, page: int) -> None:
-        """Keeps the block of a page that no live sequence holds any more, as the most recently used."""
-        self._retained[page] = None
-        for prefix in self._holding(self._of_page[page]):
-            prefix.retained += 1
+    def known(self, pages: Int32Array) -> BoolArray:
+        """bool[p], which of these pages, int32[p], hold a block."""
+        return self._is_known[pages]
+
+    def retain(self, pages: Int32Array) -> None:
+        """Keeps the blocks of pages, int32[p], that no live sequence holds any more; the last is the latest used."""
+        self._retained.update(dict.fromkeys(pages.tolist()))
+        self._is_retained[pages] = True
+        self._changes += 1
 
     def reuse(self, pages: Int32Array) -> None:
-        """Live sequences hold these pages again."""
+        """Live sequences hold these pages, int32[p], again."""
+        for page in pages[self._is_retained[pages]].tolist():
+            del self._retained[page]
+        self._is_retained[pages] = False
+        self._changes += 1
+
+    def forget(self, pages: Int32Array) -> None:
+        """Drops what is known of pages, int32[p]; they can no longer be found."""
         for page in pages.tolist():
-            if page in self._retained:
-                del self._retained[page]
-                for prefix in self._holding(self._of_page[page]):
-                    prefix.retained -= 1
+            block = self._of_page.pop(page)
+            del self._blocks[block.before, block.tokens]
+            self._retained.pop(page, None)
+        self._is_known[pages] = self._is_retained[pages] = False
+        self._times_forgotten[pages] += 1
+        self._changes += 1
 
-    def forget(self, page: int) -> None:
-        """Drops what is known of a page; it can no longer be found."""
-        block = self._of_page[page]
-        for prefix in self._holding(block):
-            prefix.retained -= sum(one.page in self._retained for one in prefix.blocks[block.depth :])
-            del prefix.blocks[block.depth :]
-        self._retained.pop(page, None)
-        del self._of_page[page], self._blocks[block.before, block.tokens]
-
-    def forget_oldest(self) -> int:
-        """Forgets the least recently used of the retained pages, of which there must be one; returns it."""
-        page = next(iter(self._retained))
-        self.forget(page)
-        return page
+    def forget_oldest(self, count: int) -> Int32Array:
+        """Forgets the least recently used of the retained pages, of which there must be so many; returns them."""
+        pages = np.fromiter(islice(self._retained, count), np.int32, count)
+        self.forget(pages)
+        return pages
 
     def check(self) -> None:
         """Asserts that each block has a page of its own."""
         assert self._retained.keys() <= self._of_page.keys()
         assert len(self._blocks) == len(self._of_page)
+        assert {*np.flatnonzero(self._is_known).tolist()} == self._of_page.keys()
+        assert {*np.flatnonzero(self._is_retained).tolist()} == self._retained.keys()
         for key, block in self._blocks.items():
             assert key == (block.before, block.tokens)
             assert self._of_page[block.page] is block
-        for tenant, watched in self._watched.items():
-            for prefix in watched:
-                assert prefix.tenant == tenant
-                assert prefix.retained == sum(block.page in self._retained for block in prefix.blocks)
-                before: Block | str = tenant
-                for depth, block in enumerate(prefix.blocks):
-                    assert self._blocks[before, block.tokens] is block
-                    assert block.depth == depth
-                    before = block
 
-    def _holding(self, block: Block) -> list[KnownPrefix]:
-        """The prefixes that hold a block."""
-        return [prefix for prefix in self._watched.get(block.tenant, ()) if prefix.holds(block)]
+    def check_prefix(self, prefix: KnownPrefix) -> None:
+        """Asserts that what a prefix holds is known."""
+        self.refresh(prefix)
+        assert prefix.retained == sum(block.page in self._retained for block in prefix.blocks)
+        assert prefix.pages.tolist() == [block.page for block in prefix.blocks]
+        before: Block | str = prefix.tenant
+        for block in prefix.blocks:
+            assert self._blocks[before, block.tokens] is block
+            before = block
 
     def _cut(self, tokens: Int32Array) -> Iterator[bytes]:
         """The tokens of each full page."""

@@ -225,16 +225,11 @@ class Scheduler:
 
     def _victims(self, sequence: Sequence) -> list[Sequence]:
         """The sequences to preempt so that this one can grow: itself if those that yield before it hold too little."""
-        missing, victims = self._pool.shortfall([sequence]), list[Sequence]()
+        missing = self._pool.shortfall([sequence])
         if missing <= 0:
             return []
-        for other in self._shares.yielding():
-            if victims and missing <= self._pool.held_alone(victims):
-                return victims
-            if other is sequence:
-                return [sequence]
-            victims.append(other)
-        raise AssertionError("the sequence is not running")
+        before = itertools.takewhile(lambda other: other is not sequence, self._shares.yielding())
+        return self._pool.enough(before, missing) or [sequence]
 
     def _stop(self, sequence: Sequence, keep: bool = True) -> None:
         """Takes the slot and the pages of a running sequence."""
@@ -303,14 +298,10 @@ class Scheduler:
         Args:
             free: there is a free slot.
         """
-        missing, victims = self._pool.missing(sequence), list[Sequence]()
+        missing = self._pool.missing(sequence)
         if free and missing <= 0:
             return []
-        for other in self._shares.givers(sequence):
-            victims.append(other)
-            if missing <= self._pool.held_alone(victims):
-                return victims
-        return None
+        return self._pool.enough(self._shares.givers(sequence), missing)
 
     def _gains_by_waiting(self, sequence: Sequence) -> bool:
         """Whether a running sequence is about to compute a prefix of this prompt, which can be shared then.

@@ -12,7 +12,16 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import numpy as np
 
 from draftwood_strategies import asking
-from draftwood_strategies.base import Composite, Drafter, Feedback, Readable, SourceCounts, StepFeedback, Strategy
+from draftwood_strategies.base import (
+    Composite,
+    Drafter,
+    Feedback,
+    PromptIndexer,
+    Readable,
+    SourceCounts,
+    StepFeedback,
+    Strategy,
+)
 from draftwood_strategies.budgeting.draft_account import (
     DraftAccount,
     Payoff,
@@ -21,6 +30,7 @@ from draftwood_strategies.budgeting.draft_account import (
     overdrawn,
     pause_all,
 )
+from draftwood_strategies.budgeting.prompt_indexing import MOST_INDEXED, IndexingBudget
 from draftwood_strategies.budgeting.watchdog import Watchdog
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, DraftTrees, Int32Array
 from draftwood_strategies.native import runs_in, sizes_between
@@ -75,7 +85,8 @@ class GuardedDrafter:
     """The drafter of one sequence: timed, its trees checked, suspended while it does not pay, switched off if it fails.
 
     The strategy starts it when the first draft is needed: nothing is drafted while prompts wait, and starting a drafter
-    would delay them.
+    would delay them. A long prompt is indexed in pieces, over several steps, while the model reads it (`read_ahead`) or
+    after that; nothing is drafted for its sequence before.
 
     Args:
         sequence: the sequence to draft for; its statistics take the time spent, the counts by source, and the reason
@@ -110,6 +121,8 @@ class GuardedDrafter:
         self._unstarted = None if isinstance(sequence.strategy, NoDrafts) else sequence.strategy
         self.strategy = self._unstarted
         self.drafter: Drafter | None = None
+        self._indexer: PromptIndexer | None = None
+        self._to_index = int(sequence.request.prompt.shape[0])
         self._top_k = 0
         self._pause = 0
         self._paused = self.asked = False
@@ -124,18 +137,19 @@ class GuardedDrafter:
     @property
     def expected(self) -> float:
         """How many tokens of the next draft will be accepted, as far as is known."""
-        if not self.active or self._pause > 0 or self._sequence.request.max_draft_nodes == 0:
+        waits = self._pause > 0 or (self._indexer is not None and self._to_index > MOST_INDEXED)
+        if not self.active or waits or self._sequence.request.max_draft_nodes == 0:
             return 0.0
         return self.account.expected
 
     @property
     def top_k(self) -> int:
         """How many of the most probable tokens at each node the next `observe` needs."""
-        return 0 if self._paused else self._top_k
+        return self._top_k if self.takes_now else 0
 
     def propose(self, budget: int) -> DraftTree:
         """As `propose_all`, for this sequence alone; an empty tree where it is not `ready`."""
-        if budget <= 0 or not self.ready():
+        if budget <= 0 or not self.ready(IndexingBudget()):
             return EMPTY_TREE
         return propose_all([self], np.array([budget], np.int32))[0]
 
@@ -144,26 +158,36 @@ class GuardedDrafter:
         begins = np.array([0, len(accepted)], np.int32)
         observe_all([self], np.array(accepted, np.int32), begins, StepFeedback.of(feedback))
 
-    def ready(self) -> bool:
-        """Whether it drafts in this step, to be asked before each: it may pause, while drafts do not pay."""
+    def ready(self, indexing: IndexingBudget) -> bool:
+        """Whether it drafts in this step, to be asked before each: it pauses while drafts do not pay, and waits until
+        its prompt is indexed."""
         self._paused = self._pause > 0
         if self._paused:
             self._pause -= 1
             return False
-        if self._unstarted is not None or self._unseen:
+        self._start_once()
+        if self._indexer is not None:
+            self._index(indexing, indexing.left)
+        if self._indexer is None and self._unseen:
             self._catch_up()
-        self.asked = self.drafter is not None
+        self.asked = self.takes_now
         return self.asked
+
+    def read_ahead(self, indexing: IndexingBudget, tokens: int) -> None:
+        """In a step that reads `tokens` of a prompt that goes on: indexes as many, if the budget allows it."""
+        self._start_once()
+        if self._indexer is not None:
+            self._index(indexing, min(tokens, indexing.left))
 
     @property
     def takes_now(self) -> bool:
         """It learns at once of what is accepted. If not, and it is `active`, that is kept until its next draft."""
-        return self.drafter is not None and not self._paused
+        return self.drafter is not None and not self._paused and self._indexer is None
 
-    def keep(self, accepted: Int32Array) -> None:
+    def keep(self, accepted: list[int]) -> None:
         """Keeps what was accepted while it is not asked."""
         if self.active:
-            self._unseen += accepted.tolist()
+            self._unseen += accepted
 
     @property
     def lasting(self) -> bool:
@@ -203,9 +227,10 @@ class GuardedDrafter:
 
     def close(self) -> None:
         """Closes the drafter; further calls do nothing."""
-        if self._unseen:
+        if self._unseen and self._sequence.request.learns:
+            self._start_once()
             self._catch_up()
-        drafter, self.drafter, self._unstarted = self.drafter, None, None
+        drafter, self.drafter, self._unstarted, self._indexer = self.drafter, None, None, None
         if drafter is None:
             return
         try:
@@ -218,11 +243,28 @@ class GuardedDrafter:
             if not self.stats.drafting_disabled_reason:
                 self._switch_off(_raised("close", error), error)
 
-    def _catch_up(self) -> None:
-        """Starts the drafter if that was not done, and passes on what was written while it was not asked."""
+    def _start_once(self) -> None:
         if self._unstarted is not None:
             strategy, self._unstarted = self._unstarted, None
             self._start(strategy)
+
+    def _index(self, indexing: IndexingBudget, most: int) -> None:
+        """Lets the drafter index so much more of the prompt."""
+        if most <= 0 or self._indexer is None:
+            return
+        try:
+            done = _timed([self], self._indexer, self._indexer.index_prompt, most)
+        except Exception as error:
+            self.failed("index_prompt", error)
+            return
+        indexing.left -= done
+        self._to_index -= done
+        if done < most:
+            self._indexer = None
+        _judge_all([self])
+
+    def _catch_up(self) -> None:
+        """Passes on what was written while it was not asked."""
         unseen, self._unseen = self._unseen, []
         if unseen and self.drafter is not None:
             try:
@@ -247,6 +289,7 @@ class GuardedDrafter:
                 return
             self.drafter = _timed([self], strategy, start, request.prompt.copy())
             self._top_k = top_k
+            self._indexer = self.drafter if isinstance(self.drafter, PromptIndexer) else None
             if isinstance(self.drafter, Composite):
                 self._composite = True
                 self.drafter.limit_tokens(self.vocab_size)
@@ -302,12 +345,14 @@ def observe_all(
         accepted, begins: sequence i wrote `accepted[begins[i] : begins[i + 1]]`.
         feedback: None from an engine that does not show the model's predictions.
     """
-    bounds, taking = begins.tolist(), []
-    for i, one in enumerate(drafters):
-        if one.takes_now:
-            taking.append(i)
-        else:
-            one.keep(accepted[bounds[i] : bounds[i + 1]])
+    taking = [i for i, one in enumerate(drafters) if one.takes_now]
+    if len(taking) < len(drafters):
+        written, bounds = accepted.tolist(), begins.tolist()
+        for one, begin, end in zip(drafters, bounds, bounds[1:], strict=False):
+            if not one.takes_now:
+                one.keep(written[begin:end])
+    if not taking:
+        return
     for strategy, rows in _by_strategy([drafters[i] for i in taking]):
         chosen = [taking[row] for row in rows]
         told = [drafters[i] for i in chosen]

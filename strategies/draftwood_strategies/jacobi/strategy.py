@@ -133,17 +133,25 @@ class JacobiDrafter:
     def __init__(self, strategy: JacobiStrategy, prompt: Int32Array, learns: bool = True) -> None:
         self._strategy = strategy
         self._rates = strategy.rates if learns else copy.deepcopy(strategy.rates)
-        self._prompt = prompt
+        self._prompt, self._indexed = prompt, 0
         self._last = int(prompt[-1])
         self._output: list[int] = []
         self._guesses: list[tuple[int, ...]] = []
         self._window_nodes = 0
         self.window: Window | None = None
         self.pool = NgramPool(strategy.guesses, strategy.pool_keys)
-        self.pool.add_all(prompt.tolist(), strategy.ngram)
         self._learned = strategy.pool if learns else self.pool
 
+    def index_prompt(self, most: int) -> int:
+        """See `PromptIndexer`: counts n-grams."""
+        n, begin = self._strategy.ngram, self._indexed
+        ngrams = max(self._prompt.shape[0] - n + 1, 0)
+        self._indexed = min(begin + most, ngrams)
+        self.pool.add_all(self._prompt[begin : self._indexed + n - 1].tolist(), n)
+        return self._indexed - begin
+
     def propose(self, budget: int) -> DraftTree:
+        self.index_prompt(self._prompt.shape[0])
         strategy, rates, draft = self._strategy, self._rates, TreeBuilder(budget)
         columns = min(strategy.window, (budget // 2 + 1) // (strategy.ngram - 1))
         if columns != (self.window.columns if self.window else 0):

@@ -21,6 +21,7 @@ from draftwood_strategies.asking import Failed, Timed, observe_all, propose_all
 from draftwood_strategies.base import (
     Drafter,
     Feedback,
+    PromptIndexer,
     Readable,
     SourceCounts,
     StepFeedback,
@@ -328,6 +329,17 @@ class HybridDrafter:
         found = strategy.suspensions.total() > before or bool(strategy.suspend_slowest())
         self._suspensions = strategy.suspensions.total()
         return found
+
+    def index_prompt(self, most: int) -> int:
+        """See `PromptIndexer`: one part after the other."""
+        done = 0
+        for name, part in [*self.parts.items()]:
+            if done < most and isinstance(part, PromptIndexer):
+                try:
+                    done += part.index_prompt(most - done)
+                except Exception as error:
+                    self.drop(name, "index_prompt", error)
+        return done
 
     def propose(self, budget: int) -> DraftTree:
         return self._strategy.propose_all([self], np.array([budget], np.int32))[0]

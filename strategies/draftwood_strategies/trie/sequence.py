@@ -23,9 +23,10 @@ from draftwood_strategies.native import (
     int64s,
 )
 from draftwood_strategies.trie.candidates import COLUMNS, copy_candidate
-from draftwood_strategies.trie.expansion import AT_END, WRITTEN, expand
+from draftwood_strategies.trie.expansion import AT_END, PROMPT_END, WRITTEN, expand
 from draftwood_strategies.trie.learning import Votes, WritableIndex, learn
 from draftwood_strategies.trie.phrase_index import (
+    NOWHERE,
     ORDERS,
     TOKENS_PER_BLOCK,
     IndexArrays,
@@ -38,6 +39,9 @@ from draftwood_strategies.trie.workspace import MOST_ROOTS, TrieDraft, Workspace
 
 _OWN_CAPACITY = 1 << 20
 """Tokens of a sequence's own index; more than any context."""
+_EXPECTED = 256
+"""Tokens of an answer that its own index has space for at first. Not tuned."""
+_NO_TOKENS = np.empty(0, np.int32)
 
 (
     _LOG,
@@ -68,37 +72,68 @@ and after the addresses how many candidates and nodes its latest draft has."""
 class TrieSequence:
     """One live sequence: its own index, and its latest draft.
 
+    The prompt is written into its index piece by piece (`index_prompt`), and then what the sequence wrote meanwhile.
+    Nothing can be drafted before.
+
     Args:
         writer: its writer in the tenant's memory, int64[2].
         written: how many of its last tokens the memory learns.
+
+    Attributes:
+        indexed: the index holds the prompt and all that was written.
     """
 
     def __init__(self, prompt: Int32Array, writer: Int64Array, written: int) -> None:
-        self._index = PhraseIndex(_OWN_CAPACITY, prompt.shape[0] + 256)
-        self._own_writer = self._index.writer()
-        self._index.append(self._own_writer, prompt)
+        self._prompt, self._position = prompt, 0
+        self._kept: list[Int32Array] = []
+        self.indexed = False
+        self._index: PhraseIndex | None = None
         self._writer = writer
-        self._state = np.array([self._own_writer[0], writer[1], self._own_writer[0] + 1, written], np.int64)
+        self._state = np.array([NOWHERE, writer[1], NOWHERE, written], np.int64)
         self._followed = np.array([-1, -1, 0, 0], np.int64)
         self._roots = np.empty((MOST_ROOTS, COLUMNS), np.int32)
         self._draft = empty_draft(0)
         self.nodes = 0
         self._row = np.zeros(_ROW, np.int64)
-        kept: list[Any] = [self._index.ring, self._own_writer, writer, self._state, self._followed, self._roots]
-        self._row[_RING : _ROOTS + 1] = [*map(address_of, kept)]
-        self._refer_to_index()
+        kept: list[Any] = [writer, self._state, self._followed, self._roots]
+        self._row[_WRITER : _ROOTS + 1] = [*map(address_of, kept)]
         self.address = address_of(self._row)
         """Of its row."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of its own index."""
-        return self._index.nbytes
+        return 0 if self._index is None else self._index.nbytes
+
+    def index_prompt(self, most: int) -> int:
+        """Writes up to `most` more tokens of the prompt into its own index; returns how many. Fewer is the end."""
+        if self.indexed:
+            return 0
+        if self._index is None:
+            self._index = PhraseIndex(_OWN_CAPACITY, self._prompt.shape[0] + _EXPECTED)
+            self._own_writer = self._index.writer()
+        piece = self._prompt[self._position : self._position + most]
+        self._index.append(self._own_writer, piece)
+        self._position += piece.shape[0]
+        if piece.shape[0] < most:
+            self._state[PROMPT_END] = self._own_writer[0] + 1
+            for written in self._kept:
+                self._index.append(self._own_writer, written)
+            self._state[AT_END] = self._own_writer[0]
+            self._prompt, self._kept, self.indexed = _NO_TOKENS, [], True
+            self._refer_to(self._index)
+        return int(piece.shape[0])
+
+    def keep(self, written: Int32Array) -> None:
+        """Keeps what the sequence wrote before its prompt was indexed."""
+        self._kept.append(written)
+        self._state[WRITTEN] += written.shape[0]
 
     def reserve(self, tokens: int) -> None:
-        """Makes space in its own index for so many more tokens."""
+        """Makes space in its own index, which holds the prompt, for so many more tokens."""
+        assert self._index is not None
         self._index.reserve(tokens)
-        self._refer_to_index()
+        self._refer_to(self._index)
 
     def reserve_nodes(self, nodes: int) -> None:
         """Makes space for drafts of so many nodes; the latest draft is lost."""
@@ -107,9 +142,10 @@ class TrieSequence:
         self._row[_TOKENS : _LONGEST + 1] = [*map(address_of, self._draft)]
         self._row[_DRAFTED] = self._row[_FOUND] = 0
 
-    def _refer_to_index(self) -> None:
-        arrays = self._index.arrays
+    def _refer_to(self, index: PhraseIndex) -> None:
+        arrays = index.arrays
         self._row[_LOG : _BLOCKS + 1] = [*map(address_of, arrays)]
+        self._row[_RING], self._row[_OWN_WRITER] = address_of(index.ring), address_of(self._own_writer)
         self._row[_SLOTS], self._row[_BUCKETS] = arrays.log.shape[0], arrays.heads.shape[1]
 
 

@@ -28,6 +28,7 @@ from draftwood_strategies.trie.workspace import DEEPEST, Workspace, workspace_fo
 
 _EVERYTHING = 1 << 40
 _START = np.array([START], np.int32)
+_NOTHING = np.empty(0, np.int32)
 _thread = threading.local()
 
 
@@ -103,6 +104,8 @@ class TrieStrategy:
             return DraftTrees.of([drafter.propose(budget) for drafter, budget in zip(drafters, budgets, strict=True)])
         largest = int(budgets.max())
         for drafter in drafters:
+            if not drafter.sequence.indexed:
+                drafter.index_prompt(_EVERYTHING)
             if drafter.sequence.nodes < largest:
                 drafter.sequence.reserve_nodes(largest)
         trees = DraftTrees.with_space(len(drafters), int(budgets.sum()))
@@ -128,9 +131,13 @@ class TrieStrategy:
         feedback: StepFeedback | None = None,
     ) -> None:
         """See `BatchStrategy`. The feedback is not needed."""
-        if len(drafters) > 1 and not all(drafter.learns for drafter in drafters):
+        alike = all(drafter.learns and drafter.sequence.indexed for drafter in drafters)
+        if len(drafters) > 1 and not alike:
             for i, drafter in enumerate(drafters):
                 drafter.observe(accepted[begins[i] : begins[i + 1]], None)
+            return
+        if not drafters[0].sequence.indexed:
+            drafters[0].keep(accepted)
             return
         rows = _rows_of(drafters)
         short = -1
@@ -165,12 +172,34 @@ class TrieDrafter:
         self._strategy = strategy
         self.learns = learns
         self.weights = strategy.weights if learns else Weights(*(table.copy() for table in strategy.weights))
-        writer = strategy.memory.writer()
+        self._writer = strategy.memory.writer()
+        self._to_learn = prompt if learns and strategy.learns != "outputs" else _NOTHING
         learned = {"outputs": 0, "prompts": _EVERYTHING, "both": prompt.shape[0]}[strategy.learns]
-        if learns and strategy.learns != "outputs":
-            strategy.memory.append(writer, _START)
-            strategy.memory.append(writer, prompt)
-        self.sequence = TrieSequence(prompt, writer, learned)
+        self.sequence = TrieSequence(prompt, self._writer, learned)
+
+    def index_prompt(self, most: int) -> int:
+        """See `PromptIndexer`. The memory comes first where it learns prompts."""
+        learned = self._learn_prompt(most)
+        return learned + (self.sequence.index_prompt(most - learned) if learned < most else 0)
+
+    def keep(self, accepted: Int32Array) -> None:
+        """Takes what was written before the prompt was indexed."""
+        self._learn_prompt(_EVERYTHING)  # comes before the answer in the memory
+        if self.learns and self._strategy.learns != "prompts":
+            self._write(accepted)
+        self.sequence.keep(accepted)
+
+    def _learn_prompt(self, most: int) -> int:
+        piece, self._to_learn = self._to_learn[:most], self._to_learn[most:]
+        if piece.shape[0]:
+            self._write(piece)
+        return int(piece.shape[0])
+
+    def _write(self, tokens: Int32Array) -> None:
+        """Goes on with the sequence in the memory."""
+        if self._writer[0] < 0:
+            self._strategy.memory.append(self._writer, _START)
+        self._strategy.memory.append(self._writer, tokens)
 
     def propose(self, budget: int) -> DraftTree:
         return self._strategy.propose_all([self], np.array([budget], np.int32))[0]

@@ -18,6 +18,7 @@ from draftwood_strategies.budgeting import draft_account
 from draftwood_strategies.budgeting import guarded_drafter as drafting
 from draftwood_strategies.budgeting.draft_account import LONGEST_PAUSES, TRIED_SHARE, Payoff, step_all
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, observe_all, propose_all
+from draftwood_strategies.budgeting.prompt_indexing import IndexingBudget
 from draftwood_strategies.draft import Int32Array
 from tests.model_runner.sequences import make_sequence
 
@@ -463,7 +464,7 @@ def test_sequences_of_several_strategies_are_asked_together(clock: Clock) -> Non
     made = [guarded(strategy) for strategy in (trie, plugin, trie)]
     drafters, sequences = [drafter for drafter, _ in made], [sequence for _, sequence in made]
     for _ in range(2):  # the first call of a class is not charged
-        assert all(drafter.ready() for drafter in drafters)
+        assert all(drafter.ready(IndexingBudget()) for drafter in drafters)
         trees = propose_all(drafters, np.full(3, 4, np.int32))
         assert (len(trees), trees[1].tokens.tolist()) == (3, [5])
         feedback = StepFeedback(
@@ -486,7 +487,7 @@ def test_a_paused_sequence_is_left_out_and_catches_up(clock: Clock) -> None:
     feedback = StepFeedback(zeros, zeros - 1, zeros, None, np.array([0, 1, 2], np.int32))
     made[1]._pause = 1
     for step in range(2):
-        asked = [drafter for drafter in made if drafter.ready()]
+        asked = [drafter for drafter in made if drafter.ready(IndexingBudget())]
         assert len(asked) == 1 + step
         propose_all(asked, np.full(len(asked), 4, np.int32))
         observe_all(made, np.array([7, 8], np.int32), np.array([0, 1, 2], np.int32), feedback)

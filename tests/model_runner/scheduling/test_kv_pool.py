@@ -18,7 +18,7 @@ from draftwood_model_runner.scheduling.prefix_cache import KnownPrefix, common_p
 from draftwood_model_runner.scheduling.scheduler import Work
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies.draft import Int32Array
-from tests.model_runner.fake_kv import FakeMemory
+from tests.model_runner.fake_kv import FakeMemory, held_alone
 from tests.model_runner.sequences import make_sequence
 
 PAGE = 16
@@ -76,7 +76,7 @@ def test_what_begins_alike_is_held_once() -> None:
     assert [s.committed for s in sequences] == [64, 64]
     assert start(memory, tokens((1, 64), (2, 40), (4, 40))).committed == 96
     shared, own = 64 // PAGE, pages(104 + 50 + 50) - 64 // PAGE
-    assert memory.pool.held_alone(sequences) == 2 * own
+    assert held_alone(memory.pool, sequences) == 2 * own
     assert memory.pool.available == 100 - shared - 2 * own - 2 - (pages(144 + 50 + 50) - 6)
 
 
@@ -186,7 +186,6 @@ def test_a_waiting_sequence_is_looked_up_once_and_then_asked_for_what_is_new() -
     memory.pool.check([other])
     memory.pool.leave(waiting)
     assert not memory.pool._known
-    assert not memory.pool._prefixes._watched
 
 
 prompts = st.lists(st.sampled_from([(1, 16), (2, 16), (3, 40), (4, 7)]), min_size=1, max_size=6)
@@ -252,7 +251,7 @@ class PoolMachine(RuleBasedStateMachine):
         if not self.running:
             return
         some = data.draw(st.lists(st.sampled_from(self.running), unique_by=id))
-        expected = self.pool.available + self.pool.held_alone(some)
+        expected = self.pool.available + held_alone(self.pool, some)
         for sequence in some:
             self.running.remove(sequence)
             self.pool.close(sequence)

@@ -22,7 +22,7 @@ from draftwood_model_runner.scheduling.scheduler import PRIORITY_SECONDS, Schedu
 from draftwood_model_runner.scheduling.slot_shares import QUANTUM
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_strategies.draft import Int32Array
-from tests.model_runner.fake_kv import FakeMemory
+from tests.model_runner.fake_kv import FakeMemory, held_alone
 from tests.model_runner.sequences import make_sequence
 
 PAGE = 16
@@ -303,8 +303,8 @@ def test_nobody_is_preempted_where_that_would_not_be_enough() -> None:
     bench.scheduler.schedule()
     assert last.committed == 288
     pool = bench.pool
-    assert pool.held_alone([last]) < pool.pages(last).size - 288 // PAGE + 1
-    assert pool.held_alone([first, last]) == pool.held_alone([first]) + pool.held_alone([last]) + 288 // PAGE
+    assert held_alone(pool, [last]) < pool.pages(last).size - 288 // PAGE + 1
+    assert held_alone(pool, [first, last]) == held_alone(pool, [first]) + held_alone(pool, [last]) + 288 // PAGE
     bench.finishing_order()
     assert [len(s.output) for s in (first, second, last)] == [5, 310, 5]
 
