@@ -58,7 +58,9 @@ def _is_position_embedding(part: nn.Module) -> bool:
     return not list(part.children()) and {"past_key_values_length", "position_ids"} <= set(names)
 
 
-def _given(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+def _given(
+    part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     positions = _POSITIONS.get()
     return None if positions is None else (args, {**kwargs, "position_ids": positions.flatten()})
 

@@ -27,7 +27,7 @@ from draftwood_model_runner.runners.torch.attention import ATTENTION_NAME
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
 from draftwood_model_runner.runners.torch.machine import bound_kernel_caches
 from draftwood_model_runner.runners.torch.own.probe import own_layout
-from draftwood_model_runner.runners.torch.packed_linear import noted_calls, linear_shapes, pack_linears
+from draftwood_model_runner.runners.torch.packed_linear import linear_shapes, noted_calls, pack_linears
 from draftwood_model_runner.runners.torch.runner import forward
 from draftwood_strategies.draft import EMPTY_TREE, Int32Array
 

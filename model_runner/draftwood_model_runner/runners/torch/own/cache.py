@@ -59,7 +59,9 @@ class RowMemory:
     def extended(self, part: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Stores keys [1, head, T, size] and values alike; returns those of the whole row [1, head, end, size]."""
         if keys.shape[0] != 1 or keys.shape[2] != self.end - self.context:
-            raise ValueError(f"the model put {tuple(keys.shape)} keys into its cache for {self.end - self.context} tokens")
+            raise ValueError(
+                f"the model put {tuple(keys.shape)} keys into its cache for {self.end - self.context} tokens"
+            )
         self._entries.write(part, keys[0], values[0])
         all_keys, all_values = self._entries.read(part, 0)
         return all_keys[None, :, : self.end].to(keys.dtype), all_values[None, :, : self.end].to(values.dtype)

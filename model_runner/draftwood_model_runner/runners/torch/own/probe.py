@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,6 @@ from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.positions import follow_positions, plain_positions
 from draftwood_model_runner.runners.probing import (
     TOLERANCE,
-    does_not_run,
     difference,
     path_with_wrong_siblings,
     shorter_context,
@@ -139,4 +137,6 @@ def _ids(tokens: Int32Array, module: Any) -> torch.Tensor:
 
 
 def _does_not_run(module: Any, error: Exception) -> str:
-    return f"{type(module).__name__} does not run with a cache of several tokens at once: {type(error).__name__}: {error}"
+    return (
+        f"{type(module).__name__} does not run with a cache of several tokens at once: {type(error).__name__}: {error}"
+    )
