@@ -103,6 +103,13 @@ KNOWN = {
 """By model type: well-known models of the family."""
 
 _TINY_VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 48,
+    "long_factor": [2.0] * 48,
+    "original_max_position_embeddings": 4096,
+}
 _CHANGES: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {
         "num_experts": 4,
@@ -118,20 +125,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 16,
         "mamba_d_head": 64,
     },
-    "blt": {
-        "encoder_hash_byte_group_vocab": 64,
-        "patch_in_forward": False,
-        **{
-            f"{part}_config": {
-                "hidden_size": 64,
-                "hidden_size_global": 64,
-                "intermediate_size": 128,
-                "num_attention_heads": 2,
-                "num_hidden_layers": 1,
-            }
-            for part in ("patcher", "encoder", "decoder", "global")
-        },
-    },
+    "blenderbot": {"encoder_layers": 2, "decoder_layers": 2},
     "cohere_compass_text": {
         "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")
@@ -157,7 +151,6 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "layer_types": ["mamba", "attention"] * 2,
         "num_hidden_layers": 4,
     },
-    "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8},
     "hunyuan_v1_dense": {"head_dim": 32},
     "hunyuan_v1_moe": {"head_dim": 32},
     "kimi_linear": {"num_experts": 4, "num_experts_per_token": 2, "num_experts_per_tok": 2},
@@ -165,6 +158,7 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
     "ministral": {"head_dim": 32},
     "phi4_multimodal": {
+        "rope_parameters": _LONGROPE,
         "vision_config": _TINY_VISION,
         "audio_config": {"hidden_size": 32, "intermediate_size": 64, "num_blocks": 1, "num_attention_heads": 2},
     },
@@ -177,14 +171,16 @@ _CHANGES: dict[str, dict[str, Any]] = {
 """Where the defaults of transformers make no model that runs, one that is too large, or not the one that was
 published."""
 _CODES = "writes several audio codes in each step, which are no sequence of tokens"
+_PATCHES = "groups the bytes of each forward pass into patches, so a draft would change the groups of what is before it"
 _ASSISTANT = "drafts for another model from its hidden states, and writes no text by itself"
 NO_TEXT = {
+    "blt": _PATCHES,
     "gemma4_assistant": _ASSISTANT,
     "gemma4_unified_assistant": _ASSISTANT,
     "musicgen": _CODES,
     "musicgen_melody": _CODES,
 }
-"""Families that write no text by themselves, with the reason."""
+"""Families that are no model of a sequence of tokens, with the reason."""
 _RECURRENT = frozenset({"rwkv", "xlstm"})
 """Families with a state that is in no cache of transformers."""
 

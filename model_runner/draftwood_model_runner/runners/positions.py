@@ -65,6 +65,9 @@ def _given(
     return None if positions is None else (args, {**kwargs, "position_ids": positions.flatten()})
 
 
-def _in_shape(part: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor | None:
+def _in_shape(part: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor | None:
+    """The embeddings of a batch of several rows, which were looked up as one."""
     positions = _POSITIONS.get()
-    return None if positions is None else output.reshape(*positions.shape, output.shape[-1])
+    if positions is None or positions.shape[0] == 1:
+        return None
+    return output.reshape(*positions.shape, output.shape[-1])

@@ -119,7 +119,7 @@ def does_not_run(name: str, error: Exception) -> str:
 
 def too_few_calls(calls: int, config: Any) -> str | None:
     """Why draft trees cannot be verified, if not every layer calls attention by transformers' interface."""
-    layers = int(getattr(config, "decoder_layers", None) or config.num_hidden_layers)
+    layers = int(getattr(config, "decoder_layers", None) or getattr(config, "num_hidden_layers", None) or 0)
     if calls == layers:
         return None
     if calls == 0:

@@ -153,6 +153,9 @@ def _shrink_layers(values: dict[str, Any]) -> None:
             values[key] = [value[layer] for layer in kept]
         elif isinstance(value, dict) and value and all(str(layer).isdigit() for layer in value):  # by layer
             values[key] = {kept.index(int(layer)): of for layer, of in value.items() if int(layer) in kept}
+    if per_stack := values.get("num_layers_per_stack"):  # layers that are run several times
+        values["num_layers_per_stack"], values[name] = 1, layers // per_stack
+        return
     values[name] = len(kept)
     for key in ("first_k_dense_replace", "max_window_layers"):
         if _is_number(values.get(key)):

@@ -28,8 +28,8 @@ def models(args: list[str]) -> int:
     console.print(table)
     served = [sum(runner != "refused" for runner in runners) for runners in zip(*_runners(listed), strict=True)]
     console.print(
-        f"Of {len(listed)} families torch serves {served[0]} and OpenVINO {served[1]}, tried as small random models with"
-        f" transformers {tested['transformers']}: drafted greedy answers against generate."
+        f"Of {len(listed)} families torch serves {served[0]} and OpenVINO {served[1]}, tried as small random models"
+        f" with transformers {tested['transformers']}: drafted greedy answers against generate."
     )
     return 0
 

@@ -76,7 +76,7 @@ class _PagedLayer(CacheLayerMixin):
         super().__init__()
         self._row, self._parts = row, parts
         self._length = row.context
-        self.is_initialized = True
+        self.is_initialized = parts.states is not None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing: the memory is there."""

@@ -59,9 +59,9 @@ def own_layout(module: Any, max_context: int) -> KVLayout:
             return trials[0].layout(form)
     advice = shorter_context(min(limits.values())) if limits and differing[0] <= TOLERANCE[module.dtype] else ""
     raise UnsupportedModelError(
-        f"{type(module).__name__}: with its own cache it computes something else for several tokens at once than for one"
-        f" after the other; logits differ by {max(differing):.1e}, of which at most {TOLERANCE[module.dtype]:.0e} is"
-        f" rounding{advice}"
+        f"{type(module).__name__}: with its own cache it computes something else for several tokens at once than for"
+        f" one after the other; logits differ by {max(differing):.1e} (at most {TOLERANCE[module.dtype]:.0e} is"
+        f" rounding){advice}"
     )
 
 
