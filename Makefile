@@ -12,7 +12,7 @@ HELM := build/helm/.installed
 # Models that tests convert are kept in a folder of their own.
 TEST_ENV := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 XDG_CACHE_HOME=$(CURDIR)/build/cache
 
-.PHONY: lock hosts wheels compiled test-gpu test-vllm test-sglang help setup demo docs reference serve bench test test-slow check format protos baseline dashboards golden test-monitoring test-quantized stream-cost peers clean image-test install-test screenshots
+.PHONY: sweep lock hosts wheels compiled test-gpu test-vllm test-sglang help setup demo docs reference serve bench test test-slow check format protos baseline dashboards golden test-monitoring test-quantized stream-cost peers clean image-test install-test screenshots
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -30,6 +30,9 @@ $(STAMP): pyproject.toml $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) pylock.to
 	$(PIP) --no-deps --requirement pylock.toml
 	$(PIP) --no-build-isolation $(addprefix --editable ./,$(DISTRIBUTIONS))
 	touch $@
+
+sweep: $(STAMP)  ## Try every causal LM of transformers by both runners, and write the table of `draftwood models` (an hour on two cores)
+	$(TEST_ENV) $(BIN)/python -m tools.sweep_models --write
 
 demo: $(STAMP)  ## Run the main job: questions through the service, drafting off, cold and warm; an experiment
 	$(BIN)/draftwood demo

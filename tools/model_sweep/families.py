@@ -125,13 +125,14 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 16,
         "mamba_d_head": 64,
     },
-    "blenderbot": {"encoder_layers": 2, "decoder_layers": 2},
+    "blenderbot": {"encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 512},
     "cohere_compass_text": {
         "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")
         }
     },
     "cpmant": {"dim_ff": 256},
+    "ctrl": {"n_positions": 512},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},

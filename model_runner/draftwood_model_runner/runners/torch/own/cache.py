@@ -77,6 +77,7 @@ class _PagedLayer(CacheLayerMixin):
         self._row, self._parts = row, parts
         self._length = row.context
         self.is_initialized = parts.states is not None
+        self.keys = self.values = torch.empty(0)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing: the memory is there."""
