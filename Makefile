@@ -15,7 +15,8 @@ QUANTIZED := tests/model_runner/runners/cuda/test_quantized.py
 TEST_ENV := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 XDG_CACHE_HOME=$(CURDIR)/build/cache
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
 
-.PHONY: lock hosts wheels compiled test-gpu test-vllm test-sglang help setup demo docs reference serve bench test test-system test-gpu-sim test-slow check format protos baseline dashboards golden test-monitoring test-quantized stream-cost peers clean image-test install-test screenshots
+.PHONY: sweep lock hosts wheels compiled test-gpu test-vllm test-sglang help setup demo docs reference serve bench test test-system test-gpu-sim test-slow check format protos baseline dashboards golden test-monitoring test-quantized stream-cost peers clean image-test install-test screenshots
+
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,6 +34,9 @@ $(STAMP): pyproject.toml $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) pylock.to
 	$(PIP) --no-deps --requirement pylock.toml
 	$(PIP) --no-build-isolation $(addprefix --editable ./,$(DISTRIBUTIONS))
 	touch $@
+
+sweep: $(STAMP)  ## Try every causal LM of transformers by both runners, and write the table of `draftwood models` (an hour on two cores)
+	$(TEST_ENV) $(BIN)/python -m tools.sweep_models --write
 
 demo: $(STAMP)  ## Run the main job: questions through the service, drafting off, cold and warm; an experiment
 	$(BIN)/draftwood demo

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-
 from draftwood_model_runner.loading.supported_models import FILE, families, trial_conditions
 from draftwood_service.models_command import models
+
 from tools.model_sweep.families import FAMILIES, small_model
 from tools.model_sweep.trial import PROMPTS, RUNNERS, try_runner
 

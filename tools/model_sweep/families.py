@@ -1,16 +1,26 @@
-"""The families that `tools/sweep_models.py` tries: small random models of transformers' own classes."""
+"""The families that `tools/sweep_models.py` tries: small random models of all of transformers' own causal LMs."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from transformers import AutoConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers import AutoConfig, DynamicCache
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
 
 from draftwood_model_runner.runners.shrinking import randomized, shrunken_config
 
-FAMILIES = {
+FAMILIES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+WINDOW = 40
+"""What windows, chunks and other thresholds of the small models are, in tokens."""
+CONTEXT = 384
+"""Their positions."""
+
+KNOWN = {
     "apertus": "Apertus 8B, 70B",
     "arcee": "Arcee AFM 4.5B",
     "biogpt": "BioGPT",
@@ -92,27 +102,118 @@ FAMILIES = {
 }
 """By model type: well-known models of the family."""
 
+_TINY_VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 48,
+    "long_factor": [2.0] * 48,
+    "original_max_position_embeddings": 4096,
+}
 _CHANGES: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {
+        "num_experts": 4,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "bamba": {
+        "hidden_size": 512,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "mamba_n_heads": 16,
+        "mamba_d_head": 64,
+    },
+    "blenderbot": {"encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 512},
+    "cohere_compass_text": {
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")
+        }
+    },
+    "cpmant": {"dim_ff": 256},
+    "ctrl": {"n_positions": 512},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
+    },
     "deepseek_v2": {"num_experts_per_tok": 2, "n_routed_experts": 4, "topk_method": "greedy"},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
+    "gemma3n": {"text_config": {"intermediate_size": 256}},
+    "gemma3n_text": {"intermediate_size": 256},
+    "git": {"vision_config": _TINY_VISION},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "num_layers": 4},
+    "granitemoehybrid": {
+        "hidden_size": 512,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "mamba_n_heads": 16,
+        "mamba_d_head": 64,
+        "layer_types": ["mamba", "attention"] * 2,
+        "num_hidden_layers": 4,
+    },
     "hunyuan_v1_dense": {"head_dim": 32},
     "hunyuan_v1_moe": {"head_dim": 32},
+    "kimi_linear": {"num_experts": 4, "num_experts_per_token": 2, "num_experts_per_tok": 2},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
     "ministral": {"head_dim": 32},
+    "phi4_multimodal": {
+        "rope_parameters": _LONGROPE,
+        "vision_config": _TINY_VISION,
+        "audio_config": {"hidden_size": 32, "intermediate_size": 64, "num_blocks": 1, "num_attention_heads": 2},
+    },
     "phimoe": {"sliding_window": 2047},
+    "reformer": {"axial_pos_embds": False, "hidden_size": 256, "is_decoder": True, "attn_layers": ["local", "lsh"]},
+    "rwkv": {"hidden_size": 64, "attention_hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
+    "xlstm": {"hidden_size": 64, "embedding_dim": 64, "num_heads": 4, "num_blocks": 2, "num_hidden_layers": 2},
+    "xmod": {"default_language": "en_XX"},
 }
-"""Where the defaults of transformers make no model that runs, or not the one that was published."""
+"""Where the defaults of transformers make no model that runs, one that is too large, or not the one that was
+published."""
+_CODES = "writes several audio codes in each step, which are no sequence of tokens"
+_PATCHES = "groups the bytes of each forward pass into patches, so a draft would change the groups of what is before it"
+_ASSISTANT = "drafts for another model from its hidden states, and writes no text by itself"
+NO_TEXT = {
+    "blt": _PATCHES,
+    "gemma4_assistant": _ASSISTANT,
+    "gemma4_unified_assistant": _ASSISTANT,
+    "musicgen": _CODES,
+    "musicgen_melody": _CODES,
+}
+"""Families that are no model of a sequence of tokens, with the reason."""
+_RECURRENT = frozenset({"rwkv", "xlstm"})
+"""Families with a state that is in no cache of transformers."""
 
 
 def small_model(family: str) -> Any:
-    """A random float32 model, the same each time, with windows and thresholds of a few tokens.
+    """A random float32 model, the same each time, with windows and thresholds of `WINDOW` tokens.
 
     Raises:
         Exception: whatever transformers raises for a config that it does not take.
     """
-    config = AutoConfig.for_model(family, **_CHANGES.get(family, {})).get_text_config()
-    classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    whole = AutoConfig.for_model(family, **_CHANGES.get(family, {}))
+    config = whole.get_text_config()
+    if hasattr(config, "is_decoder"):
+        config.is_decoder = True
+    classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None) or MODEL_FOR_CAUSAL_LM_MAPPING[type(whole)]
     model_class = classes[0] if isinstance(classes, tuple) else classes
     torch.manual_seed(0)
-    return randomized(model_class(shrunken_config(config)).float().eval())
+    small = shrunken_config(config, WINDOW, CONTEXT)
+    small.tie_word_embeddings = False  # tied, a random model repeats its last token
+    return randomized(model_class(small).float().eval())
+
+
+def kind_of(family: str, module: Any) -> str:
+    """ "attention", "recurrent" or "hybrid": what layers a family has."""
+    if family in _RECURRENT:
+        return "recurrent"
+    try:
+        layers = DynamicCache(config=module.config).layers
+    except Exception:  # a config that transformers makes no such cache for
+        return "attention"
+    states = [isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers]
+    attention = any(hasattr(layer, "get_mask_sizes") for layer in layers)
+    if not any(states):
+        return "attention"
+    return "hybrid" if attention else "recurrent"

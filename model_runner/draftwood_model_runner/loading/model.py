@@ -211,7 +211,7 @@ def _device(device: str) -> torch.device:
 def _max_context(config: Any, wanted: int | None) -> int:
     """The model's context, capped where its positions would start to depend on the batch."""
     names = ("max_position_embeddings", "max_target_positions")  # the second in Whisper
-    limit = next((int(found) for name in names if (found := getattr(config, name, None))), 2**31 - 1)
+    limit = next((found for name in names if (found := getattr(config, name, None) or 0) > 0), 2**31 - 1)
     # Another request's positions would change all rotations of ours.
     if (rescaled := rotation_limit(config)) and rescaled[1] < limit:
         kind, limit = rescaled

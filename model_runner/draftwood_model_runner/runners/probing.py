@@ -119,7 +119,7 @@ def does_not_run(name: str, error: Exception) -> str:
 
 def too_few_calls(calls: int, config: Any) -> str | None:
     """Why draft trees cannot be verified, if not every layer calls attention by transformers' interface."""
-    layers = int(config.num_hidden_layers)
+    layers = int(getattr(config, "decoder_layers", None) or getattr(config, "num_hidden_layers", None) or 0)
     if calls == layers:
         return None
     if calls == 0:
@@ -147,14 +147,8 @@ def past_thresholds(module: Any, max_context: int, trial: Callable[[Any], object
     limits = thresholds(config, max_context)
     if not limits:
         return
-    named = ", ".join(f"{key} = {value}" for key, value in limits.items())
-    try:
-        copied = shrunken(module)
-    except Exception as error:
-        raise UnsupportedModelError(
-            f"{name}: what it computes beyond {named} cannot be tried, as there is no small copy of it"
-            f" ({type(error).__name__}: {error}){shorter_context(min(limits.values()))}"
-        ) from error
+    named = _named(limits)
+    copied = small_copy(module, limits)
     if not _cache_agrees(copied):
         raise UnsupportedModelError(
             f"{name}: beyond {named} transformers itself computes something else with a KV cache than without"
@@ -168,6 +162,25 @@ def past_thresholds(module: Any, max_context: int, trial: Callable[[Any], object
             f"{name}: beyond {named} its layers compute something that draft trees cannot be verified with, such as a"
             f" window that is in its own mask only{shorter_context(min(limits.values()))} (in a small copy: {error})"
         ) from error
+
+
+def small_copy(module: Any, limits: dict[str, int]) -> Any:
+    """A model of the same architecture, see `shrinking`, for trials beyond these thresholds.
+
+    Raises:
+        UnsupportedModelError: there can be none.
+    """
+    try:
+        return shrunken(module)
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{type(module).__name__}: what it computes beyond {_named(limits)} cannot be tried, as there is no small"
+            f" copy of it ({type(error).__name__}: {error}){shorter_context(min(limits.values()))}"
+        ) from error
+
+
+def _named(limits: dict[str, int]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in limits.items())
 
 
 @torch.inference_mode()

@@ -26,16 +26,18 @@ _RESCALING = frozenset({"dynamic", "longrope"})
 """Rotations that all change once any position passes the original context."""
 _LAYERS = 4
 _SIZES = {
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 128),
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "decoder_vocab_size"), 128),
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_zero_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k", "top_k_experts"), 2),
     **dict.fromkeys(("topk_blocks", "index_topk_blocks"), 1),
     **dict.fromkeys(("n_group", "topk_group", "num_expert_group", "n_shared_experts", "num_shared_experts"), 1),
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "embedding_size", "hidden_size_per_layer_input"), 32),
     **dict.fromkeys(("qk_nope_head_dim", "v_head_dim"), 16),
-    **dict.fromkeys(("max_position_embeddings", "n_positions"), CONTEXT),
 }
 """What numbers of a config become, if they are larger."""
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
+_COUNTING_BY_LAYER = ("compress_rates",)
+"""Dictionaries of configs that give such numbers of tokens for each type of layer."""
 _INNER_WIDTH = re.compile(r"(intermediate_size(_mlp)?|ffn_(dim|hidden_size)|n_inner)$")
 _LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
@@ -95,15 +97,20 @@ def randomized(module: Any) -> Any:
     return module
 
 
-def shrunken_config(config: Any) -> Any:
-    """The config of a copy, see `shrunken`; of the same class."""
+def shrunken_config(config: Any, threshold: int = THRESHOLD, context: int = CONTEXT) -> Any:
+    """The config of a copy, see `shrunken`; of the same class.
+
+    Args:
+        threshold: what windows and other thresholds are scaled down to, in tokens.
+        context: positions of the copy.
+    """
     values = copy.deepcopy(config.to_dict())
     for holder, key in _counting_tokens(values):
         if not (key == "original_max_position_embeddings" and rotation_limit(config)):
-            holder[key] = min(holder[key], THRESHOLD)
+            holder[key] = min(holder[key], threshold)
     for key, value in values.items():
         if _is_number(value):
-            values[key] = min(value, _SIZES.get(key, value))
+            values[key] = min(value, context if key in _POSITIONS else _SIZES.get(key, value))
             if key.endswith("_token_id"):
                 values[key] = min(value, _SIZES["vocab_size"] - 1)
     values.pop("quantization_config", None)
@@ -115,7 +122,9 @@ def shrunken_config(config: Any) -> Any:
 def _counting_tokens(values: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     """Thresholds of a config and of the dictionaries in it: each with the dictionary that holds it."""
     for key, value in values.items():
-        if isinstance(value, dict):
+        if key in _COUNTING_BY_LAYER:
+            yield from ((value, kind) for kind in value)
+        elif isinstance(value, dict):
             yield from _counting_tokens(value)
         elif _is_number(value) and value > 0 and _THRESHOLDS.search(key):
             yield values, key
@@ -144,6 +153,9 @@ def _shrink_layers(values: dict[str, Any]) -> None:
             values[key] = [value[layer] for layer in kept]
         elif isinstance(value, dict) and value and all(str(layer).isdigit() for layer in value):  # by layer
             values[key] = {kept.index(int(layer)): of for layer, of in value.items() if int(layer) in kept}
+    if per_stack := values.get("num_layers_per_stack"):  # layers that are run several times
+        values["num_layers_per_stack"], values[name] = 1, layers // per_stack
+        return
     values[name] = len(kept)
     for key in ("first_k_dense_replace", "max_window_layers"):
         if _is_number(values.get(key)):
@@ -157,17 +169,22 @@ def _first_of_each(kinds: list[str], start: int, end: int) -> list[int]:
 
 def _shrink_widths(values: dict[str, Any], config: Any) -> None:
     """Fewer heads of the same size, as factors of rotations are given for each of its elements."""
-    heads: int = getattr(config, "num_attention_heads", None) or 0
-    width: int = getattr(config, "hidden_size", None) or 0
-    if not (heads and width):
+    heads_name = config.attribute_map.get("num_attention_heads", "num_attention_heads")
+    width_name = config.attribute_map.get("hidden_size", "hidden_size")
+    heads, width = values.get(heads_name) or 0, values.get(width_name) or 0
+    if not (_is_number(heads) and _is_number(width) and heads and width):
         return
-    shared: int = getattr(config, "num_key_value_heads", None) or heads
+    shared: int = values.get(config.attribute_map.get("num_key_value_heads", "num_key_value_heads")) or heads
     few = min(heads, 4)
     size: int = values.get("head_dim") or 0
     free = (size and size * heads != width) or "kv_lora_rank" in values
     new_width = 128 if free else width // heads * few
-    values[config.attribute_map.get("num_attention_heads", "num_attention_heads")] = few
-    values[config.attribute_map.get("hidden_size", "hidden_size")] = new_width
+    values[heads_name], values[width_name] = few, new_width
+    for key in ("encoder_attention_heads", "decoder_attention_heads"):
+        if key in values:
+            values[key] = few
+    if "qk_head_dim" in values:
+        values["qk_head_dim"] = values["qk_nope_head_dim"] + values["qk_rope_head_dim"]
     if "num_key_value_heads" in values:
         values["num_key_value_heads"] = few if shared == heads else min(2, shared)
     for key, value in values.items():

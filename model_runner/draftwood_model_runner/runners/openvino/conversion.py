@@ -35,6 +35,7 @@ from draftwood_model_runner.runners.openvino.paged_attention import (
     add_parameters,
     paged_attention,
 )
+from draftwood_model_runner.runners.positions import follow_positions, positions_of_step
 from draftwood_model_runner.runners.probing import hidden_window, other_layers, too_few_calls
 
 ATTENTION_NAME = "draftwood_openvino"
@@ -141,7 +142,8 @@ class _FlatModel(torch.nn.Module):
         hook = self.module.get_output_embeddings().register_forward_pre_hook(gather)
         token = _TRACE.set(self._trace_of_call)
         try:
-            output = self.module(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+            with positions_of_step(position_ids):
+                output = self.module(input_ids=input_ids, position_ids=position_ids, use_cache=False)
         finally:
             _TRACE.reset(token)
             hook.remove()
@@ -163,6 +165,7 @@ def convert(module: Any, max_context: int) -> ConvertedModel:
     name, config = type(module).__name__, module.config.get_text_config()
     if reason := other_layers(config, max_context):
         raise UnsupportedRunnerError(f"OpenVINO: {name}: {reason}")
+    follow_positions(module)
     trace = _Trace(max_context)
     try:
         with _as_traced(module):

@@ -13,6 +13,7 @@ from draftwood_model_runner.errors import UnsupportedRunnerError
 from draftwood_model_runner.runners.base import Runner
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.openvino.kv_pages import PAGE_SIZE
+from draftwood_model_runner.runners.positions import plain_positions
 from draftwood_model_runner.runners.probing import TOLERANCE, difference, path_with_wrong_siblings
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array
 
@@ -54,7 +55,9 @@ def probe(module: Any, make_runner: Callable[[int], Runner], max_context: int, *
         raise UnsupportedRunnerError(f"OpenVINO: {name}: {type(error).__name__}: {error}") from error
     for i, tokens in enumerate(sequences):
         ids = torch.from_numpy(tokens.astype(np.int64))[None]
-        expected = module(input_ids=ids, use_cache=False).logits[0, -_PATH - 1 :]
+        expected = module(input_ids=ids, use_cache=False, **plain_positions(module, tokens.size)).logits[
+            0, -_PATH - 1 :
+        ]
         if chains is not None:
             _compare(name, chains[i], expected, INT8_TOLERANCE, "with 8-bit weights", "quantization")
             expected = chains[i]

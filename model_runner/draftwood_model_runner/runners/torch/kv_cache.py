@@ -6,7 +6,7 @@ import math
 import mmap
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +14,9 @@ from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.runners.base import KVMoves, KVShape, StepBatch, by_layer
 from draftwood_model_runner.runners.torch.exact_attention import ONES
 from draftwood_strategies.draft import Int32Array
+
+if TYPE_CHECKING:
+    from draftwood_model_runner.runners.torch.own.cache import OwnCache
 
 PAGE_SIZE = 16
 """Tokens of a page, vLLM's default: small, so that most of a short common prefix is in full pages."""
@@ -27,12 +30,14 @@ class KVLayout:
         shapes: for each layer.
         dtype: of stored keys and values; float32 if `exact`.
         exact: attention sums in the order that `exact_attention` describes.
+        own: the model attends in code of its own, over this cache; None if it calls `attention.tree_attention`.
     """
 
     shapes: tuple[KVShape, ...]
     dtype: torch.dtype
     device: torch.device
     exact: bool = False
+    own: OwnCache | None = None
 
     @property
     def bytes_per_token(self) -> int:
@@ -73,7 +78,7 @@ class KVCache:
             raise InvalidValueError(
                 "kv_cache_tokens", tokens, f"the device has no memory for their {gigabytes:.1f} GB of keys and values"
             ) from error
-        self._arrays = [_plain(array) for array in (*keys.values(), *values.values())]
+        self._arrays = [_plain(array) for array in (*keys.values(), *values.values()) if array.numel()]
         self.keys = by_layer(layout.shapes, keys)
         self.values = by_layer(layout.shapes, values)
 
@@ -132,7 +137,7 @@ def _gathered(memory: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
     """[kv_head, p * PAGE_SIZE, size] of a layer's [kv_head, slots, size] and a page table int64[p]."""
     heads, slots, size = memory.shape
     paged = memory.view(heads, slots // PAGE_SIZE, PAGE_SIZE * size)
-    return paged.index_select(1, pages).view(heads, -1, size)
+    return paged.index_select(1, pages).view(heads, pages.shape[0] * PAGE_SIZE, size)
 
 
 def _plain(tensor: torch.Tensor) -> Any:
@@ -144,7 +149,7 @@ def _plain(tensor: torch.Tensor) -> Any:
 
 def _empty(shape: tuple[int, ...], layout: KVLayout) -> torch.Tensor:
     """A tensor that on a CPU is a memory mapping of its own, of which only what is written takes memory."""
-    if layout.device.type != "cpu":
+    if layout.device.type != "cpu" or 0 in shape:
         return torch.empty(shape, dtype=layout.dtype, device=layout.device)
     size = math.prod(shape) * layout.dtype.itemsize
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

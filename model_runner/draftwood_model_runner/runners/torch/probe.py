@@ -12,6 +12,7 @@ import torch
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.attention_shapes import attention_shapes
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.positions import follow_positions, plain_positions
 from draftwood_model_runner.runners.probing import (
     TOLERANCE,
     difference,
@@ -25,7 +26,8 @@ from draftwood_model_runner.runners.shrinking import CONTEXT
 from draftwood_model_runner.runners.torch.attention import ATTENTION_NAME
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
 from draftwood_model_runner.runners.torch.machine import bound_kernel_caches
-from draftwood_model_runner.runners.torch.packed_linear import linear_shapes, pack_linears
+from draftwood_model_runner.runners.torch.own.probe import own_layout
+from draftwood_model_runner.runners.torch.packed_linear import linear_shapes, noted_calls, pack_linears
 from draftwood_model_runner.runners.torch.runner import forward
 from draftwood_strategies.draft import EMPTY_TREE, Int32Array
 
@@ -40,7 +42,10 @@ _EXACT_CONTEXT = 150
 
 @torch.inference_mode()
 def probe(module: Any, exact: bool, max_context: int) -> KVLayout:
-    """Puts tree attention and packed linear layers into a model; returns the shape of its keys and values.
+    """Makes a model ready for draft trees; returns the shape of its keys and values.
+
+    It gets packed linear layers and tree attention. One that computes something else then, as it attends in code of its
+    own, keeps its own attention over a cache of ours, if that computes the same; see `own`.
 
     A prompt and a small tree, whose true path has a wrong sibling beside every node, go through tree attention. The
     logits along the true path must be those of the unmodified model over the plain sequence. A model with windows or
@@ -53,10 +58,23 @@ def probe(module: Any, exact: bool, max_context: int) -> KVLayout:
     Raises:
         UnsupportedModelError: with the reason.
     """
+    name = type(module).__name__
+    bound_kernel_caches(linear_shapes(module))
+    try:
+        return _tree_attention(module, exact, max_context)
+    except UnsupportedModelError as refusal:
+        try:
+            layout = own_layout(module, max_context)
+        except UnsupportedModelError as error:
+            raise type(refusal)(f"{refusal}; {error}") from error
+        _log.warning("%s: computed one sequence after the other, with its own attention, since: %s", name, refusal)
+        return layout
+
+
+def _tree_attention(module: Any, exact: bool, max_context: int) -> KVLayout:
     name, config = type(module).__name__, module.config.get_text_config()
     if reason := other_layers(config, max_context):
         raise UnsupportedModelError(f"{name}: {reason}")
-    bound_kernel_caches(linear_shapes(module))
     layout = _layout(module, max_context)
     past_thresholds(
         module, max_context, lambda copied: _compare(copied, _layout(copied, CONTEXT), False, _LONG_CONTEXT)
@@ -70,8 +88,12 @@ def _compare(module: Any, layout: KVLayout, exact: bool, context: int) -> KVLayo
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, context + _PATH, np.int32)
     try:
         module.set_attn_implementation("eager")
-        plain = module(input_ids=_ids(tokens, module), use_cache=False).logits[0, context - 1 :]
-        pack_linears(module)
+        follow_positions(module)
+        with noted_calls(module) as called:
+            plain = module(
+                input_ids=_ids(tokens, module), use_cache=False, **plain_positions(module, tokens.size)
+            ).logits[0, context - 1 :]
+        pack_linears(module, called)
         module.set_attn_implementation(ATTENTION_NAME)
         if exact and module.device.type == "cpu":
             layout = _exact_if_possible(module, layout, tokens)

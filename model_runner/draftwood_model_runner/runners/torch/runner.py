@@ -14,9 +14,11 @@ from draftwood_model_runner.runners.choices import Choices
 from draftwood_model_runner.runners.device_errors import device_errors
 from draftwood_model_runner.runners.host.most_probable import most_probable
 from draftwood_model_runner.runners.logit_rows import logits_of_rows
+from draftwood_model_runner.runners.positions import positions_of_step
 from draftwood_model_runner.runners.torch.attention import BATCH, TorchBatch
 from draftwood_model_runner.runners.torch.exact_attention import draft_limits
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
+from draftwood_model_runner.runners.torch.own.forward import own_forward
 
 
 class TorchRunner:
@@ -40,6 +42,9 @@ class TorchRunner:
         self._threads = threads or default_threads()
 
     def draft_limits(self, position: int) -> DraftLimits:
+        own = self._layout.own
+        if own is not None and own.tree_masks is None:
+            return DraftLimits(branches=False)
         return draft_limits(position) if self._layout.exact else NO_LIMITS
 
     @torch.inference_mode()
@@ -85,9 +90,12 @@ class TorchRunnerFactory:
 
 def forward(module: Any, batch: StepBatch, kv: KVCache) -> torch.Tensor:
     """Logits [R, vocab], R rounded up on a CPU; writes the keys and values of the batch."""
+    if kv.layout.own is not None:
+        return own_forward(module, batch, kv, kv.layout.own)
     of_step = TorchBatch(batch, kv)
-    token = BATCH.set(of_step)
+    token, inputs = BATCH.set(of_step), of_step.inputs()
     try:
-        return logits_of_rows(module, **of_step.inputs())
+        with positions_of_step(inputs["position_ids"]):
+            return logits_of_rows(module, **inputs)
     finally:
         BATCH.reset(token)

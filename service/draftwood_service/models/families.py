@@ -1,0 +1,44 @@
+"""Which families of models were tried, what runners draft for them, and why not: the table of `draftwood models`.
+
+`tools/sweep_models.py` writes the file. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).parent / "families.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family of models: those of one model type of transformers.
+
+    Attributes:
+        name: the model type.
+        models: well-known models of it.
+        kind: "attention", "hybrid" (some layers keep a state) or "recurrent" (all do).
+        torch, openvino: what the runner verifies: draft "trees", only "chains", or nothing: "refused".
+        reason: why a runner refuses it; empty if none does.
+    """
+
+    name: str
+    models: str
+    kind: str
+    torch: str
+    openvino: str
+    reason: str
+
+
+def trial_conditions() -> dict[str, Any]:
+    """Versions and numbers of the trial."""
+    tested: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))["tested"]
+    return tested
+
+
+def families() -> list[Family]:
+    """All causal LMs of transformers, by name."""
+    return [Family(**entry) for entry in json.loads(FILE.read_text(encoding="utf-8"))["families"]]
