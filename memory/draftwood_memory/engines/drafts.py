@@ -77,6 +77,9 @@ class EngineDrafts:
         is_live: whether the engine still knows a request, running or not. Called from two threads.
         publish: takes the figures each second, on a thread of its own; None for nobody.
         tell: is told after each step of the requests that wrote in it, and have the chain that was drafted for them.
+
+    Attributes:
+        failing: the latest step has no drafts since something raised. Set by who calls `step`.
     """
 
     _session_class: type[Session] = Session
@@ -97,6 +100,7 @@ class EngineDrafts:
         self.times = ServedStepTimes()
         self.failures: Counter[str] = Counter()
         self.sessions: dict[str, Session] = {}
+        self.failing = False
         self._memory = memory
         self._settings = settings
         self._vocab_size = vocab_size
@@ -331,7 +335,9 @@ class EngineDrafts:
             return
         self._published_at = now
         with self._exclusion.held():
-            points = self._figures.points(self.sessions.values(), self._memory.counters(), self._memory.healthy)
+            points = self._figures.points(
+                self.sessions.values(), self._memory.counters(), self._memory.healthy, not self.failing
+            )
         try:
             self._publish(points)
         except Exception:

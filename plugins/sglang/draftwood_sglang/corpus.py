@@ -165,11 +165,12 @@ class Corpus:
                 if len(self._by_key) > 2 * len(rows) + _SPARE:
                     self._forget()
                 trees = self.drafts.trees(rows)
-                self._failures = 0
+                self._failures, self.drafts.failing = 0, False
                 trees.tokens[:: self._nodes] = [tail[-1] for tail in batch_tokens]
                 return trees
             except Exception as error:
                 self._failures += 1
+                self.drafts.failing = True
                 if self._failures >= _MOST_FAILURES:
                     _log.exception("SGLang goes on without drafts of Draftwood: %s in a row raised", self._failures)
                     self.drafts = None

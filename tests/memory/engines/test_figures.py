@@ -90,7 +90,7 @@ def test_memory_and_store() -> None:
         rested(made)
         wait_for(lambda: not made.drafts._memory.healthy, "the store to be missed", 5.0)
         found = {metric.name: value for metric, labels, value in points(made) if not labels}
-    assert set(found) == {one.name for one in (*figures.OF_MEMORY, figures.STORE_UP)}
+    assert set(found) == {one.name for one in (*figures.OF_MEMORY, figures.STORE_UP, figures.DRAFTING_UP)}
     assert (found["draftwood_store_up"], found["draftwood_store_pending"]) == (0, 1)
     assert found["draftwood_memory_memories"] == 1
     assert {one.field for one in figures.OF_MEMORY} <= set(MemoryCounters.__slots__)
