@@ -235,7 +235,10 @@ class SGLangRequest:
         return None if self.live else self._output
 
     def is_of(self, source: object) -> bool:
-        return self._weak() is source
+        return source is (self._req or self._weak())
 
     def hold(self, held: bool) -> None:
-        self._req = self._weak() if held and self.live else None
+        if held and self._req is not None:
+            return
+        live = self.live  # in either case: it keeps the output of one that has ended
+        self._req = self._weak() if held and live else None
