@@ -242,14 +242,15 @@ def checked_all(proposed: Any, budgets: Int32Array, vocab_size: int | None) -> D
     plain = type(proposed) is DraftTrees and all(type(a) is np.ndarray and a.flags.carray for a in arrays)
     trees = proposed if plain else DraftTrees(*(_plain(array) for array in arrays))
     _check_array("begins", trees.begins, np.int32)
-    sizes = sizes_between(trees.begins)
-    if sizes.shape != budgets.shape or trees.begins[0] != 0 or trees.begins[-1] != len(trees.tokens):
-        raise MalformedTreeError(f"begins must delimit {budgets.size} trees of {len(trees.tokens)} nodes")
-    if not ((sizes >= 0) & (sizes <= budgets)).all():
-        raise MalformedTreeError(f"drafts have at most {budgets.tolist()} nodes, not {sizes.tolist()}")
+    begins, n = trees.begins.tolist(), len(trees.tokens)
+    if len(begins) != len(budgets) + 1 or begins[0] != 0 or begins[-1] != n:
+        raise MalformedTreeError(f"begins must delimit {budgets.size} trees of {n} nodes")
+    if not all(0 <= b - a <= most for a, b, most in zip(begins, begins[1:], budgets.tolist(), strict=False)):
+        sizes = sizes_between(trees.begins).tolist()
+        raise MalformedTreeError(f"drafts have at most {budgets.tolist()} nodes, not {sizes}")
     _check_arrays(trees.tokens, trees.parents, trees.scores)
-    n, most = int(trees.begins[-1]), 2**31 if vocab_size is None else vocab_size
-    children, siblings = np.empty(n + 1, np.int32), np.empty(n, np.int32)
+    most = 2**31 if vocab_size is None else vocab_size
+    children, siblings = np.empty((2, n + 1), np.int32)
     violated, sequence, node = _first_violation_of_all(
         trees.tokens, trees.parents, trees.scores, trees.begins, children, siblings, most
     )

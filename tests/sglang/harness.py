@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from draftwood_sglang import worker as plugin
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUNDLED_MODEL = str(REPOSITORY / "model_runner" / "draftwood_model_runner" / "loading" / "demo")
 VOCABULARY = 512
+TEXT = (np.random.default_rng(9).permutation(500)[:60] + 1).tolist()
 
 
 def registered() -> Any:
@@ -130,3 +132,32 @@ def finish(req: Any, length: int | None = None) -> None:
 
     req.finished_reason = FINISH_LENGTH(length=len(req.output_ids))
     req.finished_len = length
+
+
+def drafted(worker: Any, req: Any, piece: list[int]) -> list[int]:
+    """The longest path of the tree that is drafted after `piece`; the request's output then has it."""
+    nodes = worker.draft_token_num
+    info = prepared(worker, [req], [piece]).spec_info
+    req.output_ids.extend(piece)
+    length = len(req.origin_input_ids) + len(req.output_ids) - 1
+    mask = info.custom_mask.reshape(nodes, length + nodes)[:, length:]
+    path = mask[int(mask.sum(1).argmax())]
+    return [int(token) for token in info.draft_token[path]][1:]
+
+
+def answered(worker: Any, name: str, text: list[int] = TEXT, **options: Any) -> int:
+    """Tokens drafted for a request that writes a text; it then ends."""
+    req, found = request(name, text[:6], **options), 0
+    for token in text[6:40]:
+        path = drafted(worker, req, [token])
+        at = 6 + len(req.output_ids)
+        found += len(path) > 1 and path == text[at : at + len(path)]
+    finish(req)
+    worker.ngram_corpus.erase_match_state([name])
+    return found
+
+
+def learn_for(worker: Any, *tenants: str) -> None:
+    """Loads their memories, so that the first steps of their requests draft."""
+    for tenant in tenants:
+        worker.ngram_corpus.drafts._memory.strategy(tenant, "trie")

@@ -10,74 +10,42 @@ import numpy as np
 import pytest
 import torch
 
+from tests.sglang.harness import TEXT, answered, drafted, learn_for
+
 pytestmark = pytest.mark.sglang
-
-TEXT = (np.random.default_rng(9).permutation(500)[:60] + 1).tolist()
-
-
-def _drafted(worker: Any, req: Any, piece: list[int]) -> list[int]:
-    """The longest path of the tree that is drafted after `piece`; the request's output then has it."""
-    from tests.sglang.harness import prepared
-
-    nodes = worker.draft_token_num
-    info = prepared(worker, [req], [piece]).spec_info
-    req.output_ids.extend(piece)
-    length = len(req.origin_input_ids) + len(req.output_ids) - 1
-    mask = info.custom_mask.reshape(nodes, length + nodes)[:, length:]
-    path = mask[int(mask.sum(1).argmax())]
-    return [int(token) for token in info.draft_token[path]][1:]
-
-
-def _answered(worker: Any, name: str, text: list[int] = TEXT, **options: Any) -> int:
-    """Tokens drafted for a request that writes a text; it then ends."""
-    from tests.sglang.harness import finish, request
-
-    req, found = request(name, text[:6], **options), 0
-    for token in text[6:40]:
-        path = _drafted(worker, req, [token])
-        at = 6 + len(req.output_ids)
-        found += len(path) > 1 and path == text[at : at + len(path)]
-    finish(req)
-    worker.ngram_corpus.erase_match_state([name])
-    return found
-
-
-def _memory(worker: Any, *tenants: str) -> None:
-    for tenant in tenants:
-        worker.ngram_corpus.drafts._memory.strategy(tenant, "trie")
 
 
 def test_requests_tenants_and_their_switches(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.sglang.harness import running_worker
 
     with running_worker(monkeypatch) as worker:
-        _memory(worker, "acme", "other", "default")
-        assert _answered(worker, "1", draftwood_tenant="acme") == 0
-        assert _answered(worker, "1", draftwood_tenant="acme") > 20  # the same id, another request
-        assert _answered(worker, "2", draftwood_tenant="other") == 0
-        assert _answered(worker, "3", draftwood_tenant="acme", draftwood="off") == 0
-        assert _answered(worker, "4", draftwood_tenant=7) == 0
-        assert _answered(worker, "5") == 0
-        assert _answered(worker, "6") > 20  # of the tenant "default", where neither tenant nor store is set
+        learn_for(worker, "acme", "other", "default")
+        assert answered(worker, "1", draftwood_tenant="acme") == 0
+        assert answered(worker, "1", draftwood_tenant="acme") > 20  # the same id, another request
+        assert answered(worker, "2", draftwood_tenant="other") == 0
+        assert answered(worker, "3", draftwood_tenant="acme", draftwood="off") == 0
+        assert answered(worker, "4", draftwood_tenant=7) == 0
+        assert answered(worker, "5") == 0
+        assert answered(worker, "6") > 20  # of the tenant "default", where neither tenant nor store is set
         worker.clear_cache_pool()  # what SGLang's /flush_cache does; answers of tenants are no cache of it
-        assert _answered(worker, "7", draftwood_tenant="acme") > 20
+        assert answered(worker, "7", draftwood_tenant="acme") > 20
 
 
 def test_a_request_that_was_preempted_or_taken_back_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.sglang.harness import request, running_worker
 
     with running_worker(monkeypatch) as worker:
-        _memory(worker, "acme")
-        assert _answered(worker, "1", draftwood_tenant="acme") == 0
+        learn_for(worker, "acme")
+        assert answered(worker, "1", draftwood_tenant="acme") == 0
         req = request("2", TEXT[:6], draftwood_tenant="acme")
-        assert len(_drafted(worker, req, TEXT[6:9])) > 3
+        assert len(drafted(worker, req, TEXT[6:9])) > 3
         worker.ngram_corpus.erase_match_state(["2"])
         [key] = worker.ngram_corpus.drafts.sessions
         assert worker.ngram_corpus.is_live(key)
-        assert _drafted(worker, req, TEXT[9:12])[:3] == TEXT[12:15]
+        assert drafted(worker, req, TEXT[9:12])[:3] == TEXT[12:15]
         assert [*worker.ngram_corpus.drafts.sessions] == [key]
         del req.output_ids[2:]
-        assert _drafted(worker, req, [TEXT[8]])[:3] == TEXT[9:12]
+        assert drafted(worker, req, [TEXT[8]])[:3] == TEXT[9:12]
         worker.ngram_corpus.erase_match_state(["2"])
         gone = weakref.ref(req)
         del req
@@ -89,20 +57,20 @@ def test_tokens_behind_the_end_of_an_answer_are_not_learned(monkeypatch: pytest.
     from tests.sglang.harness import finish, request, running_worker
 
     with running_worker(monkeypatch) as worker:
-        _memory(worker, "acme")
+        learn_for(worker, "acme")
         corpus = worker.ngram_corpus
         for name, most, stops in (("stop", 64, {TEXT[12]}), ("most", 7, None)):
             req = request(name, TEXT[:6], most, draftwood_tenant="acme")
             req.eos_token_ids = stops
-            _drafted(worker, req, TEXT[6:10])
-            _drafted(worker, req, [*TEXT[10:13], 3, 3])
-            _drafted(worker, req, [3, 3])
+            drafted(worker, req, TEXT[6:10])
+            drafted(worker, req, [*TEXT[10:13], 3, 3])
+            drafted(worker, req, [3, 3])
             session = corpus.drafts.sessions[corpus._texts[name].key]
             assert np.concatenate(session.output).tolist() == TEXT[6:13]
             finish(req, 7)
             assert corpus.output_of(corpus._texts[name].key).tolist() == TEXT[6:13]
         req = request("last", TEXT[:6], draftwood_tenant="acme")
-        _drafted(worker, req, TEXT[6:10])
+        drafted(worker, req, TEXT[6:10])
         req.output_ids.extend(TEXT[10:20])  # of its last step, after which none is prepared
         finish(req)
         assert corpus.output_of(corpus._texts["last"].key).tolist() == TEXT[6:20]
@@ -117,12 +85,12 @@ def test_drafting_that_raises_costs_drafts_and_nothing_else(
         raise RuntimeError("broken")
 
     with running_worker(monkeypatch) as worker:
-        _memory(worker, "acme")
-        assert _answered(worker, "1", draftwood_tenant="acme") == 0
+        learn_for(worker, "acme")
+        assert answered(worker, "1", draftwood_tenant="acme") == 0
         drafts = worker.ngram_corpus.drafts
         with monkeypatch.context() as patch:
             patch.setattr(drafts, "trees", fail)
-            assert _answered(worker, "2", draftwood_tenant="acme") == 0
+            assert answered(worker, "2", draftwood_tenant="acme") == 0
         assert worker.ngram_corpus.drafts is None
         assert "SGLang goes on without drafts of Draftwood: 3 in a row raised" in caplog.text
 
@@ -133,18 +101,18 @@ def test_a_wrong_setting_or_a_store_that_is_down_stops_nothing(monkeypatch: pyte
 
     monkeypatch.setenv("DRAFTWOOD_STORE", value)
     with running_worker(monkeypatch) as worker:
-        _answered(worker, "1", draftwood_tenant="acme")
+        answered(worker, "1", draftwood_tenant="acme")
         assert (worker.ngram_corpus.drafts is None) == value.startswith("nonsense")
 
 
-def test_tokens_outside_the_vocabulary_are_not_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_outside_the_vocabulary_are_notdrafted(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.sglang.harness import VOCABULARY, running_worker
 
     strange = [*TEXT[:20], VOCABULARY + 5, *TEXT[20:]]  # as those of padded images
     with running_worker(monkeypatch) as worker:
-        _memory(worker, "acme")
+        learn_for(worker, "acme")
         for name in "123":
-            _answered(worker, name, strange, draftwood_tenant="acme")
+            answered(worker, name, strange, draftwood_tenant="acme")
         assert worker.ngram_corpus.drafts is not None
 
 
@@ -161,8 +129,8 @@ def test_ranks_of_tensor_parallelism_have_the_trees_of_the_first(monkeypatch: py
 
     sent: list[Any] = []
     with running_worker(monkeypatch) as first, running_worker(monkeypatch) as second:
-        _memory(first, "acme")
-        assert _answered(first, "1", draftwood_tenant="acme") == 0
+        learn_for(first, "acme")
+        assert answered(first, "1", draftwood_tenant="acme") == 0
         second.ngram_corpus.drafts = None
         found = []
         for worker, broadcast in ((first, send), (second, receive)):

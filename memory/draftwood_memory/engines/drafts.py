@@ -16,7 +16,8 @@ from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -67,6 +68,10 @@ class Row(NamedTuple):
     stops: Collection[int] = ()
 
 
+ChargedDraft: TypeAlias = tuple[DraftAccount, int, int]
+"""Of a draft that a step verified: whose account is charged, and how many tokens were accepted and drafted."""
+
+
 class EngineDrafts:
     """Drafts for all requests of one engine.
 
@@ -78,6 +83,9 @@ class EngineDrafts:
         is_live: whether the engine still knows a request, running or not. Called from two threads.
         publish: takes the figures each second, on a thread of its own; None for nobody.
         tell: is told after each step of the requests that wrote in it, and have the chain that was drafted for them.
+
+    Attributes:
+        failing: the latest step has no drafts since something raised. Set by who calls `step`.
     """
 
     _session_class: type[Session] = Session
@@ -98,6 +106,7 @@ class EngineDrafts:
         self.times = ServedStepTimes()
         self.failures: Counter[str] = Counter()
         self.sessions: dict[str, Session] = {}
+        self.failing = False
         self._memory = memory
         self._settings = settings
         self._vocab_size = vocab_size
@@ -144,9 +153,9 @@ class EngineDrafts:
         with self._exclusion.held():
             self._run_tasks()
             writing = [(i, row, self._session(row)) for i, row in enumerate(rows) if row.writes]
-            self._end_others(rows)
-            measured = self._measure(began, rows, [session for _, _, session in writing])
-            self._observe(began, measured, writing)
+            if len(self.sessions) > len(writing):
+                self._end_others(rows)
+            self._observe(began, self._measured(began, rows, writing), writing)
             chains = self._propose(len(rows), writing)
             self._stepped_at = time.perf_counter()
             step = Step(len(rows), len(rows) + sum(map(len, chains)), self._stepped_at)
@@ -231,9 +240,9 @@ class EngineDrafts:
         if session.output:
             session.drafter.keep(np.concatenate(session.output).tolist())
 
-    def _observe(self, now: float, measured: bool, writing: list[tuple[int, Row, Session]]) -> None:
-        """Takes what each request wrote in the step that ends now; its time is known only if it was `measured`."""
-        told, pieces, accounts = [], [], defaultdict[Step, list[tuple[DraftAccount, int, int]]](list)
+    def _observe(self, now: float, seconds: float | None, writing: list[tuple[int, Row, Session]]) -> None:
+        """Takes what each request wrote in the step that ends now, and took so long if that is known."""
+        told, pieces, accounts = [], [], defaultdict[Step, list[ChargedDraft]](list)
         for _, row, session in writing:
             written = row.tokens[session.seen :].astype(np.int32)
             if not written.shape[0]:
@@ -247,18 +256,26 @@ class EngineDrafts:
             told.append(session.drafter)
             pieces.append(written)
         for step, entries in accounts.items():
-            if not self.times.known(step.rows):
-                continue
-            of_step, accepted_of, drafted_of = zip(*entries, strict=True)
-            longest = max(drafted_of)
-            without = self.times.between(step.rows, step.tokens - longest, step.tokens)
-            seconds = now - step.began if measured else float(without[-1])
-            verifying = without[-1] - without[longest - np.array(drafted_of)]
-            step_all(of_step, seconds, np.array(accepted_of, np.int32), verifying, step.rows)
+            self._charge(step, seconds, entries)
         if told:
-            begins = np.zeros(len(told) + 1, np.int32)
-            np.cumsum([piece.shape[0] for piece in pieces], out=begins[1:])
+            begins = np.array([0, *accumulate([piece.shape[0] for piece in pieces])], np.int32)
             observe_all(told, np.concatenate(pieces), begins, None)
+
+    def _charge(self, step: Step, seconds: float | None, accounts: SequenceOf[ChargedDraft]) -> None:
+        """Charges drafts with a step that they had, and that took so long if that is known."""
+        if not self.times.known(step.rows):
+            return
+        charged, accepted, drafted = zip(*accounts, strict=True)
+        longest = max(drafted)
+        without = self.times.between(step.rows, step.tokens - longest, step.tokens)
+        verifying = without[-1] - without[longest - np.array(drafted)]
+        step_all(
+            charged,
+            float(without[-1]) if seconds is None else seconds,
+            np.array(accepted, np.int32),
+            verifying,
+            step.rows,
+        )
 
     def _propose(self, rows: int, writing: list[tuple[int, Row, Session]]) -> list[list[int]]:
         chains: list[list[int]] = [[] for _ in range(rows)]
@@ -282,13 +299,19 @@ class EngineDrafts:
             session.stats.drafted += len(chain)
         return chains
 
-    def _measure(self, now: float, rows: SequenceOf[Row], writing: list[Session]) -> bool:
-        """Learns what the step took that ends now, if it had the rows that were drafted for and no others."""
-        step = writing[0].step if writing else None
-        if step is None or not len(rows) == len(writing) == step.rows or any(one.step is not step for one in writing):
-            return False
-        self.times.observe(step.rows, step.tokens, now - step.began)
-        return True
+    def _measured(self, now: float, rows: SequenceOf[Row], writing: list[tuple[int, Row, Session]]) -> float | None:
+        """What the step took that ends now, if it had the rows that were drafted for and no others."""
+        step = writing[0][2].step if writing else None
+        if step is None or not len(rows) == len(writing) == step.rows:
+            return None
+        if any(session.step is not step for _, _, session in writing):
+            return None
+        self._took(step, now - step.began)
+        return now - step.began
+
+    def _took(self, step: Step, seconds: float) -> None:
+        """Learns from a step that was measured."""
+        self.times.observe(step.rows, step.tokens, seconds)
 
     def _end_others(self, rows: SequenceOf[Row]) -> None:
         """Ends requests that are not in this step and that the engine does not know any more."""
@@ -333,7 +356,9 @@ class EngineDrafts:
             return
         self._published_at = now
         with self._exclusion.held():
-            points = self._figures.points(self.sessions.values(), self._memory.counters(), self._memory.healthy)
+            points = self._figures.points(
+                self.sessions.values(), self._memory.counters(), self._memory.healthy, not self.failing
+            )
         try:
             self._publish(points)
         except Exception:

@@ -72,7 +72,11 @@ OF_MEMORY = (
     Metric("draftwood_store_unreadable", Kind.COUNTER, "Values that could not be decoded", "unreadable"),
 )
 STORE_UP = Metric("draftwood_store_up", Kind.LEAST, "1 while the store answers, else 0", "")
-ALL = (*OF_DRAFTS, *OF_MEMORY, STORE_UP)
+DRAFTING_UP = Metric(
+    "draftwood_drafting_up", Kind.LEAST, "1 while the engine's steps are drafted for, 0 after a failure", ""
+)
+"""0 where drafts could not be opened, and from a step whose drafting raised to the next one that is drafted for."""
+ALL = (*OF_DRAFTS, *OF_MEMORY, STORE_UP, DRAFTING_UP)
 
 
 @dataclass(slots=True)
@@ -120,23 +124,24 @@ class Figures:
         """A request ended."""
         self._ended.setdefault(_key(session), DraftCounts()).add(session)
 
-    def points(self, running: Iterable[Session], memory: MemoryCounters, healthy: bool) -> list[Point]:
+    def points(
+        self, running: Iterable[Session], memory: MemoryCounters, healthy: bool, drafting: bool
+    ) -> list[Point]:
         """All metrics as of now."""
         counts: dict[tuple[str, str], DraftCounts] = {}
         for session in running:
             counts.setdefault(_key(session), DraftCounts()).add(session)
         for key, ended in self._ended.items():
             counts[key] = counts.get(key, DraftCounts()).plus(ended)
-        return [*_points(counts, memory, healthy)]
+        return [*_points(counts, memory), (STORE_UP, {}, float(healthy)), (DRAFTING_UP, {}, float(drafting))]
 
 
-def _points(counts: dict[tuple[str, str], DraftCounts], memory: MemoryCounters, healthy: bool) -> Iterator[Point]:
+def _points(counts: dict[tuple[str, str], DraftCounts], memory: MemoryCounters) -> Iterator[Point]:
     for (strategy, arm), of_key in counts.items():
         for metric in OF_DRAFTS:
             yield metric, {STRATEGY: strategy, ARM: arm}, getattr(of_key, metric.field)
     for metric in OF_MEMORY:
         yield metric, {}, getattr(memory, metric.field)
-    yield STORE_UP, {}, float(healthy)
 
 
 def _key(session: Session) -> tuple[str, str]:

@@ -14,17 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from draftwood_memory.engines.drafts import EngineDrafts, Row
+from draftwood_memory.engines.drafts import ChargedDraft, EngineDrafts, Row
 from draftwood_memory.engines.figures import Point
 from draftwood_memory.engines.policy import RequestPolicy
-from draftwood_memory.engines.session import Session
+from draftwood_memory.engines.session import Session, Step
 from draftwood_memory.memory import Memory
 from draftwood_memory.records import Int32Array
 from draftwood_memory.settings.memory_settings import MemorySettings
+from draftwood_strategies.budgeting.draft_account import step_all
 from draftwood_strategies.budgeting.fixed_trees import FixedTrees, fixed_trees
 from draftwood_strategies.budgeting.guarded_drafter import propose_all
 from draftwood_strategies.budgeting.prompt_indexing import IndexingBudget
 from draftwood_strategies.draft import DraftTrees
+from draftwood_strategies.native import sizes_between
 
 _log = logging.getLogger("draftwood")
 
@@ -85,14 +87,28 @@ class TreeDrafts(EngineDrafts):
         super().__init__(memory, settings, policy, vocab_size, nodes - 1, is_live, publish)
         self._nodes = nodes
         self._output_of = output_of
+        self._step_seconds = 0.0
         self._proposed: tuple[list[int], DraftTrees | None] = [], None
 
-    def trees(self, rows: SequenceOf[Row]) -> FixedTrees:
-        """A tree for each row, after the engine's step."""
+    def trees(self, rows: SequenceOf[Row], last_tokens: SequenceOf[int]) -> FixedTrees:
+        """A tree for each row, after the engine's step.
+
+        Args:
+            last_tokens: of the rows; that of a row's text, unless that has ended.
+        """
         self._proposed = [], None
         self.step(rows)
-        last_tokens = np.array([row.tokens[-1] if row.tokens.shape[0] else 0 for row in rows], np.int64)
-        return fixed_trees(last_tokens, self._nodes, *self._proposed)
+        return fixed_trees(np.array(last_tokens, np.int64), self._nodes, *self._proposed)
+
+    def _took(self, step: Step, seconds: float) -> None:
+        """Steps take as long with drafts as without."""
+        self._step_seconds = seconds
+
+    def _charge(self, step: Step, seconds: float | None, accounts: SequenceOf[ChargedDraft]) -> None:
+        if self._step_seconds:
+            charged, accepted, _ = zip(*accounts, strict=True)
+            free = np.zeros(len(charged))
+            step_all(charged, seconds or self._step_seconds, np.array(accepted, np.int32), free, step.rows)
 
     def _propose(self, rows: int, writing: list[tuple[int, Row, Any]]) -> list[list[int]]:
         """Keeps the trees for `trees`. There are no chains: a step is as wide with drafts as without."""
@@ -101,9 +117,9 @@ class TreeDrafts(EngineDrafts):
             (i, session) for i, _, session in writing if session.drafter is not None and session.drafter.ready(indexing)
         ]
         if asked:
-            budgets = np.minimum([session.request.max_draft_nodes for _, session in asked], self._nodes - 1)
-            trees = propose_all([session.drafter for _, session in asked], budgets.astype(np.int32))
-            for (_, session), nodes in zip(asked, np.diff(trees.begins).tolist(), strict=True):
+            budgets = [min(session.request.max_draft_nodes, self._nodes - 1) for _, session in asked]
+            trees = propose_all([session.drafter for _, session in asked], np.array(budgets, np.int32))
+            for (_, session), nodes in zip(asked, sizes_between(trees.begins).tolist(), strict=True):
                 session.nodes = nodes
                 session.stats.drafted += nodes
             self._proposed = [i for i, _ in asked], trees

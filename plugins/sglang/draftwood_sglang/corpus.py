@@ -68,6 +68,7 @@ class _Text:
     def __init__(self, request: Request, key: str) -> None:
         self.request, self.key = request, key
         self.prompt, self._most, self.stops = len(request.prompt), request.most, frozenset(request.stops)
+        self._options = request.options
         self._tokens = np.empty(2 * self.prompt + 256, np.int32)
         self._tokens[: self.prompt] = request.prompt
         self.size = self.engine_size = self.prompt
@@ -120,7 +121,7 @@ class _Text:
     def row(self) -> Row:
         text = self._tokens[: self.size]
         writes = self.prompt > 0 and self.size > self.prompt
-        return Row(self.key, text, self.prompt, 0, self.request.options, writes, self.stops)
+        return Row(self.key, text, self.prompt, 0, self._options, writes, self.stops)
 
 
 class Corpus:
@@ -154,28 +155,25 @@ class Corpus:
             batch_tokens: the last tokens of each.
             total_lens: how many tokens each has.
         """
+        last_tokens = [tail[-1] for tail in batch_tokens]
         if self.drafts is not None:
             try:
-                rows = [
-                    self._text(request_id, source, tail, total).row
-                    for request_id, source, tail, total in zip(
-                        req_ids, self.requests, batch_tokens, total_lens, strict=True
-                    )
-                ]
+                batch = zip(req_ids, self.requests, batch_tokens, total_lens, strict=True)
+                rows = [self._text(*row).row for row in batch]
                 if len(self._by_key) > 2 * len(rows) + _SPARE:
                     self._forget()
-                trees = self.drafts.trees(rows)
-                self._failures = 0
-                trees.tokens[:: self._nodes] = [tail[-1] for tail in batch_tokens]
+                trees = self.drafts.trees(rows, last_tokens)
+                self._failures, self.drafts.failing = 0, False
                 return trees
             except Exception as error:
                 self._failures += 1
+                self.drafts.failing = True
                 if self._failures >= _MOST_FAILURES:
                     _log.exception("SGLang goes on without drafts of Draftwood: %s in a row raised", self._failures)
                     self.drafts = None
                 else:
                     _log.warning("a batch is not drafted for: %s: %s", type(error).__name__, error)
-        return fixed_trees(np.array([tail[-1] for tail in batch_tokens], np.int64), self._nodes, [], None)
+        return fixed_trees(np.array(last_tokens, np.int64), self._nodes, [], None)
 
     def is_live(self, key: str) -> bool:
         """Whether the engine still knows a request, by the key of its `Row`."""

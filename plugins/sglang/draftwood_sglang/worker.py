@@ -2,7 +2,9 @@
 
 SGLang's n-gram worker asks its corpus for the trees of a batch; everything behind that, from masks to CUDA graphs, is
 its own. So the algorithm is its n-gram one with our corpus. `register` is called in each of SGLang's processes; it
-imports nothing large, and where this version lacks something it says what and registers nothing.
+imports nothing large, and where this version lacks something it says what and registers nothing. Nor does it import
+prometheus_client: SGLang names the folder of its multi-process mode later, and the metrics of a process that has
+imported it before are lost. Our metrics are files in that folder, which SGLang's `/metrics` reads with its own.
 """
 
 from __future__ import annotations
@@ -40,14 +42,14 @@ def register() -> None:
             _log.warning("draftwood-sglang: %s. The algorithm %s is not offered", has, ALGORITHM)
             return
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+        from sglang.srt.speculative.spec_registry import get_spec
 
+        if get_spec(ALGORITHM) is not None:
+            return
         made = SpeculativeAlgorithm.register(
             ALGORITHM, supports_overlap=True, validate_server_args=_validate, spec_class=_algorithm()
         )
         made(_worker_class)
-        from draftwood_memory.engines.metrics import show_metrics
-
-        show_metrics()
     except Exception:
         _log.exception("draftwood-sglang cannot register the algorithm %s", ALGORITHM)
 
@@ -134,10 +136,10 @@ class _Drafting:
 
     def _open(self, server_args: Any, target_worker: Any) -> None:
         """Opens the memory, in the rank that drafts."""
-        try:
-            from draftwood_sglang.opening import open_drafts
-            from draftwood_tenants.engines.opening import ServedModel, checkpoint_of
+        from draftwood_sglang.opening import open_drafts
+        from draftwood_tenants.engines.opening import ServedModel, checkpoint_of, show_failure
 
+        try:
             config, tokenizer, corpus = target_worker.model_config, target_worker.tokenizer, self.ngram_corpus
             path, revision = config.model_path, server_args.revision
             vocabulary = {} if tokenizer is None else dict(tokenizer.get_vocab())
@@ -149,6 +151,7 @@ class _Drafting:
             Finalize(None, opened.close, exitpriority=10)
         except Exception as error:
             _log.error("SGLang goes on without drafts of Draftwood: %s: %s", type(error).__name__, error)
+            show_failure(os.environ)
 
     def _prepare_draft_tokens(self, batch: Any) -> Any:
         """The trees of the first rank: ranks must not differ, and memories follow their store at their own pace."""
@@ -232,7 +235,10 @@ class SGLangRequest:
         return None if self.live else self._output
 
     def is_of(self, source: object) -> bool:
-        return self._weak() is source
+        return source is (self._req or self._weak())
 
     def hold(self, held: bool) -> None:
-        self._req = self._weak() if held and self.live else None
+        if held and self._req is not None:
+            return
+        live = self.live  # in either case: it keeps the output of one that has ended
+        self._req = self._weak() if held and live else None

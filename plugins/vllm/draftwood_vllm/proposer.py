@@ -126,10 +126,11 @@ class Proposer:
         try:
             made = self._rows(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
             drafts = self._opened.drafts.step(made)
-            self._failures = 0
+            self._failures, self._opened.drafts.failing = 0, False
             return drafts
         except Exception as error:
             self._failures += 1
+            self._opened.drafts.failing = True
             if self._failures >= _MOST_FAILURES:
                 self._switch_off(f"it raised in {self._failures} steps, {type(error).__name__}: {error}", error)
             return [[] for _ in range(rows)]
@@ -161,6 +162,9 @@ class Proposer:
         if self._opened is not None:
             opened, self._opened = self._opened, None
             opened.close()
+        from draftwood_tenants.engines.opening import show_failure
+
+        show_failure(os.environ)
 
 
 class _Binding:

@@ -134,9 +134,14 @@ class DraftAccount:
         return pause
 
 
-def charge_all(accounts: SequenceOf[DraftAccount], seconds: float) -> None:
-    """A call of drafters took so long for each of these sequences."""
-    _charge_all(_rows_of(accounts), seconds)
+def rows_of(accounts: SequenceOf[DraftAccount]) -> Int64Array:
+    """int64[s], the addresses of their numbers, for what is done for several at once."""
+    return np.array([account.address for account in accounts], np.int64)
+
+
+def charge_all(rows: Int64Array, seconds: float) -> None:
+    """A call of drafters took so long for each of these sequences, `rows_of` their accounts."""
+    _charge_all(rows, seconds)
 
 
 def step_all(
@@ -150,13 +155,14 @@ def step_all(
         verifying: float64[s], seconds that the draft of each added to the step, as far as is known.
         sharing: how many sequences shared the step.
     """
-    _step_all(_rows_of(accounts), seconds, accepted, verifying, sharing, LEAST_CREDIT)
+    _step_all(rows_of(accounts), seconds, accepted, verifying, sharing, LEAST_CREDIT)
 
 
-def overdrawn(accounts: SequenceOf[DraftAccount]) -> list[int]:
-    """The numbers of those that cost more than they may: they must be suspended, or are at `fault`."""
-    found = np.empty(len(accounts), np.int32)
-    numbers: list[int] = found[: _overdrawn(_rows_of(accounts), LONGEST_CALL, found)].tolist()
+def overdrawn(rows: Int64Array) -> list[int]:
+    """The numbers of those, `rows_of` their accounts, that cost more than they may: they must be suspended, or are at
+    `fault`."""
+    found = np.empty(rows.shape[0], np.int32)
+    numbers: list[int] = found[: _overdrawn(rows, LONGEST_CALL, found)].tolist()
     return numbers
 
 
@@ -170,12 +176,8 @@ def pause_all(accounts: SequenceOf[DraftAccount], lasting: SequenceOf[bool]) -> 
     """
     tenants = np.array([account.tenant.address for account in accounts], np.int64)
     pauses = np.empty(len(accounts), np.int32)
-    _pause_all(_rows_of(accounts), tenants, np.array(lasting, np.int32), *LONGEST_PAUSES, TRIED_SHARE, pauses)
+    _pause_all(rows_of(accounts), tenants, np.array(lasting, np.int32), *LONGEST_PAUSES, TRIED_SHARE, pauses)
     return pauses.tolist()
-
-
-def _rows_of(accounts: SequenceOf[DraftAccount]) -> Int64Array:
-    return np.array([account.address for account in accounts], np.int64)
 
 
 @compiled

@@ -36,26 +36,19 @@ def fixed_trees(last_tokens: Int64Array, nodes: int, rows: SequenceOf[int], tree
         rows: int[t], the sequence of each tree of `trees`, which has at most `nodes` - 1 nodes; others have no draft.
     """
     sequences = last_tokens.shape[0]
-    tokens = np.zeros(sequences * nodes, np.int64)
-    tokens[::nodes] = last_tokens
-    mask = np.zeros(sequences * nodes * nodes, np.bool_)
-    _begin(mask, nodes)
-    if trees is not None:
-        _lay_out(np.asarray(rows, np.int32), trees.tokens, trees.parents, trees.begins, nodes, tokens, mask)
+    tokens, mask = np.empty(sequences * nodes, np.int64), np.empty(sequences * nodes * nodes, np.bool_)
+    drafts = _NO_TREES if trees is None else trees
+    of_trees = np.array(rows, np.int32)
+    _lay_out(last_tokens, of_trees, drafts.tokens, drafts.parents, drafts.begins, nodes, tokens, mask)
     return FixedTrees(tokens, mask)
 
 
-@compiled
-def _begin(mask: BoolArray, nodes: int) -> None:
-    """Each node below node 0."""
-    for row in range(mask.shape[0] // nodes):
-        at = row * nodes
-        mask[at] = True
-        mask[at + row % nodes] = True
+_NO_TREES = DraftTrees.with_space(0, 0)
 
 
 @compiled
 def _lay_out(
+    last_tokens: Int64Array,
     rows: Int32Array,
     tree_tokens: Int32Array,
     parents: Int32Array,
@@ -64,6 +57,10 @@ def _lay_out(
     tokens: Int64Array,
     mask: BoolArray,
 ) -> None:
+    mask[:] = False
+    for node in range(tokens.shape[0]):  # each below node 0
+        tokens[node] = last_tokens[node // nodes] if node % nodes == 0 else 0
+        mask[node * nodes] = mask[node * nodes + node % nodes] = True
     for t in range(rows.shape[0]):
         first, begin = rows[t] * nodes, begins[t]
         for i in range(begins[t + 1] - begin):

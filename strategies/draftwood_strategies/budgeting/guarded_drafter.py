@@ -29,6 +29,7 @@ from draftwood_strategies.budgeting.draft_account import (
     is_first_call,
     overdrawn,
     pause_all,
+    rows_of,
 )
 from draftwood_strategies.budgeting.prompt_indexing import MOST_INDEXED, IndexingBudget
 from draftwood_strategies.budgeting.watchdog import Watchdog
@@ -196,8 +197,10 @@ class GuardedDrafter:
 
     def pause(self, steps: int) -> None:
         """After a draft: it is not asked for so many steps."""
-        self.asked, self._pause = False, max(steps, self._pause)
-        self.stats.suspensions += self.account.suspended
+        self.asked = False
+        if steps:
+            self._pause = max(steps, self._pause)
+            self.stats.suspensions += self.account.suspended
 
     def judge(self) -> None:
         """Drafting took more than it may: suspends it, or of its parts the slowest; ends it if one call took too long.
@@ -268,10 +271,10 @@ class GuardedDrafter:
         unseen, self._unseen = self._unseen, []
         if unseen and self.drafter is not None:
             try:
-                _timed([self], self.drafter, self.drafter.observe, np.array(unseen, np.int32), None)
+                _Calls([self]).timed([0], self.drafter, self.drafter.observe, np.array(unseen, np.int32), None)
             except Exception as error:
                 self.failed("observe", error)
-            _judge_all([self])
+            _Calls([self]).judge()
 
     def _start(self, strategy: Strategy) -> None:
         method = "start"
@@ -287,7 +290,7 @@ class GuardedDrafter:
             else:
                 self.stats.drafting_disabled_reason = f"{request.strategy_name} cannot draft without learning"
                 return
-            self.drafter = _timed([self], strategy, start, request.prompt.copy())
+            self.drafter = _Calls([self]).timed([0], strategy, start, request.prompt.copy())
             self._top_k = top_k
             self._indexer = self.drafter if isinstance(self.drafter, PromptIndexer) else None
             if isinstance(self.drafter, Composite):
@@ -328,10 +331,12 @@ def propose_all(drafters: SequenceOf[GuardedDrafter], budgets: Int32Array) -> Dr
     for strategy, rows in _by_strategy(drafters):
         asked = drafters if len(rows) == len(drafters) else [drafters[row] for row in rows]
         given = [one.drafter for one in asked]
-        trees = asking.propose_all(strategy, given, budgets[rows], asked[0].vocab_size, *_calls(asked))
+        of_rows = budgets if asked is drafters else budgets[rows]
+        calls = _Calls(asked)
+        trees = asking.propose_all(strategy, given, of_rows, asked[0].vocab_size, calls.failed, calls.timed)
         for one, nodes in zip(asked, sizes_between(trees.begins).tolist(), strict=True):
             one.stats.proposed_tokens += nodes
-        _judge_all(asked)
+        calls.judge()
         placed.append((rows, trees))
     return DraftTrees.placed(placed, len(drafters))
 
@@ -360,17 +365,13 @@ def observe_all(
             part = accepted, begins, feedback
         else:
             part = *runs_of(accepted, begins, chosen), None if feedback is None else feedback.part(chosen)
-        asking.observe_all(strategy, [one.drafter for one in told], *part, *_calls(told))
-        _judge_all(told)
+        calls = _Calls(told)
+        asking.observe_all(strategy, [one.drafter for one in told], *part, calls.failed, calls.timed)
+        calls.judge()
         if asked := [one for one in told if one.asked]:
             pauses = pause_all([one.account for one in asked], [one.lasting for one in asked])
             for one, steps in zip(asked, pauses, strict=True):
                 one.pause(steps)
-
-
-def _judge_all(drafters: SequenceOf[GuardedDrafter]) -> None:
-    for i in overdrawn([one.account for one in drafters]):
-        drafters[i].judge()
 
 
 def _by_strategy(drafters: SequenceOf[GuardedDrafter]) -> list[tuple[Strategy, list[int]]]:
@@ -391,30 +392,35 @@ def runs_of(values: Int32Array, begins: Int32Array, chosen: SequenceOf[int]) -> 
     return values[entries], of_chosen
 
 
-def _calls(drafters: SequenceOf[GuardedDrafter]) -> tuple[asking.Failed, asking.Timed]:
+class _Calls:
     """What becomes of faults and time of the calls for these drafters."""
 
-    def failed(i: int, method: str, error: Exception) -> None:
-        drafters[i].failed(method, error)
+    def __init__(self, drafters: SequenceOf[GuardedDrafter]) -> None:
+        self._drafters = drafters
+        self._accounts = rows_of([one.account for one in drafters])
 
-    def timed(sequences: SequenceOf[int], owner: object, function: Callable[..., Any], *args: Any) -> Any:
-        return _timed([drafters[i] for i in sequences], owner, function, *args)
+    def failed(self, i: int, method: str, error: Exception) -> None:
+        self._drafters[i].failed(method, error)
 
-    return failed, timed
+    def timed(self, sequences: SequenceOf[int], owner: object, function: Callable[..., Any], *args: Any) -> Any:
+        """What `function`, a method of `owner`, returns; its time is charged, whether it returns or raises."""
+        whole = len(sequences) == len(self._drafters)
+        drafters = self._drafters if whole else [self._drafters[i] for i in sequences]
+        accounts = self._accounts if whole else self._accounts[[*sequences]]
+        first = is_first_call(owner, function.__name__)
+        started = time.perf_counter()
+        try:
+            return drafters[0].limited(first, function, *args)
+        finally:
+            share = (time.perf_counter() - started) / len(drafters)
+            for one in drafters:
+                one.stats.draft_seconds += share
+            if not first:
+                charge_all(accounts, share)
 
-
-def _timed(drafters: SequenceOf[GuardedDrafter], owner: object, function: Callable[..., Any], *args: Any) -> Any:
-    """What `function`, a method of `owner`, returns; its time is charged, whether it returns or raises."""
-    first = is_first_call(owner, function.__name__)
-    started = time.perf_counter()
-    try:
-        return drafters[0].limited(first, function, *args)
-    finally:
-        share = (time.perf_counter() - started) / len(drafters)
-        for one in drafters:
-            one.stats.draft_seconds += share
-        if not first:
-            charge_all([one.account for one in drafters], share)
+    def judge(self) -> None:
+        for i in overdrawn(self._accounts):
+            self._drafters[i].judge()
 
 
 def _raised(call: str, error: Exception) -> str:

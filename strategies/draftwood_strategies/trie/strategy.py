@@ -102,13 +102,14 @@ class TrieStrategy:
     def propose_all(self, drafters: SequenceOf[TrieDrafter], budgets: Int32Array) -> DraftTrees:
         if len(drafters) > 1 and not all(drafter.learns for drafter in drafters):
             return DraftTrees.of([drafter.propose(budget) for drafter, budget in zip(drafters, budgets, strict=True)])
-        largest = int(budgets.max())
+        most = budgets.tolist()
+        largest = max(most)
         for drafter in drafters:
             if not drafter.sequence.indexed:
                 drafter.index_prompt(_EVERYTHING)
             if drafter.sequence.nodes < largest:
                 drafter.sequence.reserve_nodes(largest)
-        trees = DraftTrees.with_space(len(drafters), int(budgets.sum()))
+        trees = DraftTrees.with_space(len(drafters), sum(most))
         draft_all(
             rows=_rows_of(drafters),
             budgets=budgets,

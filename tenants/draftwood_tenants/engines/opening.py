@@ -12,7 +12,7 @@ from socket import gethostname
 from typing import Generic, NamedTuple, TypeVar
 
 from draftwood_memory.engines.drafts import EngineDrafts
-from draftwood_memory.engines.figures import Point
+from draftwood_memory.engines.figures import DRAFTING_UP, Point
 from draftwood_memory.engines.fingerprint import UnknownCheckpointError, fingerprint_of
 from draftwood_memory.engines.metrics import MetricFiles, folder_of
 from draftwood_memory.engines.policy import RequestPolicy, SettingsPolicy
@@ -117,6 +117,15 @@ def publisher(environ: Mapping[str, str], stack: ExitStack) -> Publish:
         return None
     stack.callback(files.close)
     return files.write
+
+
+def show_failure(environ: Mapping[str, str]) -> None:
+    """Shows in the metrics of the engine's server that this process drafts nothing. Never raises."""
+    try:
+        if publish := publisher(environ, ExitStack()):
+            publish([(DRAFTING_UP, {}, 0.0)])
+    except Exception as error:
+        _log.warning("metrics do not show that nothing is drafted: %s", error)
 
 
 def policy_of(environ: Mapping[str, str], settings: MemorySettings, tenant: str, stack: ExitStack) -> RequestPolicy:

@@ -15,7 +15,14 @@ from draftwood_model_runner.scheduling.scheduler import Work
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree
 from draftwood_strategies.budgeting import draft_account, guarded_drafter
-from draftwood_strategies.budgeting.draft_account import DraftAccount, Payoff, charge_all, pause_all, step_all
+from draftwood_strategies.budgeting.draft_account import (
+    DraftAccount,
+    Payoff,
+    charge_all,
+    pause_all,
+    rows_of,
+    step_all,
+)
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
 from draftwood_strategies.budgeting.step_time import ContextCost, StepTimeCurve, StepTimes
 from tests.model_runner.drafting.test_guarded_drafter import NOTHING, Clock, Plugin, sequence_of, step
@@ -45,7 +52,7 @@ def drafting_seconds(clock: Clock, propose: float, accepted: int, stalls: int = 
         for drafter in drafters:
             drafter.propose(16)
             if number < stalls:
-                charge_all([drafter.account], 0.1)
+                charge_all(rows_of([drafter.account]), 0.1)
         for drafter in drafters:
             step(drafter, MODEL_SECONDS, accepted, sharing=BATCH)
             drafter.observe([7] * (accepted + 1), NOTHING)
@@ -132,7 +139,7 @@ def test_a_draft_pauses_that_costs_more_to_verify_than_it_saves(verifying: float
     """Each step takes 3 ms, its draft included, and each draft saves one token: a step without a draft."""
     account = DraftAccount(Payoff())
     for _ in range(12):
-        charge_all([account], 0.0001)
+        charge_all(rows_of([account]), 0.0001)
         step_all([account], 0.003, np.ones(1, np.int32), np.array([verifying]), sharing=1)
         pauses = pause_all([account], [False])
     assert (pauses == [0]) == pays
