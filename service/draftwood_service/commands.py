@@ -139,11 +139,9 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
     connection, theirs = socket.socketpair()
     runner.start(theirs)
 
-    def leave(*signal_and_frame: object) -> None:
-        runner.kill()
-        os._exit(128 + signal.SIGINT)
-
-    signal.signal(signal.SIGINT, leave)  # there is nothing to drain yet
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # There is nothing to drain yet; the engine's process ends with the link.
+        signal.signal(number, lambda number, frame: os._exit(128 + number))
     try:
         await asyncio.sleep(0)
         await asyncio.to_thread(_prepare, settings)  # health checks are answered meanwhile

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +20,7 @@ import psutil
 import pytest
 
 from draftwood_benchmarks.shared.server_process import server_process
+from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from tests.memory.servers import free_port
 from tests.vllm.engine import ENVIRONMENT, PYTHON, REPOSITORY
 
@@ -78,29 +80,49 @@ class Served:
 
 
 @contextmanager
-def served_by(engine: str, *flags: str, tenants: str = TENANTS, **engine_args: Any) -> Iterator[Served]:
+def served_by(
+    engine: str, *flags: str, tenants: str = TENANTS, model: str = str(BUNDLED_MODEL), **engine_args: Any
+) -> Iterator[Served]:
     """A server with the bundled model in float32.
 
     Args:
         flags: further flags of `draftwood serve`.
         tenants: its file of tenants.
+        model: another folder.
         engine_args: of vLLM.
     """
     port = free_port()
-    own = ["--runner", "torch"]
-    environment = {"OMP_NUM_THREADS": "1"}
-    if engine == "vllm":
-        own = ["--engine-args", json.dumps({"enforce_eager": True, **engine_args})]
-        paths = [str(REPOSITORY / folder) for folder in _FOLDERS]
-        environment |= {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
     with tempfile.TemporaryDirectory(prefix="draftwood-tenants-") as folder:
         Path(folder, "tenants.yaml").write_text(tenants)
-        arguments = ["--engine", engine, *own, "--dtype", "float32", "--metrics-port", str(port)]
-        arguments += ["--max-context", str(CONTEXT), "--max-running", str(SLOTS), "--kv-cache-tokens", "4096"]
-        arguments += ["--tenants-file", str(Path(folder, "tenants.yaml")), "--model-cache", "false", *flags]
-        python = str(PYTHON) if engine == "vllm" else sys.executable
+        files = ["--tenants-file", str(Path(folder, "tenants.yaml"))]
+        python, environment, own = started_by(engine, **engine_args)
+        arguments = [*own, "--model", model, *files, "--metrics-port", str(port), *flags]
         with server_process(*arguments, environment=environment, python=python) as server:
             yield Served(engine, server.target, server.pid, port)
+
+
+def started_by(engine: str, **engine_args: Any) -> tuple[str, dict[str, str], list[str]]:
+    """How a server is started: the interpreter, further variables of its environment, flags of `draftwood serve`."""
+    flags = ["--engine", engine, "--dtype", "float32", "--model-cache", "false"]
+    flags += ["--max-context", str(CONTEXT), "--max-running", str(SLOTS), "--kv-cache-tokens", "4096"]
+    if engine != "vllm":
+        return sys.executable, {"OMP_NUM_THREADS": "1"}, [*flags, "--runner", "torch"]
+    paths = os.pathsep.join(str(REPOSITORY / folder) for folder in _FOLDERS)
+    own = ["--engine-args", json.dumps({"enforce_eager": True, **engine_args})]
+    return str(PYTHON), {**ENVIRONMENT, "PYTHONPATH": paths}, [*flags, *own]
+
+
+@contextmanager
+def starting(engine: str) -> Iterator[psutil.Process]:
+    """A service that was just started."""
+    python, environment, flags = started_by(engine)
+    command = [python, "-m", "draftwood_service", "--port", "0", "--model", str(BUNDLED_MODEL), *flags]
+    process = subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.DEVNULL)
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from draftwood_benchmarks.shared.server_process import ServerError
 from draftwood_client import Client, UnavailableError
-from tests.engines.servers import ENGINES, Served, served_by, until
+from tests.engines.servers import ENGINES, Served, served_by, starting, until
 
 LONG: Any = {"max_tokens": 200, "ignore_eos": True, "drafting": False}
 
@@ -102,3 +102,15 @@ def test_a_service_that_is_killed_leaves_no_process(own: Served) -> None:
     for process in processes:
         until(partial(ended, process), 40)
     assert [one for one in processes if not ended(one)] == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_service_that_ends_while_its_engine_loads_leaves_no_process(number: signal.Signals, engine: str) -> None:
+    loading = 4 if engine == "vllm" else 1  # the engine's process, its store, vLLM's core, and what tracks resources
+    with starting(engine) as service:
+        until(lambda: len(service.children(recursive=True)) >= loading, 100)
+        processes = service.children(recursive=True)
+        service.send_signal(number)
+        for one in (service, *processes):
+            until(partial(ended, one), 40)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from draftwood_benchmarks.load.closed_loop import Window
-from draftwood_benchmarks.peers.process import Peer
+from draftwood_benchmarks.load.closed_loop import RequestResult, Window
+from draftwood_benchmarks.peers.process import Peer, PeerRequest
 
 
 class PeerState(NamedTuple):
@@ -64,10 +64,11 @@ class MeasuredPeers:
             memory = f"{self._windows}"  # a new one: no window knows the answers of an earlier one
             if state.warm:
                 peer.learn(self._others, self._max_tokens, memory)
-            tokens, seconds, steps = peer.load_test(self._prompts, self._max_tokens, level, self._seconds, memory)
+            found = peer.load_test(self._prompts, self._max_tokens, level, self._seconds, memory)
+            window = Window(found.seconds, found.tokens, [_result(one) for one in found.requests])
             windows = self.found.setdefault((level, state), PeerWindows())
-            windows.window = Window.joined([windows.window, Window(seconds, tokens)])
-            windows.steps += steps
+            windows.window = Window.joined([windows.window, window])
+            windows.steps += found.steps
 
     def plain(self, level: int) -> Window | None:
         """What ours is compared with: the peer without drafts, else its first state; None without a peer."""
@@ -82,3 +83,9 @@ class MeasuredPeers:
                 yield peer, PeerState(peer.drafts, True)
             if peer.remembers:
                 yield peer, PeerState(peer.drafts, False)
+
+
+def _result(request: PeerRequest) -> RequestResult:
+    """The request as if it had been sent at 0."""
+    end = request.ttft + request.decode_seconds
+    return RequestResult(0.0, request.ttft, end, request.first_tokens, request.tokens)

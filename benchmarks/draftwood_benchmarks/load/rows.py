@@ -55,12 +55,13 @@ def row_of(
 def peer_row(
     engine: str, concurrency: int, window: Window, plain: Window | None, state: PeerState, steps: int
 ) -> dict[str, Any]:
-    """The row of a peer, which measures throughput and acceptance only."""
+    """The row of a peer, in which no request fails; latencies are null if it does not time its requests."""
     drafting = state.drafts != "none"
     row = row_of(concurrency, drafting, window, window, plain)
     length = round(window.tokens / steps, 3) if steps else None
     named = {"engine": engine, "drafts": state.drafts, "warm": state.warm, "acceptance_length": length}
-    return {**row, **named, "errors": None, "requests": None}
+    not_compared = {"ttft_p99_vs_off": None, "ttft_p99_chance": None, "errors": None}
+    return {**row, **named, **not_compared, "requests": len(window.results) or None}
 
 
 def _speeds(window: Window) -> dict[str, float]:

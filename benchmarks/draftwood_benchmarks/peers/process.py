@@ -4,12 +4,13 @@
 |---|---|
 | `{"op": "load", "model", "dtype", "weights", "threads", "folder", "streams", ...}` | `{"version"}` |
 | `{"op": "generate", "prompt", "max_tokens"}` | `{"tokens", "seconds", "steps"}` |
-| `{"op": "load_test", "prompts", "max_tokens", "streams", "seconds"}` | `{"tokens", "seconds", "steps"}` |
+| `{"op": "load_test", "prompts", "max_tokens", "streams", "seconds"}` | `{"tokens", "seconds", "steps", "requests"}` |
 | `{"op": "learn", "prompts", "max_tokens", "memory"}` | `{"seconds"}` |
 
 Further fields of `load` are those of `PeerModel`. `folder` is for converted weights; `prompt` and each of `prompts` are
 token ids. "tokens" are the new token ids of `generate`, and the number of tokens written in the window of `load_test`;
-"steps" how many forward passes wrote them, each sequence's counted, which a peer without drafts may leave out. Where
+"steps" how many forward passes wrote them, each sequence's counted, which a peer without drafts may leave out;
+"requests" a `PeerRequest` for each request sent in the window, which a peer that does not time them leaves out. Where
 `drafts` remember answers, each request names the `memory` that it drafts from and adds to. A request that fails is
 answered by `{"error"}`. The peer ends when its stdin is closed.
 """
@@ -91,12 +92,29 @@ class PeerAnswer(NamedTuple):
     steps: int
 
 
+class PeerRequest(NamedTuple):
+    """A request of `load_test` that got a token.
+
+    Attributes:
+        ttft: seconds from its sending to its first tokens.
+        decode_seconds: from its first tokens to its last ones, which the end of the window may cut off.
+        first_tokens, tokens: how many came first, and in all.
+    """
+
+    ttft: float
+    decode_seconds: float
+    first_tokens: int
+    tokens: int
+
+
 class PeerWindow(NamedTuple):
-    """A window of `load_test`: tokens, seconds, and the forward passes that wrote them, each sequence's counted."""
+    """A window of `load_test`: tokens, seconds, and the forward passes that wrote them, each sequence's counted; the
+    requests that were sent in it, if the peer times them."""
 
     tokens: int
     seconds: float
     steps: int
+    requests: list[PeerRequest]
 
 
 class Peer:
@@ -150,7 +168,8 @@ class Peer:
         }
         answer = self.ask(request, seconds + ANSWER_TIMEOUT)
         tokens: int = _field(self.name, answer, "tokens", int)
-        return PeerWindow(tokens, _seconds(self.name, answer), int(answer.get("steps", tokens)))
+        requests = [PeerRequest(*one) for one in answer.get("requests", ())]
+        return PeerWindow(tokens, _seconds(self.name, answer), int(answer.get("steps", tokens)), requests)
 
     def learn(self, prompts: Sequence[Sequence[int]], max_tokens: int, memory: str) -> None:
         """Lets it answer prompts, for a memory. Raises PeerError."""

@@ -6,6 +6,7 @@ drafts. The engine core runs in this process, so that no message passes between 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import time
@@ -19,6 +20,28 @@ SPECULATION: dict[str, dict[str, Any] | None] = {
     "suffix": {"method": "suffix"},
     "draftwood": {"method": "custom_class", "model": "draftwood_vllm.Proposer", "num_speculative_tokens": 16},
 }
+
+
+@dataclasses.dataclass
+class _Timed:
+    """A request and when its tokens came."""
+
+    sent_at: float
+    first_at: float = 0.0
+    last_at: float = 0.0
+    first_tokens: int = 0
+    tokens: int = 0
+
+    def note(self, written: int) -> None:
+        if written:
+            self.last_at = time.perf_counter()
+            if not self.tokens:
+                self.first_at, self.first_tokens = self.last_at, written
+            self.tokens += written
+
+    def times(self) -> tuple[float, float, int, int]:
+        """As `process.PeerRequest`."""
+        return self.first_at - self.sent_at, self.last_at - self.first_at, self.first_tokens, self.tokens
 
 
 class Engine:
@@ -75,25 +98,40 @@ class Engine:
     def load_test(
         self, prompts: list[list[int]], max_tokens: int, streams: int, seconds: float, memory: str = ""
     ) -> dict[str, Any]:
-        """Keeps `streams` requests running for `seconds`; counts the tokens that they get. Drafts that remember answers
-        are asked each prompt once: the window ends with the prompts."""
+        """Keeps `streams` requests running for `seconds`; counts the tokens that they get, and times each request. Drafts
+        that remember answers are asked each prompt once: the window ends with the prompts."""
         self._use(memory)
         waiting = iter(prompts) if memory else itertools.cycle(prompts)
-        running = {self._add(prompt, max_tokens, memory) for prompt in itertools.islice(waiting, streams)}
+        running: dict[str, _Timed] = {}
+        timed: list[_Timed] = []
+
+        def begin(prompt: list[int]) -> None:
+            timed.append(_Timed(time.perf_counter()))
+            running[self._add(prompt, max_tokens, memory)] = timed[-1]
+
+        for prompt in itertools.islice(waiting, streams):
+            begin(prompt)
         count = steps = 0
         started = time.perf_counter()
         while (elapsed := time.perf_counter() - started) < seconds and len(running) == streams:
             for output in self._engine.step():
-                count += len(output.outputs[0].token_ids)
+                written = len(output.outputs[0].token_ids)
+                running[output.request_id].note(written)
+                count += written
                 steps += 1
                 if output.finished:
-                    running.remove(output.request_id)
+                    del running[output.request_id]
                     if (prompt := next(waiting, None)) is not None:
-                        running.add(self._add(prompt, max_tokens, memory))
+                        begin(prompt)
+        while not all(one.tokens for one in running.values()):  # a slow first token is one too
+            for output in self._engine.step():
+                running[output.request_id].note(len(output.outputs[0].token_ids))
+                if output.finished:
+                    del running[output.request_id]
         self._engine.abort_request([*running])
         while self._engine.has_unfinished_requests():
             self._engine.step()
-        return {"tokens": count, "seconds": elapsed, "steps": steps}
+        return {"tokens": count, "seconds": elapsed, "steps": steps, "requests": [one.times() for one in timed]}
 
     def _use(self, memory: str) -> None:
         """Lets suffix decoding draft from what was answered under this name. Only between requests."""

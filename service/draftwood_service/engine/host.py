@@ -299,12 +299,14 @@ class EngineHost:
                 _log.exception("output of a request could not be learned")
 
     def _queue_outputs(self, outputs: list[StepOutput]) -> None:
-        """Queues a step's outputs, and sends the queue if one is the first or last of its sequence, or it is time."""
+        """Queues a step's outputs, and sends the queue if it is time; else what there is of sequences that begin or end."""
         queued = [message for output in outputs if (message := self._message(output)) is not None]
         self._unsent += queued
-        urgent = any(message.stats is not None for message in queued)
-        if urgent or time.perf_counter() - self._sent_at >= self._interval:
+        if time.perf_counter() - self._sent_at >= self._interval:
             self._send_outputs()
+        elif urgent := {message.id for message in queued if message.stats is not None}:
+            self._end.send(Stepped([message for message in self._unsent if message.id in urgent]))
+            self._unsent = [message for message in self._unsent if message.id not in urgent]
 
     def _send_outputs(self) -> None:
         if self._unsent:

@@ -7,14 +7,19 @@ is imported there, which cffi's modules break.
 from __future__ import annotations
 
 import gc
+import os
 import pickle
+import select
 import signal
 import socket
 import sys
+import threading
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from draftwood_service.engine.loaded import LoadedEngine
@@ -22,6 +27,10 @@ if TYPE_CHECKING:
 
 _LOADING = {"draftwood": "draftwood_service.engine.loading", "vllm": "draftwood_service.engine.vllm.loading"}
 """By engine, the module whose `loaded` loads it."""
+_LOOK_SECONDS = 0.5
+"""Between two looks at whether the service is still there, while the engine loads. Not tuned."""
+_END_SECONDS = 30.0
+"""For an engine that loads to end once the service has. Not tuned."""
 
 
 def main() -> None:
@@ -34,15 +43,53 @@ def main() -> None:
     from draftwood_service.logging_config import configure_logging
 
     configure_logging(settings.log_level, settings.log_format)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    loaded = _end_with_service(connection)
     gc.disable()  # until the engine is loaded: what is imported stays, and collections take a tenth of the time
-    end = EngineEnd(socket.socket(fileno=int(sys.argv[1])))
+    end = EngineEnd(connection)
 
     def load() -> AbstractContextManager[LoadedEngine]:
         loading: Any = import_module(_LOADING[settings.engine])
-        found: AbstractContextManager[LoadedEngine] = loading.loaded(settings, end.interrupt, sys.argv[2])
-        return found
+        return _until_loaded(loading.loaded(settings, end.interrupt, sys.argv[2]), loaded)
 
     EngineHost(end, load, settings.stream_interval).run()
+
+
+@contextmanager
+def _until_loaded(loading: AbstractContextManager[LoadedEngine], loaded: threading.Event) -> Iterator[LoadedEngine]:
+    try:
+        with loading as engine:
+            loaded.set()
+            yield engine
+    finally:
+        loaded.set()
+
+
+def _end_with_service(connection: socket.socket) -> threading.Event:
+    """Until the event is set, raises EOFError in the main thread when the service has ended.
+
+    An engine that runs reads the link; one that loads does not, and vLLM loads for minutes.
+    """
+    loaded = threading.Event()
+    gone = select.poll()
+    gone.register(connection, select.POLLRDHUP)
+
+    def stop(*signal_and_frame: object) -> None:
+        if not loaded.is_set():
+            raise EOFError
+
+    signal.signal(signal.SIGUSR1, stop)
+
+    def watch() -> None:
+        while not loaded.wait(_LOOK_SECONDS):
+            if gone.poll(0):
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+                if not loaded.wait(_END_SECONDS):
+                    os.killpg(0, signal.SIGKILL)
+                return
+
+    threading.Thread(target=watch, name="draftwood-service", daemon=True).start()
+    return loaded
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def test_a_peer_answers_prompts_and_load_tests(use_peer: UsePeer) -> None:
     with running_peer("openvino-genai", MODEL) as peer:
         assert peer.version == "1"
         assert peer.generate([5, 6, 7], 2) == ([5, 6], 0.5, 2)
-        assert peer.load_test([[1], [2]], 8, streams=3, seconds=1.5) == (6, 1.5, 6)
+        assert peer.load_test([[1], [2]], 8, streams=3, seconds=1.5) == (6, 1.5, 6, [])
 
 
 def test_a_peer_is_told_the_data_types(use_peer: UsePeer) -> None:
