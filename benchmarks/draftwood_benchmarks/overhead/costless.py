@@ -68,7 +68,7 @@ class CostlessRunner:
     """Implements `OverlappingRunner`.
 
     Args:
-        texts: int32[s, MAX_CONTEXT], one for each sequence, which is known by the first token of its prompt: the first
+        texts: int32[s, max_context], one for each sequence, which is known by the first token of its prompt: the first
             tokens must differ.
         takes_time: a step takes what it claims to take, in which the host may do other things.
 
@@ -82,7 +82,8 @@ class CostlessRunner:
 
     def __init__(self, texts: Int32Array, takes_time: bool = False) -> None:
         self.takes_time = takes_time
-        self.pages = (texts.shape[0] + 1) * MAX_CONTEXT // _PAGE_SIZE
+        self.max_context = texts.shape[1]
+        self.pages = (texts.shape[0] + 1) * (self.max_context // _PAGE_SIZE + 1)
         self.seconds = 0.0
         self._texts = texts
         self._text_of_token = {int(text[0]): number for number, text in enumerate(texts)}
@@ -108,7 +109,7 @@ class CostlessRunner:
         tokens, positions = batch.tokens[batch.logit_rows], batch.positions[batch.logit_rows]
         top_tokens = self._successors[tokens]
         right = self._texts[texts, positions] == tokens
-        top_tokens[right, 0] = self._texts[texts, np.minimum(positions + 1, MAX_CONTEXT - 1)][right]
+        top_tokens[right, 0] = self._texts[texts, np.minimum(positions + 1, self.max_context - 1)][right]
         predicted = np.ascontiguousarray(top_tokens[:, 0])
         predictions = Predictions(None, predicted, np.ascontiguousarray(top_tokens[:, :top_k]) if top_k else None)
         self.seconds += time.perf_counter() - began
@@ -138,13 +139,13 @@ class _Factory:
 class _Model:
     """What an engine needs of a `LoadedModel`."""
 
-    max_context = MAX_CONTEXT
     vocab_size = _VOCABULARY
     eos_token_ids: frozenset[int] = frozenset()
     defaults = GenerationDefaults()
 
     def __init__(self, runner: CostlessRunner) -> None:
         self.factory = _Factory(runner)
+        self.max_context = runner.max_context
         self.tokenizer = load_tokenizer(BUNDLED_MODEL)
 
 

@@ -20,6 +20,7 @@ from draftwood_benchmarks.shared.machine import OtherLoad, warning
 from draftwood_benchmarks.shared.models import ModelOptions, chosen_model, describe
 from draftwood_benchmarks.shared.prompts import ContextOption, positions_of
 from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console
+from draftwood_benchmarks.shared.sampled import SAMPLED
 from draftwood_benchmarks.speed.rows import PLAIN, draw, rows_of, table_of
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
@@ -187,7 +188,7 @@ def _measure(
     with chosen_model(model, out, positions_of(model, options.context, options.max_tokens)) as chosen:
         import torch
 
-        from draftwood_benchmarks.speed.contenders import SAMPLED, Task
+        from draftwood_benchmarks.speed.contenders import Task
         from draftwood_benchmarks.speed.measuring import Measurement, references
 
         with out.status("Loading the model"):

@@ -23,8 +23,6 @@ from draftwood_model_runner.sequence import Sequence as EngineSequence
 from draftwood_strategies import Strategy
 from draftwood_strategies.draft import Int32Array
 
-SAMPLED = 0.6, 20, 0.95
-"""Temperature, top-k and top-p of the sampled answers: what models of today recommend in their generation config."""
 PROMPT_LOOKUP_TOKENS = 10
 """Draft tokens per step: the default of transformers' `PromptLookupCandidateGenerator`."""
 
