@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from rich.table import Table
 from draftwood_benchmarks.shared.machine import OtherLoad, warning
 from draftwood_benchmarks.shared.models import ModelOptions, chosen_model, describe, synchronize
 from draftwood_benchmarks.shared.report import OutputOptions, console, progress
+from draftwood_benchmarks.shared.sampled import SAMPLED
 from draftwood_client.cli.options import command
 from draftwood_strategies.budgeting.step_time import StepTimeCurve
 
@@ -30,9 +32,12 @@ CRITICAL_RATIO = 1.2
 """A convention, not tuned: it defines the figure that is reported."""
 _CURVE_ROUNDS = 10
 """The curve takes the fastest of these rounds at each size, so that a burst of other load does not bend it."""
+_BUNDLED_POSITIONS = 2048
 _BATCH_PROMPT_TOKENS = 64
 _BATCH_STEPS = 12
 """Engine steps per round; the median counts."""
+_BATCH_TOKENS = 256
+"""Room of each sequence in KV memory."""
 _BATCH_ROUNDS = 6
 """Rounds of the batched step; the fastest counts."""
 
@@ -49,6 +54,10 @@ def step(
     batch: Annotated[
         int, typer.Option(min=0, help="Also measure a step of this many sequences with drafting off; 0 leaves it out.")
     ] = 8,
+    sampled: Annotated[
+        bool,
+        typer.Option("--sampled", help="Also measure these steps with temperature 0.6, top-k 20, top-p 0.95."),
+    ] = False,
 ) -> None:
     """The step-time curve: one forward pass over n tokens compared with one over a single token, and the critical
     decoding length, at which it first takes more than 1.2 times as long.
@@ -56,15 +65,17 @@ def step(
     out = console()
     output.check()
     load = OtherLoad()
-    with chosen_model(model, out) as chosen:
+    needs_more = model.model is None and 2 * context > _BUNDLED_POSITIONS
+    with chosen_model(model, out, 2 * context if needs_more else None) as chosen:
         from draftwood_model_runner.engine import Engine, EngineConfig
 
         with out.status("Loading the model"):
             loaded = chosen.load()
             config = EngineConfig(adaptive_budget=False, max_running=max(batch, 8), threads=model.threads)
-            engine = Engine(loaded, config)
+            full = loaded.max_context + config.max_draft_nodes
+            engine = Engine(loaded, replace(config, kv_cache_tokens=full + config.max_running * _BATCH_TOKENS))
         curve = _measure(loaded, context, largest, seconds, out)
-        together = batch_cost(engine, batch, out) if batch else None
+        together = batch_cost(engine, batch, out, sampled=sampled) if batch else None
     rows = rows_of(curve)
     critical = critical_length(curve)
     busy = load.share()
@@ -77,18 +88,30 @@ def step(
         " tokens, and no time per token above it. A plateau may come of that."
     )
     if together is not None:
-        out.print(
-            f"A step of {batch} sequences with drafting off: {together['ms']:.2f} ms, {together['ratio']:.2f} times"
-            f" that of one ({together['ms_of_one']:.2f} ms)."
-        )
+        _print_batch(together, out)
     output.write(
         rows,
         lambda axes: _draw(rows, critical, title, axes),
         model=title,
+        vocabulary=loaded.vocab_size,
+        context=min(context, loaded.max_context // 2),
         critical_length=critical,
         batch=together,
         other_load=busy,
     )
+
+
+def _print_batch(together: dict[str, float], out: Console) -> None:
+    out.print(
+        f"A step of {together['sequences']} sequences with drafting off: {together['ms']:.2f} ms,"
+        f" {together['ratio']:.2f} times that of one ({together['ms_of_one']:.2f} ms)."
+    )
+    if "sampled_ms" in together:
+        out.print(
+            f"Sampled: {together['sampled_ms']:.2f} ms, and {together['sampled_ms_of_one']:.2f} ms of one. Speed of"
+            f" sampled against greedy steps: {together['sampled_vs_greedy']:.3f}, and"
+            f" {together['sampled_vs_greedy_of_one']:.3f} of one."
+        )
 
 
 def _measure(model: LoadedModel, context: int, largest: int, seconds: float, out: Console) -> StepTimeCurve:
@@ -123,31 +146,41 @@ def critical_length(curve: StepTimeCurve) -> int | None:
     return int(sizes[beyond[0]]) if beyond.size else None
 
 
-def batch_cost(engine: Engine, batch: int, out: Console) -> dict[str, float]:
-    """Milliseconds of an engine step of `batch` decoding sequences and of one, drafting off, measured alternately."""
-    many: list[float] = []
-    one: list[float] = []
+def batch_cost(engine: Engine, batch: int, out: Console, *, sampled: bool = False) -> dict[str, float]:
+    """Milliseconds of an engine step of `batch` decoding sequences and of one, drafting off, measured alternately;
+    where `sampled`, also with sampling, and the speed relative to that without."""
+    cases = [(count, sampling) for sampling in ((False, True) if sampled else (False,)) for count in (batch, 1)]
+    seconds: dict[tuple[int, bool], list[float]] = {case: [] for case in cases}
     for round_ in progress(range(_BATCH_ROUNDS), "steps of several sequences", out):
-        many.append(_step_seconds(engine, batch, round_))
-        one.append(_step_seconds(engine, 1, round_))
-    return {
+        for count, sampling in cases:
+            seconds[count, sampling].append(_step_seconds(engine, count, round_, sampled=sampling))
+    best = {case: 1000 * min(found) for case, found in seconds.items()}
+    many, one = best[batch, False], best[1, False]
+    cost = {
         "sequences": batch,
-        "ms": round(1000 * min(many), 4),
-        "ms_of_one": round(1000 * min(one), 4),
-        "ratio": round(min(many) / min(one), 4),
+        "ms": round(many, 4),
+        "ms_of_one": round(one, 4),
+        "ratio": round(many / one, 4),
     }
+    if sampled:
+        cost["sampled_ms"], cost["sampled_ms_of_one"] = (round(best[count, True], 4) for count in (batch, 1))
+        cost["sampled_vs_greedy"] = round(many / best[batch, True], 4)
+        cost["sampled_vs_greedy_of_one"] = round(one / best[1, True], 4)
+    return cost
 
 
-def _step_seconds(engine: Engine, count: int, seed: int) -> float:
+def _step_seconds(engine: Engine, count: int, seed: int, *, sampled: bool) -> float:
     """The median step of `count` sequences that are past their prompts."""
     from draftwood_benchmarks.shared.prompts import random_prompts
-    from draftwood_model_runner.request import Request, StopParams
+    from draftwood_model_runner.request import Request, SamplingParams, StopParams
     from draftwood_model_runner.sequence import Sequence
 
     prompts = random_prompts(count, _BATCH_PROMPT_TOKENS, engine.model.vocab_size)
     stop = StopParams(max_tokens=_BATCH_STEPS + count + 2, ignore_eos=True)
+    sampling = SamplingParams(*SAMPLED) if sampled else SamplingParams()
     sequences = [
-        Sequence(Request(request_id=f"{seed}-{i}", prompt=prompt, stop=stop)) for i, prompt in enumerate(prompts)
+        Sequence(Request(request_id=f"{seed}-{i}", prompt=prompt, stop=stop, sampling=sampling))
+        for i, prompt in enumerate(prompts)
     ]
     for sequence in sequences:
         engine.add(sequence)

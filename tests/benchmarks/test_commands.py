@@ -69,6 +69,20 @@ def test_sampling_is_measured_by_the_size_of_the_vocabulary(tmp_path: Path) -> N
     assert all(row["choose_ms"] < 0.6 for row in rows if row["top_k"])
 
 
+def test_what_grows_is_measured_against_what_it_grows_with(tmp_path: Path) -> None:
+    figures, picture = tmp_path / "growth.json", tmp_path / "growth.svg"
+    assert bench(["overhead", "--growth", "--rounds", "1", "--json", str(figures), "--plot", str(picture)]) == 0
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in json.loads(figures.read_text())["rows"]:
+        found.setdefault((row["grows_with"], row["what"]), []).append(row["host_us"])
+    assert {quantity for quantity, _ in found} == {"vocabulary", "context", "prompt", "memory"}
+    assert all(min(times) > 0 for times in found.values())
+    for quantity in ("context", "memory"):  # a hundred times as many tokens
+        (times,) = (times for (of, _), times in found.items() if of == quantity)
+        assert times[-1] < 5 * times[0]
+    assert "<svg" in picture.read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [

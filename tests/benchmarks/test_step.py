@@ -50,3 +50,15 @@ def test_the_command_measures_writes_and_draws(tmp_path: Path, capsys: pytest.Ca
     assert "Critical decoding length" in out
     assert "fastest of up to 10 rounds, then smoothed" in out
     assert found["other_load"] is None or ("BUSY MACHINE" in out) == (found["other_load"] >= BUSY)
+
+
+def test_a_real_vocabulary_and_context_with_sampled_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "step.json"
+    arguments = ["--vocabulary", "20000", "--context", "1500", "--largest", "4", "--seconds", "0.5", "--batch", "2"]
+    assert bench(["step", *arguments, "--sampled", "--threads", "1", "--json", str(report)]) == 0
+    found = json.loads(report.read_text())
+    assert (found["vocabulary"], found["context"]) == (20000, 1500)
+    batch = found["batch"]
+    assert batch["sampled_vs_greedy"] == pytest.approx(batch["ms"] / batch["sampled_ms"], rel=0.01)
+    assert batch["sampled_vs_greedy_of_one"] == pytest.approx(batch["ms_of_one"] / batch["sampled_ms_of_one"], rel=0.01)
+    assert "sampled against greedy steps" in " ".join(capsys.readouterr().out.split())

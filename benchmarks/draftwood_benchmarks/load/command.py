@@ -13,8 +13,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -27,10 +28,11 @@ from draftwood_benchmarks.peers.process import DRAFTS_HELP, Peer, PeerModel, Pee
 from draftwood_benchmarks.shared.engines import EngineName, server_on
 from draftwood_benchmarks.shared.machine import OtherLoad, warning
 from draftwood_benchmarks.shared.models import ChosenModel, ModelOptions, chosen_model, precision
-from draftwood_benchmarks.shared.prompts import read_prompts
+from draftwood_benchmarks.shared.prompts import ContextOption, lengthened, positions_of, read_prompts
 from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console
+from draftwood_benchmarks.shared.sampled import SAMPLED
 from draftwood_benchmarks.shared.server_process import server_process
-from draftwood_client import AsyncClient, GenerateOptions, ModelInfo
+from draftwood_client import AsyncClient, GenerateOptions, ModelInfo, Prompt
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidValueError
 
@@ -66,6 +68,13 @@ def load(
         Path | None,
         typer.Option(help="Prompts of your own: JSON lines or text lines. The bundled questions by default."),
     ] = None,
+    sampled: Annotated[
+        bool,
+        typer.Option(
+            "--sampled", help="Sample: temperature 0.6, top-k 20, top-p 0.95. The peer decodes greedily all the same."
+        ),
+    ] = False,
+    context: ContextOption = None,
     warm: Annotated[int, typer.Option(min=0, help="Prompts, the last ones, that memories learn from first.")] = 60,
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer, at most.")] = 200,
     max_running: Annotated[
@@ -89,7 +98,11 @@ def load(
     levels = read_levels(concurrency)
     running = max_running or max(levels)
     texts = read_prompts(prompts)
-    with chosen_model(model, out) as chosen, ExitStack() as stack:
+    generation: GenerateOptions = {"max_tokens": max_tokens}
+    if sampled:
+        generation |= {"temperature": SAMPLED.temperature, "top_k": SAMPLED.top_k, "top_p": SAMPLED.top_p}
+    positions = positions_of(model, context, max_tokens)
+    with chosen_model(model, out, positions) as chosen, ExitStack() as stack:
         on_engine, process = server_on(engine, chosen)
         flags = ["--max-running", str(running), "--max-waiting", str(max(levels) + _SPARE_SLOTS)]
         # An engine that rests would decode answers again, beside the peer that is measured.
@@ -100,23 +113,15 @@ def load(
         start = partial(_start, stack, out, chosen, peer, peer_drafts or ["none"], running)
         other_load = OtherLoad()
         info, measured, peers = uvloop.run(
-            _measure(server.target, texts, warm, max_tokens, levels, duration, out, start)
+            _measure(server.target, texts, warm, generation, context, levels, duration, out, start)
         )
         busy = other_load.share()
-    rows = [
-        row_of(level, drafting, window, measured[level, False], None if peers is None else peers.plain(level))
-        for (level, drafting), window in sorted(measured.items())
-    ]
-    if peer is not None and peers is not None:
-        of_peer = [
-            peer_row(peer, level, windows.window, peers.plain(level), state, windows.steps)
-            for (level, state), windows in sorted(peers.found.items())
-        ]
-        rows = sorted([*of_peer, *rows], key=lambda row: row["concurrency"])
+    rows = _rows(peer, measured, peers)
     types = precision(info.dtype, info.weights)
     name = f"{chosen.name}, {info.parameters / 1e6:,.0f}M parameters, {types}, {info.device}"
     title = f"{name}\n{info.default_strategy} after {warm} other prompts; at most {running} requests decode together"
-    title += warning(busy)
+    title += "" if context is None else f"; prompts of {context:,} tokens"
+    title += f"{'; sampled' * sampled}{warning(busy)}"
     out.print(table_of(rows, title))
     out.print(first_tokens(rows))
     run = {
@@ -124,12 +129,32 @@ def load(
         "runs_on": info.abilities.engine,
         "strategy": info.default_strategy,
         "latency_unit": "ms",
+        "vocabulary": info.vocab_size,
+        "context": context,
+        "sampled": sampled,
         "busy": busy,
     }
     output.write(rows, lambda axes: draw(rows, title, axes), **run)
     errors = [result.error for window in measured.values() for result in window.results if result.error is not None]
     if errors:
         raise BenchmarkError(f"{len(errors)} requests failed; the first: {errors[0]}")
+
+
+def _rows(
+    peer: str | None, measured: dict[tuple[int, bool], Window], peers: MeasuredPeers | None
+) -> list[dict[str, Any]]:
+    """The rows of the report, by concurrency, the peer's first."""
+    rows = [
+        row_of(level, drafting, window, measured[level, False], None if peers is None else peers.plain(level))
+        for (level, drafting), window in sorted(measured.items())
+    ]
+    if peer is None or peers is None:
+        return rows
+    of_peer = [
+        peer_row(peer, level, windows.window, peers.plain(level), state, windows.steps)
+        for (level, state), windows in sorted(peers.found.items())
+    ]
+    return sorted([*of_peer, *rows], key=lambda row: row["concurrency"])
 
 
 def read_levels(text: str) -> list[int]:
@@ -166,13 +191,15 @@ async def _measure(
     target: str,
     texts: list[str],
     warm: int,
-    max_tokens: int,
+    options: GenerateOptions,
+    context: int | None,
     levels: list[int],
     duration: float,
     out: Console,
     start_peers: Callable[[ModelInfo], list[Peer]],
 ) -> tuple[ModelInfo, dict[tuple[int, bool], Window], MeasuredPeers | None]:
     """The model, what its clients measured by (concurrency, drafting), and the peer's windows."""
+    max_tokens = options["max_tokens"] or 1
     async with AsyncClient(target) as client:
         info = await client.model_info()
         prompts = await fitting(client, info, texts, max_tokens)
@@ -180,8 +207,12 @@ async def _measure(
     if len(prompts) <= warm:
         raise BenchmarkError(f"{len(prompts)} prompts fit the model; {warm} to warm up with leave none to measure")
     split = len(prompts) - warm
-    options: GenerateOptions = {"max_tokens": max_tokens}
-    questions = Questions(target, prompts[:split], prompts[split:], options)
+    measured_prompts: list[Prompt] = list(prompts[:split])
+    if context is not None:
+        arrays = [np.array(one, np.int32) for one in ids]
+        long = lengthened(arrays[:split], context, arrays, info.max_context_tokens - max_tokens)
+        ids[:split] = measured_prompts[:] = [one.tolist() for one in long]
+    questions = Questions(target, measured_prompts, prompts[split:], options)
     await closed_loop(target, 1, take_from([questions.plain()]), math.inf)  # the first answer is slower
     seconds = duration / ORDER.count(False)
     processes = start_peers(info)

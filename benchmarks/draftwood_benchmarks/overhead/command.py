@@ -2,26 +2,23 @@
 
 The engine runs in this process on a model that costs nothing (`costless`), so that what is left is its own: schedule,
 draft, verify, learn. With `--scheduler`, the first of these alone, with many tenants. With `--sampling`, what it takes
-to choose a token, by the size of the vocabulary. A step of a real service, its messages and its text included:
-`draftwood bench service`.
+to choose a token, by the size of the vocabulary. With `--growth`, all of it against vocabulary, context, prompt and
+memory. A step of a real service, its messages and its text included: `draftwood bench service`.
 """
 
 from __future__ import annotations
 
-import gc
-import statistics
-import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from draftwood_benchmarks.load.command import read_levels
-from draftwood_benchmarks.overhead.costless import MAX_CONTEXT, CostlessRunner, costless_model, make_texts
+from draftwood_benchmarks.overhead.decoding import Row, measured
+from draftwood_benchmarks.overhead.growth import draw_growth, growth_table, measured_growth
 from draftwood_benchmarks.overhead.sampling import draw_sampling, measured_sampling, sampling_table
 from draftwood_benchmarks.overhead.scheduling import (
     SLOTS,
@@ -34,34 +31,11 @@ from draftwood_benchmarks.overhead.scheduling import (
 from draftwood_benchmarks.shared.machine import OtherLoad, warning
 from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console, progress
 from draftwood_client.cli.options import command
-from draftwood_model_runner.engine import Engine, EngineConfig
-from draftwood_model_runner.request import Request, StopParams
-from draftwood_model_runner.sequence import Sequence
-from draftwood_strategies.registry import create, warm_up
+from draftwood_strategies.registry import warm_up
 
 STRATEGIES = ("none", "trie", "hybrid")
 _TARGETS_US = {"none": 20, "trie": 40, "hybrid": 60}
 """With 32 streams."""
-_PROMPT_TOKENS = 64
-_LEARNED, _ANSWER_TOKENS = 200, 200
-"""Answers in the tenant's memory at first, and their tokens."""
-_WARM_STEPS = 100
-"""Steps of a round before those that are measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Of the measured decoding steps.
-
-    Attributes:
-        host_us: microseconds of host time for each sequence and step, the median over the steps.
-        acceptance_length: tokens that a sequence writes in a step, on average.
-    """
-
-    strategy: str
-    streams: int
-    host_us: float
-    acceptance_length: float
 
 
 @command
@@ -75,6 +49,9 @@ def overhead(
     sampling: Annotated[
         bool, typer.Option("--sampling", help="Measure sampling alone, by the size of the vocabulary.")
     ] = False,
+    growth: Annotated[
+        bool, typer.Option("--growth", help="Measure what grows with vocabulary, context, prompt and memory.")
+    ] = False,
 ) -> None:
     """Microseconds of a decoding step that the model does not take, for each sequence, by strategy."""
     out = console()
@@ -84,6 +61,9 @@ def overhead(
         return
     if sampling:
         _measure_sampling(output, rounds, out)
+        return
+    if growth:
+        _measure_growth(output, nodes, rounds, out)
         return
     cases = [(strategy, count) for count in read_levels(streams) for strategy in STRATEGIES]
     best: dict[tuple[str, int], Row] = {}
@@ -123,62 +103,12 @@ def _measure_sampling(output: OutputOptions, rounds: int, out: Console) -> None:
     output.write([asdict(row) for row in rows], lambda axes: draw_sampling(axes, rows), busy=busy)
 
 
-def measured(strategy_name: str, streams: int, nodes: int, steps: int) -> Row:
-    """One round: `streams` sequences of one tenant, all decoding.
-
-    Raises:
-        BenchmarkError: drafting was switched off.
-    """
-    texts = make_texts(streams, MAX_CONTEXT, seed=1)
-    texts[:, 0] = np.arange(streams) + 100
-    runner = CostlessRunner(texts)
-    engine = Engine(costless_model(runner), EngineConfig(max_running=streams, max_draft_nodes=nodes))
-    strategy: Any = create(strategy_name)
-    if strategy_name != "none":
-        for text in make_texts(_LEARNED, _ANSWER_TOKENS, seed=2):
-            strategy.learn(text)
-    sequences = [
-        Sequence(
-            Request(
-                request_id=str(number),
-                prompt=text[:_PROMPT_TOKENS].copy(),
-                stop=StopParams(MAX_CONTEXT - 2 * _PROMPT_TOKENS),
-                strategy_name=strategy_name,
-                max_draft_nodes=nodes,
-            ),
-            strategy,
-        )
-        for number, text in enumerate(texts)
-    ]
-    for sequence in sequences:
-        engine.add(sequence)
-    while any(not sequence.output for sequence in sequences):
-        engine.step()
-    for _ in range(_WARM_STEPS):
-        engine.step()
-    seconds, written = [], -sum(len(sequence.output) for sequence in sequences)
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        for _ in range(steps):
-            spent, began = runner.seconds, time.perf_counter()
-            engine.step()
-            seconds.append(time.perf_counter() - began - (runner.seconds - spent))
-            if engine.running < streams:
-                raise BenchmarkError("a sequence ended before the last measured step; measure fewer steps")
-    finally:
-        gc.enable()
-    written += sum(len(sequence.output) for sequence in sequences)
-    if reasons := {sequence.stats.drafting_disabled_reason for sequence in sequences} - {""}:
-        raise BenchmarkError(f"{strategy_name}: drafting was switched off: {min(reasons)}")
-    engine.close()
-    return Row(
-        strategy_name,
-        streams,
-        round(1e6 * statistics.median(seconds) / streams, 2),
-        round(written / steps / streams, 3),
-    )
+def _measure_growth(output: OutputOptions, nodes: int, rounds: int, out: Console) -> None:
+    load = OtherLoad()
+    rows = measured_growth(nodes, rounds, out)
+    busy = load.share()
+    out.print(growth_table(rows, f"Host time by what it may grow with{warning(busy)}"))
+    output.write([asdict(row) for row in rows], lambda axes: draw_growth(axes, rows), nodes=nodes, busy=busy)
 
 
 def _table(rows: list[Row], title: str) -> Table:

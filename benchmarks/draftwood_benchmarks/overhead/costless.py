@@ -68,8 +68,8 @@ class CostlessRunner:
     """Implements `OverlappingRunner`.
 
     Args:
-        texts: int32[s, context], one for each sequence, which is known by the first token of its prompt: the first
-            tokens must differ. They are as long as a context may be.
+        texts: int32[s, max_context], one for each sequence, which is known by the first token of its prompt: the first
+            tokens must differ.
         takes_time: a step takes what it claims to take, in which the host may do other things.
 
     Attributes:
@@ -83,8 +83,8 @@ class CostlessRunner:
 
     def __init__(self, texts: Int32Array, takes_time: bool = False) -> None:
         self.takes_time = takes_time
-        self.context = texts.shape[1]
-        self.pages = (texts.shape[0] + 1) * -(-self.context // _PAGE_SIZE)
+        self.max_context = texts.shape[1]
+        self.pages = (texts.shape[0] + 1) * (self.max_context // _PAGE_SIZE + 1)
         self.seconds = 0.0
         self._texts = texts
         self._text_of_token = {int(text[0]): number for number, text in enumerate(texts)}
@@ -110,7 +110,7 @@ class CostlessRunner:
         tokens, positions = batch.tokens[batch.logit_rows], batch.positions[batch.logit_rows]
         top_tokens = self._successors[tokens]
         right = self._texts[texts, positions] == tokens
-        top_tokens[right, 0] = self._texts[texts, np.minimum(positions + 1, self.context - 1)][right]
+        top_tokens[right, 0] = self._texts[texts, np.minimum(positions + 1, self.max_context - 1)][right]
         predicted = np.ascontiguousarray(top_tokens[:, 0])
         predictions = Predictions(None, predicted, np.ascontiguousarray(top_tokens[:, :top_k]) if top_k else None)
         self.seconds += time.perf_counter() - began
@@ -145,8 +145,8 @@ class _Model:
     defaults = GenerationDefaults()
 
     def __init__(self, runner: CostlessRunner) -> None:
-        self.max_context = runner.context
         self.factory = _Factory(runner)
+        self.max_context = runner.max_context
         self.tokenizer = load_tokenizer(BUNDLED_MODEL)
 
 

@@ -37,6 +37,16 @@ class ModelOptions:
             " costs as much as that of any model of the shape, and the text stays the same.",
         ),
     ] = "native"
+    vocabulary: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="TOKENS",
+            help="The bundled model grown to so many tokens, such as 151936. None of the added ones is ever the most"
+            " probable, so the text stays the same.",
+            show_default=False,
+        ),
+    ] = None
     model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Folder or hub id of another model, instead of a shape.")
     ] = None
@@ -111,25 +121,39 @@ def chosen_model(options: ModelOptions, console: Console, positions: int | None 
     """The model of the options; a grown model is deleted when the context ends.
 
     Args:
-        positions: that a grown model accepts; None for those of the bundled one.
+        positions: that the model shall accept; None for its own. The bundled model grows to them.
 
     Raises:
-        InvalidValueError: the bundled model cannot grow to the shape.
-        InvalidInputError: a shape is given together with another model.
+        InvalidValueError: the bundled model cannot grow to the shape or the vocabulary.
+        InvalidInputError: a shape, a vocabulary or positions are given together with another model.
     """
     with console.status("Loading torch"):
         from draftwood_benchmarks.shared.widen import parse_shape
         from draftwood_model_runner.loading.model import BUNDLED_MODEL
     shape = parse_shape(options.shape)
-    if shape is None:
+    if shape is None and options.vocabulary is None and positions is None:
         yield ChosenModel(options.model or "bundled model", options.model or BUNDLED_MODEL, options)
         return
     if options.model is not None:
-        raise InvalidInputError("shape", options.shape, "only the bundled model can be grown; leave --model out")
+        name, value = _first_growth(options, positions)
+        raise InvalidInputError(name, value, "only the bundled model can be grown; leave --model out")
     with TemporaryDirectory(prefix="draftwood-") as folder:
-        with console.status(f"Growing the bundled model to {shape}"):
-            _write_grown(shape, options.dtype, Path(folder), positions)
-        yield ChosenModel(f"shape {options.shape}", folder, options)
+        name = _grown_name(options)
+        with console.status(f"Growing the bundled model: {name}"):
+            _write_grown(shape, options, Path(folder), positions)
+        yield ChosenModel(name, folder, options)
+
+
+def _first_growth(options: ModelOptions, positions: int | None) -> tuple[str, object]:
+    """The first option that asks for another size than the bundled model's, and its value."""
+    if options.shape != "native":
+        return "shape", options.shape
+    return ("vocabulary", options.vocabulary) if options.vocabulary is not None else ("context", positions)
+
+
+def _grown_name(options: ModelOptions) -> str:
+    tokens = "" if options.vocabulary is None else f", {options.vocabulary:,} tokens"
+    return f"shape {options.shape}{tokens}"
 
 
 def describe(chosen: ChosenModel, model: LoadedModel) -> str:
@@ -151,18 +175,19 @@ def synchronize(model: LoadedModel) -> None:
         torch.cuda.synchronize(model.device)
 
 
-def _write_grown(shape: Shape, dtype: Dtype, folder: Path, positions: int | None) -> None:
+def _write_grown(shape: Shape | None, options: ModelOptions, folder: Path, positions: int | None) -> None:
     """Writes the grown model and its tokenizer; "auto" is the dtype of the bundled checkpoint."""
     import torch
     from transformers import AutoTokenizer, LlamaForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    from draftwood_benchmarks.shared.widen import widen
+    from draftwood_benchmarks.shared.widen import shape_of, widen
     from draftwood_model_runner.loading.model import BUNDLED_MODEL
 
     disable_progress_bar()
     small = LlamaForCausalLM.from_pretrained(BUNDLED_MODEL, dtype="auto")
-    target = small.dtype if dtype == "auto" else getattr(torch, dtype)
+    target = small.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     where = "cuda" if torch.cuda.is_available() else "cpu"
-    widen(small.float(), shape, target, where, positions).save_pretrained(folder)
+    grown = widen(small.float(), shape or shape_of(small.config), target, where, positions, options.vocabulary)
+    grown.save_pretrained(folder)
     AutoTokenizer.from_pretrained(BUNDLED_MODEL).save_pretrained(folder)

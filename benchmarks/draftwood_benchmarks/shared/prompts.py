@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+import typer
 
 from draftwood_benchmarks.shared.report import BenchmarkError
 
 if TYPE_CHECKING:
+    from draftwood_benchmarks.shared.models import ModelOptions
     from draftwood_model_runner.loading.tokenizer import Tokenizer
     from draftwood_strategies.draft import Int32Array
 
 QUESTIONS = files("draftwood_benchmarks") / "questions.jsonl"
+ContextOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="TOKENS",
+        help="Prompts of so many tokens, such as 512, 4096 or 16384: other questions come before each. Beyond 2,048"
+        " tokens the bundled model writes nonsense, at the cost of any model of its shape.",
+        show_default=False,
+    ),
+]
 KEYS = ("instruction", "text", "prompt", "turns", "question")
 """Keys of a JSON line that may hold its prompt, in order of precedence."""
 
@@ -70,6 +83,27 @@ def encode(tokenizer: Tokenizer, text: str) -> Int32Array:
     if tokenizer.has_chat_template:
         return tokenizer.encode_chat([{"role": "user", "content": text}])
     return tokenizer.encode(text)
+
+
+def positions_of(model: ModelOptions, context: int | None, more: int) -> int | None:
+    """Positions that the bundled model must grow to for prompts of `context` tokens and `more`; None for its own."""
+    return None if context is None or model.model is not None else context + more
+
+
+def lengthened(prompts: Sequence[Int32Array], tokens: int, before: Sequence[Int32Array], most: int) -> list[Int32Array]:
+    """The prompts with exactly so many tokens each, int32[tokens]: with prompts of `before` in front of them, each from
+    another place on, so that no two begin alike; or their ends, if they are longer.
+
+    Raises:
+        BenchmarkError: more than `most` tokens.
+    """
+    if tokens > most:
+        raise BenchmarkError(f"--context {tokens}: a prompt of this model has {most} tokens at most with its answer")
+    text, long = np.concatenate(before), []
+    for i, prompt in enumerate(prompts):
+        front = np.resize(np.roll(text, -i * text.size // len(prompts)), max(tokens - prompt.size, 0))
+        long.append(np.ascontiguousarray(np.concatenate([front, prompt])[-tokens:], np.int32))
+    return long
 
 
 def random_prompts(count: int, length: int, vocab_size: int) -> list[Int32Array]:

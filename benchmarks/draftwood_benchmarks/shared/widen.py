@@ -3,7 +3,8 @@
 Speed is measured at real cost on real text without a download. The weights of the small model fill a corner of those of
 the large one. Added units of the residual stream stay zero. Added heads, MLP units and layers compute with random
 weights, but their output weights are zero, so that they change nothing. RMSNorm averages over the hidden size, zeros
-included; its weights and its epsilon are scaled accordingly.
+included; its weights and its epsilon are scaled accordingly. The row of an added token in the embedding and the head is
+the mean of rows of the small model: its logit is the mean of their logits, which is never above the greatest.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ class Shape:
 
 
 NATIVE = "native"
+_AVERAGED = 16
+"""Rows in the mean that is the row of an added token. Of so many, it is far below the most probable tokens' logits."""
+_MEANS_AT_ONCE = 4096
 SHAPES = {
     "110m": Shape(768, 15, 12, 2048),
     "400m": Shape(1024, 24, 16, 4096),
@@ -72,41 +76,50 @@ def widen(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     context: int | None = None,
+    vocabulary: int | None = None,
 ) -> Any:
-    """A model of the larger shape with the logits of the small one, up to rounding.
+    """A model of the larger shape with the logits of the small one, up to rounding, for the tokens of the small one.
 
     The small model must have no biases. Head size and the number of query heads per key head stay as they are.
 
     Args:
         context: positions that it accepts; None for those of the small model. Beyond these it writes nonsense.
+        vocabulary: its tokens; None for those of the small model. The added ones are never the most probable.
 
     Raises:
         InvalidValueError: a size is smaller than that of the small model, or `heads` is no multiple of its group size.
     """
-    config = _config(small.config, shape)
+    config = _config(small.config, shape, vocabulary)
     config.max_position_embeddings = context or config.max_position_embeddings
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(0)
         large: Any = LlamaForCausalLM._from_config(config, dtype=dtype)
     source, target = small.model, large.model
     scale = (small.config.hidden_size / shape.hidden) ** 0.5
-    _fill(target.embed_tokens, source.embed_tokens)
+    _fill_tokens(target.embed_tokens, source.embed_tokens)
     for i, layer in enumerate(target.layers):
         _grow_layer(layer, source.layers[i] if i < len(source.layers) else None, scale)
     _grow_norm(target.norm, source.norm, scale)
     if large.lm_head.weight is not target.embed_tokens.weight:
-        _fill(large.lm_head, small.lm_head)
+        _fill_tokens(large.lm_head, small.lm_head)
     large.generation_config = copy.deepcopy(small.generation_config)
     return large.eval()
 
 
-def _config(small: Any, shape: Shape) -> Any:
+def shape_of(config: Any) -> Shape:
+    """The shape of a Llama model."""
+    return Shape(config.hidden_size, config.num_hidden_layers, config.num_attention_heads, config.intermediate_size)
+
+
+def _config(small: Any, shape: Shape, vocabulary: int | None) -> Any:
     assert not small.attention_bias
     assert not small.mlp_bias
-    least = Shape(small.hidden_size, small.num_hidden_layers, small.num_attention_heads, small.intermediate_size)
+    least = shape_of(small)
     for name in ("hidden", "layers", "heads", "intermediate"):
         if getattr(shape, name) < getattr(least, name):
             raise InvalidValueError("shape", str(shape), f"the model grows from {least} and cannot lose {name}")
+    if vocabulary is not None and vocabulary < small.vocab_size:
+        raise InvalidValueError("vocabulary", vocabulary, f"the model grows from {small.vocab_size} tokens")
     group = small.num_attention_heads // small.num_key_value_heads
     if shape.heads % group:
         raise InvalidValueError("shape", str(shape), f"heads must be a multiple of {group}, the heads per key head")
@@ -114,7 +127,7 @@ def _config(small: Any, shape: Shape) -> Any:
     config.head_dim = getattr(small, "head_dim", None) or small.hidden_size // small.num_attention_heads
     config.hidden_size, config.num_hidden_layers = shape.hidden, shape.layers
     config.num_attention_heads, config.num_key_value_heads = shape.heads, shape.heads // group
-    config.intermediate_size = shape.intermediate
+    config.intermediate_size, config.vocab_size = shape.intermediate, vocabulary or small.vocab_size
     config.rms_norm_eps = small.rms_norm_eps * small.hidden_size / shape.hidden
     return config
 
@@ -146,6 +159,17 @@ def _fill(target: Any, source: Any) -> None:
     """Puts the source's weight into the corner, zeros around it."""
     target.weight.zero_()
     _copy_corner(target.weight, source.weight)
+
+
+def _fill_tokens(target: Any, source: Any) -> None:
+    """`_fill` for a weight with a row for each token: the rows of added tokens are means of the source's rows."""
+    _fill(target, source)
+    known, columns = source.weight.shape
+    generator = torch.Generator().manual_seed(1)
+    for begin in range(known, target.weight.shape[0], _MEANS_AT_ONCE):
+        added = target.weight[begin : begin + _MEANS_AT_ONCE, :columns]
+        rows = torch.randint(known, (added.shape[0], _AVERAGED), generator=generator)
+        added.copy_(source.weight[rows.to(source.weight.device)].mean(1))
 
 
 def _copy_corner(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -34,11 +34,14 @@ class Task:
     Attributes:
         max_tokens: new tokens, at most.
         temperature: 0 is greedy.
+        top_k, top_p: 0 and 1 keep all tokens.
         ignore_eos: write all of them, past end-of-sequence tokens.
     """
 
     max_tokens: int
     temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
     ignore_eos: bool = False
 
 
@@ -60,11 +63,12 @@ class Answer:
 
 
 class Contender(Protocol):
-    """A way to generate text. `engine`, `strategy` and `warm` are columns of the report."""
+    """A way to generate text. Its attributes are columns of the report."""
 
     engine: str
     strategy: str
     warm: bool
+    sampled: bool
 
     def answer(self, prompt: Int32Array, index: int) -> Answer:
         """Continues `prompt`, int32[p]; `index` is the seed where tokens are sampled."""
@@ -123,6 +127,7 @@ class PeerContender:
         self.engine = peer.name
         self.strategy = peer.drafts
         self.warm = warm
+        self.sampled = task.temperature > 0.0
         self._peer = peer
         self._task = task
         self._memory = ""
@@ -148,6 +153,7 @@ class TransformersContender:
     """
 
     warm = False
+    sampled = False
 
     def __init__(self, module: Any, model: LoadedModel, task: Task, threads: int, *, prompt_lookup: bool) -> None:
         assert task.temperature == 0.0
@@ -198,10 +204,11 @@ class EngineContender:
         self.engine = "draftwood"
         self.strategy = name
         self.warm = warm
+        self.sampled = task.temperature > 0.0
         self._engine = engine
         self._task = task
         self._strategy = strategy
-        self._tenant = f"{name}, {'warm' if warm else 'cold'}, {number}"
+        self._tenant = f"{name}, {'warm' if warm else 'cold'}, {number}{', sampled' * self.sampled}"
 
     def answer(self, prompt: Int32Array, index: int) -> Answer:
         synchronize(self._engine.model)
@@ -219,7 +226,7 @@ class EngineContender:
 
     def _sequence(self, prompt: Int32Array, seed: int) -> EngineSequence:
         task = self._task
-        sampling = SamplingParams(temperature=task.temperature, seed=seed)
+        sampling = SamplingParams(temperature=task.temperature, top_k=task.top_k, top_p=task.top_p, seed=seed)
         if task.temperature == 0.0:  # the model's own penalties, as in transformers
             sampling = replace(self._engine.model.defaults.sampling, temperature=0.0, seed=seed)
         request = Request(

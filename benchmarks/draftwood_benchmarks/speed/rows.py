@@ -17,39 +17,63 @@ PLAIN = "none"
 
 
 def rows_of(tallies: Sequence[Tally], *, quantized: bool = False) -> list[dict[str, Any]]:
-    """The rows of the report. Ratios to transformers and to the peer are null where they did not run.
+    """The rows of the report. Ratios to transformers and to the peer are null where they did not run, or not with the
+    same sampling. "sampled_vs_greedy" is the speed of sampled answers relative to that of the greedy ones of the same
+    contender; null for the latter.
 
     "identical" and "identical_share" compare answers with those of "identical_to": transformers' greedy `generate`, or
-    drafting off where transformers did not run or our model is quantized, which is another model than transformers
-    runs. "identical_to_plain" is the share of answers that equal ours with drafting off.
+    drafting off where transformers did not run, for sampled answers, or if our model is quantized, which is another
+    model than transformers runs. "identical_to_plain" is the share of answers that equal ours with drafting off.
 
     Args:
         quantized: our weights have 8 bits.
     """
     reference = next((tally for tally in tallies if tally.contender.engine == "transformers"), None)
-    plain = next(t for t in tallies if t.contender.engine == "draftwood" and t.contender.strategy == PLAIN)
     peer = next((t for t in tallies if t.contender.engine not in ("transformers", "draftwood")), None)
-    expected = plain if reference is None or quantized else reference
-    return [
-        {
-            "engine": tally.contender.engine,
-            "strategy": tally.contender.strategy,
-            "warm": tally.contender.warm,
-            "tokens_per_s": round(tally.tokens_per_s, 2),
-            "tokens_per_s_min": round(tally.spread[0], 2),
-            "tokens_per_s_max": round(tally.spread[1], 2),
-            "acceptance_length": round(tally.acceptance_length, 3),
-            "nodes_per_step": round(tally.nodes_per_step, 2),
-            "vs_transformers": None if reference is None else round(tally.tokens_per_s / reference.tokens_per_s, 3),
-            "vs_peer": None if peer is None else round(tally.tokens_per_s / peer.tokens_per_s, 3),
-            "vs_plain": round(tally.tokens_per_s / plain.tokens_per_s, 3),
-            "identical": tally.share_like(expected) == 1.0,
-            "identical_share": round(tally.share_like(expected), 3),
-            "identical_to": "drafting off" if expected is plain else "transformers' generate",
-            "identical_to_plain": round(tally.share_like(plain), 3),
-        }
-        for tally in tallies
-    ]
+    rows = []
+    for tally in tallies:
+        own = tally.contender
+        others = [other for other in tallies if other.contender.engine == "draftwood"]
+        plain = next(t for t in others if t.contender.strategy == PLAIN and t.contender.sampled == own.sampled)
+        judge = _alike(reference, tally)
+        expected = plain if judge is None or quantized else judge
+        greedy = next((t for t in tallies if _case(t) == _case(tally) and not t.contender.sampled), None)
+        rows.append(
+            {
+                "engine": own.engine,
+                "strategy": own.strategy,
+                "warm": own.warm,
+                "sampled": own.sampled,
+                "tokens_per_s": round(tally.tokens_per_s, 2),
+                "tokens_per_s_min": round(tally.spread[0], 2),
+                "tokens_per_s_max": round(tally.spread[1], 2),
+                "acceptance_length": round(tally.acceptance_length, 3),
+                "nodes_per_step": round(tally.nodes_per_step, 2),
+                "vs_transformers": _ratio(tally, judge),
+                "vs_peer": _ratio(tally, _alike(peer, tally)),
+                "vs_plain": _ratio(tally, plain),
+                "sampled_vs_greedy": _ratio(tally, greedy) if own.sampled else None,
+                "identical": tally.share_like(expected) == 1.0,
+                "identical_share": round(tally.share_like(expected), 3),
+                "identical_to": "drafting off" if expected is plain else "transformers' generate",
+                "identical_to_plain": round(tally.share_like(plain), 3),
+            }
+        )
+    return rows
+
+
+def _alike(reference: Tally | None, tally: Tally) -> Tally | None:
+    """The reference, if it chose tokens as this contender did."""
+    return reference if reference is not None and reference.contender.sampled == tally.contender.sampled else None
+
+
+def _case(tally: Tally) -> tuple[str, str, bool]:
+    """What a sampled contender and its greedy one have in common."""
+    return tally.contender.engine, tally.contender.strategy, tally.contender.warm
+
+
+def _ratio(tally: Tally, other: Tally | None) -> float | None:
+    return None if other is None else round(tally.tokens_per_s / other.tokens_per_s, 3)
 
 
 def label(row: dict[str, Any]) -> str:
@@ -59,14 +83,17 @@ def label(row: dict[str, Any]) -> str:
     if row["engine"] != "draftwood":
         drafts = f", {row['strategy']}{' warm' * row['warm']}" if row["strategy"] != PLAIN else ""
         return f"{row['engine']}{drafts}"
-    return "drafting off" if row["strategy"] == PLAIN else f"{row['strategy']}, {'warm' if row['warm'] else 'cold'}"
+    name = "drafting off" if row["strategy"] == PLAIN else f"{row['strategy']}, {'warm' if row['warm'] else 'cold'}"
+    return f"{name}, sampled" if row["sampled_vs_greedy"] is not None else name
 
 
 def table_of(rows: list[dict[str, Any]], title: str) -> Table:
     table = Table(title=title, title_justify="left", pad_edge=False)
     table.add_column("", no_wrap=True)
     peer = rows[0]["vs_peer"] is not None
-    headings = ["tok/s", "+-", "x HF", *(["x peer"] if peer else []), "x off", "acc.", "nodes", "same"]
+    sampled = any(row["sampled_vs_greedy"] is not None for row in rows)
+    relative = ["x HF", *(["x peer"] if peer else []), "x off", *(["x greedy"] if sampled else [])]
+    headings = ["tok/s", "+-", *relative, "acc.", "nodes", "same"]
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
@@ -77,6 +104,7 @@ def table_of(rows: list[dict[str, Any]], title: str) -> Table:
             shown(row["vs_transformers"]),
             *([shown(row["vs_peer"])] if peer else []),
             shown(row["vs_plain"]),
+            *([shown(row["sampled_vs_greedy"])] if sampled else []),
             shown(row["acceptance_length"]),
             shown(row["nodes_per_step"], 1),
             f"{row['identical_share']:.0%}",
@@ -85,6 +113,7 @@ def table_of(rows: list[dict[str, Any]], title: str) -> Table:
         "+-: half the range of the rounds; HF: transformers; x HF, x off: speed relative to its"
         f" generate and to drafting off; {'x peer: relative to the peer; ' if peer else ''}acc.: tokens per step;"
         f" nodes: draft tokens verified per step; same: answers identical to those of {rows[0]['identical_to']}"
+        f"{', sampled ones to those of drafting off; x greedy: sampled, relative to greedy' if sampled else ''}"
     )
     return table
 

@@ -256,7 +256,7 @@ class GuardedDrafter:
         if most <= 0 or self._indexer is None:
             return
         try:
-            done = _timed([self], self._indexer, self._indexer.index_prompt, most)
+            done = _Calls([self]).timed([0], self._indexer, self._indexer.index_prompt, most)
         except Exception as error:
             self.failed("index_prompt", error)
             return
@@ -264,7 +264,7 @@ class GuardedDrafter:
         self._to_index -= done
         if done < most:
             self._indexer = None
-        _judge_all([self])
+        _Calls([self]).judge()
 
     def _catch_up(self) -> None:
         """Passes on what was written while it was not asked."""

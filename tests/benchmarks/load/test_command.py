@@ -91,6 +91,17 @@ def test_the_command_measures_a_real_service(tmp_path: Path, capsys: pytest.Capt
     assert max(map(len, captured.out.splitlines())) <= 100
 
 
+def test_a_real_vocabulary_sampled_with_prompts_of_a_real_length(tmp_path: Path) -> None:
+    report = tmp_path / "load.json"
+    arguments = ["--concurrency", "2", "--duration", "1", "--warm", "4", "--max-tokens", "8", "--threads", "1"]
+    assert bench(
+        ["load", "--vocabulary", "20000", "--sampled", "--context", "512", *arguments, "--json", str(report)]
+    ) == 0  # fmt: skip
+    found = json.loads(report.read_text())
+    assert (found["vocabulary"], found["context"], found["sampled"]) == (20000, 512, True)
+    assert all(row["errors"] == 0 and row["acceptance_length"] >= 1.0 for row in found["rows"])
+
+
 def test_a_peer_is_measured_beside_the_service(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], use_peer: UsePeer
 ) -> None:

@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from draftwood_benchmarks.shared.models import Dtype, ModelOptions, chosen_model, describe
+from draftwood_model_runner.errors import InvalidInputError
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,27 @@ def test_transformers_and_our_engine_compute_in_the_same_dtype(shape: str, dtype
     assert {parameter.dtype for parameter in plain.parameters()} == {getattr(torch, dtype)}
     assert sum(parameter.numel() for parameter in plain.parameters()) == ours.parameters
     assert dtype in describe(chosen, ours)
+
+
+def test_the_vocabulary_and_the_positions_grow_without_a_shape() -> None:
+    options = ModelOptions(vocabulary=6000, device="cpu", runner="torch")
+    with chosen_model(options, Console(quiet=True), positions=4096) as chosen:
+        loaded = chosen.load()
+    assert (loaded.vocab_size, loaded.max_context) == (6000, 4096)
+    assert "6,000 tokens" in describe(chosen, loaded)
+
+
+@pytest.mark.parametrize(
+    ("options", "positions", "named"),
+    [
+        (ModelOptions(model="x", shape="110m"), None, "shape"),
+        (ModelOptions(model="x", vocabulary=9000), None, "vocabulary"),
+        (ModelOptions(model="x"), 4096, "context"),
+    ],
+)
+def test_only_the_bundled_model_grows(options: ModelOptions, positions: int | None, named: str) -> None:
+    with pytest.raises(InvalidInputError, match=named), chosen_model(options, Console(quiet=True), positions):
+        pass
 
 
 def test_a_grown_model_is_gone_when_it_is_no_longer_needed() -> None:

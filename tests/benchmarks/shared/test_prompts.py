@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftwood_benchmarks.shared.prompts import random_prompts, read_prompts, split
+from draftwood_benchmarks.shared.prompts import lengthened, random_prompts, read_prompts, split
 from draftwood_benchmarks.shared.report import BenchmarkError
 
 
@@ -63,3 +63,15 @@ def test_random_prompts_are_the_same_in_every_run_and_within_the_vocabulary() ->
     assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
     assert all(prompt.dtype == np.int32 and 0 <= prompt.min() <= prompt.max() < 50 for prompt in one)
     assert len({prompt.tobytes() for prompt in one}) == 5
+
+
+def test_prompts_are_lengthened_by_others_in_front_of_them() -> None:
+    short = [np.arange(5, dtype=np.int32), np.arange(10, 15, dtype=np.int32)]
+    first, second = lengthened(short, 12, [np.arange(100, 103, dtype=np.int32), np.array([103], np.int32)], 12)
+    assert (first.size, second.size) == (12, 12)
+    assert (first[-5:].tolist(), second[-5:].tolist()) == (short[0].tolist(), short[1].tolist())
+    assert first[0] != second[0]  # or the prefix cache would know the one from the other
+    assert set(first[:7].tolist()) <= {100, 101, 102, 103}
+    assert lengthened(short, 3, short, 12)[1].tolist() == [12, 13, 14]
+    with pytest.raises(BenchmarkError, match="12 tokens at most"):
+        lengthened(short, 13, short, 12)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from draftwood_benchmarks.shared.widen import SHAPES, Shape, parse_shape, widen
 from draftwood_model_runner.errors import InvalidValueError
@@ -25,6 +25,29 @@ def test_a_grown_model_computes_the_same_logits(small: Any, shape: Shape) -> Non
     ids = torch.randint(4, 4096, (2, 48), generator=torch.Generator().manual_seed(1))
     expected, logits = small(ids).logits, large(ids).logits
     assert float((logits - expected).abs().max() / expected.abs().max()) < 2e-6
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_added_tokens_are_never_among_the_most_probable(small: Any, dtype: torch.dtype) -> None:
+    """Nor among the 20 of which default sampling chooses: text, drafts and drawn tokens stay those of the model."""
+    large = widen(small, Shape(320, 7, 5, 768), dtype, vocabulary=20_000)
+    assert large.get_input_embeddings().weight.shape == large.get_output_embeddings().weight.shape == (20_000, 320)
+    assert (large.lm_head.weight[4096:].abs().sum(1) > 0).all()
+    prompts = (f"[{word}] where is my order" for word in ("parcel", "invoice", "account"))
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
+    for prompt in prompts:
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        written = small.generate(ids, max_new_tokens=60, do_sample=False)
+        logits, expected = large(written).logits.float(), small(written).logits
+        if dtype == torch.float32:
+            torch.testing.assert_close(logits[..., :4096], expected, rtol=1e-4, atol=1e-4)
+        assert int(logits.topk(20).indices.max()) < 4096
+
+
+def test_no_vocabulary_shrinks(small: Any) -> None:
+    with pytest.raises(InvalidValueError, match="grows from 4096 tokens"):
+        widen(small, Shape(320, 7, 5, 768), torch.float32, vocabulary=4095)
 
 
 def test_a_grown_model_costs_what_its_shape_costs(small: Any) -> None:

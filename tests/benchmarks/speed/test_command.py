@@ -65,6 +65,32 @@ def test_random_text_is_sampled_and_the_same_with_and_without_drafts(tmp_path: P
     assert all(row["identical"] and row["vs_transformers"] is None for row in found["rows"])
 
 
+def test_a_real_vocabulary_greedy_and_sampled(tmp_path: Path) -> None:
+    found = run(
+        tmp_path, "--shape", "320x7x5x768", "--vocabulary", "20000", "--dtype", "float32", "--sampled", "--limit", "1",
+        "--warm", "2", "--max-tokens", "16",
+    )  # fmt: skip
+    ours = [row for row in found["rows"] if row["engine"] == "draftwood"]
+    assert [(row["strategy"], row["warm"], row["sampled"]) for row in ours] == [
+        (*case, sampled) for sampled in (False, True) for case in (("none", False), ("hybrid", False), ("hybrid", True))
+    ]
+    assert all(row["identical"] for row in ours)
+    assert [row["sampled_vs_greedy"] is not None for row in ours] == [False] * 3 + [True] * 3
+    assert found["vocabulary"] == 20000
+
+
+def test_prompts_of_a_real_length(tmp_path: Path) -> None:
+    found = run(tmp_path, "--context", "2300", "--limit", "1", "--warm", "1", "--max-tokens", "8", "--strategy", "trie")
+    assert found["context"] == 2300
+    assert all(row["identical"] for row in found["rows"] if row["engine"] == "draftwood")
+
+
+def test_options_that_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in (("--sampled",), ("--context", "512"), ("--peer", "openvino-genai")):
+        assert bench(["speed", "--text", "random", *option]) == 2
+        assert option[0] in capsys.readouterr().err
+
+
 def test_a_peer_answers_the_same_prompts(tmp_path: Path, use_peer: UsePeer) -> None:
     use_peer(ECHO)
     found = run(

@@ -7,7 +7,8 @@ from draftwood_benchmarks.speed.rows import label, rows_of, table_of
 from draftwood_strategies.draft import Int32Array
 
 KEYS = {
-    "engine", "strategy", "warm", "tokens_per_s", "tokens_per_s_min", "tokens_per_s_max", "vs_peer",
+    "engine", "strategy", "warm", "sampled", "sampled_vs_greedy",
+    "tokens_per_s", "tokens_per_s_min", "tokens_per_s_max", "vs_peer",
     "acceptance_length", "nodes_per_step", "vs_transformers", "vs_plain",
     "identical", "identical_share", "identical_to", "identical_to_plain",
 }  # fmt: skip
@@ -16,8 +17,8 @@ KEYS = {
 class Written:
     """A contender that is only a name."""
 
-    def __init__(self, engine: str, strategy: str, warm: bool = False) -> None:
-        self.engine, self.strategy, self.warm = engine, strategy, warm
+    def __init__(self, engine: str, strategy: str, warm: bool = False, sampled: bool = False) -> None:
+        self.engine, self.strategy, self.warm, self.sampled = engine, strategy, warm, sampled
 
     def answer(self, prompt: Int32Array, index: int) -> Answer:
         raise NotImplementedError
@@ -70,3 +71,21 @@ def test_without_transformers_drafting_off_is_the_judge() -> None:
     rows = rows_of([plain, cold])
     assert [row["vs_transformers"] for row in rows] == [None, None]
     assert [row["identical"] for row in rows] == [True, False]
+
+
+def test_sampled_answers_are_compared_with_sampled_ones_and_their_speed_with_greedy_ones() -> None:
+    reference = tally(Written("transformers", "none"), Answer([1, 2], 2.0, 2, 0))
+    peer = tally(Written("openvino-genai", "none"), Answer([1, 2], 2.0, 2, 0))
+    plain = tally(Written("draftwood", "none"), Answer([1, 2], 1.0, 2, 0))
+    warm = tally(Written("draftwood", "trie", True), Answer([1, 2], 0.5, 1, 6))
+    sampled = tally(Written("draftwood", "none", sampled=True), Answer([3, 4], 2.0, 2, 0))
+    sampled_warm = tally(Written("draftwood", "trie", True, sampled=True), Answer([3, 4], 0.625, 1, 4))
+    rows = rows_of([reference, peer, plain, warm, sampled, sampled_warm])
+    assert [row["sampled_vs_greedy"] for row in rows] == [None, None, None, None, 0.5, 0.8]
+    assert [row["vs_plain"] for row in rows[2:]] == [1.0, 2.0, 1.0, 3.2]
+    assert [row["vs_peer"] for row in rows[2:]] == [2.0, 4.0, None, None]
+    assert [row["identical_to"] for row in rows[3:]] == ["transformers' generate", "drafting off", "drafting off"]
+    assert all(row["identical"] for row in rows)
+    assert [label(row) for row in rows[4:]] == ["drafting off, sampled", "trie, warm, sampled"]
+    assert "x greedy" in {column.header for column in table_of(rows, "").columns}
+    assert "x greedy" not in {column.header for column in table_of(rows[:4], "").columns}

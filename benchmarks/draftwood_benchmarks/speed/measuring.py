@@ -1,0 +1,132 @@
+"""Runs the contenders of `bench speed` on the same prompts, in turn."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+
+from draftwood_benchmarks.peers.process import PeerModel, started_peer
+from draftwood_benchmarks.shared.models import ChosenModel
+from draftwood_benchmarks.shared.report import progress
+from draftwood_benchmarks.speed.contenders import (
+    Contender,
+    EngineContender,
+    PeerContender,
+    Tally,
+    Task,
+    TransformersContender,
+)
+from draftwood_benchmarks.speed.rows import PLAIN
+from draftwood_model_runner.engine import Engine
+from draftwood_strategies import create
+from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.registry import warm_up
+
+_LEARNING_SEED = 1_000_000
+"""First seed of the warm-up answers; the seed of a measured answer is the index of its prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What is measured.
+
+    Attributes:
+        tasks: what each of our contenders does, the first one also what the others do.
+        strategies: names of strategies, besides drafting off.
+        measured: the prompts, int32[p] each.
+        others: those whose answers warm memories learn from.
+        rounds: how often all prompts are answered.
+    """
+
+    engine: Engine
+    tasks: Sequence[Task]
+    strategies: Sequence[str]
+    measured: Sequence[Int32Array]
+    others: Sequence[Int32Array]
+    rounds: int
+
+    def tallies(self, references: Sequence[Contender], out: Console) -> list[Tally]:
+        """All tallies, in the order of the report."""
+        for reference in references:
+            reference.answer(self.measured[0], 0)  # the first run is slower
+        tallies: list[Tally] = []
+        for number in range(self.rounds):
+            for reference in references:
+                if isinstance(reference, PeerContender):
+                    reference.begin(number, self.others)
+            ours = [one for task in self.tasks for one in self._ours(task, number, out)]
+            contenders = [*references, *ours]
+            tallies = tallies or [Tally(contender, rounds=self.rounds) for contender in contenders]
+            for tally, contender in zip(tallies, contenders, strict=True):
+                tally.contender = contender
+            for i, prompt in enumerate(progress(self.measured, f"measuring, round {number + 1}", out)):
+                first = (i + number) % len(tallies)
+                for tally in tallies[first:] + tallies[:first]:
+                    tally.answers.append(tally.contender.answer(prompt, i))
+        return tallies
+
+    def _ours(self, task: Task, number: int, out: Console) -> Iterator[EngineContender]:
+        """Our contenders: drafting off, then each strategy, cold and warm. All have run once, so that they are
+        compiled."""
+        gc.freeze()  # as in the service: a collection that looks through the loaded model takes 0.15 s
+
+        def contender(name: str, *, warm: bool = False) -> EngineContender:
+            strategy = None if name == PLAIN else create(name)
+            return EngineContender(self.engine, task, name, strategy, warm=warm, number=number)
+
+        plain = contender(PLAIN)
+        plain.answer(self.measured[0], 0)
+        yield plain
+        for name in self.strategies:
+            warm_up(name)
+            contender(name).answer(self.measured[0], 0)
+            yield contender(name)
+            if self.others:
+                warm = contender(name, warm=True)
+                self._teach(warm, out)
+                yield warm
+
+    def _teach(self, contender: EngineContender, out: Console) -> None:
+        """Lets it answer the other prompts."""
+        together = self.engine.config.max_running
+        groups = [self.others[at : at + together] for at in range(0, len(self.others), together)]
+        for i, group in enumerate(progress(groups, f"{contender.strategy}: answers to learn from", out)):
+            contender.answer_together(group, _LEARNING_SEED + i * together)
+
+
+@contextmanager
+def references(
+    out: Console,
+    chosen: ChosenModel,
+    engine: Engine,
+    threads: int,
+    task: Task,
+    peer: str | None,
+    drafts: list[str],
+    *,
+    warm: bool,
+) -> Iterator[list[Contender]]:
+    """The contenders that are not ours; transformers not for sampled text."""
+    loaded = engine.model
+    found: list[Contender] = []
+    if task.temperature == 0.0:
+        with out.status("Loading the model for transformers"):
+            module = chosen.load_plain(loaded)
+        found += [
+            TransformersContender(module, loaded, task, threads, prompt_lookup=lookup) for lookup in (False, True)
+        ]
+    if peer is None:
+        yield found
+        return
+    with ExitStack() as stack:
+        for one in dict.fromkeys(drafts):
+            peer_model = PeerModel(chosen.path, loaded.dtype, threads, weights=chosen.options.weights, drafts=one)
+            peer_model = replace(peer_model, temperature=task.temperature)
+            process = stack.enter_context(started_peer(peer, loaded.device, peer_model, out))
+            states = (False, True) if process.remembers and warm else (False,)
+            found += [PeerContender(process, task, warm=state) for state in states]
+        yield found
