@@ -96,7 +96,7 @@ def never_slower(
 
 
 def _measured(engine: Engine, case: Case, strategy: str, rounds: int, out: Any) -> Row:
-    off, on, drafted = [], [], []
+    off, on, drafted = list[float](), list[float](), list[float]()
     for number in progress(range(rounds), f"{case.name}, {case.streams} streams", out):
         order = ("none", strategy) if number % 2 else (strategy, "none")
         for name in order:
