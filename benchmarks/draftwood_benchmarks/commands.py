@@ -30,6 +30,10 @@ COMMANDS = {
         "Greedy answers that differ from transformers', by how little.",
     ),
     "load": ("draftwood_benchmarks.load.command:load", "Throughput and latency of a service at several concurrencies."),
+    "never-slower": (
+        "draftwood_benchmarks.speed.never_slower:never_slower",
+        "What drafting costs where it can bring nothing.",
+    ),
     "quality": ("draftwood_benchmarks.quality:quality", "What 8-bit weights cost in likelihood of held-out text."),
     "gateway": ("draftwood_benchmarks.gateway:gateway", "What the gateway costs in tokens per second."),
     "telemetry": ("draftwood_benchmarks.telemetry:telemetry", "What metrics, traces and logs cost."),

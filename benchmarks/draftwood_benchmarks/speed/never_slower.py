@@ -1,0 +1,163 @@
+"""`draftwood bench never-slower`: tokens per second where drafting can bring nothing, relative to drafting off.
+
+Random text at one stream and at many, and answers of one token. Drafting on and off alternate on the same engine, so
+that other load on the machine slows both alike. Each window has prompts of its own, as the prefix cache stays on.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from draftwood_benchmarks.shared.machine import OtherLoad, warning
+from draftwood_benchmarks.shared.models import ModelOptions, chosen_model, describe, synchronize
+from draftwood_benchmarks.shared.report import OutputOptions, console, progress
+from draftwood_client.cli.options import command
+
+if TYPE_CHECKING:
+    from draftwood_model_runner.engine import Engine
+
+TARGET = 0.99
+_TEMPERATURE = 2.0
+"""For text that cannot be predicted, as in `bench speed --text random`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Sequences that run at once, each with a random prompt.
+
+    Attributes:
+        batches: how often so many sequences run, one batch after the other, in a round.
+    """
+
+    name: str
+    streams: int
+    prompt_tokens: int
+    answer_tokens: int
+    batches: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Medians over the rounds.
+
+    Attributes:
+        vs_off: of the ratios of neighbouring windows.
+        drafted: draft tokens that were verified for each token that was written.
+    """
+
+    case: str
+    streams: int
+    off_tokens_per_s: float
+    tokens_per_s: float
+    vs_off: float
+    drafted: float
+
+
+@command
+def never_slower(
+    model: ModelOptions,
+    output: OutputOptions,
+    strategy: Annotated[str, typer.Option(help="The strategy that is compared with drafting off.")] = "hybrid",
+    streams: Annotated[int, typer.Option(min=2, help="Sequences at once in the last case.")] = 64,
+    answer_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer in random text.")] = 200,
+    prompt_tokens: Annotated[int, typer.Option(min=8, help="Tokens of a prompt whose answer is one token.")] = 512,
+    rounds: Annotated[int, typer.Option(min=1, help="Pairs of windows, with drafting off and on, of each case.")] = 6,
+) -> None:
+    """Tokens per second where drafting can bring nothing, relative to drafting off: random text, answers of one token,
+    and random text in many streams.
+    """
+    out = console()
+    output.check()
+    cases = [
+        Case("random text", 1, 32, answer_tokens),
+        Case("one-token answers", 1, prompt_tokens, 1, batches=16),
+        Case("random text", streams, 32, answer_tokens),
+    ]
+    with chosen_model(model, out) as chosen:
+        from draftwood_model_runner.engine import Engine, EngineConfig
+        from draftwood_model_runner.warm_up import warm_up
+
+        with out.status("Loading the model"):
+            loaded = chosen.load()
+            engine = Engine(loaded, EngineConfig(max_running=streams, threads=model.threads))
+            warm_up(engine)
+        load = OtherLoad()
+        rows = [_measured(engine, case, strategy, rounds, out) for case in cases]
+        busy, title = load.share(), describe(chosen, loaded)
+    out.print(_table(rows, f"{title}, {strategy}{warning(busy)}"))
+    output.write([asdict(row) for row in rows], lambda axes: _draw(axes, rows), model=title, other_load=busy)
+
+
+def _measured(engine: Engine, case: Case, strategy: str, rounds: int, out: Any) -> Row:
+    off, on, drafted = list[float](), list[float](), list[float]()
+    for number in progress(range(rounds), f"{case.name}, {case.streams} streams", out):
+        order = ("none", strategy) if number % 2 else (strategy, "none")
+        for name in order:
+            speed, nodes = _window(engine, case, name, seed=2 * number + (name == "none"))
+            (off if name == "none" else on).append(speed)
+            if name != "none":
+                drafted.append(nodes)
+    ratios = [mine / other for mine, other in zip(on, off, strict=True)]
+    medians = [round(statistics.median(values), 3) for values in (off, on, ratios, drafted)]
+    return Row(case.name, case.streams, *medians)
+
+
+def _window(engine: Engine, case: Case, strategy_name: str, seed: int) -> tuple[float, float]:
+    """Tokens per second, and verified draft tokens for each token, of new sequences of one tenant without a memory."""
+    from draftwood_model_runner.request import Request, SamplingParams, StopParams
+    from draftwood_model_runner.sequence import Sequence
+    from draftwood_strategies import create
+
+    random, strategy = np.random.default_rng(seed), create(strategy_name)
+    stop = StopParams(case.answer_tokens, ignore_eos=True)
+    written = drafted = 0
+    synchronize(engine.model)
+    began = time.perf_counter()
+    for _ in range(case.batches):
+        prompts = random.integers(0, engine.model.vocab_size, (case.streams, case.prompt_tokens), np.int32)
+        batch = [
+            Sequence(
+                Request(
+                    request_id=f"{seed}-{number}",
+                    prompt=prompt,
+                    stop=stop,
+                    sampling=SamplingParams(temperature=_TEMPERATURE, seed=number),
+                    strategy_name=strategy_name,
+                    max_draft_nodes=engine.config.max_draft_nodes,
+                ),
+                strategy,
+            )
+            for number, prompt in enumerate(prompts)
+        ]
+        for sequence in batch:
+            engine.add(sequence)
+        while engine.has_work:
+            engine.step()
+        written += sum(len(sequence.output) for sequence in batch)
+        drafted += sum(sequence.stats.draft_tokens for sequence in batch)
+    synchronize(engine.model)
+    return written / (time.perf_counter() - began), drafted / written
+
+
+def _table(rows: list[Row], title: str) -> Table:
+    table = Table(title=f"Drafts that bring nothing\n{title}", title_justify="left")
+    table.add_column("")
+    for heading in ("streams", "off tok/s", "tok/s", "x off", "target", "drafted a token"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        figures = f"{row.off_tokens_per_s:.1f}", f"{row.tokens_per_s:.1f}", f"{row.vs_off:.3f}", f">= {TARGET}"
+        table.add_row(row.case, str(row.streams), *figures, f"{row.drafted:.2f}")
+    return table
+
+
+def _draw(axes: Any, rows: list[Row]) -> None:
+    axes.barh([f"{row.case}, {row.streams}" for row in rows], [row.vs_off for row in rows])
+    axes.axvline(1.0, color="grey", linewidth=0.8, linestyle="--")
+    axes.set_xlabel("tokens per second, relative to drafting off")
