@@ -59,8 +59,8 @@ def packed(prompt: Integer, output: Integer, memory: Integer, rival: Integer) ->
 
 @compiled
 def slots_of(token: Integer, last: Integer, before: Integer) -> tuple[Integer, Integer, Integer, Integer]:
-    """Where the table has the biases of a token: alone, after one token, after two; and that of the first token by votes,
-    whatever it is, after one."""
+    """Where the table has the biases of a token: alone, after one token and after two; and that of the most probable
+    token after one, whatever it is."""
     alone = mixed(np.int64(0), token)
     after_one = mixed(alone, last)
     after_two = mixed(after_one, before)

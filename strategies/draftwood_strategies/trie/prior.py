@@ -108,7 +108,7 @@ def prior_weights(prompt_weight: float) -> Weights:
     escapes = few[:, None] + (many - few)[:, None] * np.linspace(0.0, 1.0, COUNT_BINS)
     odds = np.zeros(ODDS, np.float32)
     odds[:TOKENS_AT] = [*_SHARE, *itertools.chain(*_MATCH), *_RIVAL, *_DEPTH]
-    return Weights(*(np.exp(table).astype(np.float32) for table in (features, escapes)), odds)
+    return Weights(np.exp(features).astype(np.float32), np.exp(escapes).astype(np.float32), odds)
 
 
 def _line(points: tuple[int, ...], values: tuple[float, ...], length: int) -> Line:
