@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from draftwood_strategies.native import Int64Array, Integer, Real, compiled
+from draftwood_strategies.native import Float32Array, Int32Array, Int64Array, Integer, Real, compiled
 from draftwood_strategies.trie.candidates import (
+    KIND,
     LENGTH,
     NEAR,
     POSITION,
     SHORTER,
+    SUBSTITUTED,
     complete,
     copy_candidate,
     in_memory,
@@ -22,9 +24,10 @@ from draftwood_strategies.trie.candidates import (
     recent_bin,
 )
 from draftwood_strategies.trie.frontier import offer
+from draftwood_strategies.trie.odds import chance, packed, rival_bin
 from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays, following
 from draftwood_strategies.trie.retrieval import CONTEXT, mark_start, read_context, resume, search, search_token
-from draftwood_strategies.trie.weights import COUNT_BINS, Weights, calibrated, length_at, trust_of, weight_of
+from draftwood_strategies.trie.weights import COUNT_BINS, Weights, length_at, trust_of, weight_of
 from draftwood_strategies.trie.workspace import (
     MOST_ROOTS,
     NODES_PER_WIDENING,
@@ -39,13 +42,19 @@ _MOST_OWN, _MOST_MEMORY, _MOST_SUBSTITUTED = 48, 96, 16
 """Candidates of a search in the own index, in the memory, and with the last token replaced. Half of them change
 acceptance lengths by -0.3%, twice by +0.2% (docs/decisions.md, "The trie's constants are flat")."""
 
+_MOST_GAINED = 3.0
+"""A node whose share times this is too little for the draft is not looked up in the odds, which changes acceptance
+lengths by less than 0.05%."""
+
 AT_END, OWNER_NUMBER, PROMPT_END, WRITTEN = range(4)
 """The state of a sequence, int64[4]: its last position in its own index, its owner number in the memory, the position
 in its own index where its output begins, and how many of its last tokens the memory learns."""
 
-_TOKEN, _PARENT, _FIRST, _DEPTH, _LONGEST, _RECENT = range(6)
-"""Columns of a node: its token, its parent in the draft, its first candidate, its depth, the longest match among the
-candidates of its parent, and the bin of how recently the sequence had its token."""
+_TOKEN, _PARENT, _FIRST, _DEPTH, _RECENT, _LENGTHS = range(6)
+_SUPPORT = _LENGTHS
+"""Columns of a node: its token, its parent in the draft, its first candidate, its depth, the bin of how recently the
+sequence had its token, and three, while votes are taken, of the longest match with it in each source; then, in the
+first of these, its `odds.packed`."""
 
 
 @compiled
@@ -93,7 +102,11 @@ def expand(
                 first, count = _widen(own, memory, weights, workspace, state, followed, depth, first, count)
             if first >= 0 and depth < branch_length:
                 before = made
-                made = _vote(own, memory, weights, workspace, state[AT_END], first, parent, depth, score, made)
+                made = _vote(own, memory, weights, workspace, state[AT_END], first, parent, depth, made)
+                least = node_scores[frontier[end - 1], 0] if end - drafted == budget - drafted else np.float32(0.0)
+                last: Integer = tokens[parent] if depth > 0 else workspace.path[CONTEXT - 1]
+                second: Integer = tokens[draft.parents[parent]] if depth > 1 else workspace.path[CONTEXT - 2 + depth]
+                _score(weights.odds, nodes, node_scores, depth, last, second, score, least, before, made)
                 for new in range(before, made):
                     end = offer(frontier, drafted, end, budget - drafted, node_scores, new)
         if drafted == end:
@@ -104,7 +117,7 @@ def expand(
         draft.parents[drafted] = nodes[node, _PARENT]
         draft.scores[drafted] = score
         draft.shares[drafted] = node_scores[node, 1]
-        draft.longest[drafted] = nodes[node, _LONGEST]
+        draft.supports[drafted] = nodes[node, _SUPPORT]
         parent, depth, first = drafted, nodes[node, _DEPTH], nodes[node, _FIRST]
         drafted += 1
         if drafted == budget:
@@ -151,7 +164,6 @@ def _vote(
     first: Integer,
     parent: int,
     depth: Integer,
-    score: Real,
     made: int,
 ) -> int:
     """Moves the candidates from `first` on by one token and groups them into nodes from `made` on.
@@ -173,7 +185,11 @@ def _vote(
             node, made = _node_for(own, workspace, own_at, index.log[at], parent, depth, begin, made)
             if node >= 0:
                 weight = weight_of(candidates, j, workspace.trust[j], depth, nodes[node, _RECENT], weights.features)
-                longest = max(longest, length_at(candidates, j, depth))
+                length = length_at(candidates, j, depth)
+                longest = max(longest, length)
+                kind = candidates[j, KIND]
+                if kind < SUBSTITUTED and nodes[node, _LENGTHS + kind] <= length:
+                    nodes[node, _LENGTHS + kind] = length + 1
                 votes += 1
                 total += weight
                 scores[node, 1] += weight
@@ -182,11 +198,54 @@ def _vote(
         j = rest
     total += weights.escapes[longest, log2_bin(votes, COUNT_BINS)]
     for node in range(begin, made):
-        share = scores[node, 1] / total
-        nodes[node, _LONGEST] = longest
-        scores[node, 1] = share
-        scores[node, 0] = score * calibrated(weights.calibration, depth, longest, share)
+        scores[node, 1] /= total
     return made
+
+
+@compiled
+def _score(
+    odds: Float32Array,
+    nodes: Int32Array,
+    scores: Float32Array,
+    depth: Integer,
+    last: Integer,
+    before: Integer,
+    score: Real,
+    least: Real,
+    begin: int,
+    end: int,
+) -> None:
+    """Sets the scores of the nodes from `begin` to `end` from their shares of the votes.
+
+    Args:
+        nodes, scores: see `Workspace`.
+        depth, last, before, score: of their parent: its depth, its token, the one before it and its score.
+        least: nodes that will hardly score above it have their share for their probability.
+    """
+    best, first, second = -1, np.float32(0.0), np.float32(0.0)
+    for node in range(begin, end):
+        share = scores[node, 1]
+        if share > first:
+            best, first, second = node, share, first
+        elif share > second:
+            second = share
+    total: Real = np.float32(0.0)
+    for node in range(begin, end):
+        share = scores[node, 1]
+        if score * share * _MOST_GAINED < least:
+            scores[node, 0] = share
+            total += share
+            continue
+        rival = rival_bin(share, second if node == best else first)
+        lengths = nodes[node, _LENGTHS], nodes[node, _LENGTHS + 1], nodes[node, _LENGTHS + 2]
+        support = packed(lengths[0], lengths[1], lengths[2], rival)
+        nodes[node, _SUPPORT] = support
+        rate = chance(odds, share, support, depth, nodes[node, _TOKEN], last, before)
+        scores[node, 0] = rate
+        total += rate
+    factor = score / max(total, np.float32(1.0))
+    for node in range(begin, end):
+        scores[node, 0] *= factor
 
 
 @compiled
@@ -218,6 +277,8 @@ def _node_for(
     nodes[made, _FIRST] = -1
     nodes[made, _DEPTH] = depth + 1
     nodes[made, _RECENT] = recent_bin(own, own_at, token)
+    for source in range(SUBSTITUTED):
+        nodes[made, _LENGTHS + source] = 0
     workspace.scores[made, 1] = 0.0
     return made, made + 1
 

@@ -21,7 +21,9 @@ from draftwood_strategies.trie.candidates import (
     log2_bin,
     recent_bin,
 )
-from draftwood_strategies.trie.phrase_index import IndexArrays, append, following
+from draftwood_strategies.trie.odds import correct
+from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays, append, following, preceding
+from draftwood_strategies.trie.retrieval import UNKNOWN
 from draftwood_strategies.trie.weights import (
     AGREEING_AT,
     COUNT_BINS,
@@ -30,8 +32,6 @@ from draftwood_strategies.trie.weights import (
     RECENT_AT,
     SHORTER_AT,
     Weights,
-    calibrated,
-    calibration_cell,
     length_at,
     trust_of,
     weight_of,
@@ -43,10 +43,6 @@ _RATE = 0.02
 trie's constants are flat")."""
 _LEAST, _GREATEST = 1e-4, 1e5
 """Bounds of every factor of a vote. Not tuned."""
-_CALIBRATION_RATE = 0.01
-"""Step of the calibration. Half or twice of it changes acceptance lengths by less than 0.1%."""
-_CALIBRATION_LEAST, _CALIBRATION_GREATEST = 0.05, 20.0
-"""Bounds of what a share is multiplied by. Not tuned."""
 _PATIENCE = 16
 """Steps until a followed position is given up. 4 and 64 change acceptance lengths by less than 0.1%."""
 
@@ -104,7 +100,7 @@ def learn(
     _learn_votes(
         own.arrays, memory.arrays, weights, own.writer[0], followed, candidates, accepted, branch_length, votes
     )
-    _learn_calibration(weights.calibration, draft, accepted)
+    _learn_odds(own.arrays, own.writer[0], weights.odds, draft, accepted)
     append(own.arrays, own.ring, own.writer, accepted)
     if remember:
         append(memory.arrays, memory.ring, memory.writer, accepted)
@@ -249,22 +245,22 @@ def _follow(index: IndexArrays, followed: Int64Array, side: int, best: Integer, 
 
 
 @compiled
-def _learn_calibration(calibration: Float32Array, draft: TrieDraft, accepted: Int32Array) -> None:
-    """Moves the rates of the nodes on the accepted path, and of their siblings, towards 1 and 0."""
+def _learn_odds(own: IndexArrays, own_at: Integer, odds: Float32Array, draft: TrieDraft, accepted: Int32Array) -> None:
+    """One gradient step for each node on the accepted path, and for their siblings."""
+    before: Integer = preceding(own, own_at) if own_at >= 0 else NOWHERE
+    before = own.log[before] if before >= 0 else UNKNOWN
+    last: Integer = own.log[own_at] if own_at >= 0 else UNKNOWN
     node = -1
     for depth in range(accepted.shape[0]):
         taken = -1
         for i in range(node + 1, draft.tokens.shape[0]):
             if draft.parents[i] != node:
                 continue
-            hit = draft.tokens[i] == accepted[depth]
+            token = draft.tokens[i]
+            hit = token == accepted[depth]
             if hit:
                 taken = i
-            d, m, lower, w = calibration_cell(depth, draft.longest[i], draft.shares[i])
-            error = (1.0 if hit else 0.0) - calibrated(calibration, depth, draft.longest[i], draft.shares[i])
-            for cell, part in ((lower, 1.0 - w), (lower + 1, w)):
-                value = calibration[d, m, cell] * (1.0 + _CALIBRATION_RATE * part * error)
-                calibration[d, m, cell] = min(max(value, _CALIBRATION_LEAST), _CALIBRATION_GREATEST)
+            correct(odds, draft.shares[i], draft.supports[i], depth, token, last, before, hit)
         if taken < 0:
             break
-        node = taken
+        node, before, last = taken, last, accepted[depth]

@@ -1,25 +1,25 @@
 """The trie's weights before any traffic: where online learning starts.
 
-The logarithms of the weights, at a few points each, linear between them. They were learned online on the first halves
-of recorded outputs of seven kinds and rounded to one decimal; there is no command for it.
+The logarithms of the weights, at a few points each, linear between them, and the odds. They were learned online on
+recorded outputs of seven kinds, the former on their first halves, and rounded; there is no command for it.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import numpy.typing as npt
 
 from draftwood_strategies.trie.candidates import KINDS, LONGEST, PROMPT, SUBSTITUTED
+from draftwood_strategies.trie.odds import ODDS, TOKENS_AT
 from draftwood_strategies.trie.weights import (
     AGREEING_AT,
     COUNT_BINS,
-    DEPTH_BINS,
     FEATURES,
-    LENGTH_BINS,
     NEAR_AT,
     NEWER_AT,
     RECENT_AT,
-    SHARE_BINS,
     SHORTER_AT,
     Weights,
 )
@@ -78,8 +78,16 @@ _ESCAPE_POINTS = (0, 1, 2, 5, 10, 16)
 _ESCAPE_OF_FEW = (2.3, 2.1, 1.6, 1.9, 3.5, 3.4)
 _ESCAPE_OF_MANY = (2.3, 2.7, 2.5, 2.5, 2.6, 2.4)
 
-_SHARE_POINTS = (0, 4, 8, 15)
-_CALIBRATION = (-0.1, 0.0, 0.2, 0.0)
+# Log-odds of acceptance: scale and bias of the share; by the longest match in the own prompt, the own output and the
+# memory, none at first; by the share of the strongest rival; by depth.
+_SHARE = (0.95, 0.1)
+_MATCH = (
+    (-0.35, -0.5, -0.3, 0.0, 0.25, 0.35, 0.25, 0.2, 0.15, 0.15, 0.05, 0.05, 0.05, 0.05, 0.0, 0.0, 0.0, 0.0),
+    (-0.25, -0.25, -0.2, 0.1, 0.2, 0.15, 0.2, 0.1, 0.05, 0.1, 0.0, 0.0, 0.0, 0.0, -0.05, 0.0, -0.05, -0.05),
+    (-0.15, -0.35, -0.25, -0.1, 0.15, 0.3, 0.2, 0.2, 0.1, 0.1, 0.1, 0.0, 0.0, -0.05, -0.1, 0.0, 0.0, -0.1),
+)
+_RIVAL = (0.65, 0.25, 0.0, 0.0, -0.15, -0.15, -0.25, -0.25)
+_DEPTH = (0.35, 0.15, 0.0, -0.1, -0.05, -0.05, -0.1, -0.1)
 
 Line = npt.NDArray[np.float64]
 
@@ -98,8 +106,9 @@ def prior_weights(prompt_weight: float) -> Weights:
     features[[PROMPT, PROMPT + SUBSTITUTED], :AGREEING_AT] += np.log(prompt_weight)
     few, many = (_line(_ESCAPE_POINTS, values, LONGEST + 1) for values in (_ESCAPE_OF_FEW, _ESCAPE_OF_MANY))
     escapes = few[:, None] + (many - few)[:, None] * np.linspace(0.0, 1.0, COUNT_BINS)
-    calibration = np.tile(_line(_SHARE_POINTS, _CALIBRATION, SHARE_BINS), (DEPTH_BINS, LENGTH_BINS, 1))
-    return Weights(*(np.exp(table).astype(np.float32) for table in (features, escapes, calibration)))
+    odds = np.zeros(ODDS, np.float32)
+    odds[:TOKENS_AT] = [*_SHARE, *itertools.chain(*_MATCH), *_RIVAL, *_DEPTH]
+    return Weights(np.exp(features).astype(np.float32), np.exp(escapes).astype(np.float32), odds)
 
 
 def _line(points: tuple[int, ...], values: tuple[float, ...], length: int) -> Line:

@@ -60,7 +60,7 @@ _NO_TOKENS = np.empty(0, np.int32)
     _PARENTS,
     _SCORES,
     _SHARES,
-    _LONGEST,
+    _SUPPORTS,
     _FOUND,
     _DRAFTED,
     _ROW,
@@ -139,7 +139,7 @@ class TrieSequence:
         """Makes space for drafts of so many nodes; the latest draft is lost."""
         self.nodes = max(nodes, 16)
         self._draft = empty_draft(self.nodes)
-        self._row[_TOKENS : _LONGEST + 1] = [*map(address_of, self._draft)]
+        self._row[_TOKENS : _SUPPORTS + 1] = [*map(address_of, self._draft)]
         self._row[_DRAFTED] = self._row[_FOUND] = 0
 
     def _refer_to(self, index: PhraseIndex) -> None:
@@ -192,7 +192,7 @@ def draft_all(
                 int32s(row[_PARENTS], budgets[s]),
                 float32s(row[_SCORES], budgets[s]),
                 float32s(row[_SHARES], budgets[s]),
-                int32s(row[_LONGEST], budgets[s]),
+                int32s(row[_SUPPORTS], budgets[s]),
             ),
         )
         row[_DRAFTED], row[_FOUND] = n, found
@@ -265,7 +265,7 @@ def learn_all(
                 int32s(row[_PARENTS], drafted),
                 float32s(row[_SCORES], drafted),
                 float32s(row[_SHARES], drafted),
-                int32s(row[_LONGEST], drafted),
+                int32s(row[_SUPPORTS], drafted),
             ),
             written,
             branch_length,

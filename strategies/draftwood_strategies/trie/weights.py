@@ -1,9 +1,8 @@
-"""The weight of a candidate's vote, and the probability that belongs to a share of the votes.
+"""The weight of a candidate's vote.
 
-A vote's weight is a product: one factor for each (source, match length), (source, agreement behind), and so on. The
-probability of a token is its share of all votes, of which one goes to "something else" (the escape of prediction by
-partial matching, PPM). A last table, linear between neighbouring shares, turns shares into acceptance rates (the
-adaptive probability maps of PAQ compressors), so that the scores of a tree add up to its accepted tokens.
+A vote's weight is a product: one factor for each (source, match length), (source, agreement behind), and so on. One
+vote goes to "something else" (the escape of prediction by partial matching, PPM). How probable a token with a share of
+the votes is, `odds` says.
 
 Knows nothing of where candidates come from, nor of how weights are learned.
 """
@@ -38,8 +37,6 @@ FEATURES = RECENT_AT + RECENT_BINS
 
 COUNT_BINS = 6
 """Bins of the number of votes. Not tuned."""
-DEPTH_BINS, LENGTH_BINS, SHARE_BINS = 4, 9, 16
-"""Bins of depth, longest match and share in the calibration. Not tuned."""
 
 
 class Weights(NamedTuple):
@@ -49,12 +46,12 @@ class Weights(NamedTuple):
         features: float32[KINDS, FEATURES], the factors of a vote.
         escapes: float32[LONGEST + 1, COUNT_BINS], the weight of "something else", by the longest match and the
             number of votes.
-        calibration: float32[DEPTH_BINS, LENGTH_BINS, SHARE_BINS], acceptance rate over share of votes.
+        odds: float32[ODDS], what turns a share of the votes into a probability.
     """
 
     features: Float32Array
     escapes: Float32Array
-    calibration: Float32Array
+    odds: Float32Array
 
 
 @compiled
@@ -85,21 +82,3 @@ def length_at(candidates: Int32Array, j: Integer, depth: Integer) -> Integer:
     """How long candidate j's match is at `depth`, the path included."""
     length: Integer = min(candidates[j, LENGTH] + depth, LONGEST)
     return length
-
-
-@compiled
-def calibration_cell(depth: Integer, longest: Integer, share: Real) -> tuple[Integer, Integer, Integer, Real]:
-    """Indices of the lower of two neighbouring cells, and the weight of the upper."""
-    cell = share * SHARE_BINS - 0.5
-    lower = max(0, min(SHARE_BINS - 2, int(cell)))
-    upper_weight = min(1.0, max(0.0, cell - lower))
-    return min(depth, DEPTH_BINS - 1), min(longest, LENGTH_BINS - 1), lower, upper_weight
-
-
-@compiled
-def calibrated(calibration: Float32Array, depth: Integer, longest: Integer, share: Real) -> Real:
-    """The acceptance rate of a token with this share of the votes."""
-    d, m, lower, w = calibration_cell(depth, longest, share)
-    factor = calibration[d, m, lower] * (1.0 - w) + calibration[d, m, lower + 1] * w
-    rate: Real = min(1.0, share * factor)
-    return rate

@@ -10,6 +10,8 @@ from draftwood_strategies.native import Float32Array, Int32Array
 from draftwood_strategies.trie.candidates import COLUMNS
 from draftwood_strategies.trie.retrieval import CONTEXT, SEEN
 
+NODE_COLUMNS = 8
+"""Columns of a node, see `expansion`."""
 DEEPEST = 256
 """The greatest branch length."""
 
@@ -29,7 +31,7 @@ class Workspace(NamedTuple):
         candidates: int32[m, COLUMNS].
         trust: float32[m], each candidate's vote but for the factors of match length and token.
         chain: int32[m], the next candidate of the same node.
-        nodes: int32[k, 6], the frontier and the draft.
+        nodes: int32[k, NODE_COLUMNS], the frontier and the draft.
         scores: float32[k, 2], each node's score and its share of the votes.
         frontier: int32[k], nodes that may be drafted next, from the number of drafted nodes on, the best first.
         table: int32[t], t a power of two above m: nodes hashed by token.
@@ -59,7 +61,7 @@ def workspace_for(budget: int) -> Workspace:
         candidates=np.empty((candidates, COLUMNS), np.int32),
         trust=np.empty(candidates, np.float32),
         chain=np.empty(candidates, np.int32),
-        nodes=np.empty((nodes, 6), np.int32),
+        nodes=np.empty((nodes, NODE_COLUMNS), np.int32),
         scores=np.empty((nodes, 2), np.float32),
         frontier=np.empty(nodes, np.int32),
         table=np.empty(1 << candidates.bit_length(), np.int32),
@@ -75,19 +77,18 @@ class TrieDraft(NamedTuple):
 
     Attributes:
         tokens, parents, scores: int32[n], int32[n] and float32[n], as in `DraftTree`.
-        shares, longest: float32[n] and int32[n], what `calibrated` took for each node: its share of the votes and the
-            longest match among the candidates that voted.
+        shares, supports: float32[n] and int32[n], what `odds.chance` took for each node.
     """
 
     tokens: Int32Array
     parents: Int32Array
     scores: Float32Array
     shares: Float32Array
-    longest: Int32Array
+    supports: Int32Array
 
 
 def empty_draft(budget: int) -> TrieDraft:
     """Space for a draft of `budget` nodes."""
-    tokens, parents, longest = np.empty((3, budget), np.int32)
+    tokens, parents, supports = np.empty((3, budget), np.int32)
     scores, shares = np.empty((2, budget), np.float32)
-    return TrieDraft(tokens, parents, scores, shares, longest)
+    return TrieDraft(tokens, parents, scores, shares, supports)

@@ -186,7 +186,8 @@ def test_the_newest_phrases_survive_when_the_memory_overflows() -> None:
     newest = np.arange(99_900, 99_950, dtype=np.int32)
     assert best_path(written(strategy, ids(7), newest[:4]).propose(8)) == newest[4:12].tolist()
     assert len(written(strategy, ids(100_001), ids(10, 11, 12)).propose(8)) == 0
-    assert strategy.nbytes < 64 * 1024
+    assert strategy.memory.nbytes < 64 * 1024
+    assert strategy.nbytes < 128 * 1024  # with the weights, which do not grow
 
 
 def test_writers_that_lose_their_blocks_to_others_go_on_apart() -> None:
@@ -236,6 +237,53 @@ def test_scores_learn_which_source_is_right() -> None:
     after = written(strategy, prompt, ids(1, 2, 3)).propose(8)
     score = {name: float(tree.scores[tree.tokens == 77][0]) for name, tree in (("before", before), ("after", after))}
     assert score["after"] > score["before"] + 0.02
+
+
+def test_scores_learn_which_tokens_are_right() -> None:
+    """After the same matches, a token that always comes true is more probable than one that never does."""
+    strategy = TrieStrategy()
+    rng = np.random.default_rng(0)
+    odd, numbers = 0, rng.permutation(np.arange(1000, 2000)).tolist()
+    for number in numbers[:300]:  # "5 6 7" is always followed by 8, "15 16 17" by a number that is new
+        drafter = written(strategy, ids(1), ids(5, 6, 7))
+        drafter.propose(8)
+        drafter.observe(ids(8, 15, 16, 17), None)
+        tree = drafter.propose(8)
+        odd = int(tree.tokens[0]) if len(tree) else 0
+        drafter.observe(ids(number), None)
+    steady = written(strategy, ids(1), ids(5, 6, 7)).propose(8)
+    chance = written(strategy, ids(1), ids(5, 6, 7), ids(8, 15, 16, 17)).propose(8)
+    assert float(steady.scores[steady.tokens == 8][0]) > 0.95
+    assert odd in numbers
+    assert float(chance.scores[chance.parents == -1].sum()) < 0.1
+
+
+def test_scores_add_up_to_what_is_accepted() -> None:
+    """The sum of a draft's scores is the number of its tokens that come true, on average over many drafts."""
+    rng = np.random.default_rng(1)
+    strategy = TrieStrategy()
+    expected = accepted = 0.0
+    for step in range(600):
+        drafter = written(strategy, ids(1), ids(2, 3, 4))
+        tree = drafter.propose(2)
+        text = [5] if rng.random() < 0.7 else [6]
+        text += [7, 9] if rng.random() < 0.5 else [8, 9]
+        if step >= 300:
+            expected += float(tree.scores.sum())
+            accepted += max(len(path) for path in phrases(tree) | {()} if [*path] == text[: len(path)])
+        drafter.observe(ids(*text), None)
+    assert expected == pytest.approx(accepted, rel=0.1)
+
+
+def test_what_a_tenant_learns_of_tokens_stays_with_it() -> None:
+    mine, theirs = TrieStrategy(), TrieStrategy()
+    before = theirs.weights.odds.copy()
+    drafter = mine.start(ids(1, 2, 3, 1, 2))
+    drafter.propose(8)
+    drafter.observe(ids(3, 1, 2, 4), None)
+    assert not np.array_equal(mine.weights.odds, before)
+    np.testing.assert_array_equal(theirs.weights.odds, before)
+    np.testing.assert_array_equal(TrieStrategy().weights.odds, before)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,151 @@
+"""The probability that a token is accepted: a logistic regression of its share of the votes and of what speaks for it.
+
+The votes know how often contexts of a length are right, but nothing of the tokens themselves: names and numbers differ
+where words repeat. So the token, alone and with the one and the two before it, has a bias of its own in a hashed table,
+as in the secondary estimation of PAQ compressors. Everything is learned online from the nodes whose parents are
+accepted, so that the scores of a tree add up to its accepted tokens.
+
+Knows nothing of where votes come from.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from draftwood_strategies.native import Float32Array, Integer, Real, compiled
+from draftwood_strategies.trie.candidates import LONGEST
+from draftwood_strategies.trie.phrase_index import mixed
+
+LENGTHS, RIVALS, DEPTHS = LONGEST + 2, 8, 8
+"""Bins of the longest match with a token in one source (0 for none), of its strongest rival and of its depth."""
+SLOTS = 1 << 14
+"""Of the hashed table, 64 kB. Sixteen times as many lessen the loss by 0.6 to 0.9% (docs/decisions.md, "Scores know the
+tokens")."""
+SCALE, BIAS = 0, 1
+LENGTH_AT = 2
+RIVAL_AT = LENGTH_AT + 3 * LENGTHS
+DEPTH_AT = RIVAL_AT + RIVALS
+TOKENS_AT = DEPTH_AT + DEPTHS
+ODDS = TOKENS_AT + SLOTS
+"""Entries of the odds, float32[ODDS]: what the log-odds of the share are multiplied by, and what is added to them. Then
+where biases begin: of the lengths in the own prompt, the own output and the memory, of rival and depth, and the table;
+and the number of all."""
+
+_LEAST_SHARE, _GREATEST_SHARE = 1e-3, 0.9995
+"""Bounds of a share. Not tuned."""
+_RATE, _SCALE_RATE = 0.005, 0.0005
+"""Steps of the biases and the scale. Not tuned."""
+_TOKEN_RATE = 0.1
+"""Step of the table. 0.2 and 0.4 change acceptance lengths by -0.1% and -0.5%."""
+_GREATEST = 8.0
+"""Bounds every entry. Not tuned."""
+
+
+@compiled
+def rival_bin(share: Real, rival: Real) -> int:
+    """How strong the strongest other token is beside one with this share of the votes."""
+    return min(int(rival / (share + rival) * RIVALS), RIVALS - 1)
+
+
+@compiled
+def packed(prompt: Integer, output: Integer, memory: Integer, rival: Integer) -> Integer:
+    """One number of the lengths of the longest matches in the sources, each with 1 added and 0 for none, and of the
+    rival's bin."""
+    number: Integer = ((rival * 32 + memory) * 32 + output) * 32 + prompt
+    return number
+
+
+@compiled
+def slots_of(token: Integer, last: Integer, before: Integer) -> tuple[Integer, Integer, Integer, Integer]:
+    """Where the table has the biases of a token: alone, after one token and after two; and that of the most probable
+    token after one, whatever it is."""
+    alone = mixed(np.int64(0), token)
+    after_one = mixed(alone, last)
+    after_two = mixed(after_one, before)
+    any_after = mixed(np.int64(1), last)
+    mask = SLOTS - 1
+    return (
+        TOKENS_AT + (alone & mask),
+        TOKENS_AT + (after_one & mask),
+        TOKENS_AT + (after_two & mask),
+        TOKENS_AT + (any_after & mask),
+    )
+
+
+@compiled
+def bins_of(support: Integer, depth: Integer) -> tuple[Integer, Integer, Integer, Integer, Integer]:
+    """Where the odds have the biases of a token's lengths, rival and depth."""
+    return (
+        LENGTH_AT + (support & 31),
+        LENGTH_AT + LENGTHS + (support >> 5 & 31),
+        LENGTH_AT + 2 * LENGTHS + (support >> 10 & 31),
+        RIVAL_AT + (support >> 15),
+        DEPTH_AT + min(depth, DEPTHS - 1),
+    )
+
+
+@compiled
+def chance(
+    odds: Float32Array, share: Real, support: Integer, depth: Integer, token: Integer, last: Integer, before: Integer
+) -> Real:
+    """The probability that `token` is accepted after `before` and `last`, if its parent is.
+
+    Args:
+        odds: float32[ODDS].
+        share: its share of the votes.
+        support: see `packed`.
+        depth: of its parent, 0 for the root.
+    """
+    alone, after_one, after_two, any_after = slots_of(token, last, before)
+    prompt, output, memory, rival, deep = bins_of(support, depth)
+    logit: Real = odds[SCALE] * _stretched(share) + odds[BIAS]
+    logit += odds[prompt] + odds[output] + odds[memory] + odds[rival] + odds[deep]
+    logit += odds[alone] + odds[after_one] + odds[after_two]
+    if _is_first(support):
+        logit += odds[any_after]
+    rate: Real = np.float32(1.0 / (1.0 + math.exp(-logit)))
+    return rate
+
+
+@compiled
+def correct(
+    odds: Float32Array,
+    share: Real,
+    support: Integer,
+    depth: Integer,
+    token: Integer,
+    last: Integer,
+    before: Integer,
+    accepted: bool,
+) -> None:
+    """One gradient step for a token whose parent was accepted; the other arguments are those of `chance`."""
+    error = (1.0 if accepted else 0.0) - chance(odds, share, support, depth, token, last, before)
+    _step(odds, SCALE, _SCALE_RATE * error * _stretched(share))
+    _step(odds, BIAS, _RATE * error)
+    for at in bins_of(support, depth):
+        _step(odds, at, _RATE * error)
+    alone, after_one, after_two, any_after = slots_of(token, last, before)
+    for at in (alone, after_one, after_two):
+        _step(odds, at, _TOKEN_RATE * error)
+    if _is_first(support):
+        _step(odds, any_after, _TOKEN_RATE * error)
+
+
+@compiled
+def _is_first(support: Integer) -> bool:
+    """Whether the token has more votes than any other."""
+    return bool(support >> 15 < RIVALS // 2)
+
+
+@compiled
+def _stretched(share: Real) -> Real:
+    """Log-odds of a share."""
+    bounded = min(max(share, _LEAST_SHARE), _GREATEST_SHARE)
+    return math.log(bounded / (1.0 - bounded))
+
+
+@compiled
+def _step(odds: Float32Array, at: Integer, by: Real) -> None:
+    odds[at] = min(max(odds[at] + by, -_GREATEST), _GREATEST)
