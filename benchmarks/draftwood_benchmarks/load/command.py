@@ -211,7 +211,8 @@ async def _measure(
     if context is not None:
         arrays = [np.array(one, np.int32) for one in ids]
         long = lengthened(arrays[:split], context, arrays, info.max_context_tokens - max_tokens)
-        ids[:split] = measured_prompts[:] = [one.tolist() for one in long]
+        ids[:split] = [one.tolist() for one in long]
+        measured_prompts = [*ids[:split]]
     questions = Questions(target, measured_prompts, prompts[split:], options)
     await closed_loop(target, 1, take_from([questions.plain()]), math.inf)  # the first answer is slower
     seconds = duration / ORDER.count(False)

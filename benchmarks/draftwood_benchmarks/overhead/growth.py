@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,14 +50,14 @@ def measured_growth(nodes: int, rounds: int, out: Console) -> list[GrowthRow]:
     step = f"a warm step, {STRATEGY}"
     rows = [*_by_vocabulary(rounds)]
     for size in progress(CONTEXTS, "context", out):
-        rows.append(GrowthRow("context", size, step, _best(rounds, lambda size=size: _step_us(nodes, size, LEARNED))))
+        rows.append(GrowthRow("context", size, step, _step_us(nodes, rounds, size, LEARNED)))
     for size in progress(PROMPTS, "prompt", out):
         totals, longest = zip(*(prompt_us(size) for _ in range(rounds)), strict=True)
         rows.append(GrowthRow("prompt", size, "all steps of a prompt", round(min(totals), 1)))
         rows.append(GrowthRow("prompt", size, "the longest of them", round(min(longest), 1)))
     for size in progress(MEMORIES, "memory", out):
         answers = size // ANSWER_TOKENS
-        rows.append(GrowthRow("memory", size, step, _best(rounds, lambda n=answers: _step_us(nodes, 512, n))))
+        rows.append(GrowthRow("memory", size, step, _step_us(nodes, rounds, CONTEXTS[0], answers)))
     return rows
 
 
@@ -71,12 +71,9 @@ def _by_vocabulary(rounds: int) -> Iterator[GrowthRow]:
         yield GrowthRow("vocabulary", vocabulary, "top 8 of 49 rows", round(1e3 * row.most_probable_ms, 1))
 
 
-def _best(rounds: int, measure: Callable[[], float]) -> float:
-    return min(measure() for _ in range(rounds))
-
-
-def _step_us(nodes: int, context: int, learned: int) -> float:
-    return measured(STRATEGY, 1, nodes, _STEPS, context, learned).host_us
+def _step_us(nodes: int, rounds: int, context: int, learned: int) -> float:
+    """Of a warm step, the best of the rounds."""
+    return min(measured(STRATEGY, 1, nodes, _STEPS, context, learned).host_us for _ in range(rounds))
 
 
 def prompt_us(tokens: int) -> tuple[float, float]:

@@ -201,8 +201,8 @@ def _measure(
             task = Task(options.max_tokens, RANDOM_TEMPERATURE, ignore_eos=True)
         tasks = [task, Task(options.max_tokens, *SAMPLED)] if options.sampled else [task]
         measurement = Measurement(engine, tasks, options.strategies, measured, others, options.rounds)
-        peers = options.peer, options.peer_drafts
-        with references(out, chosen, engine, threads, task, *peers, warm=options.warm > 0) as found:
+        peer, drafts, warm = options.peer, options.peer_drafts, options.warm > 0
+        with references(out, chosen, engine, threads, task, peer, drafts, warm=warm) as found:
             load = OtherLoad()
             tallies = measurement.tallies(found, out)
             return tallies, loaded, describe(chosen, loaded), load.share()

@@ -106,7 +106,7 @@ def references(
     threads: int,
     task: Task,
     peer: str | None,
-    drafts: list[str],
+    drafts: Sequence[str],
     *,
     warm: bool,
 ) -> Iterator[list[Contender]]:

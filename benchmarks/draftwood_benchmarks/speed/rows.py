@@ -88,11 +88,11 @@ def label(row: dict[str, Any]) -> str:
 
 
 def table_of(rows: list[dict[str, Any]], title: str) -> Table:
-    table = Table(title=title, title_justify="left", pad_edge=False)
-    table.add_column("", no_wrap=True)
     peer = rows[0]["vs_peer"] is not None
     sampled = any(row["sampled_vs_greedy"] is not None for row in rows)
-    relative = ["x HF", *(["x peer"] if peer else []), "x off", *(["x greedy"] if sampled else [])]
+    table = Table(title=title, title_justify="left", pad_edge=False, padding=(0, 0 if sampled else 1))  # 80 columns
+    table.add_column("", no_wrap=True)
+    relative = ["x HF", *(["x peer"] if peer else []), "x off", *(["greedy"] if sampled else [])]
     headings = ["tok/s", "+-", *relative, "acc.", "nodes", "same"]
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -113,7 +113,7 @@ def table_of(rows: list[dict[str, Any]], title: str) -> Table:
         "+-: half the range of the rounds; HF: transformers; x HF, x off: speed relative to its"
         f" generate and to drafting off; {'x peer: relative to the peer; ' if peer else ''}acc.: tokens per step;"
         f" nodes: draft tokens verified per step; same: answers identical to those of {rows[0]['identical_to']}"
-        f"{', sampled ones to those of drafting off; x greedy: sampled, relative to greedy' if sampled else ''}"
+        f"{', sampled ones to those of drafting off; greedy: relative to the same without sampling' if sampled else ''}"
     )
     return table
 
