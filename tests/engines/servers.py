@@ -81,30 +81,40 @@ class Served:
 
 @contextmanager
 def served_by(
-    engine: str, *flags: str, tenants: str = TENANTS, model: str = str(BUNDLED_MODEL), **engine_args: Any
+    engine: str,
+    *flags: str,
+    tenants: str | None = TENANTS,
+    model: str = BUNDLED_MODEL,
+    context: int = CONTEXT,
+    **engine_args: Any,
 ) -> Iterator[Served]:
     """A server with the bundled model in float32.
 
     Args:
         flags: further flags of `draftwood serve`.
-        tenants: its file of tenants.
-        model: another folder.
+        tenants: its file of tenants; None for those of its store.
+        model: its folder.
+        context: in tokens.
         engine_args: of vLLM.
     """
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="draftwood-tenants-") as folder:
-        Path(folder, "tenants.yaml").write_text(tenants)
-        files = ["--tenants-file", str(Path(folder, "tenants.yaml"))]
-        python, environment, own = started_by(engine, **engine_args)
-        arguments = [*own, "--model", model, *files, "--metrics-port", str(port), *flags]
+        files = []
+        if tenants is not None:
+            Path(folder, "tenants.yaml").write_text(tenants)
+            files = ["--tenants-file", str(Path(folder, "tenants.yaml"))]
+        python, environment, own = started_by(engine, model, context, **engine_args)
+        arguments = [*own, *files, "--metrics-port", str(port), *flags]
         with server_process(*arguments, environment=environment, python=python) as server:
             yield Served(engine, server.target, server.pid, port)
 
 
-def started_by(engine: str, **engine_args: Any) -> tuple[str, dict[str, str], list[str]]:
+def started_by(
+    engine: str, model: str = BUNDLED_MODEL, context: int = CONTEXT, **engine_args: Any
+) -> tuple[str, dict[str, str], list[str]]:
     """How a server is started: the interpreter, further variables of its environment, flags of `draftwood serve`."""
-    flags = ["--engine", engine, "--dtype", "float32", "--model-cache", "false"]
-    flags += ["--max-context", str(CONTEXT), "--max-running", str(SLOTS), "--kv-cache-tokens", "4096"]
+    flags = ["--engine", engine, "--model", model, "--dtype", "float32", "--model-cache", "false"]
+    flags += ["--max-context", str(context), "--max-running", str(SLOTS), "--kv-cache-tokens", "4096"]
     if engine != "vllm":
         return sys.executable, {"OMP_NUM_THREADS": "1"}, [*flags, "--runner", "torch"]
     paths = os.pathsep.join(str(REPOSITORY / folder) for folder in _FOLDERS)
@@ -116,7 +126,7 @@ def started_by(engine: str, **engine_args: Any) -> tuple[str, dict[str, str], li
 def starting(engine: str) -> Iterator[psutil.Process]:
     """A service that was just started."""
     python, environment, flags = started_by(engine)
-    command = [python, "-m", "draftwood_service", "--port", "0", "--model", str(BUNDLED_MODEL), *flags]
+    command = [python, "-m", "draftwood_service", "--port", "0", *flags]
     process = subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.DEVNULL)
     try:
         yield psutil.Process(process.pid)

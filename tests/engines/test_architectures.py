@@ -31,7 +31,7 @@ def test_greedy_answers_are_those_of_transformers_with_drafts(family: str, tmp_p
     module.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(BUNDLED_MODEL).save_pretrained(tmp_path)
     expected = [plain(module, prompt) for prompt in PROMPTS]
-    with served_by("vllm", "--model", str(tmp_path)) as served, Client(served.target, timeout=100) as client:
+    with served_by("vllm", model=str(tmp_path)) as served, Client(served.target, timeout=100) as client:
         for round_ in range(3):  # the later ones draft from the earlier
             answers = [client.generate(prompt, max_tokens=TOKENS, ignore_eos=True) for prompt in PROMPTS]
             assert [list(answer.token_ids) for answer in answers] == expected, round_

@@ -1,4 +1,4 @@
-"""Drafts, memories, experiments and audits, on every engine."""
+"""Drafts and memories, on every engine."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from draftwood_client import Client, MemoryClient, NotFoundError
-from draftwood_client.admin.audit import AuditClient
-from tests.engines.servers import Served, served_by, until
-from tests.memory.servers import Valkey
+from tests.engines.servers import Served, until
 
 PROMPT = [1, *range(700, 730)]
 OPTIONS: Any = {"max_tokens": 40, "ignore_eos": True}
@@ -86,47 +84,3 @@ def test_memories_are_exported_and_purged(client: Client, served: Served) -> Non
         memory.purge("purged")
         assert not exported(memory, "purged")
     until(lambda: accepted(client, "purged", learn=False) < 15, 10)
-
-
-EXPERIMENT = """
-tenants: []
-experiments:
-- name: experiments/short
-  state: EXPERIMENT_STATE_RUNNING
-  startTime: "2026-11-22T12:00:00Z"
-  tenants: [trial]
-  arms:
-  - {id: control, drafting: {strategy: trie, maxNodes: 16}}
-  - {id: plain, drafting: {strategy: none}}
-"""
-
-
-@pytest.mark.parametrize(
-    "engine", ["draftwood", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(600)])]
-)
-def test_two_engines_share_memories_experiments_and_audits(engine: str) -> None:
-    """A server of an engine and one of Draftwood's own, on one Valkey."""
-    with (
-        Valkey() as store,
-        served_by("draftwood", "--store", store.url) as first,
-        served_by(engine, "--store", store.url, "--audit-share", "1", tenants=EXPERIMENT) as second,
-        Client(first.target, timeout=100) as one,
-        Client(second.target, timeout=100) as two,
-    ):
-        assert taught(one, "shared") >= 15
-        accepted(two, "shared", learn=False, max_tokens=40)
-        deadline = time.monotonic() + 15
-        while accepted(two, "shared", learn=False) < 15:
-            assert time.monotonic() < deadline
-        other = [1, *range(300, 330)]
-        two.generate(other, tenant="shared", **OPTIONS)
-        until(lambda: one.generate(other, tenant="shared", **OPTIONS).drafting.accepted_tokens >= 15, 15)
-
-        arms = {two.generate("x", tenant="trial", session=str(i), max_tokens=3).arm for i in range(12)}
-        assert arms == {"control", "plain"}
-
-        with AuditClient(second.target) as audit:
-            until(lambda: sum(one.audited for one in audit.report().counts) >= 2, 60)
-            report = audit.report()
-        assert sum(one.differing for one in report.counts) == 0
-        assert sum(one.failed for one in report.counts) == 0

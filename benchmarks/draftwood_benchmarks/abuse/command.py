@@ -20,6 +20,7 @@ from draftwood_benchmarks.abuse.attacks import ATTACKS, FAIR, FAIR_STREAMS, MAX_
 from draftwood_benchmarks.abuse.gateway_attacks import GATEWAY_FAIR, MOST_FILES
 from draftwood_benchmarks.abuse.gateway_probes import probe_gateway
 from draftwood_benchmarks.abuse.probes import Seen, probe, settled_mib
+from draftwood_benchmarks.shared.engines import EngineName, server_on
 from draftwood_benchmarks.shared.gateway_process import GatewayProcess, running_gateway
 from draftwood_benchmarks.shared.machine import OtherLoad, warning
 from draftwood_benchmarks.shared.models import ModelOptions, chosen_model
@@ -69,6 +70,7 @@ def abuse(
     model: ModelOptions,
     output: OutputOptions,
     seconds: Annotated[float, typer.Option(min=1.0, help="Time of each attack.")] = 10.0,
+    engine: Annotated[EngineName, typer.Option(help="What the service runs on.")] = "draftwood",
     attack: Annotated[
         list[str] | None,
         typer.Option(help="An attack; may be given several times. All by default.", show_default=False),
@@ -89,7 +91,8 @@ def abuse(
     with chosen_model(model, out) as chosen, ExitStack() as stack:
         flags = ["--max-message-bytes", str(MAX_MESSAGE_BYTES), "--max-running", str(2 * FAIR_STREAMS)]
         with out.status("Starting the service"):
-            server = stack.enter_context(server_process(*chosen.server_flags, *flags))
+            on_engine, process = server_on(engine, chosen, eager=True)
+            server = stack.enter_context(server_process(*on_engine, *flags, **process))
             gateway = None
             if any(one.gateway for one in chosen_attacks):
                 gateway = stack.enter_context(running_gateway(server.target, most_files=MOST_FILES))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 
 from draftwood_client import NO_RETRY, AsyncClient, DraftwoodError, GenerateOptions, Prompt
@@ -96,12 +97,17 @@ async def closed_loop(target: str, concurrency: int, take: Callable[[], Request 
     under way are read to their end, so that slow ones are not left out of the latencies.
     """
     window = Window()
-    started = time.perf_counter()
-    end = started + seconds
+    async with AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(AsyncClient(target, retry=NO_RETRY, channel_options=OWN_CONNECTION))
+            for _ in range(concurrency)
+        ]
+        await asyncio.gather(*map(_connect, clients))
+        started = time.perf_counter()
+        end = started + seconds
 
-    async def work() -> None:
-        nonlocal end
-        async with AsyncClient(target, retry=NO_RETRY, channel_options=OWN_CONNECTION) as client:
+        async def work(client: AsyncClient) -> None:
+            nonlocal end
             while (now := time.perf_counter()) < end:
                 if (request := take()) is None:
                     end = now
@@ -110,15 +116,21 @@ async def closed_loop(target: str, concurrency: int, take: Callable[[], Request 
                 window.results.append(result)
                 await _answer(client, request, result, count)
 
-    def count(tokens: int, now: float) -> None:
-        if now < end:
-            window.tokens += tokens
+        def count(tokens: int, now: float) -> None:
+            if now < end:
+                window.tokens += tokens
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(concurrency):
-            group.create_task(work())
+        async with asyncio.TaskGroup() as group:
+            for client in clients:
+                group.create_task(work(client))
     window.seconds = end - started
     return window
+
+
+async def _connect(client: AsyncClient) -> None:
+    """Connects: otherwise the first request's TTFT would have that too."""
+    with suppress(DraftwoodError):
+        await client.model_info()
 
 
 async def _answer(

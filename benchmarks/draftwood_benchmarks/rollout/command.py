@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from draftwood_benchmarks.rollout.rollout import Plan, Report, measure, replicas
+from draftwood_benchmarks.shared.engines import EngineName
 from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console, shown
 from draftwood_client.cli.options import command
 from draftwood_memory.store.embedded import EmbeddedServer
@@ -22,6 +23,7 @@ _STORE_BYTES = 1 << 28
 def rollout(
     output: OutputOptions,
     requests: Annotated[int, typer.Option(min=30, help="Requests, at least.")] = 1000,
+    engine: Annotated[EngineName, typer.Option(help="What the replicas run on.")] = "draftwood",
     max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = 60,
     new_addresses: Annotated[
         bool, typer.Option("--new-addresses", help="Replacements get addresses of their own, as pods do.")
@@ -30,7 +32,7 @@ def rollout(
 ) -> None:
     """A rolling restart under load: failed requests, exit codes, the longest gap, acceptance before and after."""
     output.check()
-    plan = Plan(requests, max_tokens=max_tokens, new_addresses=new_addresses, kill=kill)
+    plan = Plan(requests, max_tokens=max_tokens, new_addresses=new_addresses, kill=kill, engine=engine)
     report = run(plan)
     console().print(_table(report))
     output.write([report.row()], lambda axes: _draw(report, axes))
@@ -47,7 +49,7 @@ def run(plan: Plan) -> Report:
         folder = Path(name)
         with EmbeddedServer(folder / "store", _STORE_BYTES) as store:
             store.wait()
-            with replicas(folder, store.url) as running:
+            with replicas(plan, folder, store.url) as running:
                 return asyncio.run(measure(plan, running))
 
 

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,12 +45,16 @@ class Replica:
         host, port: where it listens.
         folder: for its log.
         flags: further flags of `draftwood serve`.
+        python: the interpreter that runs it.
+        environment: variables added to those of this process.
     """
 
     host: str
     port: int
     folder: Path
     flags: tuple[str, ...]
+    python: str = sys.executable
+    environment: Mapping[str, str] = field(default_factory=dict)
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _log: Path = field(init=False)
 
@@ -65,8 +69,9 @@ class Replica:
         self._log = self.folder / f"{name}.log"
         where = ("--host", self.host, "--port", str(self.port), "--ready-file", str(self.folder / f"{name}.ready"))
         with self._log.open("wb") as output:
-            command = [sys.executable, "-m", "draftwood_service", *where, "--log-level", "warning", *self.flags]
-            self._process = subprocess.Popen(command, stdout=output, stderr=output)
+            command = [self.python, "-m", "draftwood_service", *where, "--log-level", "warning", *self.flags]
+            environment = {**os.environ, **self.environment}
+            self._process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
 
     def wait(self) -> None:
         """Returns when it serves. Raises ServerError."""

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from draftwood_benchmarks.rollout.load import TENANTS, Load, Result, acceptance, different, longest_gap
 from draftwood_benchmarks.rollout.names import NAME, NameServer
 from draftwood_benchmarks.rollout.replicas import Replica, free_port
+from draftwood_benchmarks.shared.engines import EngineName, server_on
+from draftwood_benchmarks.shared.models import ChosenModel, ModelOptions
 from draftwood_benchmarks.shared.prompts import read_questions
 from draftwood_client import AsyncClient
+from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 
 REPLICAS = 3
 _CONCURRENCY = 6
-_FLAGS = ("--threads", "1", "--max-running", "4", "--strategy", "trie", "--audit-share", "0")
+_FLAGS = ("--max-running", "4", "--kv-cache-tokens", "16384", "--strategy", "trie", "--audit-share", "0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,8 @@ class Plan:
         new_addresses: a replacement gets an address of its own, which clients look up, like a pod; else that of the
             replica before it.
         kill: the second replica is not drained but killed.
+        engine: of the replicas.
+        replicas: how many.
     """
 
     requests: int = 1000
@@ -37,6 +42,8 @@ class Plan:
     max_tokens: int = 60
     new_addresses: bool = False
     kill: bool = False
+    engine: EngineName = "draftwood"
+    replicas: int = REPLICAS
 
 
 @dataclass(slots=True)
@@ -77,11 +84,18 @@ class Report:
 
 
 @contextmanager
-def replicas(folder: Path, store: str) -> Iterator[list[Replica]]:
-    """Replicas that serve. Those in the list at the end are killed."""
-    hosts = [f"127.0.0.{number}" for number in range(1, 2 * REPLICAS + 1)]
+def replicas(plan: Plan, folder: Path, store: str) -> Iterator[list[Replica]]:
+    """Replicas that serve the bundled model in float32, on one thread each. Those in the list at the end are killed.
+
+    Raises:
+        BenchmarkError: vLLM is not installed.
+    """
+    hosts = [f"127.0.0.{number}" for number in range(1, 2 * plan.replicas + 1)]
     port = free_port(hosts)
-    running = [Replica(host, port, folder, (*_FLAGS, "--store", store)) for host in hosts[:REPLICAS]]
+    model = ChosenModel("bundled model", BUNDLED_MODEL, ModelOptions(dtype="float32", threads=1))
+    on_engine, process = server_on(plan.engine, model, eager=True)
+    flags = (*on_engine, *_FLAGS, "--store", store)
+    running = [Replica(host, port, folder, flags, **process) for host in hosts[: plan.replicas]]
     try:
         for one in running:
             one.launch()
@@ -108,7 +122,7 @@ async def measure(plan: Plan, running: list[Replica]) -> Report:
             group.create_task(load.run(_CONCURRENCY))
             await load.reach(warm)
             before = len(load.results)
-            for number in range(REPLICAS):
+            for number in range(plan.replicas):
                 await _replace(plan, number, running, names, report)
                 await load.reach(len(load.results) + phase // 2)
             after = len(load.results)
@@ -122,7 +136,7 @@ async def measure(plan: Plan, running: list[Replica]) -> Report:
 
 async def _replace(plan: Plan, number: int, running: list[Replica], names: NameServer, report: Report) -> None:
     old = running[number]
-    host = f"127.0.0.{REPLICAS + number + 1}" if plan.new_addresses else old.host
+    host = f"127.0.0.{plan.replicas + number + 1}" if plan.new_addresses else old.host
     names.hosts = [one for one in names.hosts if one != old.host]
     if plan.kill and number == 1:
         old.kill()
@@ -130,7 +144,7 @@ async def _replace(plan: Plan, number: int, running: list[Replica], names: NameS
         status, seconds = await asyncio.to_thread(old.drain)
         report.exit_codes.append(status)
         report.drain_seconds.append(seconds)
-    running[number] = new = Replica(host, old.port, old.folder, old.flags)
+    running[number] = new = replace(old, host=host)
     await asyncio.to_thread(new.start)
     names.hosts = [*names.hosts, host]
 

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from draftwood_benchmarks.shared.engines import EngineName, server_on
 from draftwood_benchmarks.shared.models import ModelOptions, chosen_model
 from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console, require
 from draftwood_benchmarks.shared.server_process import server_process
@@ -44,6 +45,7 @@ def soak(
     model: ModelOptions,
     output: OutputOptions,
     duration: Annotated[float, typer.Option(min=10.0, help="Seconds of traffic.")] = 1800.0,
+    engine: Annotated[EngineName, typer.Option(help="What the service runs on.")] = "draftwood",
     seed: Annotated[int, typer.Option(help="Seed of the traffic.")] = 0,
     max_context: Annotated[int, typer.Option(min=512, help="Tokens of prompt and answer together, at most.")] = 1024,
     memory_bound: Annotated[
@@ -63,10 +65,11 @@ def soak(
         out.print(f"Serving the {chosen.name} for {duration:g} s.")
         from draftwood_model_runner.runners.torch.machine import KERNEL_CACHES
 
+        on_engine, process = server_on(engine, chosen, eager=True)
         few_kernels = dict.fromkeys(KERNEL_CACHES, str(_KERNELS))
-        with server_process(
-            *chosen.server_flags, *_server_flags(max_context), "--log-level", "error", environment=few_kernels
-        ) as server:
+        process["environment"] |= few_kernels
+        flags = [*_server_flags(max_context), "--log-level", "error"]
+        with server_process(*on_engine, *flags, **process) as server:
             soaked = asyncio.run(soak_service(server, duration, seed, out))
             errors = server.log.read_text(encoding="utf-8", errors="replace").strip()
     warm_up = duration * WARM_UP

@@ -91,6 +91,10 @@ async def _sampled(traffic: Traffic, client: AsyncClient, draw: random.Random) -
         "stop": ["\n\n", "thank"],
         "top_logprobs": draw.randrange(0, 5),
     }
+    if not traffic.info.abilities.min_p:
+        del settings["min_p"]
+    if not traffic.info.abilities.logit_bias:
+        del settings["logit_bias"]
     chosen = dict(draw.sample(sorted(settings.items()), draw.randrange(1, len(settings))))
     options = traffic.options(draw, seed=draw.randrange(2**32), **{"temperature": 1.0, **chosen})
     await client.generate(draw.choice(traffic.prompts), **options)

@@ -46,6 +46,18 @@ def test_throughput_is_compared_with_the_peer() -> None:
     row = peer_row("openvino-genai", 2, peer, peer, PeerState("none", True), 6)
     assert set(row) == KEYS
     assert (row["engine"], row["tokens_per_s"], row["vs_peer"], row["ttft_p50"]) == ("openvino-genai", 6.0, 1.0, None)
+    assert row["requests"] is None
+
+
+def test_a_peer_that_times_its_requests_has_the_latencies_of_ours() -> None:
+    slow = RequestResult(sent_at=0.0, first_at=3.0, last_at=7.0, first_tokens=1, tokens=5)
+    quick = RequestResult(sent_at=0.0, first_at=1.0, last_at=2.0, first_tokens=1, tokens=5)
+    peer = Window(2.0, 10, [slow, quick])
+    row = peer_row("vllm", 2, peer, peer, PeerState("none", True), 10)
+    assert set(row) == KEYS
+    assert (row["ttft_p50"], row["ttft_p99"]) == (2000.0, 2980.0)
+    assert (row["tpot_p50"], row["tpot_p99"]) == (625.0, 992.5)
+    assert (row["requests"], row["errors"], row["ttft_p99_vs_off"], row["ttft_p99_chance"]) == (2, None, None, None)
 
 
 def test_a_window_without_answers_has_no_latencies() -> None:

@@ -30,6 +30,7 @@ for line in sys.stdin:
         assert bool(memory) == (drafts == "suffix")
         asked.add(memory)
         answer = {"tokens": 10 + 10 * known.get(memory, 0), "seconds": 1.0, "steps": 10}
+        answer["requests"] = [[0.5, 2.0, 1, 5], [0.25, 0.0, 1, 1]]
     print(json.dumps(answer), flush=True)
 """
 """Writes more tokens for each prompt that the request's memory knows."""
@@ -50,3 +51,5 @@ def test_each_window_begins_with_a_memory_of_its_own(use_peer: UsePeer, others: 
     window = peers.plain(4)
     assert window is not None
     assert (window.tokens, window.rates) == (20, [10.0, 10.0])
+    assert [one.ttft for one in window.results] == [0.5, 0.25] * 2
+    assert [one.tpot for one in window.results] == [0.5, None] * 2
