@@ -57,14 +57,16 @@ def try_runner(module: Any, runner: str) -> dict[str, Any]:
     prompts = _prompts(vocab)
     expected = [_greedy(module, prompt) for prompt in prompts]
     try:
-        model = adopt(module, _tokenizer(), name="small", runner=runner, max_context=CONTEXT - 8, defaults="greedy")
+        model = adopt(
+            module, known_tokenizer(), name="small", runner=runner, max_context=CONTEXT - 8, defaults="greedy"
+        )
     except DraftwoodError as error:
         return {"result": "refused", "reason": str(error)}
     engine = Engine(model, EngineConfig(max_draft_nodes=32, adaptive_budget=False, max_running=len(prompts)))
     batch = [
         Sequence(
             Request(request_id=str(i), prompt=prompt, stop=StopParams(NEW_TOKENS), max_draft_nodes=2 * _DRAFT),
-            _KnownAnswer(answer.tokens, vocab, i),
+            KnownAnswer(answer.tokens, vocab, i),
             None,
         )
         for i, (prompt, answer) in enumerate(zip(prompts, expected, strict=True))
@@ -99,11 +101,11 @@ def _run(engine: Engine, waiting: list[Sequence]) -> None:
 
 
 @cache
-def _tokenizer() -> Tokenizer:
+def known_tokenizer() -> Tokenizer:
     return Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
 
 
-class _KnownAnswer:
+class KnownAnswer:
     """A strategy, and its one drafter: in turn the next tokens of an answer, the same with a wrong one beside each, and
     trees of random tokens, some of which hold the answer."""
 
@@ -115,7 +117,7 @@ class _KnownAnswer:
         self._written = 0
         self._random = np.random.default_rng(seed)
 
-    def start(self, prompt: Int32Array) -> _KnownAnswer:
+    def start(self, prompt: Int32Array) -> KnownAnswer:
         return self
 
     def propose(self, budget: int) -> DraftTree:

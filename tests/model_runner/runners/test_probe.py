@@ -47,8 +47,6 @@ def probed(config: Any, max_context: int = _MAX_CONTEXT) -> KVLayout:
     ("config", "reason"),
     [
         (lambda: tf.MambaConfig(**{**TINY, "state_size": 8}), "linear_attention"),
-        (lambda: tf.BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=128), "code of its own"),
-        (lambda: tf.Llama4TextConfig(**_LLAMA4, attention_chunk_size=64), "chunked_attention"),
     ],
 )
 def test_refused_with_the_reason(config: Any, reason: str) -> None:
@@ -64,26 +62,32 @@ def test_a_model_whose_logits_depend_on_more_than_attention_is_refused() -> None
         probe(module, exact=False, max_context=_MAX_CONTEXT)
 
 
-def test_a_hidden_sliding_window_is_refused() -> None:
+def test_a_model_with_a_hidden_sliding_window_keeps_its_own_attention() -> None:
     """The window reaches the model's own mask, but not the attention function."""
     sliding: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
     module = build(tf.Qwen2Config(**TINY, num_key_value_heads=2, **sliding))
     module.model.layers[1].self_attn.sliding_window = None
-    with pytest.raises(UnsupportedModelError, match="hides the sliding window of layer 1"):
-        probe(module, exact=False, max_context=_MAX_CONTEXT)
+    layout = probe(module, exact=False, max_context=_MAX_CONTEXT)
+    assert layout.own is not None
+    assert layout.own.tree_masks == "by kind"
+    assert probe(module, exact=False, max_context=64).own is None
 
 
 @pytest.mark.parametrize(
-    ("config", "threshold"),
+    ("config", "masks"),
     [
-        (lambda: tf.PhimoeConfig(**TINY, **_EXPERTS, sliding_window=64), "sliding_window = 64"),
-        (lambda: tf.Llama4TextConfig(**_LLAMA4, **_NO_CHUNKS), "floor_scale = 64"),
+        (lambda: tf.PhimoeConfig(**TINY, **_EXPERTS, sliding_window=64), None),
+        (lambda: tf.Llama4TextConfig(**_LLAMA4, **_NO_CHUNKS), None),
+        (lambda: tf.Llama4TextConfig(**_LLAMA4, attention_chunk_size=64), "by kind"),
     ],
+    ids=["sliding_window", "floor_scale", "attention_chunk_size"],
 )
-def test_what_differs_beyond_a_threshold_only_is_refused(config: Any, threshold: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=f"beyond {threshold} .*set max_context to 64 or less"):
-        probed(config())
-    assert len(probed(config(), max_context=64).shapes) == 2
+def test_what_differs_beyond_a_threshold_only_keeps_its_own_attention_there(config: Any, masks: str | None) -> None:
+    beyond, within = probed(config()), probed(config(), max_context=64)
+    assert beyond.own is not None
+    assert beyond.own.tree_masks == masks
+    assert within.own is None
+    assert len(within.shapes) == 2
 
 
 def test_a_chunk_that_the_context_does_not_pass_is_no_hindrance() -> None:

@@ -67,7 +67,11 @@ def probe(module: Any, exact: bool, max_context: int) -> KVLayout:
             layout = own_layout(module, max_context)
         except UnsupportedModelError as error:
             raise type(refusal)(f"{refusal}; {error}") from error
-        _log.warning("%s: computed one sequence after the other, with its own attention, since: %s", name, refusal)
+        _log.warning(
+            "%s: computed one sequence after the other, with its own attention; outputs may differ in rounding. %s",
+            name,
+            refusal,
+        )
         return layout
 
 
