@@ -164,6 +164,7 @@ class Rule:
     Attributes:
         reason: ErrorInfo.reason, for programs.
         message: for people; None sends the exception's own text.
+        subject: what the exception's own text is about; comes before it.
         retry_seconds: RetryInfo's delay unless the error has its own; None sends no RetryInfo.
     """
 
@@ -171,6 +172,7 @@ class Rule:
     reason: str
     message: str | None = None
     retry_seconds: float | None = None
+    subject: str = ""
 
 
 INTERNAL = Rule(grpc.StatusCode.INTERNAL, "INTERNAL", "internal error; the server logged it under the request id")
@@ -199,9 +201,16 @@ RULES: dict[type[BaseException], Rule] = {
     DeadlineError: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     ReaderStalledError: Rule(grpc.StatusCode.ABORTED, "READER_STALLED"),
     ClientGoneError: Rule(grpc.StatusCode.CANCELLED, "CANCELLED"),
-    StoreUnavailableError: Rule(grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE", retry_seconds=1.0),
-    StoreFullError: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, "STORE_FULL"),
-    StoreRefusedError: Rule(grpc.StatusCode.FAILED_PRECONDITION, "STORE_REFUSED"),
+    StoreUnavailableError: Rule(
+        grpc.StatusCode.UNAVAILABLE,
+        "STORE_UNAVAILABLE",
+        retry_seconds=1.0,
+        subject="the server runs, but the store of its memories and tenants is not available",
+    ),
+    StoreFullError: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, "STORE_FULL", subject="the server's store is full"),
+    StoreRefusedError: Rule(
+        grpc.StatusCode.FAILED_PRECONDITION, "STORE_REFUSED", subject="the server's store refuses the change"
+    ),
     ResourceExistsError: Rule(grpc.StatusCode.ALREADY_EXISTS, "ALREADY_EXISTS"),
     ResourceMissingError: Rule(grpc.StatusCode.NOT_FOUND, "NOT_FOUND"),
     EtagError: Rule(grpc.StatusCode.ABORTED, "ETAG_MISMATCH"),
@@ -242,7 +251,8 @@ def to_status(
         remaining: seconds until the client's deadline; None without one.
     """
     rule = rule_for(error)
-    text = shortened(str(error)) if rule.message is None else rule.message
+    own = f"{rule.subject}: {error}" if rule.subject else str(error)
+    text = shortened(own) if rule.message is None else rule.message
     details: list[message.Message] = [
         error_details_pb2.ErrorInfo(reason=rule.reason, domain=ERROR_DOMAIN, metadata={"request_id": request_id})
     ]

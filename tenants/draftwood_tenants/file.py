@@ -27,6 +27,7 @@ from draftwood_errors import InvalidInputError, InvalidValueError
 from draftwood_tenants.config import TenantConfig
 from draftwood_tenants.experiments.definition import ExperimentConfig, ExperimentState, StateError, require_no_overlap
 from draftwood_tenants.experiments.reading import experiment_of, invalid, read_experiment
+from draftwood_tenants.fields import check_fields
 from draftwood_tenants.reading import ServerLimits, read_tenant, tenant_of, under
 
 SETTING = "tenants_file"
@@ -121,6 +122,7 @@ def _message(entry: object, place: str, kind: type[MessageT]) -> MessageT:
     if not isinstance(entry, dict):
         raise InvalidInputError(place, None, "must be a mapping")
     message: Any = kind()
+    check_fields(entry, message.DESCRIPTOR, place)
     try:
         json_format.ParseDict(entry, message)
     except (json_format.ParseError, ValueError, TypeError, RecursionError) as error:

@@ -75,4 +75,5 @@ def test_with_the_extra_the_command_shows_the_clients_commands(with_cli: Path) -
 )
 def test_without_the_server_its_commands_name_what_to_install(with_cli: Path, command: str, what: str) -> None:
     said = run(with_cli, MAIN, command, "--help", status=1)
-    assert said == f"error: `draftwood {command}` needs pip install {what}\n"
+    checkout = "or where no index has that, a checkout of Draftwood: docs/distributions.md there"
+    assert said == f"error: `draftwood {command}` needs pip install {what}, {checkout}\n"

@@ -47,7 +47,8 @@ def test_the_packages_of_extras_are_not_there(python: Path) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_one_line_names_the_extra(python: Path, arguments: list[str], said: str) -> None:
-    assert run(python, MAIN, *arguments, status=1) == f"{said}\n"
+    [line] = run(python, MAIN, *arguments, status=1).splitlines()
+    assert line.startswith(said)
 
 
 def test_it_serves(python: Path, tmp_path: Path) -> None:

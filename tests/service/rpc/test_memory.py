@@ -164,7 +164,7 @@ async def test_without_a_store_operators_get_an_error_and_requests_are_served() 
             store.kill()
             await ask(served, "t")
             for work in (lambda: client.warm(["x"]), lambda: client.purge("t"), client.statistics):
-                with pytest.raises(UnavailableError):
+                with pytest.raises(UnavailableError, match=r"^the server runs, but the store of its memories"):
                     await asyncio.to_thread(work)
             await ask(served, "t")
             assert served.memory.outbox.pending >= 1
