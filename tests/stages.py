@@ -20,12 +20,21 @@ TARGETS = {
 
 GPU_SIM = ("tests/model_runner/runners/cuda/", "tests/benchmarks/test_kernels.py")
 SYSTEM = (
+    "tests/benchmarks/experiments/test_command.py",
+    "tests/benchmarks/leak/",
+    "tests/benchmarks/load/test_command.py",
+    "tests/benchmarks/speed/test_command.py",
+    "tests/benchmarks/test_lossless.py",
+    "tests/benchmarks/test_quality.py",
+    "tests/benchmarks/test_step.py",
+    "tests/client/test_console_script.py",
     "tests/clients/",
     "tests/distributions/test_client.py",
     "tests/distributions/test_core.py",
     "tests/distributions/test_extras.py",
     "tests/distributions/test_wheels.py",
     "tests/engines/",
+    "tests/memory/engines/test_metrics.py",
     "tests/memory/test_connections.py",
     "tests/memory/test_failover.py",
     "tests/security/",
@@ -39,8 +48,8 @@ SYSTEM = (
 )
 """Folders, with a slash at the end, and files of real processes and faults."""
 
-FAST_FAMILIES = ("bundled", "llama", "qwen3")
-"""Values of the parameter `family` whose tests are fast; `make test-system` runs every family."""
+FAST_FAMILIES = (("llama", "torch"), ("llama", "openvino"), ("qwen3", "openvino"))
+"""Values of the parameters `family` and `runner`, torch if there is none, whose tests are fast."""
 
 
 def stage_of(path: str, marks: Collection[str], parameters: Mapping[str, object]) -> str:
@@ -61,7 +70,8 @@ def stage_of(path: str, marks: Collection[str], parameters: Mapping[str, object]
         return marked[0]
     if _is_in(path, GPU_SIM) or parameters.get("runner") == "cuda":
         return "gpu_sim"
-    if _is_in(path, SYSTEM) or parameters.get("family", FAST_FAMILIES[0]) not in FAST_FAMILIES:
+    served = parameters.get("family"), parameters.get("runner", "torch")
+    if _is_in(path, SYSTEM) or ("family" in parameters and served not in FAST_FAMILIES):
         return "system"
     return FAST
 

@@ -131,7 +131,12 @@ async def test_no_configuration_of_a_tenant_changes_a_token(tenant: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("strategy", "sources"), [("trie", {"trie"}), ("recycling", {"recycling"}), ("hybrid", {"trie", "recycling"})]
+    ("strategy", "sources"),
+    [
+        pytest.param("trie", {"trie"}, marks=pytest.mark.system),
+        pytest.param("recycling", {"recycling"}, marks=pytest.mark.system),
+        ("hybrid", {"trie", "recycling"}),
+    ],
 )
 async def test_drafts_and_acceptance_are_reported_for_each_source(strategy: str, sources: set[str]) -> None:
     async with serving() as (_, client):
@@ -288,6 +293,7 @@ def cli(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.system
 def test_the_command_line_from_serve_to_sigterm(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     server = subprocess.Popen(

@@ -235,6 +235,10 @@ def test_a_test_is_in_one_stage() -> None:
     assert stage_of(cuda, ["slow"], {}) == "slow"
     assert stage_of("tests/engines/test_new.py", [], {}) == "system"
     assert [stage_of("tests/test_x.py", [], {"family": one}) for one in ("llama", "phi")] == [FAST, "system"]
+    assert [stage_of("tests/test_x.py", [], {"family": "qwen3", "runner": one}) for one in ("openvino", "torch")] == [
+        FAST,
+        "system",
+    ]
     assert stage_of("tests/test_x.py", [], {"runner": "cuda", "family": "llama"}) == "gpu_sim"
     with pytest.raises(ValueError, match="marked slow and system"):
         stage_of("tests/test_x.py", ["slow", "system"], {})

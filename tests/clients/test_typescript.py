@@ -1,4 +1,4 @@
-"""The TypeScript client: its own tests against a real service, lint, generated code. `make test-system` installs packages."""
+"""The TypeScript client: its own tests against a real service, lint, generated code; `make test-system` installs it."""
 
 from __future__ import annotations
 

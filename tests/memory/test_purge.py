@@ -248,6 +248,7 @@ class Cut:
         return True
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("part", range(6))
 async def test_a_purge_is_final_at_any_point_of_a_crash_or_a_partition(server: Valkey, part: int) -> None:
     """300 points in six parts."""

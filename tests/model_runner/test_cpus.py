@@ -79,6 +79,7 @@ print(torch.get_num_threads(), found)
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one thread is all there is")
+@pytest.mark.system
 @pytest.mark.parametrize("runner", ["torch", "openvino"])
 def test_a_model_is_loaded_and_computed_with_as_many_threads_as_the_quota_has(runner: str, tmp_path: Path) -> None:
     """On a machine with more, of which torch would take all."""

@@ -37,6 +37,7 @@ def page_of_gateway() -> str:
     return metrics.text().decode()
 
 
+@pytest.mark.system
 def test_every_query_names_what_is_exported() -> None:
     with watched_service() as service:
         series = exposed(service.page()) | exposed(page_of_gateway())

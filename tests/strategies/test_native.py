@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 _INNER = """
 from typing import NamedTuple
 from draftwood_strategies.native import Int32Array, compiled
@@ -55,6 +57,7 @@ def _run(folder: Path, module: str, fields: str, field: str, added: int) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.system
 def test_machine_code_is_never_that_of_an_earlier_version(tmp_path: Path) -> None:
     """numba looks at the file of the outer function only, whose machine code contains the inner one."""
     both = "first: Int32Array\n    second: Int32Array"

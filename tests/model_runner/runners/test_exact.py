@@ -131,6 +131,7 @@ def test_the_same_bits_after_a_reused_prefix(family: str) -> None:
         assert sequence.stats.cached_prompt_tokens >= len(first) // PAGE_SIZE * PAGE_SIZE
 
 
+@pytest.mark.system
 def test_real_text_in_bfloat16_with_every_strategy() -> None:
     questions = ["i want my money back!!", "how do i change my adress", "track order 5512"]
     tokenizer = model("bundled", torch.bfloat16).tokenizer
@@ -147,6 +148,7 @@ def test_exact_is_the_default_below_float32() -> None:
     assert not load_model(BUNDLED_MODEL, dtype="float32", runner="torch").exact
 
 
+@pytest.mark.system
 def test_any_number_of_threads_gives_the_same_bits() -> None:
     wanted = plain("bundled", torch.bfloat16, 1.0)
     two = engine("bundled", torch.bfloat16, threads=2)

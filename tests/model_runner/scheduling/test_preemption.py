@@ -137,6 +137,7 @@ def test_arrivals_and_cancellations_at_any_time(family: str, runner: str, data: 
             assert sequence.output == expected
 
 
+@pytest.mark.system
 def test_sampling_penalties_and_stop_strings_survive_a_preemption() -> None:
     sampling = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.3, logprobs=2)
 

@@ -87,6 +87,9 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "GetTenant": {"name": f"tenants/{OWN}"},
 }
 
+TEACHES = ("Generate", "WarmMemory", "ImportMemory")
+"""Methods that leave a memory, which others would find: each has a server of its own."""
+
 ENDLESS = ("WatchStatus",)
 """Streams that end with the client's call; the first message is enough."""
 
@@ -223,16 +226,25 @@ def test_every_method_of_the_protocol_has_a_rule() -> None:
 
 @together
 @pytest.mark.parametrize("name", METHODS)
-async def test_by_role_and_tenant(name: str, guarded_by: tuple[Served, Keys]) -> None:
+async def test_by_role_and_tenant(
+    name: str, guarded_by: tuple[Served, Keys], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     served, keys = guarded_by
-    method = METHODS[name]
+    if name not in TEACHES:
+        await by_role_and_tenant(METHODS[name], served, keys)
+        return
+    async with guarded(keys, tmp_path_factory.mktemp("taught")) as own:
+        await by_role_and_tenant(METHODS[name], own, keys)
+
+
+async def by_role_and_tenant(method: MethodDescriptor, served: Served, keys: Keys) -> None:
     tenants = ("", OWN, OTHER) if _names_tenant(method) else ("",)
     for role in Role:
         in_token = token(role=role.label, tenant=None if role is Role.OPERATOR else OWN)
         for credential in (keys.of_role[role], in_token):
             for tenant in tenants:
                 foreign = tenant == OTHER and role is not Role.OPERATOR
-                if role >= LEAST_ROLE[name] and not foreign:
+                if role >= LEAST_ROLE[method.name] and not foreign:
                     await permitted(served, method, f"Bearer {credential}", tenant)
                 else:
                     error = await refused(served, method, f"Bearer {credential}", tenant)
