@@ -177,8 +177,9 @@ def _cache_agrees(module: Any) -> bool:
     ids = torch.from_numpy(np.random.default_rng(0).integers(0, vocab, (1, 3 * THRESHOLD)))
     expected = module(input_ids=ids, use_cache=False).logits[0]
     output = module(input_ids=ids[:, : 2 * THRESHOLD], use_cache=True)
+    name = "cache_params" if "cache_params" in output else "past_key_values"
     for at in range(2 * THRESHOLD, 3 * THRESHOLD):
-        output = module(input_ids=ids[:, at : at + 1], past_key_values=output.past_key_values, use_cache=True)
+        output = module(input_ids=ids[:, at : at + 1], use_cache=True, **{name: output[name]})
         if not difference(output.logits[0, -1], expected[at]) <= TOLERANCE[torch.float32]:
             return False
     return True

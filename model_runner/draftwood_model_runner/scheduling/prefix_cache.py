@@ -102,6 +102,13 @@ class PrefixCache:
             before = block
         return len(prefix.blocks) - known
 
+    def beginning(self, prefix: KnownPrefix, blocks: int) -> KnownPrefix:
+        """The first blocks of a prefix, as they are now: itself if it has no more, otherwise a copy."""
+        if blocks == len(prefix.blocks):
+            return prefix
+        first = prefix.blocks[:blocks]
+        return KnownPrefix(prefix.tenant, first, sum(block.page in self._retained for block in first))
+
     def add(self, before: Block | str, tokens: Int32Array, pages: Int32Array) -> Block | str:
         """Records that pages int32[p] hold the keys and values of `tokens`, int32[p * page_size], that follow `before`.
 

@@ -9,6 +9,8 @@ trial finds: some shapes only from two rows on, so a row that is alone in the ca
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, TypeGuard
 
 import torch
@@ -106,20 +108,43 @@ def _tried_bounds(ins: int, outs: int, dtype: torch.dtype) -> RowBounds:
     return RowBounds(1 in differing, 1 << most.bit_length() - 1)
 
 
-def pack_linears(module: nn.Module) -> int:
+@contextmanager
+def noted_calls(module: nn.Module) -> Iterator[set[nn.Module]]:
+    """The modules of a model that are called while this lasts."""
+    called: set[nn.Module] = set()
+    hook = nn.modules.module.register_module_forward_pre_hook(lambda part, _: called.add(part))
+    try:
+        yield called
+    finally:
+        hook.remove()
+
+
+def pack_linears(module: nn.Module, called: set[nn.Module] | None = None) -> int:
     """Replaces a CPU model's linear layers, where oneDNN multiplies in their dtype; returns how many it replaced.
 
     Subclasses of `nn.Linear`, and layers with hooks or a forward of their own, are left alone: they may compute
-    something else.
+    something else. So is a layer of a module that was called without calling it: that reads the weight itself.
+
+    Args:
+        called: what a forward pass of the model called, see `noted_calls`; None if that is not known.
     """
     found = {name: child for name, child in module.named_modules(remove_duplicate=False) if _is_linear(child)}
     dtypes = {linear.weight.dtype for linear in found.values()}
     for dtype in sorted(str(dtype) for dtype in dtypes if not _multiplies_in(dtype)):
         _log.warning("oneDNN does not multiply in %s on this machine: drafts cost more there", dtype)
-    packable = [name for name, linear in found.items() if _multiplies_in(linear.weight.dtype)]
+    packable = [
+        name
+        for name, linear in found.items()
+        if _multiplies_in(linear.weight.dtype) and not _is_read(module, name, called or set())
+    ]
     for name in packable:
         module.set_submodule(name, PackedLinear(found.pop(name)))  # the weight goes when its packed copy is there
     return len(packable)
+
+
+def _is_read(module: nn.Module, name: str, called: set[nn.Module]) -> bool:
+    """Whether the module that holds a layer was called and did not call it."""
+    return module.get_submodule(name.rpartition(".")[0]) in called and module.get_submodule(name) not in called
 
 
 def linear_shapes(module: nn.Module) -> int:

@@ -27,6 +27,7 @@ from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KV
 from draftwood_model_runner.runners.torch.machine import bound_kernel_caches
 from draftwood_model_runner.runners.torch.packed_linear import linear_shapes, pack_linears
 from draftwood_model_runner.runners.torch.runner import forward
+from draftwood_model_runner.runners.torch.states.probe import stateful_layout
 from draftwood_strategies.draft import EMPTY_TREE, Int32Array
 
 _log = logging.getLogger(__name__)
@@ -54,9 +55,11 @@ def probe(module: Any, exact: bool, max_context: int) -> KVLayout:
         UnsupportedModelError: with the reason.
     """
     name, config = type(module).__name__, module.config.get_text_config()
-    if reason := other_layers(config, max_context):
-        raise UnsupportedModelError(f"{name}: {reason}")
     bound_kernel_caches(linear_shapes(module))
+    if reason := other_layers(config, max_context):
+        if (stateful := stateful_layout(module, max_context)) is not None:
+            return stateful
+        raise UnsupportedModelError(f"{name}: {reason}")
     layout = _layout(module, max_context)
     past_thresholds(
         module, max_context, lambda copied: _compare(copied, _layout(copied, CONTEXT), False, _LONG_CONTEXT)
