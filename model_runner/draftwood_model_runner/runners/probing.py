@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import Any
@@ -178,8 +179,12 @@ def _cache_agrees(module: Any) -> bool:
     expected = module(input_ids=ids, use_cache=False).logits[0]
     output = module(input_ids=ids[:, : 2 * THRESHOLD], use_cache=True)
     name = "cache_params" if "cache_params" in output else "past_key_values"
+    takes_positions = "position_ids" in inspect.signature(type(module).forward).parameters
     for at in range(2 * THRESHOLD, 3 * THRESHOLD):
-        output = module(input_ids=ids[:, at : at + 1], use_cache=True, **{name: output[name]})
+        past = {name: output[name]}
+        if takes_positions:  # as `generate` gives them
+            past["position_ids"] = torch.tensor([[at]])
+        output = module(input_ids=ids[:, at : at + 1], use_cache=True, **past)
         if not difference(output.logits[0, -1], expected[at]) <= TOLERANCE[torch.float32]:
             return False
     return True
