@@ -37,6 +37,7 @@ _LATENT: dict[str, Any] = {
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 16,
+    "num_key_value_heads": 4,
     "kv_lora_rank": 16,
     "q_lora_rank": None,
     "qk_nope_head_dim": 8,

@@ -146,13 +146,34 @@ class Mixer:
         return tree_unflatten(joined, spec), state
 
     def _once(self, call: MixerCall, inputs: list[torch.Tensor], state: State) -> tuple[Any, State]:
+        view = StateView(state)
+        return self._called(call, inputs, view), view.state
+
+    def _called(self, call: MixerCall, inputs: list[torch.Tensor], cache: Any) -> Any:
         values = [*call.values]
         for at, value in zip(call.by_token, inputs, strict=True):
             values[at] = value
-        view = StateView(state)
-        given = tree_unflatten(values, call.spec) | {self._cache_name: view}
+        given = tree_unflatten(values, call.spec) | {self._cache_name: cache}
         bound = inspect.BoundArguments(self._signature, given)  # type: ignore[arg-type]
-        return self._forward(*bound.args, **bound.kwargs), view.state
+        return self._forward(*bound.args, **bound.kwargs)
+
+
+class AttributeMixer(Mixer):
+    """A layer that keeps its state in attributes of its own and of the modules in it, as RecurrentGemma's do.
+
+    Args:
+        holders: the modules that hold it, each with the name of the attribute.
+    """
+
+    def __init__(self, index: int, part: nn.Module, holders: list[tuple[nn.Module, str]]) -> None:
+        super().__init__(index, part, "use_cache")
+        self._holders = holders
+
+    def _once(self, call: MixerCall, inputs: list[torch.Tensor], state: State) -> tuple[Any, State]:
+        for number, (holder, name) in enumerate(self._holders):
+            setattr(holder, name, state.get((name, number)))
+        outputs = self._called(call, inputs, True)
+        return outputs, {(name, number): getattr(holder, name) for number, (holder, name) in enumerate(self._holders)}
 
 
 def _has_tokens(value: Any, sequences: int, tokens: int) -> bool:
@@ -175,7 +196,31 @@ def find_mixers(module: Any) -> list[Mixer]:
     with _calling() as calling:
         cache.__class__ = type("Noting", (_Noting, type(cache)), {"note": lambda self: found.setdefault(calling[-1])})
         module(input_ids=ids[:, :1], use_cache=True, **{name: cache})
+    if not found:
+        return _with_attributes(module, ids)
     return [Mixer(index, part, _cache_name(part)) for index, part in enumerate(found)]
+
+
+def _with_attributes(module: Any, ids: torch.Tensor) -> list[Mixer]:
+    """Mixers that keep their states in attributes, which each call replaces."""
+    before = {part: _tensors(part) for part in module.modules()}
+    module(input_ids=ids, use_cache=True)
+    holders = [
+        (path, part, name)
+        for path, part in module.named_modules()
+        for name, tensor in _tensors(part).items()
+        if before[part].get(name) is not tensor
+    ]
+    mixers: dict[str, list[tuple[nn.Module, str]]] = {}
+    for path, part, name in holders:
+        outer = next((one for one in mixers if path.startswith(one + ".")), path)
+        mixers.setdefault(outer, []).append((part, name))
+    return [AttributeMixer(index, module.get_submodule(path), held) for index, (path, held) in enumerate(mixers.items())]
+
+
+def _tensors(part: nn.Module) -> dict[str, torch.Tensor]:
+    """Attributes that are neither parameters nor buffers."""
+    return {name: value for name, value in vars(part).items() if isinstance(value, torch.Tensor)}
 
 
 def _cache_name(part: nn.Module) -> str:
