@@ -191,7 +191,7 @@ def find_mixers(module: Any) -> list[Mixer]:
         return []
     cache = module(input_ids=ids, use_cache=True).get(name)
     if cache is None:
-        return []
+        return _with_attributes(module, ids)
     found: dict[nn.Module, None] = {}
     with _calling() as calling:
         cache.__class__ = type("Noting", (_Noting, type(cache)), {"note": lambda self: found.setdefault(calling[-1])})
