@@ -32,7 +32,14 @@ from draftwood_model_runner.errors import (
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import StepOutput, VerifiedTree
 from draftwood_model_runner.redecoding import Redecoding
-from draftwood_model_runner.runners.base import KVMoves, OverlappingRunner, Predictions, StepBatch, StepInFlight
+from draftwood_model_runner.runners.base import (
+    KVMoves,
+    OverlappingRunner,
+    Predictions,
+    StatefulRunner,
+    StepBatch,
+    StepInFlight,
+)
 from draftwood_model_runner.runners.batch import Chains, lay_out_trees
 from draftwood_model_runner.runners.choices import ON_HOST, Choices, ScoreRules
 from draftwood_model_runner.runners.host.cpus import usable_cpus
@@ -110,7 +117,8 @@ class Engine:
         if capacity < full:
             raise InvalidValueError("kv_cache_tokens", capacity, f"one full context with its drafts needs {full}")
         self._runner = model.factory.runner(capacity, config.threads)
-        self._pool = KVPool(self._runner.pages, self._runner.page_size, config.prefix_cache)
+        states = self._runner.states if isinstance(self._runner, StatefulRunner) else None
+        self._pool = KVPool(self._runner.pages, self._runner.page_size, config.prefix_cache, states)
         rides_along = self._runner.rides_along
         shared_chunk = config.prefill_chunk if rides_along else config.shared_prefill_chunk
         self._scheduler = Scheduler(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -53,7 +54,8 @@ def measure_curve(
 
     def seconds(size: int) -> float:
         tokens = np.zeros(size, np.int32)
-        batch = lay_out([BatchRow(pages, context, tokens, EMPTY_TREE, logits_from=0) for pages in tables])
+        laid_out = lay_out([BatchRow(pages, context, tokens, EMPTY_TREE, logits_from=0) for pages in tables])
+        batch = replace(laid_out, made_up=True)
         started = time.perf_counter()
         runner.step(batch, 0)
         return time.perf_counter() - started

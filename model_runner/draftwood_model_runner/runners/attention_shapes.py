@@ -47,10 +47,15 @@ def _noted_attention(
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
 
-def attention_shapes(module: Any, max_context: int) -> tuple[tuple[KVShape, ...], int, torch.dtype]:
+def attention_shapes(
+    module: Any, max_context: int, every_layer: bool = True
+) -> tuple[tuple[KVShape, ...], int, torch.dtype]:
     """What layers call attention with: the shapes of keys and values, the most heads that share a key, and the dtype.
 
     Read off the calls of attention: what a model keeps in a cache of its own may be something smaller.
+
+    Args:
+        every_layer: each layer has to call it; otherwise some or none, in any order.
 
     Raises:
         UnsupportedModelError: they do not call it as a model does on which draft trees can be verified.
@@ -66,10 +71,11 @@ def attention_shapes(module: Any, max_context: int) -> tuple[tuple[KVShape, ...]
         raise UnsupportedModelError(does_not_run(name, error)) from error
     finally:
         _CALLS.reset(token)
-    if reason := too_few_calls(len(calls), config):
+    if every_layer and (reason := too_few_calls(len(calls), config)):
         raise UnsupportedModelError(f"{name} {reason}")
-    if [call.layer for call in calls] != list(range(len(calls))):
+    if every_layer and [call.layer for call in calls] != list(range(len(calls))):
         raise UnsupportedModelError(f"{name} does not number its layers from 0 on: {[call.layer for call in calls]}")
-    if reason := hidden_window(config, [call.window for call in calls], max_context):
+    if every_layer and (reason := hidden_window(config, [call.window for call in calls], max_context)):
         raise UnsupportedModelError(f"{name} {reason}")
-    return tuple(call.shape for call in calls), max(call.group for call in calls), calls[0].dtype
+    dtype = calls[0].dtype if calls else module.dtype
+    return tuple(call.shape for call in calls), max((call.group for call in calls), default=1), dtype

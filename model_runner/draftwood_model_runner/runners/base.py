@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -78,6 +78,7 @@ class StepBatch:
             e % page_size of the page at e // page_size in its table. A table may have more pages than the step needs.
         page_begins: int32[S + 1]; the table of batch row s is from `page_begins[s]` to `page_begins[s + 1]`.
         logit_rows: int32[R], the tokens that need logits, ascending.
+        made_up: the contexts were never computed: only the time of the step matters, and no state of it is kept.
     """
 
     tokens: Int32Array
@@ -88,6 +89,7 @@ class StepBatch:
     pages: Int32Array
     page_begins: Int32Array
     logit_rows: Int32Array
+    made_up: bool = False
 
     @property
     def size(self) -> int:
@@ -257,6 +259,31 @@ class Runner(Protocol):
             DeviceLostError: as `step`.
             DeviceMemoryError: the device had no memory for it; they may have been moved in part.
         """
+
+
+class PageStates(Protocol):
+    """What a runner keeps of sequences besides keys and values: the states of recurrent layers.
+
+    A sequence can begin after a cached prefix only where the state after it was kept, at the end of a page.
+    """
+
+    def resumes_after(self, page: int) -> bool:
+        """Whether the state after the last token of a page is known."""
+
+    def resume(self, after: int, first: int, position: int) -> None:
+        """A sequence begins with `position` tokens that end with page `after`; what it writes begins in page `first`."""
+
+    def release(self, pages: Iterable[int], *, kept: bool) -> None:
+        """No live sequence holds these pages any more; if `kept`, others may begin after them."""
+
+
+@runtime_checkable
+class StatefulRunner(Runner, Protocol):
+    """A runner whose model may have recurrent layers."""
+
+    @property
+    def states(self) -> PageStates | None:
+        """None if it has none."""
 
 
 @runtime_checkable

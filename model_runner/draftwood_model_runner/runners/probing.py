@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import DynamicCache
 
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.base import StepBatch
@@ -189,9 +191,17 @@ def _cache_agrees(module: Any) -> bool:
     vocab = int(module.config.get_text_config().vocab_size)
     ids = torch.from_numpy(np.random.default_rng(0).integers(0, vocab, (1, 3 * THRESHOLD)))
     expected = module(input_ids=ids, use_cache=False).logits[0]
+    names = inspect.signature(type(module).forward).parameters
+    name = "cache_params" if "cache_params" in names else "past_key_values"
     output = module(input_ids=ids[:, : 2 * THRESHOLD], use_cache=True)
+    if (cache := output.get(name)) is None:  # the model returns none, as RecurrentGemma
+        cache = DynamicCache(config=module.config.get_text_config())
+        module(input_ids=ids[:, : 2 * THRESHOLD], use_cache=True, **{name: cache})
     for at in range(2 * THRESHOLD, 3 * THRESHOLD):
-        output = module(input_ids=ids[:, at : at + 1], past_key_values=output.past_key_values, use_cache=True)
+        past = {name: cache}
+        if "position_ids" in names:  # as `generate` gives them
+            past["position_ids"] = torch.tensor([[at]])
+        output = module(input_ids=ids[:, at : at + 1], use_cache=True, **past)
         if not difference(output.logits[0, -1], expected[at]) <= TOLERANCE[torch.float32]:
             return False
     return True

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from draftwood_model_runner.runners.base import PageStates
 from draftwood_model_runner.scheduling.page_pool import PagePool
 from draftwood_model_runner.scheduling.prefix_cache import Block, KnownPrefix, PrefixCache
 from draftwood_model_runner.sequence import Sequence
@@ -56,11 +57,15 @@ class KVPool:
         pages: how many there are, at least as many as any sequence needs.
         page_size: tokens of a page.
         prefix_cache: keep the pages of ended sequences, and begin new sequences with the longest cached prefix.
+        states: of recurrent layers; None for a model without. A prefix ends where one is known.
     """
 
-    def __init__(self, pages: int, page_size: int, prefix_cache: bool = True) -> None:
+    def __init__(
+        self, pages: int, page_size: int, prefix_cache: bool = True, states: PageStates | None = None
+    ) -> None:
         self.page_size = page_size
         self.prefix_cache = prefix_cache
+        self._states = states
         self._pages = PagePool(pages)
         self._prefixes = PrefixCache(page_size, pages)
         self._tables: dict[Sequence, _PageTable] = {}
@@ -107,6 +112,9 @@ class KVPool:
         self._tables[sequence] = _PageTable(shared, shared.size, last_known)
         self._extend(sequence, self._need(sequence) - shared.size)
         sequence.committed = shared.size * self.page_size
+        if self._states is not None and shared.size:
+            first = int(self._tables[sequence].pages[shared.size])
+            self._states.resume(int(shared[-1]), first, sequence.committed)
         return True
 
     def missing(self, sequence: Sequence) -> int:
@@ -163,6 +171,8 @@ class KVPool:
         if keep:
             self._record(sequence, sequence.committed)
         unused = self._pages.release(self._tables.pop(sequence).pages)
+        if self._states is not None:
+            self._states.release(unused.tolist(), kept=keep)
         known = self._prefixes.known(unused)
         cached = unused[known]
         if keep:
@@ -217,7 +227,14 @@ class KVPool:
             if self._prefixes.extend(prefix, tokens) < count:
                 break
             count *= 2
-        return prefix
+        return self._resumable(prefix)
+
+    def _resumable(self, prefix: KnownPrefix) -> KnownPrefix:
+        """As much of a prefix as a sequence can begin with: up to a page after which the states are known."""
+        known = len(prefix.blocks)
+        while self._states is not None and known and not self._states.resumes_after(prefix.blocks[known - 1].page):
+            known -= 1
+        return self._prefixes.beginning(prefix, known)
 
     def _record(self, sequence: Sequence, committed: int) -> None:
         table, full = self._tables[sequence], committed // self.page_size
@@ -231,7 +248,10 @@ class KVPool:
         """Adds pages to a page table; forgets the least recently used prefixes if need be."""
         table = self._tables[sequence]
         if (missing := count - self._pages.free) > 0:
-            self._pages.put_back(self._prefixes.forget_oldest(missing))
+            forgotten = self._prefixes.forget_oldest(missing)
+            if self._states is not None:
+                self._states.release(forgotten.tolist(), kept=False)
+            self._pages.put_back(forgotten)
         after = int(table.pages[-1]) if table.pages.size else -1
         table.pages = np.concatenate([table.pages, self._pages.take(count, after)])
         table.longest = table.pages.size * self.page_size - sequence.request.max_draft_nodes

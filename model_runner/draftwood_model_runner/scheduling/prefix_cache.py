@@ -116,6 +116,16 @@ class PrefixCache:
             prefix.retained += int(np.count_nonzero(self._is_retained[pages]))
         return len(found)
 
+    def beginning(self, prefix: KnownPrefix, blocks: int) -> KnownPrefix:
+        """The first blocks of a prefix, as they are now: itself if it has no more, otherwise a copy."""
+        if blocks == len(prefix.blocks):
+            return prefix
+        pages = prefix.pages[:blocks]
+        retained = int(np.count_nonzero(self._is_retained[pages]))
+        return KnownPrefix(
+            prefix.tenant, prefix.blocks[:blocks], pages, retained, prefix.forgotten[:blocks], prefix.changes
+        )
+
     def add(self, before: Block | str, tokens: Int32Array, pages: Int32Array) -> Block | str:
         """Records that pages int32[p] hold the keys and values of `tokens`, int32[p * page_size], that follow `before`.
 

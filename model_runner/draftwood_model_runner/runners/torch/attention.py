@@ -42,6 +42,12 @@ class TorchBatch:
         self._own_masks: dict[tuple[int, int | None], torch.Tensor] = {}
         self._mask_numbers = 0
         self._pieces: dict[int, list[tuple[slice, int]]] = {}
+        self._calls = 0
+
+    def next_call(self) -> int:
+        """The number of this call of attention in the step: whose keys and values it reads and writes."""
+        self._calls += 1
+        return self._calls - 1
 
     def inputs(self) -> dict[str, Any]:
         """Arguments of `logits_of_rows`: input_ids int64[1, T], position_ids int64[1, T], rows int64[R].
@@ -147,7 +153,7 @@ def tree_attention(
         [1, T, head, value_dim] and no weights.
     """
     batch = BATCH.get()
-    layer: int = module.layer_idx  # type: ignore[assignment]
+    layer = batch.next_call()
     batch.entries.write(layer, key[0], value[0])
     outputs = []
     for row, first in enumerate(batch.contexts):

@@ -13,6 +13,8 @@ import torch
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.runners.base import KVMoves, KVShape, StepBatch, by_layer
 from draftwood_model_runner.runners.torch.exact_attention import ONES
+from draftwood_model_runner.runners.torch.states.memory import StateMemory
+from draftwood_model_runner.runners.torch.states.mixers import Mixer
 from draftwood_strategies.draft import Int32Array
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 PAGE_SIZE = 16
 """Tokens of a page, vLLM's default: small, so that most of a short common prefix is in full pages."""
+_LEAST_STATE_BYTES = 1 << 28
+"""Of states that are kept for sequences that begin alike, beside an eighth of the KV memory. Not tuned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +31,12 @@ class KVLayout:
     """What the keys and values of one token are.
 
     Attributes:
-        shapes: for each layer.
+        shapes: for each call of attention, in their order.
         dtype: of stored keys and values; float32 if `exact`.
         exact: attention sums in the order that `exact_attention` describes.
         own: the model attends in code of its own, over this cache; None if it calls `attention.tree_attention`.
+        mixers: the layers that carry a state from token to token instead, or besides.
+        branches: drafts may be trees; if not, chains only.
     """
 
     shapes: tuple[KVShape, ...]
@@ -38,6 +44,8 @@ class KVLayout:
     device: torch.device
     exact: bool = False
     own: OwnCache | None = None
+    mixers: tuple[Mixer, ...] = ()
+    branches: bool = True
 
     @property
     def bytes_per_token(self) -> int:
@@ -55,6 +63,7 @@ class KVCache:
     Attributes:
         keys: for each layer [kv_head, page * PAGE_SIZE, key_dim].
         values: for each layer [kv_head, page * PAGE_SIZE, value_width].
+        states: those of the layout's mixers; None without mixers.
 
     Args:
         layout: what a token costs.
@@ -81,12 +90,16 @@ class KVCache:
         self._arrays = [_plain(array) for array in (*keys.values(), *values.values()) if array.numel()]
         self.keys = by_layer(layout.shapes, keys)
         self.values = by_layer(layout.shapes, values)
+        most = tokens * layout.bytes_per_token // 8 + _LEAST_STATE_BYTES
+        self.states = StateMemory(PAGE_SIZE, most) if layout.mixers else None
 
     def move(self, moves: KVMoves) -> None:
         """Moves entries from slots to slots, in every layer."""
         sources, targets = moves.sources.astype("int64"), moves.targets.astype("int64")
         for memory in self._arrays:
             memory[:, :, targets] = memory[:, :, sources]
+        if self.states is not None:
+            self.states.move(moves)
 
 
 class StepEntries:

@@ -29,6 +29,7 @@ from draftwood_model_runner.runners.torch.machine import bound_kernel_caches
 from draftwood_model_runner.runners.torch.own.probe import own_layout
 from draftwood_model_runner.runners.torch.packed_linear import linear_shapes, noted_calls, pack_linears
 from draftwood_model_runner.runners.torch.runner import forward
+from draftwood_model_runner.runners.torch.states.probe import stateful_layout
 from draftwood_strategies.draft import EMPTY_TREE, Int32Array
 
 _log = logging.getLogger(__name__)
@@ -78,6 +79,8 @@ def probe(module: Any, exact: bool, max_context: int) -> KVLayout:
 def _tree_attention(module: Any, exact: bool, max_context: int) -> KVLayout:
     name, config = type(module).__name__, module.config.get_text_config()
     if reason := other_layers(config, max_context):
+        if (stateful := stateful_layout(module, max_context)) is not None:
+            return stateful
         raise UnsupportedModelError(f"{name}: {reason}")
     layout = _layout(module, max_context)
     past_thresholds(

@@ -19,6 +19,8 @@ from draftwood_model_runner.runners.torch.attention import BATCH, TorchBatch
 from draftwood_model_runner.runners.torch.exact_attention import draft_limits
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
 from draftwood_model_runner.runners.torch.own.forward import own_forward
+from draftwood_model_runner.runners.torch.states.mixers import STEP
+from draftwood_model_runner.runners.torch.states.step import StepStates
 
 
 class TorchRunner:
@@ -38,12 +40,12 @@ class TorchRunner:
         self._module = module
         self._layout = layout
         self._kv = KVCache(layout, kv_tokens)
-        self.pages, self.page_size = self._kv.pages, PAGE_SIZE
+        self.pages, self.page_size, self.states = self._kv.pages, PAGE_SIZE, self._kv.states
         self._threads = threads or default_threads()
 
     def draft_limits(self, position: int) -> DraftLimits:
         own = self._layout.own
-        if own is not None and own.tree_masks is None:
+        if not self._layout.branches or (own is not None and own.tree_masks is None):
             return DraftLimits(branches=False)
         return draft_limits(position) if self._layout.exact else NO_LIMITS
 
@@ -82,20 +84,29 @@ class TorchRunnerFactory:
         return self.layout.bytes_per_token
 
     def default_kv_tokens(self, context: int, sequences: int) -> int:
-        return default_capacity(self.layout.bytes_per_token, self.layout.device, context, sequences)
+        return default_capacity(max(1, self.layout.bytes_per_token), self.layout.device, context, sequences)
 
     def runner(self, kv_tokens: int, threads: int | None = None) -> TorchRunner:
         return TorchRunner(self.module, self.layout, kv_tokens, threads)
 
 
 def forward(module: Any, batch: StepBatch, kv: KVCache) -> torch.Tensor:
-    """Logits [R, vocab], R rounded up on a CPU; writes the keys and values of the batch."""
+    """Logits [R, vocab], R rounded up on a CPU; writes the keys, values and states of the batch."""
     if kv.layout.own is not None:
         return own_forward(module, batch, kv, kv.layout.own)
     of_step = TorchBatch(batch, kv)
-    token, inputs = BATCH.set(of_step), of_step.inputs()
+    inputs = of_step.inputs()
+    step = None
+    if kv.states is not None:
+        memory = None if batch.made_up else kv.states
+        step = StepStates(batch, memory, inputs["input_ids"].shape[1], PAGE_SIZE, kv.layout.device)
+    attention, mixers = BATCH.set(of_step), STEP.set(step)
     try:
         with positions_of_step(inputs["position_ids"]):
-            return logits_of_rows(module, **inputs)
+            logits = logits_of_rows(module, **inputs)
     finally:
-        BATCH.reset(token)
+        BATCH.reset(attention)
+        STEP.reset(mixers)
+    if step is not None and kv.states is not None and not batch.made_up:
+        step.commit(kv.states, batch)
+    return logits

@@ -1,0 +1,120 @@
+"""The states of recurrent layers between steps: one for each live sequence, and some at the ends of full pages.
+
+The runner knows sequences by their pages only. What a sequence writes next lies in pages that no other holds, so its
+state is known by the last page that it wrote to.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from draftwood_model_runner.runners.base import KVMoves
+from draftwood_model_runner.runners.torch.states.mixers import State
+from draftwood_strategies.draft import Int32Array
+
+
+@dataclass(eq=False, slots=True)
+class RowStates:
+    """A sequence after a step.
+
+    Attributes:
+        position: tokens that the states cover.
+        states: of each mixer; its tensors [1, ...] are never changed.
+        nodes: the tokens that were drafted after them, in the order of their entries in the KV cache: those that were
+            accepted come first.
+        slots: of each node, where its keys and values were written.
+        inputs: of each mixer what it was called with, each [nodes, ...].
+        page: by which it is known.
+    """
+
+    position: int
+    states: list[State]
+    nodes: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    inputs: list[list[torch.Tensor]] = field(default_factory=list)
+    page: int = -1
+
+
+class StateMemory:
+    """Implements `runners.base.PageStates`.
+
+    Args:
+        page_size: tokens of a page.
+        most_bytes: of states that no live sequence needs.
+    """
+
+    def __init__(self, page_size: int, most_bytes: int) -> None:
+        self._page_size = page_size
+        self._most_bytes = most_bytes
+        self._live: dict[int, RowStates] = {}
+        self._ends: OrderedDict[int, list[State]] = OrderedDict()
+        self._by_slot: dict[int, tuple[RowStates, int]] = {}
+
+    def resumes_after(self, page: int) -> bool:
+        return page in self._ends
+
+    def resume(self, after: int, first: int, position: int) -> None:
+        self._ends.move_to_end(after)
+        self._live[first] = RowStates(position, self._ends[after], page=first)
+
+    def release(self, pages: Iterable[int], *, kept: bool) -> None:
+        for page in pages:
+            self._drop(page)
+            if not kept:
+                self._ends.pop(page, None)
+
+    def find(self, pages: Int32Array, context: int) -> RowStates:
+        """What a sequence needs to go on after `context` committed tokens.
+
+        Args:
+            pages: its page table.
+
+        Raises:
+            RuntimeError: it is not there.
+        """
+        for page in range(min(context // self._page_size, pages.size - 1), -1, -1):
+            row = self._live.get(int(pages[page]))
+            if row is not None and row.position <= context <= row.position + len(row.nodes):
+                return row
+        raise RuntimeError(f"no state of the first {context} tokens of a sequence is known")
+
+    def store(self, pages: Int32Array, context: int, before: RowStates | None, row: RowStates, written: int) -> None:
+        """Replaces what is known of a sequence after a step that wrote so many tokens behind `context`.
+
+        Args:
+            pages: its page table.
+        """
+        if before is not None:
+            self._drop(before.page)
+        first, last = context // self._page_size, (context + written - 1) // self._page_size
+        for page in pages[first : last + 1].tolist():
+            self._drop(page)
+            self._ends.pop(page, None)
+        row.page = int(pages[(row.position - 1) // self._page_size])
+        self._live[row.page] = row
+        self._by_slot |= {slot: (row, node) for node, slot in enumerate(row.slots)}
+
+    def keep_end(self, page: int, states: list[State]) -> None:
+        """Keeps the states after the last token of a page; gives up the least recently used if they are too many."""
+        self._ends[page] = states
+        self._ends.move_to_end(page)
+        of_one = sum(tensor.numel() * tensor.itemsize for state in states for tensor in state.values())
+        while len(self._ends) > max(1, self._most_bytes // max(1, of_one)):
+            self._ends.popitem(last=False)
+
+    def move(self, moves: KVMoves) -> None:
+        """Accepted nodes moved behind the committed tokens."""
+        known = self._by_slot
+        read = [(known.get(target), known.get(source)) for source, target in zip(moves.sources.tolist(), moves.targets.tolist(), strict=True)]
+        changes = [(to[0], to[1], came[0].nodes[came[1]]) for to, came in read if to is not None and came is not None]
+        for row, place, node in changes:
+            row.nodes[place] = node
+
+    def _drop(self, page: int) -> None:
+        if (row := self._live.pop(page, None)) is not None:
+            for slot in row.slots:
+                self._by_slot.pop(slot, None)

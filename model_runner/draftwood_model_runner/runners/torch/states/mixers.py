@@ -1,0 +1,263 @@
+"""The layers of a model that carry a state from token to token, found by what they do with transformers' cache.
+
+Linear attention, state-space layers and short convolutions all ask a cache for their state and give it the next one. So
+a module that does so is a mixer, whatever it computes: "state in, tokens in, outputs out". Its forward is replaced; the
+modelling code is not touched.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import torch
+from torch import nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+State: TypeAlias = dict[tuple[str, int], torch.Tensor]
+"""What one mixer remembers of sequences, by kind and number: each tensor [sequences, ...]; {} at the beginning."""
+
+_CACHE_NAMES = ("past_key_values", "cache_params")
+
+
+class StateView:
+    """Stands in for transformers' cache in one call of a mixer, with the state that it begins from.
+
+    Attributes:
+        state: that of the tokens so far. Mixers may change its tensors in place.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        return self.state.get(("conv", state_idx))
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        return self.state.get(("recurrent", state_idx))
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return bool(self.state)
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """True: a mixer is to add its inputs to the convolution's by `update_conv_state`, one or several."""
+        return True
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None
+    ) -> torch.Tensor:
+        """Keeps the last inputs of a convolution; returns them all, those before the new ones as well."""
+        before, width = self.state.get(("conv", state_idx)), conv_kernel_size or conv_states.shape[-1]
+        seen = conv_states if before is None else torch.cat([before, conv_states], -1)
+        if seen.shape[-1] < width:
+            seen = nn.functional.pad(seen, (width - seen.shape[-1], 0))
+        self.state["conv", state_idx] = seen[..., -width:].clone()
+        return seen
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> torch.Tensor:
+        self.state["recurrent", state_idx] = recurrent_states
+        return recurrent_states
+
+    def get_linear_cache(self, layer_idx: int) -> torch.Tensor | None:
+        """As MiniMax calls it."""
+        return self.state.get(("linear", 0))
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: torch.Tensor) -> None:
+        self.state["linear", 0] = linear_cache
+
+
+class MixerCall(NamedTuple):
+    """One call of a mixer, taken apart.
+
+    Attributes:
+        values: its arguments, flattened; each tensor of the step's tokens is [1, T, ...].
+        spec: puts them together again.
+        by_token: which of `values` hold something for each token.
+    """
+
+    values: list[Any]
+    spec: TreeSpec
+    by_token: list[int]
+
+
+class StepOfMixers(Protocol):
+    """What computes the mixers of a step."""
+
+    def run(self, mixer: Mixer, call: MixerCall) -> Any: ...
+
+    @property
+    def width(self) -> int: ...
+
+
+STEP: ContextVar[StepOfMixers | None] = ContextVar("draftwood_mixers", default=None)
+"""The step that the model of this thread computes; None outside of steps, where mixers compute what they did."""
+
+
+class Mixer:
+    """A layer with a state.
+
+    Attributes:
+        index: which of the model's.
+        by_ones: it takes several tokens at the beginning only, and then one after the other.
+    """
+
+    def __init__(self, index: int, part: nn.Module, cache_name: str) -> None:
+        self.index = index
+        self.by_ones = False
+        self._forward: Callable[..., Any] = part.forward
+        self._signature = inspect.signature(part.forward)
+        self._cache_name = cache_name
+        part.forward = functools.wraps(part.forward)(self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        step = STEP.get()
+        if step is None:
+            return self._forward(*args, **kwargs)
+        bound = self._signature.bind(*args, **kwargs).arguments
+        given = {name: value for name, value in bound.items() if name != self._cache_name}
+        values, spec = tree_flatten(given)
+        by_token = [at for at, value in enumerate(values) if _has_tokens(value, 1, step.width)]
+        return step.run(self, MixerCall(values, spec, by_token))
+
+    def compute(self, call: MixerCall, inputs: list[torch.Tensor], state: State) -> tuple[Any, State]:
+        """Outputs and the next state.
+
+        Args:
+            inputs: those `by_token`, each [n, L, ...].
+            state: [n, ...] in each tensor; may be changed in place.
+        """
+        if not (self.by_ones and state and inputs[0].shape[1] > 1):
+            return self._once(call, inputs, state)
+        outputs: list[list[Any]] = []
+        for at in range(inputs[0].shape[1]):
+            one, state = self._once(call, [each[:, at : at + 1] for each in inputs], state)
+            values, spec = tree_flatten(one)
+            outputs.append(values)
+        joined = [
+            torch.cat(of_tokens, 1) if _has_tokens(of_tokens[0], inputs[0].shape[0], 1) else of_tokens[-1]
+            for of_tokens in map(list, zip(*outputs, strict=True))
+        ]
+        return tree_unflatten(joined, spec), state
+
+    def _once(self, call: MixerCall, inputs: list[torch.Tensor], state: State) -> tuple[Any, State]:
+        view = StateView(state)
+        return self._called(call, inputs, view), view.state
+
+    def _called(self, call: MixerCall, inputs: list[torch.Tensor], cache: Any) -> Any:
+        values = [*call.values]
+        for at, value in zip(call.by_token, inputs, strict=True):
+            values[at] = value
+        given = tree_unflatten(values, call.spec) | {self._cache_name: cache}
+        bound = inspect.BoundArguments(self._signature, given)  # type: ignore[arg-type]
+        return self._forward(*bound.args, **bound.kwargs)
+
+
+class AttributeMixer(Mixer):
+    """A layer that keeps its state in attributes of its own and of the modules in it, as RecurrentGemma's do.
+
+    Args:
+        holders: the modules that hold it, each with the name of the attribute.
+    """
+
+    def __init__(self, index: int, part: nn.Module, holders: list[tuple[nn.Module, str]]) -> None:
+        super().__init__(index, part, "use_cache")
+        self._holders = holders
+
+    def _once(self, call: MixerCall, inputs: list[torch.Tensor], state: State) -> tuple[Any, State]:
+        for number, (holder, name) in enumerate(self._holders):
+            setattr(holder, name, state.get((name, number)))
+        outputs = self._called(call, inputs, True)
+        return outputs, {(name, number): getattr(holder, name) for number, (holder, name) in enumerate(self._holders)}
+
+
+def _has_tokens(value: Any, sequences: int, tokens: int) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() >= 2 and value.shape[:2] == (sequences, tokens)
+
+
+def find_mixers(module: Any) -> list[Mixer]:
+    """Replaces the forward of each mixer of a model; returns them, in the order of their calls; [] for none.
+
+    Found by calling the model twice with a cache of its own: who asks that cache for a state is a mixer.
+    """
+    ids = torch.zeros(1, 3, dtype=torch.long, device=module.device)
+    name = next((name for name in _CACHE_NAMES if name in inspect.signature(module.forward).parameters), None)
+    if name is None:
+        return []
+    cache = module(input_ids=ids, use_cache=True).get(name)
+    if cache is None:
+        return _with_attributes(module, ids)
+    found: dict[nn.Module, None] = {}
+    with _calling() as calling:
+        cache.__class__ = type("Noting", (_Noting, type(cache)), {"note": lambda self: found.setdefault(calling[-1])})
+        module(input_ids=ids[:, :1], use_cache=True, **{name: cache})
+    if not found:
+        return _with_attributes(module, ids)
+    return [Mixer(index, part, _cache_name(part)) for index, part in enumerate(found)]
+
+
+def _with_attributes(module: Any, ids: torch.Tensor) -> list[Mixer]:
+    """Mixers that keep their states in attributes, which each call replaces."""
+    before = {part: _tensors(part) for part in module.modules()}
+    module(input_ids=ids, use_cache=True)
+    holders = [
+        (path, part, name)
+        for path, part in module.named_modules()
+        for name, tensor in _tensors(part).items()
+        if before[part].get(name) is not tensor
+    ]
+    mixers: dict[str, list[tuple[nn.Module, str]]] = {}
+    for path, part, name in holders:
+        outer = next((one for one in mixers if path.startswith(one + ".")), path)
+        mixers.setdefault(outer, []).append((part, name))
+    return [AttributeMixer(index, module.get_submodule(path), held) for index, (path, held) in enumerate(mixers.items())]
+
+
+def _tensors(part: nn.Module) -> dict[str, torch.Tensor]:
+    """Attributes that are neither parameters nor buffers."""
+    return {name: value for name, value in vars(part).items() if isinstance(value, torch.Tensor)}
+
+
+def _cache_name(part: nn.Module) -> str:
+    names = inspect.signature(part.forward).parameters
+    return next(name for name in _CACHE_NAMES if name in names)
+
+
+class _Noting:
+    """Notes who asks a cache for a state."""
+
+    note: Callable[[], None]
+
+    def get_conv_state(self, *args: Any, **kwargs: Any) -> Any:
+        self.note()
+        return super().get_conv_state(*args, **kwargs)  # type: ignore[misc]
+
+    def update_conv_state(self, *args: Any, **kwargs: Any) -> Any:
+        self.note()
+        return super().update_conv_state(*args, **kwargs)  # type: ignore[misc]
+
+    def get_recurrent_state(self, *args: Any, **kwargs: Any) -> Any:
+        self.note()
+        return super().get_recurrent_state(*args, **kwargs)  # type: ignore[misc]
+
+    def get_linear_cache(self, *args: Any, **kwargs: Any) -> Any:
+        self.note()
+        return super().get_linear_cache(*args, **kwargs)  # type: ignore[misc]
+
+
+@contextmanager
+def _calling() -> Iterator[list[nn.Module]]:
+    """The modules whose forward runs, outermost first."""
+    stack: list[nn.Module] = []
+    before = nn.modules.module.register_module_forward_pre_hook(lambda part, _: stack.append(part))
+    after = nn.modules.module.register_module_forward_hook(lambda *_: stack.pop() and None, always_call=True)
+    try:
+        yield stack
+    finally:
+        before.remove()
+        after.remove()

@@ -1,0 +1,119 @@
+"""Checks that drafts can be verified on a model with recurrent layers, and how its mixers take several tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftwood_model_runner.errors import UnsupportedModelError
+from draftwood_model_runner.runners.attention_shapes import attention_shapes
+from draftwood_model_runner.runners.base import KVMoves
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.probing import (
+    TOLERANCE,
+    difference,
+    does_not_run,
+    past_thresholds,
+    path_with_wrong_siblings,
+)
+from draftwood_model_runner.runners.shrinking import CONTEXT
+from draftwood_model_runner.runners.torch.attention import ATTENTION_NAME
+from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
+from draftwood_model_runner.runners.torch.packed_linear import noted_calls, pack_linears
+from draftwood_model_runner.runners.torch.runner import forward
+from draftwood_model_runner.runners.torch.states.mixers import find_mixers
+from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array
+
+_CONTEXT, _PATH = 6 * PAGE_SIZE - 3, 5
+"""Tokens of the prompt, more than linear attention computes in one chunk, and of the true path."""
+
+
+def stateful_layout(module: Any, max_context: int) -> KVLayout | None:
+    """Makes a model with recurrent layers ready for drafts; None for a model without.
+
+    A prompt in two steps, a draft tree, and a step after some of it was accepted must give the logits of the unmodified
+    model over the plain sequence. If a tree does not and a chain does, the layout is for chains.
+
+    Args:
+        max_context: as for `torch.probe.probe`.
+
+    Raises:
+        UnsupportedModelError: they differ for chains as well, with the reason.
+    """
+    layout = _layout(module, max_context)
+    if not layout.mixers:
+        return None
+    past_thresholds(module, max_context, lambda copied: _tried(copied, _layout(copied, CONTEXT)))
+    return _tried(module, layout)
+
+
+def _layout(module: Any, max_context: int) -> KVLayout:
+    name = type(module).__name__
+    module.set_attn_implementation("eager")
+    try:
+        mixers = tuple(find_mixers(module))
+    except Exception as error:
+        raise UnsupportedModelError(does_not_run(name, error)) from error
+    shapes, _, dtype = attention_shapes(module, max_context, every_layer=False)
+    return KVLayout(shapes, dtype, module.device, mixers=mixers)
+
+
+def _tried(module: Any, layout: KVLayout) -> KVLayout:
+    """The layout with which a module computes what it should."""
+    name, vocab = type(module).__name__, int(module.config.get_text_config().vocab_size)
+    tokens = np.random.default_rng(0).integers(0, vocab, _CONTEXT + _PATH, np.int32)
+    path = tokens[_CONTEXT:]
+    tree, chain = path_with_wrong_siblings(path, vocab), DraftTree.of(path)
+    trials = [(True, tree, [*range(0, 2 * _PATH, 2)]), (False, chain, [*range(_PATH)])]
+    differing: list[float] = []
+    try:
+        plain = _plain(module, tokens)
+        for branches, draft, nodes in trials:
+            for by_ones in (False, True):
+                for mixer in layout.mixers:
+                    mixer.by_ones = by_ones
+                differing.append(difference(_drafted(module, layout, tokens, draft, nodes), plain))
+                if differing[-1] <= TOLERANCE[module.dtype]:
+                    return replace(layout, branches=branches)
+    except Exception as error:
+        raise UnsupportedModelError(does_not_run(name, error)) from error
+    raise UnsupportedModelError(
+        f"{name}: logits over a draft differ from the model's own by {min(differing):.1e} (at most"
+        f" {TOLERANCE[module.dtype]:.0e} is rounding), so its recurrent layers keep something beside the states in its"
+        " cache, or its attention computes something of its own"
+    )
+
+
+def _plain(module: Any, tokens: Int32Array) -> torch.Tensor:
+    """Logits [2 + path, vocab] of the unmodified model, from the last token of the prompt on, the last of them twice;
+    puts tree attention and packed linear layers into it."""
+    module.set_attn_implementation("eager")
+    ids = torch.from_numpy(tokens.astype(np.int64)).to(module.device)[None]
+    with noted_calls(module) as called:
+        logits = module(input_ids=ids, use_cache=False).logits[0, _CONTEXT - 1 :]
+    pack_linears(module, called)
+    module.set_attn_implementation(ATTENTION_NAME)
+    return torch.cat([logits, logits[-1:]])
+
+
+def _drafted(module: Any, layout: KVLayout, tokens: Int32Array, tree: DraftTree, nodes: list[int]) -> torch.Tensor:
+    """The same logits along a path of a tree; the last once more from a step of its own, with the path before accepted.
+
+    Args:
+        nodes: the path.
+    """
+    kv = KVCache(layout, _CONTEXT + 2 * _PATH)
+    pages, half, root = np.arange(kv.pages, dtype=np.int32)[::-1].copy(), _CONTEXT // 2, _CONTEXT - 2
+    for start, end in ((0, half), (half, root)):
+        forward(module, lay_out([BatchRow(pages, start, tokens[start:end], EMPTY_TREE, end - start - 1)]), kv)
+    drafted = BatchRow(pages, root, tokens[root:_CONTEXT], tree, logits_from=1)
+    batch = lay_out([drafted])
+    logits = forward(module, batch, kv)[[0, *(1 + node for node in nodes)]].clone()
+    slots = batch.kv_slots(PAGE_SIZE)[2:].astype(np.int32)
+    accepted = nodes[:-1]
+    kv.move(KVMoves(slots[accepted], slots[: len(accepted)], np.array([0, len(accepted)], np.int32)))
+    last = BatchRow(pages, _CONTEXT + _PATH - 1, tokens[-1:], EMPTY_TREE, logits_from=0)
+    return torch.cat([logits, forward(module, lay_out([last]), kv)[:1]])

@@ -1,0 +1,210 @@
+"""Mixers over the tokens of a step: a node of a draft tree takes its state from its parent.
+
+A batch row begins with tokens that are certain, the chain up to the root of its tree; they follow the sequence's state,
+behind the accepted nodes of the step before, which its state does not cover yet. So each mixer is called twice: on the
+certain tokens, after which its state is kept, and on the tree's paths from the root to its leaves. No state of a node
+outlives the step, as only the walk tells which nodes are accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from draftwood_model_runner.runners.base import StepBatch
+from draftwood_model_runner.runners.torch.states.memory import RowStates, StateMemory
+from draftwood_model_runner.runners.torch.states.mixers import Mixer, MixerCall, State
+from draftwood_strategies.draft import Int32Array
+
+
+class _Run(NamedTuple):
+    """Tokens that a mixer is called with at once, equally many of some batch rows.
+
+    Attributes:
+        rows: of each sequence in the call, its batch row.
+        index: int64[n, L], their tokens among those of the step and, behind these, the accepted nodes of earlier ones.
+        taken: int64[t], places among the n * L outputs that are outputs of the step; of paths, of each node one.
+        tokens: int64[t], which tokens of the step these are.
+        keeps: the state after them is the sequence's.
+        pages: of each row, the page that ends after these tokens, where its state is kept; None for none.
+    """
+
+    rows: list[int]
+    index: torch.Tensor
+    taken: torch.Tensor
+    tokens: torch.Tensor
+    keeps: bool
+    pages: list[int | None]
+
+
+class _Row(NamedTuple):
+    """A batch row.
+
+    Attributes:
+        context: committed tokens.
+        certain: tokens before its tree, the root included.
+        nodes: tokens of the step in its tree.
+        before: its states; None at the beginning of a sequence.
+        accepted: nodes of the step before that its state does not cover.
+    """
+
+    context: int
+    certain: range
+    nodes: range
+    table: Int32Array
+    before: RowStates | None
+    accepted: list[int]
+
+
+class StepStates:
+    """Implements `mixers.StepOfMixers` for one step.
+
+    Args:
+        batch: the step.
+        memory: the states; None for made-up contexts, which begin without any.
+        width: tokens of the step with those that fill it up.
+        page_size: tokens of a page.
+
+    Raises:
+        RuntimeError: the state of a sequence is not known.
+    """
+
+    def __init__(self, batch: StepBatch, memory: StateMemory | None, width: int, page_size: int, device: torch.device) -> None:
+        self.width = width
+        self._size = batch.size
+        self._device = device
+        self._page_size = page_size
+        self._rows = [*_rows(batch, memory)]
+        self._runs = self._certain_runs()
+        if any(row.nodes for row in self._rows):
+            self._runs.append(self._paths(batch.parents))
+        self._states: dict[int, list[State]] = {}
+        self._ends: dict[int, list[State]] = {}
+        self._inputs: dict[int, list[torch.Tensor]] = {}
+
+    def run(self, mixer: Mixer, call: MixerCall) -> Any:
+        """A mixer's outputs for all tokens of the step."""
+        inputs = [call.values[at][0, : self._size] for at in call.by_token]
+        self._inputs[mixer.index] = inputs
+        earlier = [row.before.inputs[mixer.index] if row.accepted and row.before else [] for row in self._rows]
+        sources = [
+            torch.cat([own, *(of_row[at][row.accepted] for row, of_row in zip(self._rows, earlier, strict=True) if of_row)])
+            for at, own in enumerate(inputs)
+        ] if any(earlier) else inputs
+        states: list[State] = [{} if row.before is None else row.before.states[mixer.index] for row in self._rows]
+        outputs: list[Any] = []
+        for run in self._runs:
+            taken, after = mixer.compute(call, [source[run.index] for source in sources], _stacked(states, run.rows))
+            values, spec = tree_flatten(taken)
+            outputs = outputs or [*values]
+            self._place(outputs, values, run)
+            if run.keeps:
+                for at, row in enumerate(run.rows):
+                    states[row] = {key: tensor[at : at + 1] for key, tensor in after.items()}
+                    if (page := run.pages[at]) is not None:
+                        self._ends.setdefault(page, []).append(states[row])
+        self._states[mixer.index] = states
+        return tree_unflatten(outputs, spec)
+
+    def _place(self, outputs: list[Any], values: list[Any], run: _Run) -> None:
+        """Puts what a run computed for each token where it belongs, [1, width, ...]."""
+        for at, value in enumerate(values):
+            if isinstance(value, torch.Tensor) and value.shape[:2] == run.index.shape:
+                if run is self._runs[0]:
+                    outputs[at] = value.new_zeros(1, self.width, *value.shape[2:])
+                outputs[at][0, run.tokens] = value.flatten(0, 1)[run.taken]
+
+    def commit(self, memory: StateMemory, batch: StepBatch) -> None:
+        """Keeps the states after the certain tokens, and what mixers were called with for the nodes."""
+        mixers = range(len(self._states))
+        slots = batch.kv_slots(self._page_size)
+        for number, row in enumerate(self._rows):
+            nodes = slice(row.nodes.start, row.nodes.stop)
+            after = RowStates(
+                position=row.context + len(row.certain),
+                states=[self._states[mixer][number] for mixer in mixers],
+                nodes=[*range(len(row.nodes))],
+                slots=slots[nodes].tolist(),
+                inputs=[[each[nodes].clone() for each in self._inputs[mixer]] for mixer in mixers] if row.nodes else [],
+            )
+            memory.store(row.table, row.context, row.before, after, len(row.certain) + len(row.nodes))
+        for page, states in self._ends.items():
+            memory.keep_end(page, states)
+
+    def _certain_runs(self) -> list[_Run]:
+        """Calls on the certain tokens: rows with equally many at once. Where they pass the end of a page that others may
+        begin after, first up to there."""
+        pieces: list[dict[tuple[int, bool], list[tuple[int, list[int], int, int | None]]]] = [{}, {}]
+        behind = self._size
+        for number, row in enumerate(self._rows):
+            earlier = [*range(behind, behind + len(row.accepted))]
+            behind += len(earlier)
+            size = self._page_size
+            border = (row.context + len(row.certain)) // size * size if len(row.certain) > 1 else 0
+            page = int(row.table[border // size - 1]) if border > row.context else None
+            cut = border - row.context if page is not None else len(row.certain)
+            first = earlier + [*row.certain[:cut]]
+            pieces[0].setdefault((len(first), row.before is not None), []).append((number, first, len(earlier), page))
+            if rest := [*row.certain[cut:]]:
+                pieces[1].setdefault((len(rest), True), []).append((number, rest, 0, None))
+        return [self._run(group) for of_turn in pieces for group in of_turn.values()]
+
+    def _run(self, group: list[tuple[int, list[int], int, int | None]]) -> _Run:
+        index = np.array([tokens for _, tokens, _, _ in group], np.int64)
+        taken = np.flatnonzero(index.reshape(-1) < self._size)
+        return _Run(
+            [number for number, *_ in group],
+            self._tensor(index),
+            self._tensor(taken),
+            self._tensor(index.reshape(-1)[taken]),
+            True,
+            [page for *_, page in group],
+        )
+
+    def _paths(self, parents: Int32Array) -> _Run:
+        """The call on all paths from a root to a leaf; shorter ones are filled up with their last node."""
+        paths: list[list[int]] = []
+        rows: list[int] = []
+        for number, row in enumerate(self._rows):
+            begin = row.certain.start
+            inner = {begin + int(parents[node]) for node in row.nodes}
+            for leaf in row.nodes:
+                if leaf in inner:
+                    continue
+                path, node = [], leaf
+                while node in row.nodes:
+                    path.append(node)
+                    node = begin + int(parents[node])
+                paths.append(path[::-1])
+                rows.append(number)
+        longest = max(map(len, paths))
+        index = np.array([path + path[-1:] * (longest - len(path)) for path in paths], np.int64)
+        taken = np.unique(index, return_index=True)[1]  # the first place of a node is on a path
+        tokens = index.reshape(-1)[taken]
+        return _Run(rows, self._tensor(index), self._tensor(taken), self._tensor(tokens), False, [])
+
+    def _tensor(self, array: Any) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+
+def _rows(batch: StepBatch, memory: StateMemory | None) -> Iterator[_Row]:
+    """The rows of a batch. What needs logits after the first token that does is a draft."""
+    first_logits = np.searchsorted(batch.logit_rows, batch.begins[:-1])
+    for number in range(batch.rows):
+        begin, end, context = int(batch.begins[number]), int(batch.begins[number + 1]), int(batch.contexts[number])
+        at = int(first_logits[number])
+        root = min(int(batch.logit_rows[at]) if at < batch.logit_rows.size else end - 1, end - 1)
+        table = batch.pages[batch.page_begins[number] : batch.page_begins[number + 1]]
+        before = memory.find(table, context) if memory is not None and context else None
+        accepted = before.nodes[: context - before.position] if before is not None else []
+        yield _Row(context, range(begin, root + 1), range(root + 1, end), table, before, accepted)
+
+
+def _stacked(states: list[State], rows: list[int]) -> State:
+    """The states of some sequences together, in tensors of their own."""
+    first = states[rows[0]]
+    return {key: torch.cat([states[row][key] for row in rows]) for key in first}

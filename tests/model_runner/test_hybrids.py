@@ -1,0 +1,162 @@
+"""Models with recurrent layers, alone or beside attention: whatever is drafted, joins, ends early, is preempted or begins
+with a cached prefix, the tokens are those of transformers' own `generate`."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt
+from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_model_runner.sequence import Sequence
+from tests.model_runner.families import as_prompt
+from tests.model_runner.hybrids import CONFIGS, VOCAB, tiny_hybrid
+from tests.model_runner.oracle import OracleStrategy
+from tests.model_runner.sequences import make_sequence
+
+CONTEXT, DRAFT = 128, 24
+SERVED = tuple(family for family in CONFIGS if family not in ("qwen4_exp_text", "inkling_text", "inkling2_text"))
+OFTEN = ("qwen3_next", "mamba2", "falcon_h1", "lfm2")
+"""Families of different kinds, which the ordinary suite tries; the others are tried by the slow tests."""
+
+
+class Case(NamedTuple):
+    """A request: its prompt, how many tokens it asks for, the step in which it joins, and after how many tokens it is
+    cancelled, if it is."""
+
+    prompt: tuple[int, ...]
+    new: int
+    sampling: SamplingParams
+    joins: int
+    cancelled: int | None
+
+
+@functools.cache
+def served(family: str) -> LoadedModel:
+    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
+    return adopt(tiny_hybrid(family), tokenizer, name=family, max_context=CONTEXT, defaults="greedy")
+
+
+@functools.cache
+def greedy(family: str, prompt: tuple[int, ...], new: int) -> list[int]:
+    """What transformers' `generate` writes."""
+    with torch.inference_mode():
+        ids = torch.tensor([prompt])
+        mask = torch.ones_like(ids)
+        out = _reference(family).generate(
+            ids, attention_mask=mask, max_new_tokens=new, do_sample=False, pad_token_id=0, eos_token_id=None
+        )
+    written: list[int] = out[0, len(prompt) :].tolist()
+    return written
+
+
+@functools.cache
+def _reference(family: str) -> torch.nn.Module:
+    return tiny_hybrid(family)
+
+
+def plain(family: str, case: Case) -> list[int]:
+    """What is written alone, without drafts: with temperature by Draftwood itself, whose noise is its own."""
+    if not case.sampling.temperature:
+        return greedy(family, case.prompt, case.new)
+    engine = Engine(served(family), EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, prefix_cache=False))
+    sequence = make_sequence("alone", as_prompt(case.prompt), StopParams(case.new), case.sampling, max_draft_nodes=0)
+    engine.add(sequence)
+    while engine.has_work:
+        engine.step()
+    return sequence.output
+
+
+def random_cases(random: np.random.Generator) -> list[Case]:
+    """Five requests, of which some begin alike, and one is another's prompt with a little more."""
+    common = random.integers(0, VOCAB, int(random.integers(1, 50))).tolist()
+    cases: list[Case] = []
+    for number in range(5):
+        own = random.integers(0, VOCAB, int(random.integers(1, 40))).tolist()
+        prompt = common[: int(random.integers(0, len(common) + 1))] + own
+        if cases and random.random() < 0.3:
+            prompt = [*cases[-1].prompt, *own[:3]]
+        new = int(random.integers(1, 30))
+        temperature = 0.8 if random.random() < 0.3 else 0.0
+        cases.append(
+            Case(
+                tuple(prompt[: CONTEXT - 40]),
+                new,
+                SamplingParams(temperature=temperature, seed=number),
+                int(random.integers(0, 12)),
+                int(random.integers(0, new)) if random.random() < 0.2 else None,
+            )
+        )
+    return cases
+
+
+def run(family: str, cases: list[Case], answers: list[list[int]], seed: int) -> tuple[list[Sequence], int]:
+    """Runs the requests, interrupts some, in a memory that is too small for all; returns them, and how many tokens of
+    their prompts were cached."""
+    random = np.random.default_rng(seed)
+    capacity = CONTEXT + DRAFT + 16 * int(random.integers(1, 8))
+    options = {"prefill_chunk": int(random.choice([5, 16, 512])), "kv_cache_tokens": capacity}
+    engine = Engine(served(family), EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, max_running=4, **options))
+    oracle = OracleStrategy(dict(zip([case.prompt for case in cases], answers, strict=True)), VOCAB, seed)
+    sequences = [
+        make_sequence(
+            str(number), as_prompt(case.prompt), StopParams(case.new), case.sampling, strategy=oracle, max_draft_nodes=DRAFT
+        )
+        for number, case in enumerate(cases)
+    ]
+    waiting, joined = list(zip(sequences, cases, strict=True)), list[Sequence]()
+    for step in range(2000):
+        for sequence, case in [pair for pair in waiting if pair[1].joins <= step]:
+            engine.add(sequence)
+            joined.append(sequence)
+            waiting.remove((sequence, case))
+        if random.random() < 0.2:  # those that run lose their states, as when they are preempted
+            for sequence in joined[-1:]:
+                engine.pause(sequence)
+        if random.random() < 0.3 or not engine.has_work:
+            for sequence in joined:
+                engine.resume(sequence)
+        if not waiting and not engine.has_work:
+            break
+        engine.step()
+        engine.check()
+        for sequence, case in zip(sequences, cases, strict=True):
+            if case.cancelled is not None and len(sequence.output) >= case.cancelled and case.joins <= step:
+                engine.cancel(sequence)
+    return sequences, sum(sequence.stats.cached_prompt_tokens for sequence in sequences)
+
+
+def assert_lossless(family: str, seeds: range) -> None:
+    torch.set_num_threads(1)
+    accepted = cached = interrupted = 0
+    for seed in seeds:
+        cases = random_cases(np.random.default_rng(seed))
+        answers = [plain(family, case) for case in cases]
+        sequences, hits = run(family, cases, answers, seed)
+        for sequence, case, answer in zip(sequences, cases, answers, strict=True):
+            assert sequence.output == (answer if case.cancelled is None else answer[: len(sequence.output)]), (seed, case)
+            assert sequence.stats.drafting_disabled_reason == ""
+        accepted += sum(sequence.stats.accepted_tokens for sequence in sequences)
+        interrupted += sum(sequence.stats.preemptions + sequence.stats.pauses for sequence in sequences)
+        cached += hits
+    assert accepted > len(seeds)
+    assert cached > 0
+    assert interrupted > 0
+
+
+@pytest.mark.parametrize("family", OFTEN)
+def test_a_few_requests_of_every_kind(family: str) -> None:
+    assert_lossless(family, range(4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", SERVED)
+def test_two_hundred_random_requests(family: str) -> None:
+    assert_lossless(family, range(40))
