@@ -25,7 +25,7 @@ def takes_positions(model_class: Any) -> bool:
 def plain_positions(module: Any, tokens: int, past: int = 0) -> dict[str, torch.Tensor]:
     """The argument `position_ids` as `generate` gives it for `tokens` tokens after `past` others; none where it gives
     none."""
-    if not takes_positions(type(module)):
+    if not takes_positions(module.__class__):
         return {}
     return {"position_ids": torch.arange(past, past + tokens, device=module.device)[None]}
 
@@ -43,7 +43,7 @@ def positions_of_step(positions: torch.Tensor) -> Iterator[None]:
 def follow_positions(module: Any) -> int:
     """Lets the position embeddings of a model whose forward takes no positions, such as BART's decoder, follow those of
     the step, see `positions_of_step`. Outside steps they compute what they did. Returns how many were found."""
-    if takes_positions(type(module)):
+    if takes_positions(module.__class__):
         return 0
     found = [part for part in module.modules() if _is_position_embedding(part)]
     for part in found:

@@ -73,7 +73,7 @@ class _PagedLayer(CacheLayerMixin):
     is_sliding = False
 
     def __init__(self, row: RowMemory, parts: LayerParts) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._row, self._parts = row, parts
         self._length = row.context
         self.is_initialized = parts.states is not None
@@ -146,7 +146,8 @@ def own_cache(module: Any, tokens: torch.Tensor) -> tuple[OwnCache, tuple[KVShap
         )
     shapes: list[KVShape] = []
     layers = tuple(_parts(name, index, layer, shapes) for index, layer in enumerate(cache.layers))
-    dtypes = {layer.keys.dtype for layer in cache.layers if isinstance(getattr(layer, "keys", None), torch.Tensor)}
+    kept = [getattr(layer, "keys", None) for layer in cache.layers]
+    dtypes = {keys.dtype for keys in kept if isinstance(keys, torch.Tensor)}
     if len(dtypes) != 1:
         raise UnsupportedModelError(f"{name} keeps keys of {len(dtypes)} dtypes; one is supported")
     return OwnCache(layers), tuple(shapes), dtypes.pop()
@@ -165,11 +166,11 @@ def _parts(name: str, index: int, layer: Any, shapes: list[KVShape]) -> LayerPar
             " accepted"
         )
     states = indexer = None
-    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    keys: Any = getattr(layer, "keys", None)
     if keys is not None:
         if keys.dim() != 4:
             raise UnsupportedModelError(f"{name}: layer {index} keeps keys of {keys.dim()} dimensions; 4 are supported")
-        states = add(keys.shape[1], keys, values.shape[-1])
+        states = add(keys.shape[1], keys, layer.values.shape[-1])
     if getattr(layer, "indexer_keys", None) is not None:
         indexer = add(1, layer.indexer_keys, 0)
     averaged = getattr(layer, "buffer_kv", {})

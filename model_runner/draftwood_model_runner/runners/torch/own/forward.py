@@ -51,11 +51,11 @@ def _row_forward(module: Any, row: StepBatch, kv: KVCache, own: OwnCache) -> tor
     device = kv.layout.device
     positions = torch.from_numpy(row.positions.astype(np.int64)).to(device)
     inputs: dict[str, Any] = {"past_key_values": cache_of(RowMemory(kv, row), own), "use_cache": True}
-    if takes_positions(type(module)):
+    if takes_positions(module.__class__):
         inputs["position_ids"] = positions[None]
     if own.tree_masks is not None and not _is_chain(row):
         inputs["attention_mask"] = _tree_masks(module, TorchBatch(row, kv), own.tree_masks)
-    if _takes_cache_position(type(module)):
+    if _takes_cache_position(module.__class__):
         inputs["cache_position"] = torch.arange(row.contexts[0], row.contexts[0] + row.size, device=device)
     tokens = torch.from_numpy(row.tokens.astype(np.int64)).to(device)
     rows = torch.from_numpy(row.logit_rows.astype(np.int64)).to(device)
