@@ -72,9 +72,7 @@ def test_sglangs_metrics_show_drafts_and_what_fails(scrape: Scrape) -> None:
         assert asked(pipe, "answer", "7", {}) == 0
 
 
-def test_sglangs_metrics_show_that_drafts_could_not_be_opened(
-    scrape: Scrape, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sglangs_metrics_show_that_drafts_could_not_be_opened(scrape: Scrape, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTWOOD_STORE", "nonsense://")
     with scheduler_process() as pipe:
         assert asked(pipe, "answer", "1", {}) == 0
