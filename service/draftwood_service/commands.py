@@ -18,8 +18,7 @@ import structlog
 import uvloop
 
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError
-from draftwood_model_runner.loading.checkpoint import require_folder
-from draftwood_model_runner.loading.hub import settle_offline
+from draftwood_model_runner.loading.checkpoint import require_folder, settle_offline
 from draftwood_service.config import SettingsError, read_settings
 from draftwood_service.engine.process import EngineProcess
 from draftwood_service.logging_config import configure_logging

@@ -92,7 +92,9 @@ def test_a_model_of_a_hub_that_is_out_of_reach_is_named_at_once(tmp_path: Path) 
     done = subprocess.run(command, capture_output=True, text=True, timeout=40, env=given, check=False)
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
-    assert line.startswith("draftwood serve: model 'nobody/nothing': it was not downloaded before, and http://127.0.0.1:9")
+    assert line.startswith(
+        "draftwood serve: model 'nobody/nothing': it was not downloaded before, and http://127.0.0.1:9"
+    )
 
 
 class Process:

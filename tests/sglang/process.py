@@ -41,10 +41,9 @@ def asked(pipe: Connection, method: str, *arguments: Any) -> Any:
 
 
 def _run(pipe: Connection) -> None:
-    from tests.sglang import conftest  # noqa: F401  # lets SGLang be imported
-
     from draftwood_strategies import register
     from draftwood_strategies.budgeting import draft_account, guarded_drafter
+    from tests.sglang import conftest  # noqa: F401  # lets SGLang be imported
     from tests.sglang.harness import server_args
 
     guarded_drafter.CALL_LIMIT = LIMIT

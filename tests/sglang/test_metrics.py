@@ -22,16 +22,16 @@ Scrape = Callable[[], dict[str, float]]
 @pytest.fixture
 def scrape(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Scrape]:
     """The figures of ours in the answer of SGLang's handler, each summed over its labels."""
-    from fastapi import FastAPI
-    from fastapi.testclient import TestClient
     from sglang.srt.utils import common
+    from starlette.applications import Starlette
+    from starlette.testclient import TestClient
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "")
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR")
     common.set_prometheus_multiproc_dir()  # before its scheduler starts, which inherits it
-    app = FastAPI()
+    app = Starlette()
     common.add_prometheus_middleware(app)
     client = TestClient(app)
 
@@ -72,9 +72,7 @@ def test_sglangs_metrics_show_drafts_and_what_fails(scrape: Scrape) -> None:
         assert asked(pipe, "answer", "7", {}) == 0
 
 
-def test_sglangs_metrics_show_that_drafts_could_not_be_opened(
-    scrape: Scrape, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sglangs_metrics_show_that_drafts_could_not_be_opened(scrape: Scrape, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTWOOD_STORE", "nonsense://")
     with scheduler_process() as pipe:
         assert asked(pipe, "answer", "1", {}) == 0

@@ -124,9 +124,7 @@ class Figures:
         """A request ended."""
         self._ended.setdefault(_key(session), DraftCounts()).add(session)
 
-    def points(
-        self, running: Iterable[Session], memory: MemoryCounters, healthy: bool, drafting: bool
-    ) -> list[Point]:
+    def points(self, running: Iterable[Session], memory: MemoryCounters, healthy: bool, drafting: bool) -> list[Point]:
         """All metrics as of now."""
         counts: dict[tuple[str, str], DraftCounts] = {}
         for session in running:

@@ -100,6 +100,10 @@ class TreeDrafts(EngineDrafts):
         self.step(rows)
         return fixed_trees(np.array(last_tokens, np.int64), self._nodes, *self._proposed)
 
+    def _warm_up(self) -> None:
+        super()._warm_up()
+        self._step_seconds = 0.0
+
     def _took(self, step: Step, seconds: float) -> None:
         """Steps take as long with drafts as without."""
         self._step_seconds = seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 BUNDLED_MODEL = str(Path(__file__).parent / "demo")
 """The model that ships with Draftwood; see its README.md."""
+_HUB_SECONDS = 5.0
+"""Until the hub answers whether it is there. Not tuned."""
+_OFFLINE = "HF_HUB_OFFLINE"
 
 
 def require_folder(path_or_id: str) -> None:
@@ -29,6 +33,38 @@ def require_folder(path_or_id: str) -> None:
         raise ModelNotFoundError(f"model {path_or_id!r}: no such folder; give a folder or a hub id such as org/name")
     if Path(path_or_id).is_dir() and not (Path(path_or_id) / "config.json").is_file():
         raise ModelNotFoundError(f"model {path_or_id!r}: the folder has no config.json")
+
+
+def settle_offline(path_or_id: str, environ: MutableMapping[str, str]) -> None:
+    """For a model on the hub: if that does not answer, this process and its children use what was downloaded before.
+
+    The hub's client would retry each file for a minute. It reads the environment when it is imported, so not before.
+
+    Raises:
+        ModelNotFoundError: nothing of the model was downloaded, and the hub does not answer.
+    """
+    if Path(path_or_id).is_dir() or environ.get(_OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE"):
+        return
+    import urllib.error
+    import urllib.request
+
+    hub = environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    try:
+        urllib.request.urlopen(urllib.request.Request(hub, method="HEAD"), timeout=_HUB_SECONDS).close()
+    except urllib.error.HTTPError:
+        return  # it answers
+    except (OSError, ValueError) as error:
+        if not _downloaded(path_or_id, environ):
+            problem = f"it was not downloaded before, and {hub} cannot be reached ({error})"
+            raise ModelNotFoundError(f"model {path_or_id!r}: {problem}") from error
+        environ[_OFFLINE] = "1"
+
+
+def _downloaded(model: str, environ: MutableMapping[str, str]) -> bool:
+    cache = environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    home = Path(environ.get("HF_HOME") or Path(cache, "huggingface"))
+    folder = Path(environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub")
+    return any(folder.expanduser().glob(f"models--{model.replace('/', '--')}/snapshots/*/config.json"))
 
 
 def name_of(path_or_id: str) -> str:

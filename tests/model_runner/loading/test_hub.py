@@ -7,7 +7,7 @@ from threading import Thread
 import pytest
 
 from draftwood_model_runner.errors import ModelNotFoundError
-from draftwood_model_runner.loading.hub import settle_offline
+from draftwood_model_runner.loading.checkpoint import settle_offline
 
 UNREACHABLE = "http://127.0.0.1:9"
 
