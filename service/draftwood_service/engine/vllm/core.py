@@ -7,6 +7,7 @@ Draftwood's engine, so this talks to the engine core, as those front ends do, an
 from __future__ import annotations
 
 import os
+import queue
 import threading
 import time
 from collections import deque
@@ -28,7 +29,7 @@ _log = structlog.get_logger(__name__)
 TESTED = "0.32"
 """The extra `draftwood[vllm]` requires it."""
 _LOOK_SECONDS = 0.2
-"""Between two looks at whether vLLM's processes are alive. Not tuned."""
+"""Between two looks at whether vLLM's processes are alive, while they write nothing. Not tuned."""
 _CPU_CACHE_BYTES = 4 * 2**30
 """As earlier versions of vLLM took; at most half of the memory that is free. Not tuned."""
 _NUMA_NODES = Path("/sys/devices/system/node")
@@ -59,10 +60,8 @@ class VllmCore:
         self._error: EngineStoppedError | None = None
         self._wake = wake
         self._closed = threading.Event()
-        # Steps come on the thread of vLLM's client that reads them: a queue and a thread of ours between took longer
-        # than reading a step.
-        self._client.outputs_queue.put_nowait = self._received
-        threading.Thread(target=self._watch, name="vllm-watch", daemon=True).start()
+        self._thread = threading.Thread(target=self._collect, name="vllm-outputs", daemon=True)
+        self._thread.start()
 
     @property
     def has_step(self) -> bool:
@@ -115,28 +114,25 @@ class VllmCore:
         except EngineDeadError:
             raise EngineStoppedError("a process of vLLM has ended") from None
 
-    def _received(self, outputs: Any) -> None:
-        """Takes a step, or the error that ended vLLM. On a thread of vLLM's client."""
-        if isinstance(outputs, Exception):
-            self._died("a process of vLLM has ended")
-            return
-        try:
-            self._steps.append(_step(outputs))
-        except Exception as error:
-            _log.exception("a step of vLLM cannot be read")
-            self._died(f"a step of vLLM cannot be read: {error}")
-        self._wake()
-
-    def _watch(self) -> None:
-        """vLLM's client tells nobody that a process was killed."""
-        while not self._closed.wait(_LOOK_SECONDS):
-            if self._client.resources.engine_dead:
-                self._died("a process of vLLM has ended")
+    def _collect(self) -> None:
+        """Takes steps as they come. vLLM's client does not tell a reader that waits that a process was killed."""
+        while not self._closed.is_set():
+            try:
+                outputs = self._client.outputs_queue.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                if not self._client.resources.engine_dead:
+                    continue
+                outputs = None
+            if outputs is None or isinstance(outputs, Exception):
+                if not self._closed.is_set():
+                    self._error = EngineStoppedError("a process of vLLM has ended")
+                    self._wake()
                 return
-
-    def _died(self, why: str) -> None:
-        if self._error is None and not self._closed.is_set():
-            self._error = EngineStoppedError(why)
+            try:
+                self._steps.append(_step(outputs))
+            except Exception as error:
+                _log.exception("a step of vLLM cannot be read")
+                self._error = EngineStoppedError(f"a step of vLLM cannot be read: {error}")
             self._wake()
 
 
