@@ -11,9 +11,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from draftwood_model_runner.answer import Answer
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt
 from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.sequence import Sequence
 from tests.model_runner.families import as_prompt
@@ -22,7 +24,10 @@ from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import make_sequence
 
 CONTEXT, DRAFT = 128, 24
-SERVED = tuple(family for family in CONFIGS if family not in ("qwen4_exp_text", "inkling_text", "inkling2_text"))
+TIE = 1e-3
+"""Difference of two logits, relative to the largest, within which forms for one and for several tokens may disagree."""
+REFUSED = ("nemotron_h", "zamba2", "qwen4_exp_text", "inkling_text", "inkling2_text")
+SERVED = tuple(family for family in CONFIGS if family not in REFUSED)
 OFTEN = ("qwen3_next", "mamba2", "falcon_h1", "lfm2")
 """Families of different kinds, which the ordinary suite tries; the others are tried by the slow tests."""
 
@@ -46,14 +51,24 @@ def served(family: str) -> LoadedModel:
 
 @functools.cache
 def greedy(family: str, prompt: tuple[int, ...], new: int) -> list[int]:
-    """What transformers' `generate` writes."""
+    """What transformers' `generate` writes, up to where two logits are so close that rounding may decide: gated norms
+    behind a recurrence make much of it."""
     with torch.inference_mode():
         ids = torch.tensor([prompt])
-        mask = torch.ones_like(ids)
-        out = _reference(family).generate(
-            ids, attention_mask=mask, max_new_tokens=new, do_sample=False, pad_token_id=0, eos_token_id=None
+        found = _reference(family).generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+            output_logits=True,
+            return_dict_in_generate=True,
         )
-    written: list[int] = out[0, len(prompt) :].tolist()
+    best = torch.stack([logits[0] for logits in found.logits]).topk(2).values
+    close = (best[:, 0] - best[:, 1]) < TIE * best[:, 0].abs().clamp(min=1.0)
+    clear = int(close.int().argmax()) if close.any() else new
+    written: list[int] = found.sequences[0, len(prompt) : len(prompt) + clear].tolist()
     return written
 
 
@@ -74,7 +89,16 @@ def plain(family: str, case: Case) -> list[int]:
     return sequence.output
 
 
-def random_cases(random: np.random.Generator) -> list[Case]:
+def margin(family: str, sequence: Sequence) -> float:
+    """By how much the logits of plain decoding would have to be off for what a sequence wrote, see `Difference`."""
+    answer = Answer(sequence.request, tuple(sequence.output), Finish(FinishReason.LENGTH))
+    redecoding = Engine(served(family), EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False)).redecode(answer)
+    while not redecoding.done:
+        redecoding.step()
+    return redecoding.difference.margin if redecoding.difference else 0.0
+
+
+def random_cases(family: str, random: np.random.Generator) -> list[Case]:
     """Five requests, of which some begin alike, and one is another's prompt with a little more."""
     common = random.integers(0, VOCAB, int(random.integers(1, 50))).tolist()
     cases: list[Case] = []
@@ -85,6 +109,7 @@ def random_cases(random: np.random.Generator) -> list[Case]:
             prompt = [*cases[-1].prompt, *own[:3]]
         new = int(random.integers(1, 30))
         temperature = 0.8 if random.random() < 0.3 else 0.0
+        new = new if temperature else max(1, len(greedy(family, tuple(prompt[: CONTEXT - 40]), new)))
         cases.append(
             Case(
                 tuple(prompt[: CONTEXT - 40]),
@@ -137,11 +162,13 @@ def assert_lossless(family: str, seeds: range) -> None:
     torch.set_num_threads(1)
     accepted = cached = interrupted = 0
     for seed in seeds:
-        cases = random_cases(np.random.default_rng(seed))
+        cases = random_cases(family, np.random.default_rng(seed))
         answers = [plain(family, case) for case in cases]
         sequences, hits = run(family, cases, answers, seed)
         for sequence, case, answer in zip(sequences, cases, answers, strict=True):
-            assert sequence.output == (answer if case.cancelled is None else answer[: len(sequence.output)]), (seed, case)
+            expected = answer[: len(sequence.output)] if case.cancelled is not None else answer
+            same = sequence.output == expected or (case.sampling.temperature and margin(family, sequence) < TIE)
+            assert same or not answer, (seed, case, sequence.output, answer)
             assert sequence.stats.drafting_disabled_reason == ""
         accepted += sum(sequence.stats.accepted_tokens for sequence in sequences)
         interrupted += sum(sequence.stats.preemptions + sequence.stats.pauses for sequence in sequences)

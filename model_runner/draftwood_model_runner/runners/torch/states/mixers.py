@@ -104,11 +104,13 @@ class Mixer:
 
     Attributes:
         index: which of the model's.
+        part: the module.
         by_ones: it takes several tokens at the beginning only, and then one after the other.
     """
 
     def __init__(self, index: int, part: nn.Module, cache_name: str) -> None:
         self.index = index
+        self.part = part
         self.by_ones = False
         self._forward: Callable[..., Any] = part.forward
         self._signature = inspect.signature(part.forward)

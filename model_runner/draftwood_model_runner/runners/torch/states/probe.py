@@ -46,6 +46,8 @@ def stateful_layout(module: Any, max_context: int) -> KVLayout | None:
     layout = _layout(module, max_context)
     if not layout.mixers:
         return None
+    if reason := _least_time_step(layout):
+        raise UnsupportedModelError(f"{type(module).__name__}: {reason}")
     past_thresholds(module, max_context, lambda copied: _tried(copied, _layout(copied, CONTEXT)))
     return _tried(module, layout)
 
@@ -59,6 +61,18 @@ def _layout(module: Any, max_context: int) -> KVLayout:
         raise UnsupportedModelError(does_not_run(name, error)) from error
     shapes, _, dtype = attention_shapes(module, max_context, every_layer=False)
     return KVLayout(shapes, dtype, module.device, mixers=mixers)
+
+
+def _least_time_step(layout: KVLayout) -> str | None:
+    """Why what transformers computes depends on how many tokens it is given at once, as in Zamba 2 and Nemotron H."""
+    limits = (getattr(mixer.part, "time_step_limit", None) for mixer in layout.mixers)
+    least = max((float(limit[0]) for limit in limits if limit), default=0.0)
+    if least == 0.0:
+        return None
+    return (
+        f"transformers raises time steps of its state-space layers to {least:g} where it is given several tokens, and does"
+        " not for one token, so that what it writes depends on how prompts and drafts are cut into steps"
+    )
 
 
 def _tried(module: Any, layout: KVLayout) -> KVLayout:
