@@ -45,6 +45,7 @@ SYSTEM = (
     "tests/service/test_any_user.py",
     "tests/service/test_commands.py",
     "tests/service/test_store_faults.py",
+    "tests/tools/test_sweep_models.py",
 )
 """Folders, with a slash at the end, and files of real processes and faults."""
 

@@ -93,7 +93,7 @@ def expected(question: str, tokens: int) -> tuple[int, ...]:
 @pytest.mark.parametrize("strategy", strategy_names())
 async def test_answers_are_those_of_transformers_generate(strategy: str) -> None:
     """All questions at once, twice: the second time most tokens are drafted."""
-    async with serving() as (server, client):
+    async with serving(adaptive=False) as (server, client):
         for _ in range(2):
             answers = await asyncio.gather(
                 *(client.generate(ask(q), max_tokens=60, strategy=strategy, tenant="acme") for q in QUESTIONS)
@@ -139,7 +139,7 @@ async def test_no_configuration_of_a_tenant_changes_a_token(tenant: str, tmp_pat
     ],
 )
 async def test_drafts_and_acceptance_are_reported_for_each_source(strategy: str, sources: set[str]) -> None:
-    async with serving() as (_, client):
+    async with serving(adaptive=False) as (_, client):
         for _ in range(2):
             answers = [
                 await client.generate(ask(q), max_tokens=60, strategy=strategy, tenant="acme") for q in QUESTIONS

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,14 @@ def found_command(words: list[str]) -> tuple[Any, list[str]]:
     return command, rest
 
 
+@cache
+def flags_of_program(command: str) -> set[str]:
+    """What the help of a command shows that is read by a program of its own."""
+    program = Path(sys.executable).with_name("draftwood")
+    shown = subprocess.run([program, command, "--help"], capture_output=True, text=True, timeout=60, check=True)
+    return set(re.findall(r"--[a-z][a-z-]*", shown.stdout))
+
+
 @pytest.mark.parametrize(("page", "text"), sorted(set(inline_commands())))
 def test_a_command_in_running_text_exists_with_its_flags(page: str, text: str) -> None:
     words = text.split()[1:]
@@ -132,9 +141,7 @@ def test_a_command_in_running_text_exists_with_its_flags(page: str, text: str) -
     if words[0] == "serve":
         known = {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
     elif words[0] in ("gateway", "models"):
-        program = Path(sys.executable).with_name("draftwood")
-        shown = subprocess.run([program, words[0], "--help"], capture_output=True, text=True, timeout=60, check=True)
-        known = set(re.findall(r"--[a-z][a-z-]*", shown.stdout))
+        known = flags_of_program(words[0])
     else:
         command, rest = found_command(words)
         assert not rest or not hasattr(command, "commands") or _AFTER_GROUP.match(rest[0]), rest
