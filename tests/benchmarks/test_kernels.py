@@ -119,7 +119,7 @@ def test_causal_attention_of_the_same_size_sees_the_whole_context() -> None:
 def test_the_bundled_model_grows_to_every_shape(shape: str) -> None:
     wanted = parse_shape(LONG_SHAPES.get(shape, shape))
     assert wanted is not None
-    config = _config(AutoConfig.from_pretrained(BUNDLED_MODEL), wanted)
+    config = _config(AutoConfig.from_pretrained(BUNDLED_MODEL), wanted, None)
     assert (config.hidden_size, config.num_hidden_layers) == (wanted.hidden, wanted.layers)
 
 

@@ -98,7 +98,7 @@ def expand(
                 node: Integer = parent
                 for back in range(depth):
                     workspace.path[CONTEXT + depth - 1 - back] = tokens[node]
-                    node = draft.parents[node]
+                    node = int(draft.parents[node])
                 first, count = _widen(own, memory, weights, workspace, state, followed, depth, first, count)
             if first >= 0 and depth < branch_length:
                 before = made

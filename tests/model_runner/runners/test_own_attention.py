@@ -25,8 +25,8 @@ from tools.model_sweep.families import small_model
 from tools.model_sweep.trial import KnownAnswer, known_tokenizer
 
 _CONTEXT = 128
-_BLOOM = {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128}
-_GPT_J = {"vocab_size": 128, "n_positions": _CONTEXT, "n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}
+_BLOOM: dict[str, Any] = {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128}
+_GPT_J: dict[str, Any] = {"vocab_size": 128, "n_positions": _CONTEXT, "n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}
 
 
 def bloom() -> Any:
@@ -112,7 +112,8 @@ class _Router(torch.nn.Module):
         self.out = torch.nn.Linear(8, 8)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.out(inputs) @ self.classifier.weight.T
+        hidden: torch.Tensor = self.out(inputs)
+        return hidden @ self.classifier.weight.T
 
 
 @torch.inference_mode()
