@@ -23,7 +23,6 @@ from tests.engines.test_drafts import OPTIONS, accepted, taught
 from tests.memory.servers import Valkey
 from tests.model_runner.loading.templates import HERMES
 
-
 pytestmark = pytest.mark.timeout(600)
 
 

@@ -98,8 +98,10 @@ class Engine:
     def load_test(
         self, prompts: list[list[int]], max_tokens: int, streams: int, seconds: float, memory: str = ""
     ) -> dict[str, Any]:
-        """Keeps `streams` requests running for `seconds`; counts the tokens that they get, and times each request. Drafts
-        that remember answers are asked each prompt once: the window ends with the prompts."""
+        """Keeps `streams` requests running for `seconds`; counts the tokens that they get, and times each request.
+
+        Drafts that remember answers are asked each prompt once: the window ends with the prompts.
+        """
         self._use(memory)
         waiting = iter(prompts) if memory else itertools.cycle(prompts)
         running: dict[str, _Timed] = {}

@@ -98,14 +98,14 @@ def expand(
                 node: Integer = parent
                 for back in range(depth):
                     workspace.path[CONTEXT + depth - 1 - back] = tokens[node]
-                    node = int(draft.parents[node])
+                    node = draft.parents[node]
                 first, count = _widen(own, memory, weights, workspace, state, followed, depth, first, count)
             if first >= 0 and depth < branch_length:
                 before = made
                 made = _vote(own, memory, weights, workspace, state[AT_END], first, parent, depth, made)
                 least = node_scores[frontier[end - 1], 0] if end - drafted == budget - drafted else np.float32(0.0)
                 last: Integer = tokens[parent] if depth > 0 else workspace.path[CONTEXT - 1]
-                second: Integer = tokens[draft.parents[parent]] if depth > 1 else workspace.path[CONTEXT - 2 + depth]
+                second: Integer = tokens[int(draft.parents[parent])] if depth > 1 else workspace.path[CONTEXT - 2 + depth]
                 _score(weights.odds, nodes, node_scores, depth, last, second, score, least, before, made)
                 for new in range(before, made):
                     end = offer(frontier, drafted, end, budget - drafted, node_scores, new)

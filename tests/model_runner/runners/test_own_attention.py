@@ -26,7 +26,8 @@ from tools.model_sweep.trial import KnownAnswer, known_tokenizer
 
 _CONTEXT = 128
 _BLOOM: dict[str, Any] = {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128}
-_GPT_J: dict[str, Any] = {"vocab_size": 128, "n_positions": _CONTEXT, "n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}
+_GPT_J: dict[str, Any] = {"vocab_size": 128, "n_positions": _CONTEXT, "n_embd": 64, "n_layer": 2, "n_head": 4}
+_GPT_J |= {"rotary_dim": 8}
 
 
 def bloom() -> Any:

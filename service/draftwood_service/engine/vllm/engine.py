@@ -13,7 +13,7 @@ from contextlib import closing
 from typing import Any, Protocol
 
 from draftwood_model_runner.answer import Answer
-from draftwood_model_runner.errors import EngineStoppedError, ModelError
+from draftwood_model_runner.errors import EngineStoppedError, InvalidInputError, ModelError
 from draftwood_model_runner.output import Finish, FinishReason, StepOutput
 from draftwood_model_runner.request import Request
 from draftwood_model_runner.sampling.output_text import OutputText
@@ -224,7 +224,7 @@ class VllmEngine:
         if one.draft_tokens is not None:
             stats.draft_tokens = one.draft_tokens
         if finish is None and one.ended:
-            finish = _unexpected(one, texts, text)
+            finish = _unexpected(sequence.request, one, texts, text)
         if finish is not None:
             self._finish(sequence, abort=not one.ended)
         drafted = [number < len(one.token_ids) - 1 for number in range(len(tokens))]
@@ -244,8 +244,12 @@ def _texts(text: OutputText, tokens: list[int]) -> tuple[list[str], Finish | Non
     return texts, None
 
 
-def _unexpected(one: CoreOutput, texts: list[str], text: OutputText) -> Finish:
+def _unexpected(request: Request, one: CoreOutput, texts: list[str], text: OutputText) -> Finish:
     """vLLM ended an answer where Draftwood's rules do not."""
+    if one.ended == "error" and request.format is not None:
+        # Its compiler or its matcher gave up, which has smaller bounds than ours.
+        problem = "vLLM cannot follow this format; a smaller or simpler one may do"
+        return Finish(FinishReason.ERROR, error=InvalidInputError("format", None, problem))
     if one.ended not in ("stop", "length"):
         return Finish(FinishReason.ERROR, error=ModelError(f"vLLM ended the request: {one.ended}"))
     if texts:
