@@ -299,11 +299,7 @@ class EngineHost:
                 _log.exception("output of a request could not be learned")
 
     def _queue_outputs(self, outputs: list[StepOutput]) -> None:
-<<<<<<< HEAD
-        """Queues a step's outputs. Sends the queue if it is time; else what there is of sequences that begin or end."""
-=======
         """Queues a step's outputs; sends the queue if it is time, else what it has of sequences that begin or end."""
->>>>>>> vllm
         queued = [message for output in outputs if (message := self._message(output)) is not None]
         self._unsent += queued
         if time.perf_counter() - self._sent_at >= self._interval:
