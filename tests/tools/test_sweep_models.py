@@ -37,7 +37,6 @@ def test_drafted_answers_are_those_of_transformers(family: str, runner: str) -> 
         ("moshi", "with a KV cache than without"),
         ("phimoe", "beyond sliding_window"),
         ("bloom", "code of its own"),
-        ("mamba", "not supported"),
     ],
 )
 def test_a_refusal_says_why(family: str, reason: str) -> None:

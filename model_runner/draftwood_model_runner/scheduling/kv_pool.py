@@ -60,9 +60,7 @@ class KVPool:
         states: of recurrent layers; None for a model without. A prefix ends where one is known.
     """
 
-    def __init__(
-        self, pages: int, page_size: int, prefix_cache: bool = True, states: PageStates | None = None
-    ) -> None:
+    def __init__(self, pages: int, page_size: int, prefix_cache: bool = True, states: PageStates | None = None) -> None:
         self.page_size = page_size
         self.prefix_cache = prefix_cache
         self._states = states

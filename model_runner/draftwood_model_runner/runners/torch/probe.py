@@ -58,6 +58,8 @@ def probe(module: Any, exact: bool, max_context: int) -> KVLayout:
     bound_kernel_caches(linear_shapes(module))
     if reason := other_layers(config, max_context):
         if (stateful := stateful_layout(module, max_context)) is not None:
+            if exact:
+                _log.warning("%s: recurrent layers have no exact mode; outputs may differ in rounding", name)
             return stateful
         raise UnsupportedModelError(f"{name}: {reason}")
     layout = _layout(module, max_context)
