@@ -1,5 +1,7 @@
-"""Models with recurrent layers, alone or beside attention: whatever is drafted, joins, ends early, is preempted or begins
-with a cached prefix, the tokens are those of transformers' own `generate`."""
+"""Models with recurrent layers, alone or beside attention: their tokens are those of transformers' own `generate`.
+
+Whatever is drafted, joins, ends early, is preempted or begins with a cached prefix.
+"""
 
 from __future__ import annotations
 
@@ -128,11 +130,18 @@ def run(family: str, cases: list[Case], answers: list[list[int]], seed: int) -> 
     random = np.random.default_rng(seed)
     capacity = CONTEXT + DRAFT + 16 * int(random.integers(1, 8))
     options = {"prefill_chunk": int(random.choice([5, 16, 512])), "kv_cache_tokens": capacity}
-    engine = Engine(served(family), EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, max_running=4, **options))
+    engine = Engine(
+        served(family), EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, max_running=4, **options)
+    )
     oracle = OracleStrategy(dict(zip([case.prompt for case in cases], answers, strict=True)), VOCAB, seed)
     sequences = [
         make_sequence(
-            str(number), as_prompt(case.prompt), StopParams(case.new), case.sampling, strategy=oracle, max_draft_nodes=DRAFT
+            str(number),
+            as_prompt(case.prompt),
+            StopParams(case.new),
+            case.sampling,
+            strategy=oracle,
+            max_draft_nodes=DRAFT,
         )
         for number, case in enumerate(cases)
     ]

@@ -271,7 +271,7 @@ class PageStates(Protocol):
         """Whether the state after the last token of a page is known."""
 
     def resume(self, after: int, first: int, position: int) -> None:
-        """A sequence begins with `position` tokens that end with page `after`; what it writes begins in page `first`."""
+        """A sequence begins with `position` tokens, the last in page `after`; what it writes begins in page `first`."""
 
     def release(self, pages: Iterable[int], *, kept: bool) -> None:
         """No live sequence holds these pages any more; if `kept`, others may begin after them."""

@@ -23,9 +23,7 @@ def logits_of_rows(module: Any, rows: torch.Tensor, **inputs: Any) -> torch.Tens
     Raises:
         RuntimeError: the model gave another number of rows.
     """
-    if not _takes(module.__class__, "position_ids"):  # it has no positions, such as a recurrent model
-        inputs.pop("position_ids", None)
-    if _takes(module.__class__, "logits_to_keep"):
+    if _selects(module.__class__):
         logits: torch.Tensor = module(**inputs, logits_to_keep=rows).logits[0]
     else:
         logits = module(**inputs).logits[0].index_select(0, rows)
@@ -40,6 +38,6 @@ def check_rows(shape: tuple[int, ...], wanted: int) -> None:
 
 
 @cache
-def _takes(model_class: Any, parameter: str) -> bool:
+def _selects(model_class: Any) -> bool:
     """Whether forward has the parameter: many take any keyword and ignore those that they do not know."""
-    return parameter in inspect.signature(model_class.forward).parameters
+    return "logits_to_keep" in inspect.signature(model_class.forward).parameters

@@ -35,6 +35,13 @@ _LLAMA4: dict[str, Any] = {
     "floor_scale": 64,
 }
 _NO_CHUNKS: dict[str, Any] = {"layer_types": ["full_attention"] * 2, "no_rope_layers": [0, 0]}
+_MAMBA2: dict[str, Any] = {
+    "layers_block_type": ["linear_attention", "hybrid"],
+    "mamba_d_state": 8,
+    "n_mamba_heads": 8,
+    "chunk_size": 16,
+    "num_key_value_heads": 4,
+}
 _EXPERTS: dict[str, Any] = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
 
 
@@ -46,7 +53,7 @@ def probed(config: Any, max_context: int = _MAX_CONTEXT) -> KVLayout:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (lambda: tf.MambaConfig(**{**TINY, "state_size": 8}), "linear_attention"),
+        (lambda: tf.Zamba2Config(**{**TINY, **_MAMBA2}), "raises time steps of its state-space layers"),
     ],
 )
 def test_refused_with_the_reason(config: Any, reason: str) -> None:

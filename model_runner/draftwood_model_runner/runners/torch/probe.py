@@ -80,6 +80,8 @@ def _tree_attention(module: Any, exact: bool, max_context: int) -> KVLayout:
     name, config = type(module).__name__, module.config.get_text_config()
     if reason := other_layers(config, max_context):
         if (stateful := stateful_layout(module, max_context)) is not None:
+            if exact:
+                _log.warning("%s: recurrent layers have no exact mode; outputs may differ in rounding", name)
             return stateful
         raise UnsupportedModelError(f"{name}: {reason}")
     layout = _layout(module, max_context)

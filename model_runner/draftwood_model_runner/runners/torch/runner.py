@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -99,6 +100,8 @@ def forward(module: Any, batch: StepBatch, kv: KVCache) -> torch.Tensor:
     step = None
     if kv.states is not None:
         memory = None if batch.made_up else kv.states
+        if "position_ids" not in inspect.signature(type(module).forward).parameters:  # none, as in Mamba
+            del inputs["position_ids"]
         step = StepStates(batch, memory, inputs["input_ids"].shape[1], PAGE_SIZE, kv.layout.device)
     attention, mixers = BATCH.set(of_step), STEP.set(step)
     try:

@@ -109,7 +109,10 @@ class StateMemory:
     def move(self, moves: KVMoves) -> None:
         """Accepted nodes moved behind the committed tokens."""
         known = self._by_slot
-        read = [(known.get(target), known.get(source)) for source, target in zip(moves.sources.tolist(), moves.targets.tolist(), strict=True)]
+        read = [
+            (known.get(target), known.get(source))
+            for source, target in zip(moves.sources.tolist(), moves.targets.tolist(), strict=True)
+        ]
         changes = [(to[0], to[1], came[0].nodes[came[1]]) for to, came in read if to is not None and came is not None]
         for row, place, node in changes:
             row.nodes[place] = node

@@ -217,7 +217,9 @@ def _with_attributes(module: Any, ids: torch.Tensor) -> list[Mixer]:
     for path, part, name in holders:
         outer = next((one for one in mixers if path.startswith(one + ".")), path)
         mixers.setdefault(outer, []).append((part, name))
-    return [AttributeMixer(index, module.get_submodule(path), held) for index, (path, held) in enumerate(mixers.items())]
+    return [
+        AttributeMixer(index, module.get_submodule(path), held) for index, (path, held) in enumerate(mixers.items())
+    ]
 
 
 def _tensors(part: nn.Module) -> dict[str, torch.Tensor]:

@@ -70,8 +70,8 @@ def _least_time_step(layout: KVLayout) -> str | None:
     if least == 0.0:
         return None
     return (
-        f"transformers raises time steps of its state-space layers to {least:g} where it is given several tokens, and does"
-        " not for one token, so that what it writes depends on how prompts and drafts are cut into steps"
+        f"transformers raises time steps of its state-space layers to {least:g} where it is given several tokens, and"
+        " does not for one token, so that what it writes depends on how prompts and drafts are cut into steps"
     )
 
 

@@ -73,7 +73,9 @@ class StepStates:
         RuntimeError: the state of a sequence is not known.
     """
 
-    def __init__(self, batch: StepBatch, memory: StateMemory | None, width: int, page_size: int, device: torch.device) -> None:
+    def __init__(
+        self, batch: StepBatch, memory: StateMemory | None, width: int, page_size: int, device: torch.device
+    ) -> None:
         self.width = width
         self._size = batch.size
         self._device = device
@@ -91,10 +93,19 @@ class StepStates:
         inputs = [call.values[at][0, : self._size] for at in call.by_token]
         self._inputs[mixer.index] = inputs
         earlier = [row.before.inputs[mixer.index] if row.accepted and row.before else [] for row in self._rows]
-        sources = [
-            torch.cat([own, *(of_row[at][row.accepted] for row, of_row in zip(self._rows, earlier, strict=True) if of_row)])
-            for at, own in enumerate(inputs)
-        ] if any(earlier) else inputs
+        sources = (
+            [
+                torch.cat(
+                    [
+                        own,
+                        *(of_row[at][row.accepted] for row, of_row in zip(self._rows, earlier, strict=True) if of_row),
+                    ]
+                )
+                for at, own in enumerate(inputs)
+            ]
+            if any(earlier)
+            else inputs
+        )
         states: list[State] = [{} if row.before is None else row.before.states[mixer.index] for row in self._rows]
         outputs: list[Any] = []
         for run in self._runs:
@@ -136,8 +147,8 @@ class StepStates:
             memory.keep_end(page, states)
 
     def _certain_runs(self) -> list[_Run]:
-        """Calls on the certain tokens: rows with equally many at once. Where they pass the end of a page that others may
-        begin after, first up to there."""
+        """Calls on the certain tokens, rows with equally many at once; of a prompt first up to its last full page, where
+        the state is kept for others."""
         pieces: list[dict[tuple[int, bool], list[tuple[int, list[int], int, int | None]]]] = [{}, {}]
         behind = self._size
         for number, row in enumerate(self._rows):
@@ -147,7 +158,7 @@ class StepStates:
             border = (row.context + len(row.certain)) // size * size if len(row.certain) > 1 else 0
             page = int(row.table[border // size - 1]) if border > row.context else None
             cut = border - row.context if page is not None else len(row.certain)
-            first = earlier + [*row.certain[:cut]]
+            first = [*earlier, *row.certain[:cut]]
             pieces[0].setdefault((len(first), row.before is not None), []).append((number, first, len(earlier), page))
             if rest := [*row.certain[cut:]]:
                 pieces[1].setdefault((len(rest), True), []).append((number, rest, 0, None))
