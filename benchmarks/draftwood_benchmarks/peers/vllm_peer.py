@@ -123,7 +123,7 @@ class Engine:
                 steps += 1
                 if output.finished:
                     del running[output.request_id]
-                    if (prompt := next(waiting, None)) is not None:
+                    for prompt in itertools.islice(waiting, 1):
                         begin(prompt)
         while not all(one.tokens for one in running.values()):  # a slow first token is one too
             for output in self._engine.step():
