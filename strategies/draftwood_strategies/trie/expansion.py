@@ -105,7 +105,7 @@ def expand(
                 made = _vote(own, memory, weights, workspace, state[AT_END], first, parent, depth, made)
                 least = node_scores[frontier[end - 1], 0] if end - drafted == budget - drafted else np.float32(0.0)
                 last: Integer = tokens[parent] if depth > 0 else workspace.path[CONTEXT - 1]
-                second: Integer = workspace.path[CONTEXT - 2 + depth]
+                second: Integer = workspace.path[int(CONTEXT - 2 + depth)]
                 if depth > 1:
                     grandparent: Integer = draft.parents[parent]
                     second = tokens[grandparent]
