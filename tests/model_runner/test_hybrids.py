@@ -192,6 +192,14 @@ def test_a_few_requests_of_every_kind(family: str) -> None:
     assert_lossless(family, range(4))
 
 
+def test_a_model_that_names_no_context_gets_one() -> None:
+    module = tiny_hybrid("mamba")
+    del module.config.max_position_embeddings
+    model = adopt(module, Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL)), name="mamba")
+    assert model.max_context == 32_768
+    Engine(model, EngineConfig(max_running=2, adaptive_budget=False)).close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", SERVED)
 def test_two_hundred_random_requests(family: str) -> None:

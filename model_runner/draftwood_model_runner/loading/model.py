@@ -24,6 +24,8 @@ from draftwood_model_runner.sampling.generation_defaults import generation_defau
 __all__ = ["BUNDLED_MODEL", "LoadedModel", "adopt", "load_model"]
 
 _log = logging.getLogger(__name__)
+_UNLIMITED, _UNNAMED = 2**31 - 1, 32_768
+"""Tokens of context at most, and where a model names no limit and none is set."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -211,11 +213,14 @@ def _device(device: str) -> torch.device:
 def _max_context(config: Any, wanted: int | None) -> int:
     """The model's context, capped where its positions would start to depend on the batch."""
     names = ("max_position_embeddings", "max_target_positions")  # the second in Whisper
-    limit = next((found for name in names if (found := getattr(config, name, None) or 0) > 0), 2**31 - 1)
+    limit = next((int(found) for name in names if (found := getattr(config, name, None) or 0) > 0), _UNLIMITED)
     # Another request's positions would change all rotations of ours.
     if (rescaled := rotation_limit(config)) and rescaled[1] < limit:
         kind, limit = rescaled
         _log.warning("rope type %s: the context is limited to %d tokens", kind, limit)
+    if wanted is None and limit == _UNLIMITED:  # as in recurrent models
+        _log.warning("the model names no context: it is limited to %d tokens, unless max_context is set", _UNNAMED)
+        return _UNNAMED
     if wanted is None:
         return limit
     if not 2 <= wanted <= limit:

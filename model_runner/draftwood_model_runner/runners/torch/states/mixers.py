@@ -156,7 +156,7 @@ class Mixer:
         for at, value in zip(call.by_token, inputs, strict=True):
             values[at] = value
         given = tree_unflatten(values, call.spec) | {self._cache_name: cache}
-        bound = inspect.BoundArguments(self._signature, given)  # type: ignore[arg-type]
+        bound = inspect.BoundArguments(self._signature, given)
         return self._forward(*bound.args, **bound.kwargs)
 
 
@@ -254,12 +254,16 @@ class _Noting:
         return super().get_linear_cache(*args, **kwargs)  # type: ignore[misc]
 
 
+def _left(stack: list[nn.Module]) -> None:
+    stack.pop()
+
+
 @contextmanager
 def _calling() -> Iterator[list[nn.Module]]:
     """The modules whose forward runs, outermost first."""
     stack: list[nn.Module] = []
     before = nn.modules.module.register_module_forward_pre_hook(lambda part, _: stack.append(part))
-    after = nn.modules.module.register_module_forward_hook(lambda *_: stack.pop() and None, always_call=True)
+    after = nn.modules.module.register_module_forward_hook(lambda *_: _left(stack), always_call=True)
     try:
         yield stack
     finally:

@@ -147,8 +147,8 @@ class StepStates:
             memory.keep_end(page, states)
 
     def _certain_runs(self) -> list[_Run]:
-        """Calls on the certain tokens, rows with equally many at once; of a prompt first up to its last full page, where
-        the state is kept for others."""
+        """Calls on the certain tokens, rows with equally many at once; of a prompt first up to its last full page,
+        after which others may begin."""
         pieces: list[dict[tuple[int, bool], list[tuple[int, list[int], int, int | None]]]] = [{}, {}]
         behind = self._size
         for number, row in enumerate(self._rows):
