@@ -317,7 +317,10 @@ def test_without_the_server_its_commands_say_what_to_install(
     words = command.split(".")
     result = cli(*words, "--help")
     known = plugins.KNOWN[command]
-    assert result.stderr == f"error: `draftwood {' '.join(words)}` needs pip install {known.install}\n"
+    assert result.stderr == (
+        f"error: `draftwood {' '.join(words)}` needs pip install {known.install}, or where no index has that, a"
+        " checkout of Draftwood: docs/distributions.md there\n"
+    )
     assert result.exit_code == 1
     assert known.help not in cli("--help").stdout
 

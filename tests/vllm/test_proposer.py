@@ -98,9 +98,11 @@ def test_a_step_that_fails_costs_its_drafts_and_three_of_them_all_drafts(
 ) -> None:
     made = runner_class().drafter
     closed: list[bool] = []
-    made._opened = SimpleNamespace(drafts=None, close=lambda: closed.append(True))
+    drafts = SimpleNamespace(failing=False)
+    made._opened = SimpleNamespace(drafts=drafts, close=lambda: closed.append(True))
     for _ in range(4):
         assert propose(made) == [[], [], []]
+    assert drafts.failing
     assert closed == [True]
     assert caplog.text.count("goes on without drafts of Draftwood: it raised in 3 steps, AttributeError") == 1
 

@@ -23,7 +23,6 @@ from draftwood_strategies.trie.candidates import (
     near_bin,
     recent_bin,
 )
-from draftwood_strategies.trie.frontier import offer
 from draftwood_strategies.trie.odds import chance, packed, rival_bin
 from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays, following
 from draftwood_strategies.trie.retrieval import CONTEXT, mark_start, read_context, resume, search, search_token
@@ -36,6 +35,7 @@ from draftwood_strategies.trie.workspace import (
     WIDEN_TIMES,
     TrieDraft,
     Workspace,
+    offer,
 )
 
 _MOST_OWN, _MOST_MEMORY, _MOST_SUBSTITUTED = 48, 96, 16

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftwood_strategies.native import Float32Array, Int32Array
+from draftwood_strategies.native import Float32Array, Int32Array, Integer, compiled
 from draftwood_strategies.trie.candidates import COLUMNS
 from draftwood_strategies.trie.retrieval import CONTEXT, SEEN
 
@@ -92,3 +92,25 @@ def empty_draft(budget: int) -> TrieDraft:
     tokens, parents, supports = np.empty((3, budget), np.int32)
     scores, shares = np.empty((2, budget), np.float32)
     return TrieDraft(tokens, parents, scores, shares, supports)
+
+
+@compiled
+def offer(frontier: Int32Array, begin: int, end: int, wanted: int, scores: Float32Array, node: Integer) -> int:
+    """Puts a node into the frontier if it is among the `wanted` best; returns the new end. The frontier are the nodes that
+    may be drafted next, the best score first.
+
+    Args:
+        frontier: int32[k]; the frontier is `frontier[begin:end]`.
+        scores: float32[m, 2], the score of each node in column 0.
+    """
+    score = scores[node, 0]
+    if end - begin == wanted:
+        if score <= scores[frontier[end - 1], 0]:
+            return end
+        end -= 1
+    at = end
+    while at > begin and scores[frontier[at - 1], 0] < score:
+        frontier[at] = frontier[at - 1]
+        at -= 1
+    frontier[at] = node
+    return end + 1

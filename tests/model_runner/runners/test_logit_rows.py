@@ -99,15 +99,14 @@ def test_the_decoder_of_whisper_writes_what_transformers_computes(runner: str, n
 
 
 @pytest.mark.parametrize(
-    ("model_class", "config", "reason"),
+    ("runner", "model_class", "config", "reason"),
     [
-        (tf.MusicgenForCausalLM, musicgen, "positions of its own|rows of logits"),
-        (tf.ProphetNetForCausalLM, prophetnet, "code of its own"),
-        (tf.TrOCRForCausalLM, trocr, "code of its own"),
-        (tf.xLSTMForCausalLM, xlstm, "code of its own"),
+        ("openvino", tf.MusicgenForCausalLM, musicgen, "positions of its own|rows of logits"),
+        ("openvino", tf.TrOCRForCausalLM, trocr, "code of its own"),
+        *[(runner, tf.ProphetNetForCausalLM, prophetnet, "code of its own") for runner in RUNNERS],
+        *[(runner, tf.xLSTMForCausalLM, xlstm, "code of its own") for runner in RUNNERS],
     ],
 )
-@pytest.mark.parametrize("runner", RUNNERS)
 def test_others_without_the_parameter_are_refused_with_the_reason(
     runner: str, model_class: Any, config: Any, reason: str
 ) -> None:

@@ -204,11 +204,12 @@ def test_writers_that_lose_their_blocks_to_others_go_on_apart() -> None:
 def test_a_memory_grows_with_what_it_holds() -> None:
     random = np.random.default_rng(1)
     strategy = TrieStrategy(capacity_tokens=1_000_000)
-    assert strategy.nbytes < 16_000
+    empty = strategy.nbytes
+    assert empty < 128 * 1024  # the weights, which do not grow, and little else
     for held in (10_000, 100_000):
         while strategy.tokens < held:
             strategy.learn(random.integers(0, 5000, 200).astype(np.int32))
-        assert strategy.nbytes <= 64 * strategy.tokens
+        assert strategy.nbytes <= empty + 64 * strategy.tokens
 
 
 @pytest.mark.parametrize("learn", ["outputs", "prompts", "both"])
