@@ -6,7 +6,7 @@ Whatever is drafted, joins, ends early, is preempted or begins with a cached pre
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -75,7 +75,7 @@ def greedy(family: str, prompt: tuple[int, ...], new: int) -> list[int]:
 
 
 @functools.cache
-def _reference(family: str) -> torch.nn.Module:
+def _reference(family: str) -> Any:
     return tiny_hybrid(family)
 
 
@@ -129,7 +129,7 @@ def run(family: str, cases: list[Case], answers: list[list[int]], seed: int) -> 
     their prompts were cached."""
     random = np.random.default_rng(seed)
     capacity = CONTEXT + DRAFT + 16 * int(random.integers(1, 8))
-    options = {"prefill_chunk": int(random.choice([5, 16, 512])), "kv_cache_tokens": capacity}
+    options: dict[str, Any] = {"prefill_chunk": int(random.choice([5, 16, 512])), "kv_cache_tokens": capacity}
     engine = Engine(
         served(family), EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, max_running=4, **options)
     )

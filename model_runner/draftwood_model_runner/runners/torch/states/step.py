@@ -26,7 +26,7 @@ class _Run(NamedTuple):
 
     Attributes:
         rows: of each sequence in the call, its batch row.
-        index: int64[n, L], their tokens among those of the step and, behind these, the accepted nodes of earlier ones.
+        places: int64[n, L], their tokens among those of the step and, behind these, the accepted nodes of earlier ones.
         taken: int64[t], places among the n * L outputs that are outputs of the step; of paths, of each node one.
         tokens: int64[t], which tokens of the step these are.
         keeps: the state after them is the sequence's.
@@ -34,7 +34,7 @@ class _Run(NamedTuple):
     """
 
     rows: list[int]
-    index: torch.Tensor
+    places: torch.Tensor
     taken: torch.Tensor
     tokens: torch.Tensor
     keeps: bool
@@ -109,7 +109,7 @@ class StepStates:
         states: list[State] = [{} if row.before is None else row.before.states[mixer.index] for row in self._rows]
         outputs: list[Any] = []
         for run in self._runs:
-            taken, after = mixer.compute(call, [source[run.index] for source in sources], _stacked(states, run.rows))
+            taken, after = mixer.compute(call, [source[run.places] for source in sources], _stacked(states, run.rows))
             values, spec = tree_flatten(taken)
             outputs = outputs or [*values]
             self._place(outputs, values, run)
@@ -124,7 +124,7 @@ class StepStates:
     def _place(self, outputs: list[Any], values: list[Any], run: _Run) -> None:
         """Puts what a run computed for each token where it belongs, [1, width, ...]."""
         for at, value in enumerate(values):
-            if isinstance(value, torch.Tensor) and value.shape[:2] == run.index.shape:
+            if isinstance(value, torch.Tensor) and value.shape[:2] == run.places.shape:
                 if run is self._runs[0]:
                     outputs[at] = value.new_zeros(1, self.width, *value.shape[2:])
                 outputs[at][0, run.tokens] = value.flatten(0, 1)[run.taken]
