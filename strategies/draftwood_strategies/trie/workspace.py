@@ -96,8 +96,9 @@ def empty_draft(budget: int) -> TrieDraft:
 
 @compiled
 def offer(frontier: Int32Array, begin: int, end: int, wanted: int, scores: Float32Array, node: Integer) -> int:
-    """Puts a node into the frontier if it is among the `wanted` best; returns the new end. The frontier are the nodes that
-    may be drafted next, the best score first.
+    """Puts a node into the frontier if it is among the `wanted` best; returns the new end.
+
+    The frontier are the nodes that may be drafted next, the best score first.
 
     Args:
         frontier: int32[k]; the frontier is `frontier[begin:end]`.
