@@ -21,9 +21,9 @@ from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.sequence import Sequence
 from tests.model_runner.families import as_prompt
-from tests.model_runner.hybrids import CONFIGS, VOCAB, tiny_hybrid
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import make_sequence
+from tools.model_sweep.hybrids import CONFIGS, VOCAB, tiny_hybrid
 
 CONTEXT, DRAFT = 128, 24
 TIE = 1e-3

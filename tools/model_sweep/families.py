@@ -13,6 +13,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from draftwood_model_runner.runners.shrinking import randomized, shrunken_config
+from tools.model_sweep.hybrids import CONFIGS, tiny_hybrid
 
 FAMILIES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 WINDOW = 40
@@ -111,20 +112,6 @@ _LONGROPE = {
     "original_max_position_embeddings": 4096,
 }
 _CHANGES: dict[str, dict[str, Any]] = {
-    "bailing_hybrid": {
-        "num_experts": 4,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_group": 1,
-        "topk_group": 1,
-    },
-    "bamba": {
-        "hidden_size": 512,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "mamba_n_heads": 16,
-        "mamba_d_head": 64,
-    },
     "blenderbot": {"encoder_layers": 2, "decoder_layers": 2, "max_position_embeddings": 512},
     "cohere_compass_text": {
         "rope_parameters": {
@@ -143,20 +130,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"intermediate_size": 256},
     "git": {"vision_config": _TINY_VISION},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "num_layers": 4},
-    "granitemoehybrid": {
-        "hidden_size": 512,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "mamba_n_heads": 16,
-        "mamba_d_head": 64,
-        "layer_types": ["mamba", "attention"] * 2,
-        "num_hidden_layers": 4,
-    },
     "hunyuan_v1_dense": {"head_dim": 32},
     "hunyuan_v1_moe": {"head_dim": 32},
-    "kimi_linear": {"num_experts": 4, "num_experts_per_token": 2, "num_experts_per_tok": 2},
-    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
     "ministral": {"head_dim": 32},
     "phi4_multimodal": {
         "rope_parameters": _LONGROPE,
@@ -192,6 +167,9 @@ def small_model(family: str) -> Any:
     Raises:
         Exception: whatever transformers raises for a config that it does not take.
     """
+    for name in (family, f"{family}_text"):
+        if name in CONFIGS:
+            return tiny_hybrid(name, CONTEXT, tie_word_embeddings=False)
     whole = AutoConfig.for_model(family, **_CHANGES.get(family, {}))
     config = whole.get_text_config()
     if hasattr(config, "is_decoder"):

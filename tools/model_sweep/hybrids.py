@@ -17,7 +17,6 @@ _SHAPE: dict[str, Any] = {
     "intermediate_size": 48,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
     "bos_token_id": None,
     "eos_token_id": None,
     "pad_token_id": 0,
@@ -117,9 +116,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
 """By model type: what differs from `_SHAPE`."""
 
 
-def tiny_hybrid(family: str) -> Any:
-    """A random float32 model, the same each time."""
-    config = AutoConfig.for_model(family, **(_SHAPE | CONFIGS[family]))
+def tiny_hybrid(family: str, context: int = 256, **changes: Any) -> Any:
+    """A random float32 model, the same each time.
+
+    Args:
+        context: its positions.
+        changes: of the config.
+    """
+    shape = _SHAPE | CONFIGS[family] | {"max_position_embeddings": context} | changes
+    config = AutoConfig.for_model(family, **shape)
     torch.manual_seed(0)
     module = AutoModelForCausalLM.from_config(config.get_text_config(), dtype=torch.float32)
     return randomized(module.eval())
