@@ -46,7 +46,7 @@ class Settings(BaseModel):
     """One consistent, frozen set of settings. Durations are in seconds, sizes in bytes or with a suffix K, M or G.
 
     Bounds of the engine's own values are checked by `EngineConfig`, all others here. Defaults that were measured, with
-    the measurement in docs/decisions.md: prefill_chunk and shared_prefill_chunk ("Prompts beside decoding requests"),
+    the measurement in docs/decisions: prefill_chunk and shared_prefill_chunk ("Prompts beside decoding requests"),
     stream_interval ("Threads that spin"), memory_tokens (`draftwood bench memory` and `share`). The others are not
     tuned: values near them work as well.
     """

@@ -17,7 +17,7 @@ from draftwood_strategies.native import Int32Array, Int64Array, Integer, compile
 
 ORDERS = 4
 """The longest context, in tokens. Acceptance length, cold, 64 nodes, by this: 2.71, 3.14, 3.32 and 3.46 for one to four
-tokens, no more for six (docs/decisions.md, "Recycling keys the model's predictions by up to four tokens")."""
+tokens, no more for six (docs/decisions, "Recycling keys the model's predictions by up to four tokens")."""
 
 WIDTH = 8
 """How many successors a row holds. The paper's value; not tuned."""
@@ -38,7 +38,7 @@ _BUCKET = 4
 """Rows of a bucket. Not tuned."""
 _ALWAYS_KEPT = 2
 """Contexts of up to so many tokens always get a row, longer ones once the shorter one has one: half the rows at the
-same acceptance length (docs/decisions.md, as above)."""
+same acceptance length (docs/decisions, as above)."""
 
 
 def has_layout(rows: Any) -> bool:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-HISTORY = ("CHANGELOG.md", "docs/decisions.md")
+HISTORY = ("CHANGELOG.md", "docs/decisions/")
 """Pages that tell what was run at the time, and keep it."""
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"\s+# .*$")
@@ -39,7 +39,7 @@ class Block:
 def pages() -> dict[str, str]:
     """The text of each page, by path."""
     listed = subprocess.run(["git", "ls-files", "-z", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
-    names = [name for name in listed.stdout.split("\0") if name and name not in HISTORY and (ROOT / name).is_file()]
+    names = [name for name in listed.stdout.split("\0") if name and not name.startswith(HISTORY) and (ROOT / name).is_file()]
     return {name: (ROOT / name).read_text(encoding="utf-8") for name in names}
 
 

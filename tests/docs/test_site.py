@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -108,3 +109,10 @@ def test_the_generated_pages_are_those_of_the_protocol_and_the_settings() -> Non
 
 def test_the_plot_shows_the_figures_of_the_comparison() -> None:
     assert PLOT.read_text(encoding="utf-8") == plot(), "run `python -m tools.comparison_plot`"
+
+
+def test_the_index_of_decisions_has_each_record_once() -> None:
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "index.md").read_text(encoding="utf-8")
+    listed = re.findall(r"\]\(([^)/]+\.md)\)$", index, re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in folder.glob("*.md") if path.name != "index.md")

@@ -13,7 +13,7 @@ from draftwood_client.errors import ArgumentValueError, StatusError, Unavailable
 MAX_ATTEMPTS = 5
 """gRPC makes no more attempts, whatever a policy says."""
 _LEAST_SECONDS = 0.01
-"""gRPC 1.85 loses a request whose delay it rounds to 0 ms (docs/decisions.md)."""
+"""gRPC 1.85 loses a request whose delay it rounds to 0 ms (docs/decisions)."""
 
 
 @dataclass(frozen=True, slots=True)

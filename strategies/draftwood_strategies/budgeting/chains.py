@@ -19,7 +19,7 @@ from draftwood_strategies.native import Float32Array, Float64Array, Int32Array, 
 _EXPONENT = 1.25
 """Of a token's score in the budget. A token far down a chain is accepted where the text is easy, and there the next
 step would have written it as well: it saves less than its score says. 1 costs up to 2% and 2 up to 3%
-(docs/decisions.md, "Chains inside vLLM, measured")."""
+(docs/decisions, "Chains inside vLLM, measured")."""
 
 StepSeconds = Callable[[int, int], Float64Array]
 """(n, m) -> seconds that the step takes with n, n + 1, ... m tokens, float64[m - n + 1]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MOST_INDEXED = 2048
-"""Tokens: 0.2 to 0.7 ms, and 1.8 ms for jacobi (docs/decisions.md, "Prompts are indexed in pieces"). Otherwise not
+"""Tokens: 0.2 to 0.7 ms, and 1.8 ms for jacobi (docs/decisions, "Prompts are indexed in pieces"). Otherwise not
 tuned."""
 
 

@@ -47,7 +47,7 @@ class JacobiStrategy:
             narrower where W columns do not fit.
         ngram: N, the length of the n-grams, 3 to 16.
         guesses: G, the greatest number of n-grams verified in a step, 1 to 64. W 10, N 5 and G 10 are published
-            values; docs/decisions.md has what they bring.
+            values; docs/decisions has what they bring.
         pool_keys: the greatest number of first tokens in a pool, 1 to 2^20.
 
     Attributes:

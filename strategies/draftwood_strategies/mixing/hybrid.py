@@ -39,7 +39,7 @@ from draftwood_strategies.successors import WIDTH
 
 _LEAST_GAIN = 0.005
 """The probability that a source must add to the token that is written. Not tuned; jacobi, which gains 0.005 a node,
-costs 100 us (docs/decisions.md)."""
+costs 100 us (docs/decisions)."""
 _PROBE_EVERY, _PROBE_FOR = 256, 8
 """All sources take part in 8 of 256 drafts, the probe. Not tuned."""
 

@@ -24,7 +24,7 @@ probability that one of them is accepted."""
 _BEST_CHANCE = 0.07
 """The probability that the best ranked token comes next where nothing else is known; that of rank i is 1/(i + 1) of it.
 Counted on 103 steps with empty drafts: one of the first 4, 8, 16 and 63 tokens came in 15, 22, 25 and 30% of
-them, these constants give 15, 19, 24 and 33% (docs/decisions.md, "Unused nodes")."""
+them, these constants give 15, 19, 24 and 33% (docs/decisions, "Unused nodes")."""
 
 
 class FillWorkspace(NamedTuple):

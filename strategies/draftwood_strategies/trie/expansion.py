@@ -40,7 +40,7 @@ from draftwood_strategies.trie.workspace import (
 
 _MOST_OWN, _MOST_MEMORY, _MOST_SUBSTITUTED = 48, 96, 16
 """Candidates of a search in the own index, in the memory, and with the last token replaced. Half of them change
-acceptance lengths by -0.3%, twice by +0.2% (docs/decisions.md, "The trie's constants are flat")."""
+acceptance lengths by -0.3%, twice by +0.2% (docs/decisions, "The trie's constants are flat")."""
 
 _MOST_GAINED = 3.0
 """A node whose share times this is too little for the draft is not looked up in the odds, which changes acceptance

@@ -39,7 +39,7 @@ from draftwood_strategies.trie.weights import (
 from draftwood_strategies.trie.workspace import TrieDraft
 
 _RATE = 0.02
-"""Step of features and escapes. Half of it changes acceptance lengths by -0.2%, twice by +0.2% (docs/decisions.md, "The
+"""Step of features and escapes. Half of it changes acceptance lengths by -0.2%, twice by +0.2% (docs/decisions, "The
 trie's constants are flat")."""
 _LEAST, _GREATEST = 1e-4, 1e5
 """Bounds of every factor of a vote. Not tuned."""

@@ -21,7 +21,7 @@ from draftwood_strategies.trie.phrase_index import mixed
 LENGTHS, RIVALS, DEPTHS = LONGEST + 2, 8, 8
 """Bins of the longest match with a token in one source (0 for none), of its strongest rival and of its depth."""
 SLOTS = 1 << 14
-"""Of the hashed table, 64 kB. Sixteen times as many lessen the loss by 0.6 to 0.9% (docs/decisions.md, "Scores know the
+"""Of the hashed table, 64 kB. Sixteen times as many lessen the loss by 0.6 to 0.9% (docs/decisions, "Scores know the
 tokens")."""
 SCALE, BIAS = 0, 1
 LENGTH_AT = 2

@@ -20,7 +20,7 @@ from draftwood_strategies.native import Int32Array, Int64Array, Integer, compile
 
 ORDERS = (1, 2, 4, 8)
 """Lengths of the phrases that are linked; each costs four bytes a token and a hash table. Without 8 acceptance lengths
-change by -0.05% (docs/decisions.md, "The trie's constants are flat")."""
+change by -0.05% (docs/decisions, "The trie's constants are flat")."""
 TOKENS_PER_BLOCK = 16
 """A power of two. Not tuned."""
 LEAST_TOKENS = 4 * TOKENS_PER_BLOCK

@@ -19,7 +19,7 @@ WIDEN_BY, WIDEN_SCORE, WIDEN_TIMES, NODES_PER_WIDENING = 5, 0.01, 6, 5
 """Candidates that a node gets from each index besides its parent's, the score above which it gets them, how many nodes
 of a draft do, and of how many nodes of the budget one does. Without them acceptance lengths are 1.1% shorter. 8
 candidates from a score of 0.005 on, for 6 nodes of every draft, change them by 0.06% with 16 nodes and by nothing with
-64, and a draft of 16 takes 30% longer (docs/decisions.md, "One call for a batch")."""
+64, and a draft of 16 takes 30% longer (docs/decisions, "One call for a batch")."""
 MOST_ROOTS = 768
 """Bounds the candidates at the root: more than the searches find."""
 

@@ -17,7 +17,7 @@ from draftwood_strategies.successors import ORDERS, WIDTH
 _RATE = 0.005
 """Weight of the latest token in the running mean: about 200 tokens. Not tuned. That gains are differences of
 probabilities matters: as differences of logarithms they switched off good sources before they had learned
-(docs/decisions.md, "Sources of a hybrid vote")."""
+(docs/decisions, "Sources of a hybrid vote")."""
 
 
 @compiled
