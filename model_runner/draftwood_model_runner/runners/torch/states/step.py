@@ -107,12 +107,12 @@ class StepStates:
             else inputs
         )
         states: list[State] = [{} if row.before is None else row.before.states[mixer.index] for row in self._rows]
-        outputs: list[Any] = []
+        outputs, placed = list[Any](), set[int]()
         for run in self._runs:
             taken, after = mixer.compute(call, [source[run.places] for source in sources], _stacked(states, run.rows))
             values, spec = tree_flatten(taken)
             outputs = outputs or [*values]
-            self._place(outputs, values, run)
+            self._place(outputs, placed, values, run)
             if run.keeps:
                 for at, row in enumerate(run.rows):
                     states[row] = {key: tensor[at : at + 1] for key, tensor in after.items()}
@@ -121,12 +121,14 @@ class StepStates:
         self._states[mixer.index] = states
         return tree_unflatten(outputs, spec)
 
-    def _place(self, outputs: list[Any], values: list[Any], run: _Run) -> None:
+    def _place(self, outputs: list[Any], placed: set[int], values: list[Any], run: _Run) -> None:
         """Puts what a run computed for each token where it belongs, [1, width, ...]."""
         for at, value in enumerate(values):
-            if isinstance(value, torch.Tensor) and value.shape[:2] == run.places.shape:
-                if run is self._runs[0]:
-                    outputs[at] = value.new_zeros(1, self.width, *value.shape[2:])
+            by_token = isinstance(value, torch.Tensor) and value.shape[:2] == run.places.shape
+            if by_token and run is self._runs[0]:
+                outputs[at] = value.new_zeros(1, self.width, *value.shape[2:])
+                placed.add(at)
+            if by_token and at in placed:  # others, such as MiniMax's states, may have that shape by chance
                 outputs[at][0, run.tokens] = value.flatten(0, 1)[run.taken]
 
     def commit(self, memory: StateMemory, batch: StepBatch) -> None:
