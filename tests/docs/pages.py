@@ -39,7 +39,9 @@ class Block:
 def pages() -> dict[str, str]:
     """The text of each page, by path."""
     listed = subprocess.run(["git", "ls-files", "-z", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
-    names = [name for name in listed.stdout.split("\0") if name and not name.startswith(HISTORY) and (ROOT / name).is_file()]
+    names = [
+        name for name in listed.stdout.split("\0") if name and not name.startswith(HISTORY) and (ROOT / name).is_file()
+    ]
     return {name: (ROOT / name).read_text(encoding="utf-8") for name in names}
 
 
