@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,7 +14,7 @@ from draftwood_model_runner.runners.choices import Choices
 from draftwood_model_runner.runners.device_errors import device_errors
 from draftwood_model_runner.runners.host.most_probable import most_probable
 from draftwood_model_runner.runners.logit_rows import logits_of_rows
-from draftwood_model_runner.runners.positions import positions_of_step
+from draftwood_model_runner.runners.positions import positions_of_step, takes_positions
 from draftwood_model_runner.runners.torch.attention import BATCH, TorchBatch
 from draftwood_model_runner.runners.torch.exact_attention import draft_limits
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
@@ -97,15 +96,15 @@ def forward(module: Any, batch: StepBatch, kv: KVCache) -> torch.Tensor:
         return own_forward(module, batch, kv, kv.layout.own)
     of_step = TorchBatch(batch, kv)
     inputs = of_step.inputs()
-    step = None
+    positions, step = inputs["position_ids"], None
     if kv.states is not None:
         memory = None if batch.made_up else kv.states
-        if "position_ids" not in inspect.signature(type(module).forward).parameters:  # none, as in Mamba
+        if not takes_positions(type(module)):  # as in Mamba
             del inputs["position_ids"]
         step = StepStates(batch, memory, inputs["input_ids"].shape[1], PAGE_SIZE, kv.layout.device)
     attention, mixers = BATCH.set(of_step), STEP.set(step)
     try:
-        with positions_of_step(inputs["position_ids"]):
+        with positions_of_step(positions):
             logits = logits_of_rows(module, **inputs)
     finally:
         BATCH.reset(attention)
