@@ -99,7 +99,7 @@ def forward(module: Any, batch: StepBatch, kv: KVCache) -> torch.Tensor:
     positions, step = inputs["position_ids"], None
     if kv.states is not None:
         memory = None if batch.made_up else kv.states
-        if not takes_positions(type(module)):  # as in Mamba
+        if not takes_positions(module.__class__):  # as in Mamba
             del inputs["position_ids"]
         step = StepStates(batch, memory, inputs["input_ids"].shape[1], PAGE_SIZE, kv.layout.device)
     attention, mixers = BATCH.set(of_step), STEP.set(step)
