@@ -69,6 +69,7 @@ def test_sampling_is_measured_by_the_size_of_the_vocabulary(tmp_path: Path) -> N
     assert all(row["choose_ms"] < 0.6 for row in rows if row["top_k"])
 
 
+@pytest.mark.system
 def test_what_grows_is_measured_against_what_it_grows_with(tmp_path: Path) -> None:
     figures, picture = tmp_path / "growth.json", tmp_path / "growth.svg"
     assert bench(["overhead", "--growth", "--rounds", "1", "--json", str(figures), "--plot", str(picture)]) == 0

@@ -125,6 +125,7 @@ def proxied(port: int) -> Iterator[tuple[str, Callable[[], None]]]:
             one.close()
 
 
+@pytest.mark.system
 def test_a_silently_broken_connection_is_noticed_after_a_long_silence() -> None:
     quick = {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 500, "grpc.http2.ping_timeout_ms": 500}
     tolerant = [("grpc.http2.min_ping_interval_without_data_ms", 10)]

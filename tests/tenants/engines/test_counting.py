@@ -150,6 +150,7 @@ async def test_a_stopped_arm_is_drafted_for_as_the_control_and_not_counted(serve
             assert (await requests_counted(served, 0))[1] == counted
 
 
+@pytest.mark.system
 async def test_live_requests_are_not_counted_when_the_process_ends(server: Valkey) -> None:
     """They are under way, as those of a server that stops."""
     async with serving(store=server.url, strategy="trie") as served:
