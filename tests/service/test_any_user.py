@@ -17,11 +17,10 @@ USER = 1_000_650_000
 """As OpenShift chooses them."""
 
 
-def written(folder: Path) -> set[Path]:
-    """Files of that user in a folder, or in one of its folders, which others may remove meanwhile."""
-    listed = subprocess.run(
-        ["find", str(folder), "-xdev", "-uid", str(USER), "-type", "f"], capture_output=True, text=True, check=False
-    )
+def written(folder: Path, after: Path) -> set[Path]:
+    """Files of that user, newer than `after`, in a folder or in one of its folders, which others may remove meanwhile."""
+    command = ["find", str(folder), "-xdev", "-uid", str(USER), "-type", "f", "-newer", str(after)]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False)
     return {Path(line) for line in listed.stdout.splitlines()}
 
 
@@ -38,7 +37,8 @@ def test_a_server_of_any_user_answers_and_writes_where_the_documentation_says(tm
         folder.mkdir()
         os.chown(folder, 10001, 0)
         folder.chmod(0o770)
-    ready, log = folders["tmp"] / "address", tmp_path / "log"
+    ready, log, begun = folders["tmp"] / "address", tmp_path / "log", tmp_path / "begun"
+    begun.touch()
     environment = {
         **os.environ,
         "HOME": str(folders["cache"]),
@@ -59,10 +59,10 @@ def test_a_server_of_any_user_answers_and_writes_where_the_documentation_says(tm
     try:
         with Client(wait_for_address(process, ready, log, 400.0), timeout=60) as client:
             assert client.generate("where is my order?", max_tokens=8).text
-        elsewhere = {path for place in ("/tmp", "/dev/shm", "/var/tmp") for path in written(Path(place))}
+        elsewhere = {path for place in ("/tmp", "/dev/shm", "/var/tmp") for path in written(Path(place), begun)}
     finally:
         process.terminate()
         assert process.wait(60) == 0, log.read_text()
-    used = {name for name, folder in folders.items() if written(folder)}
+    used = {name for name, folder in folders.items() if written(folder, begun)}
     assert {"cache", "store"} <= used
     assert not [path for path in elsewhere if tmp_path not in path.parents and path.parent != Path("/dev/shm")]

@@ -37,6 +37,10 @@ def _short(reason: str) -> str:
     return re.sub(r"\b\w+(For\w+|LMHeadModel|Decoder|LMHead): ?", "", reason)
 
 
+def _cell(of: dict[str, Any], runner: str) -> str:
+    return "not tried" if f"{runner}: not tried" in of["reason"] else str(of[runner])
+
+
 def share(entries: SequenceOf[dict[str, Any]]) -> str:
     """How many families each runner serves."""
     counts = {runner: sum(entry[runner] != "refused" for entry in entries) for runner in RUNNERS}
@@ -47,7 +51,9 @@ def share(entries: SequenceOf[dict[str, Any]]) -> str:
 def docs_table(text: str, entries: SequenceOf[dict[str, Any]]) -> str:
     """The page with its table anew."""
     lines = ["| family | models | kind | torch | OpenVINO |", "|---|---|---|---|---|"]
-    lines += [f"| `{e['name']}` | {e['models']} | {e['kind']} | {e['torch']} | {e['openvino']} |" for e in entries]
+    for one in entries:
+        cells = (f"`{one['name']}`", one["models"], one["kind"], *(_cell(one, runner) for runner in RUNNERS))
+        lines.append(f"| {' | '.join(cells)} |")
     before, _, rest = text.partition(_BEGIN)
     return "\n".join(
         [before + _BEGIN, "", share(entries).capitalize() + ".", "", *lines, "", _END + rest.partition(_END)[2]]
