@@ -18,7 +18,7 @@ USER = 1_000_650_000
 
 
 def written(folder: Path, after: Path) -> set[Path]:
-    """Files of that user, newer than `after`, in a folder or in one of its folders, which others may remove meanwhile."""
+    """Files of that user, newer than `after`, in a folder or below it, which others may remove meanwhile."""
     command = ["find", str(folder), "-xdev", "-uid", str(USER), "-type", "f", "-newer", str(after)]
     listed = subprocess.run(command, capture_output=True, text=True, check=False)
     return {Path(line) for line in listed.stdout.splitlines()}
