@@ -55,4 +55,4 @@ def test_a_wrong_setting_costs_the_drafts_and_not_the_server() -> None:
         problems = [line for line in log.read_text().splitlines() if "goes on without drafts of Draftwood" in line]
         assert len(problems) == 1
         assert problems[0].endswith("memory_tokens many: must be a whole number")
-        assert server.metrics() == {}
+        assert server.metrics() == {("draftwood_drafting_up",): 0.0}
