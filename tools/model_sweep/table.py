@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
+from draftwood_service.models.families import Family
 from tools.model_sweep.families import KNOWN
 from tools.model_sweep.trial import RUNNERS
 
@@ -37,10 +38,6 @@ def _short(reason: str) -> str:
     return re.sub(r"\b\w+(For\w+|LMHeadModel|Decoder|LMHead): ?", "", reason)
 
 
-def _cell(of: dict[str, Any], runner: str) -> str:
-    return "not tried" if f"{runner}: not tried" in of["reason"] else str(of[runner])
-
-
 def share(entries: SequenceOf[dict[str, Any]]) -> str:
     """How many families each runner serves."""
     counts = {runner: sum(entry[runner] != "refused" for entry in entries) for runner in RUNNERS}
@@ -51,8 +48,8 @@ def share(entries: SequenceOf[dict[str, Any]]) -> str:
 def docs_table(text: str, entries: SequenceOf[dict[str, Any]]) -> str:
     """The page with its table anew."""
     lines = ["| family | models | kind | torch | OpenVINO |", "|---|---|---|---|---|"]
-    for one in entries:
-        cells = (f"`{one['name']}`", one["models"], one["kind"], *(_cell(one, runner) for runner in RUNNERS))
+    for one in (Family(**each) for each in entries):
+        cells = (f"`{one.name}`", one.models, one.kind, *map(one.verified_by, RUNNERS))
         lines.append(f"| {' | '.join(cells)} |")
     before, _, rest = text.partition(_BEGIN)
     return "\n".join(

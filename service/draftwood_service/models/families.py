@@ -32,6 +32,10 @@ class Family:
     openvino: str
     reason: str
 
+    def verified_by(self, runner: str) -> str:
+        """What a runner, "torch" or "openvino", verifies, for people: "not tried" where nothing is known."""
+        return "not tried" if f"{runner}: not tried" in self.reason else str(getattr(self, runner))
+
 
 def trial_conditions() -> dict[str, Any]:
     """Versions and numbers of the trial."""
