@@ -14,6 +14,7 @@ from transformers import DynamicCache
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.positions import plain_positions
 from draftwood_model_runner.runners.shrinking import THRESHOLD, shrunken, thresholds
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array, merged
 from draftwood_strategies.tree_index import NO_NODE
@@ -198,10 +199,8 @@ def _cache_agrees(module: Any) -> bool:
         cache = DynamicCache(config=module.config.get_text_config())
         module(input_ids=ids[:, : 2 * THRESHOLD], use_cache=True, **{name: cache})
     for at in range(2 * THRESHOLD, 3 * THRESHOLD):
-        past = {name: cache}
-        if "position_ids" in names:  # as `generate` gives them
-            past["position_ids"] = torch.tensor([[at]])
-        output = module(input_ids=ids[:, at : at + 1], use_cache=True, **past)
+        positions = plain_positions(module, 1, at)
+        output = module(input_ids=ids[:, at : at + 1], use_cache=True, **{name: cache}, **positions)
         if not difference(output.logits[0, -1], expected[at]) <= TOLERANCE[torch.float32]:
             return False
     return True
