@@ -104,11 +104,7 @@ def expand(
                 before = made
                 made = _vote(own, memory, weights, workspace, state[AT_END], first, parent, depth, made)
                 least = node_scores[frontier[end - 1], 0] if end - drafted == budget - drafted else np.float32(0.0)
-                last: Integer = tokens[parent] if depth > 0 else workspace.path[CONTEXT - 1]
-                second: Integer = workspace.path[int(CONTEXT - 2 + depth)]
-                if depth > 1:
-                    grandparent: Integer = draft.parents[parent]
-                    second = tokens[grandparent]
+                last, second = _latest_two(tokens, draft.parents, workspace.path, parent, depth)
                 _score(weights.odds, nodes, node_scores, depth, last, second, score, least, before, made)
                 for new in range(before, made):
                     end = offer(frontier, drafted, end, budget - drafted, node_scores, new)
@@ -125,6 +121,17 @@ def expand(
         drafted += 1
         if drafted == budget:
             return drafted, root_count
+
+
+@compiled
+def _latest_two(
+    tokens: Int32Array, parents: Int32Array, path: Int32Array, parent: int, depth: Integer
+) -> tuple[Integer, Integer]:
+    """The token of a drafted node and the one before it; at depth 0, where `parent` is -1, the last two of the text."""
+    if depth == 0:
+        return path[CONTEXT - 1], path[CONTEXT - 2]
+    grandparent: Integer = parents[parent]
+    return tokens[parent], tokens[grandparent] if depth > 1 else path[CONTEXT - 1]
 
 
 @compiled
