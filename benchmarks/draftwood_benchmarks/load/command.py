@@ -116,14 +116,10 @@ def load(
             _measure(server.target, texts, warm, generation, context, levels, duration, out, start)
         )
         busy = other_load.share()
-    rows = _rows(peer, measured, peers)
-    types = precision(info.dtype, info.weights)
-    name = f"{chosen.name}, {info.parameters / 1e6:,.0f}M parameters, {types}, {info.device}"
+    name = _described(chosen, info)
     title = f"{name}\n{info.default_strategy} after {warm} other prompts; at most {running} requests decode together"
     title += "" if context is None else f"; prompts of {context:,} tokens"
     title += f"{'; sampled' * sampled}{warning(busy)}"
-    out.print(table_of(rows, title))
-    out.print(first_tokens(rows))
     run = {
         "model": name,
         "runs_on": info.abilities.engine,
@@ -134,10 +130,23 @@ def load(
         "sampled": sampled,
         "busy": busy,
     }
-    output.write(rows, lambda axes: draw(rows, title, axes), **run)
+    _report(_rows(peer, measured, peers), title, run, output, out)
     errors = [result.error for window in measured.values() for result in window.results if result.error is not None]
     if errors:
         raise BenchmarkError(f"{len(errors)} requests failed; the first: {errors[0]}")
+
+
+def _described(chosen: ChosenModel, info: ModelInfo) -> str:
+    """The model, for tables."""
+    types = precision(info.dtype, info.weights)
+    return f"{chosen.name}, {info.parameters / 1e6:,.0f}M parameters, {types}, {info.device}"
+
+
+def _report(rows: list[dict[str, Any]], title: str, run: dict[str, Any], output: OutputOptions, out: Console) -> None:
+    """Prints the tables and writes the files; `run` is what the JSON file says of the run."""
+    out.print(table_of(rows, title))
+    out.print(first_tokens(rows))
+    output.write(rows, lambda axes: draw(rows, title, axes), **run)
 
 
 def _rows(

@@ -80,7 +80,23 @@ def measured(
         engine.step()
     for _ in range(_WARM_STEPS):
         engine.step()
-    seconds, written = [], -sum(len(sequence.output) for sequence in sequences)
+    written = -sum(len(sequence.output) for sequence in sequences)
+    seconds = _host_seconds(engine, runner, steps, streams)
+    written += sum(len(sequence.output) for sequence in sequences)
+    if reasons := {sequence.stats.drafting_disabled_reason for sequence in sequences} - {""}:
+        raise BenchmarkError(f"{strategy_name}: drafting was switched off: {min(reasons)}")
+    engine.close()
+    return Row(
+        strategy_name,
+        streams,
+        round(1e6 * statistics.median(seconds) / streams, 2),
+        round(written / steps / streams, 3),
+    )
+
+
+def _host_seconds(engine: Engine, runner: CostlessRunner, steps: int, streams: int) -> list[float]:
+    """Of each step what the host took. Raises BenchmarkError: a sequence ended before the last one."""
+    seconds = []
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -93,16 +109,7 @@ def measured(
                 raise BenchmarkError("a sequence ended before the last measured step; measure fewer steps")
     finally:
         gc.enable()
-    written += sum(len(sequence.output) for sequence in sequences)
-    if reasons := {sequence.stats.drafting_disabled_reason for sequence in sequences} - {""}:
-        raise BenchmarkError(f"{strategy_name}: drafting was switched off: {min(reasons)}")
-    engine.close()
-    return Row(
-        strategy_name,
-        streams,
-        round(1e6 * statistics.median(seconds) / streams, 2),
-        round(written / steps / streams, 3),
-    )
+    return seconds
 
 
 def learned_strategy(name: str, learned: int) -> Any:

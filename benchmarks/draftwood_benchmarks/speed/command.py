@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 from rich.console import Console
@@ -158,33 +158,49 @@ def speed(
     options.check()
     out = console()
     output.check()
-    tallies, loaded, name, busy = _measure(model, options, out)
-    rows = rows_of(tallies, quantized=loaded.weights == "int8")
-    title = f"{name}\n{options.limit} prompts, {rounds} rounds; warm: after {options.warm} others{warning(busy)}"
-    title += "" if budget is None else f"; always {budget} draft nodes"
-    title += "" if context is None else f"; prompts of {context:,} tokens"
+    _report(_measure(model, options, out), options, output, out)
+
+
+class _Measured(NamedTuple):
+    """A run.
+
+    Attributes:
+        name: of the model, for tables.
+        busy: share of the CPU time that other processes took; None where that is not known.
+    """
+
+    tallies: list[Tally]
+    loaded: LoadedModel
+    name: str
+    busy: float | None
+
+
+def _report(run: _Measured, options: _Options, output: OutputOptions, out: Console) -> None:
+    """Prints the table and writes the files. Raises BenchmarkError: float32 outputs differ."""
+    rows = rows_of(run.tallies, quantized=run.loaded.weights == "int8")
+    warm = f"warm: after {options.warm} others"
+    title = f"{run.name}\n{options.limit} prompts, {options.rounds} rounds; {warm}{warning(run.busy)}"
+    title += "" if options.budget is None else f"; always {options.budget} draft nodes"
+    title += "" if options.context is None else f"; prompts of {options.context:,} tokens"
     out.print(table_of(rows, title))
     output.write(
         rows,
         lambda axes: draw(rows, title, axes),
-        model=name,
-        text=text,
-        vocabulary=loaded.vocab_size,
-        context=context,
+        model=run.name,
+        text="random" if options.random else "prompts",
+        vocabulary=run.loaded.vocab_size,
+        context=options.context,
         prompts=options.limit,
         warm_prompts=options.warm,
-        budget=budget,
-        rounds=rounds,
-        busy=busy,
+        budget=options.budget,
+        rounds=options.rounds,
+        busy=run.busy,
     )
-    if loaded.dtype == "float32" and not all(row["identical"] for row in rows if row["engine"] == "draftwood"):
+    if run.loaded.dtype == "float32" and not all(row["identical"] for row in rows if row["engine"] == "draftwood"):
         raise BenchmarkError("some outputs differ from plain decoding in float32; this is a defect, please report it")
 
 
-def _measure(
-    model: ModelOptions, options: _Options, out: Console
-) -> tuple[list[Tally], LoadedModel, str, float | None]:
-    """The tallies, the model, its name for tables, and the share of the CPU time that other processes took."""
+def _measure(model: ModelOptions, options: _Options, out: Console) -> _Measured:
     with chosen_model(model, out, positions_of(model, options.context, options.max_tokens)) as chosen:
         import torch
 
@@ -205,7 +221,7 @@ def _measure(
         with references(out, chosen, engine, threads, task, peer, drafts, warm=warm) as found:
             load = OtherLoad()
             tallies = measurement.tallies(found, out)
-            return tallies, loaded, describe(chosen, loaded), load.share()
+            return _Measured(tallies, loaded, describe(chosen, loaded), load.share())
 
 
 def _engine(model: LoadedModel, options: _Options, threads: int) -> Engine:

@@ -29,8 +29,8 @@ def models(args: list[str]) -> int:
     console.print(table)
     console.print(
         f"Of {len(listed)} families torch serves {_served(listed, 'torch')}, and OpenVINO"
-        f" {_served(listed, 'openvino')}: drafted greedy answers of small random models against generate of transformers"
-        f" {tested['transformers']}."
+        f" {_served(listed, 'openvino')}: drafted greedy answers of small random models against generate of"
+        f" transformers {tested['transformers']}."
     )
     return 0
 
