@@ -18,14 +18,14 @@ import typer
 import uvloop
 from rich.table import Table
 
+from draftwood_benchmarks.harness.gateway_process import running_gateway
+from draftwood_benchmarks.harness.machine import OtherLoad, warning
+from draftwood_benchmarks.harness.models import ChosenModel, ModelOptions, chosen_model
+from draftwood_benchmarks.harness.observers import observed
+from draftwood_benchmarks.harness.prompts import read_prompts
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, progress
+from draftwood_benchmarks.harness.server_process import server_process
 from draftwood_benchmarks.load.command import read_levels
-from draftwood_benchmarks.shared.gateway_process import running_gateway
-from draftwood_benchmarks.shared.machine import OtherLoad, warning
-from draftwood_benchmarks.shared.models import ChosenModel, ModelOptions, chosen_model
-from draftwood_benchmarks.shared.observers import observed
-from draftwood_benchmarks.shared.prompts import read_prompts
-from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console, progress
-from draftwood_benchmarks.shared.server_process import server_process
 from draftwood_client import AsyncClient, ChatMessage
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidInputError

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from draftwood_benchmarks.shared.server_process import ServerError
+from draftwood_benchmarks.harness.server_process import ServerError
 from draftwood_client import DraftwoodError as ClientError
 from draftwood_model_runner.errors import DraftwoodError, InvalidValueError
 

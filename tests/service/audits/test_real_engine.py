@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from draftwood_benchmarks.shared.prompts import read_questions
+from draftwood_benchmarks.harness.prompts import read_questions
 from draftwood_client import AsyncClient
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.runners.base import Predictions

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from draftwood_benchmarks.shared.report import BenchmarkError
+from draftwood_benchmarks.harness.report import BenchmarkError
 
 _SCRAPE_SECONDS = 5.0
 _FIRST_SECONDS = 0.5
