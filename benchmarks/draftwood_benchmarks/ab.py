@@ -70,7 +70,7 @@ def ab(
         bool,
         typer.Option(
             "--b-observed",
-            help="B sends traces of every call, metrics and logs to a collector, and its metrics are scraped every 5 s.",
+            help="B sends traces of all calls, metrics and logs to a collector, and its metrics are scraped.",
         ),
     ] = False,
     b_key: Annotated[
