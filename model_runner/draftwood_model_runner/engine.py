@@ -364,10 +364,10 @@ class Engine:
         else:
             tokens = np.concatenate([one.tokens(one.committed, n) for one, n in zip(sequences, sizes, strict=True)])
         chains = Chains(
-            pages=[self._pool.pages(one) for one in sequences],
-            contexts=np.array([one.committed for one in sequences], np.int32),
+            block_tables=[self._pool.pages(one) for one in sequences],
+            context_lens=np.array([one.committed for one in sequences], np.int32),
             tokens=tokens,
-            begins=np.cumsum([0, *sizes], dtype=np.int32),
+            cu_seqlens=np.cumsum([0, *sizes], dtype=np.int32),
             logits_from=np.array(sizes, np.int32) - np.int32(1),
         )
         return lay_out_trees(chains, drafts.trees, drafts.levels, self._policy.least_score(drafts))
@@ -522,7 +522,7 @@ class Engine:
 
 def _tree(batch: StepBatch, row: int, work: Work) -> tuple[Int32Array, Int32Array]:
     """Tokens and parents of the draft tree of a batch row with its root, the last token before it, which is node 0."""
-    root, end = int(batch.begins[row]) + work.tokens - 1, int(batch.begins[row + 1])
+    root, end = int(batch.cu_seqlens[row]) + work.tokens - 1, int(batch.cu_seqlens[row + 1])
     return batch.tokens[root:end], batch.parents[root:end] - np.int32(work.tokens - 1)
 
 
@@ -530,8 +530,8 @@ def _feedback(batch: StepBatch, works: SequenceOf[Work], predictions: Prediction
     """The predictions at all nodes: of each row, the last token of its chain and the draft tree under it."""
     before = np.array([work.tokens for work in works], np.int32) - np.int32(1)
     if not before.any():
-        return StepFeedback(batch.tokens, batch.parents, predictions.tokens, predictions.top_tokens, batch.begins)
-    begins = batch.begins - np.concatenate([np.zeros(1, np.int32), np.cumsum(before, dtype=np.int32)])
+        return StepFeedback(batch.tokens, batch.parents, predictions.tokens, predictions.top_tokens, batch.cu_seqlens)
+    begins = batch.cu_seqlens - np.concatenate([np.zeros(1, np.int32), np.cumsum(before, dtype=np.int32)])
     parents = batch.parents[batch.logit_rows] - np.repeat(before, sizes_between(begins))
     tokens = batch.tokens[batch.logit_rows]
     return StepFeedback(tokens, parents, predictions.tokens, predictions.top_tokens, begins)

@@ -77,11 +77,15 @@ class OverlappingRunner:
     def _chosen(self, batch: StepBatch, found: Predictions, choices: Choices) -> Any:
         """int32[R]; moves keys and values of what is accepted."""
         chosen = np.full(found.tokens.size, NOT_CHOSEN, np.int32)
-        slots, moves = batch.kv_slots(self.page_size), []
-        logit_begins = np.searchsorted(batch.logit_rows, batch.begins)
+        slots, moves = batch.slot_mapping(self.page_size), []
+        logit_begins = np.searchsorted(batch.logit_rows, batch.cu_seqlens)
         for row in (choices.kinds == MOST_PROBABLE).nonzero()[0]:
             rows = slice(logit_begins[row], logit_begins[row + 1])
-            root, begin, end = int(batch.logit_rows[rows.start]), int(batch.begins[row]), int(batch.begins[row + 1])
+            root, begin, end = (
+                int(batch.logit_rows[rows.start]),
+                int(batch.cu_seqlens[row]),
+                int(batch.cu_seqlens[row + 1]),
+            )
             chosen[rows] = found.tokens[rows]
             path = walk_predicted(batch.tokens[root:end], batch.parents[root:end] - (root - begin), chosen[rows])
             nodes = [node for _, node in path][:-1]

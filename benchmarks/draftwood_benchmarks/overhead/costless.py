@@ -102,11 +102,11 @@ class CostlessRunner:
 
     def begin(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> _Claimed:
         began = time.perf_counter()
-        first_pages = batch.pages[batch.page_begins[:-1]]
-        for row in np.flatnonzero(batch.contexts == 0).tolist():
-            token = int(batch.tokens[batch.begins[row]])
+        first_pages = batch.block_table[batch.cu_blocks[:-1]]
+        for row in np.flatnonzero(batch.context_lens == 0).tolist():
+            token = int(batch.tokens[batch.cu_seqlens[row]])
             self._text_of_page[first_pages[row]] = self._text_of_token.get(token, 0)
-        texts = np.repeat(self._text_of_page[first_pages], np.diff(batch.begins))[batch.logit_rows]
+        texts = np.repeat(self._text_of_page[first_pages], np.diff(batch.cu_seqlens))[batch.logit_rows]
         tokens, positions = batch.tokens[batch.logit_rows], batch.positions[batch.logit_rows]
         top_tokens = self._successors[tokens]
         right = self._texts[texts, positions] == tokens

@@ -72,11 +72,11 @@ class StepBatch:
             earlier than the token itself, -1 for the end of the context. A token attends to the context of its row, to
             its ancestors and to itself: the ancestor mask is the transitive closure of `parents`, which each runner
             builds in the form that its kernel takes.
-        begins: int32[S + 1]; the tokens of batch row s are `begins[s]` to `begins[s + 1]`.
-        contexts: int32[S], committed tokens; the i-th token of a row is entry `contexts[s] + i` of its KV cache.
-        pages: int32[P], the page tables of all rows, one after the other: entry e of the KV cache of a row is in row
-            e % page_size of the page at e // page_size in its table. A table may have more pages than the step needs.
-        page_begins: int32[S + 1]; the table of batch row s is from `page_begins[s]` to `page_begins[s + 1]`.
+        cu_seqlens: int32[S + 1]; the tokens of batch row s are `cu_seqlens[s]` to `cu_seqlens[s + 1]`.
+        context_lens: int32[S], committed tokens; the i-th token of a row is entry `context_lens[s] + i` of its KV cache.
+        block_table: int32[P], the pages of all rows, one row after the other: entry e of the KV cache of a batch row is
+            in slot e % page_size of its page number e // page_size. A row may have more pages than the step needs.
+        cu_blocks: int32[S + 1]; the pages of batch row s are from `cu_blocks[s]` to `cu_blocks[s + 1]`.
         logit_rows: int32[R], the tokens that need logits, ascending.
         made_up: the contexts were never computed: only the time of the step matters, and no state of it is kept.
     """
@@ -84,10 +84,10 @@ class StepBatch:
     tokens: Int32Array
     positions: Int32Array
     parents: Int32Array
-    begins: Int32Array
-    contexts: Int32Array
-    pages: Int32Array
-    page_begins: Int32Array
+    cu_seqlens: Int32Array
+    context_lens: Int32Array
+    block_table: Int32Array
+    cu_blocks: Int32Array
     logit_rows: Int32Array
     made_up: bool = False
 
@@ -99,21 +99,21 @@ class StepBatch:
     @property
     def rows(self) -> int:
         """S, the number of batch rows."""
-        return int(self.contexts.shape[0])
+        return int(self.context_lens.shape[0])
 
-    def kv_slots(self, page_size: int) -> npt.NDArray[np.int64]:
-        """int64[T]: where the keys and values of each token go: page * page_size + row."""
-        sizes = sizes_between(self.begins)
-        entries = np.arange(self.size) + np.repeat(self.contexts - self.begins[:-1], sizes)
-        pages = self.pages[entries // page_size + np.repeat(self.page_begins[:-1], sizes)]
+    def slot_mapping(self, page_size: int) -> npt.NDArray[np.int64]:
+        """int64[T]: where the keys and values of each token go: page * page_size + slot in the page."""
+        sizes = sizes_between(self.cu_seqlens)
+        entries = np.arange(self.size) + np.repeat(self.context_lens - self.cu_seqlens[:-1], sizes)
+        pages = self.block_table[entries // page_size + np.repeat(self.cu_blocks[:-1], sizes)]
         return pages.astype(np.int64) * page_size + entries % page_size
 
     @property
     def mean_context(self) -> int:
         """Committed tokens that a token of the step attends to, on average over the tokens."""
         if self.rows == 1:
-            return int(self.contexts[0])
-        return int(self.contexts @ sizes_between(self.begins)) // self.size
+            return int(self.context_lens[0])
+        return int(self.context_lens @ sizes_between(self.cu_seqlens)) // self.size
 
 
 class Logprobs(NamedTuple):

@@ -78,7 +78,7 @@ def test_keeps_the_accepted_entries_in_order(committed: int, accepted: list[int]
     kv = KVCache(LAYOUT, 4 * PAGE_SIZE)
     pages, others = np.array(order[:2], np.int32), np.array(order[2:], np.int32)
     write(kv, lay_out([chain(pages, 0, committed + 20), chain(others, 0, 20)]), [*range(committed + 20), *range(20)])
-    slots = lay_out([chain(pages, 0, 2 * PAGE_SIZE)]).kv_slots(PAGE_SIZE).astype(np.int32)
+    slots = lay_out([chain(pages, 0, 2 * PAGE_SIZE)]).slot_mapping(PAGE_SIZE).astype(np.int32)
     moves = [(committed + row, committed + i) for i, row in enumerate(accepted) if row != i]
     sources, targets = slots[np.array(moves, np.int32).reshape(-1, 2).T]
     kv.move(KVMoves(sources, targets, np.array([0, len(moves)], np.int32)))

@@ -102,16 +102,16 @@ class _Input:
 
 def step_inputs(batch: StepBatch) -> dict[str, npt.NDArray[Any]]:
     """The inputs of a converted model for one step, see `conversion.convert`; of integers of any size."""
-    ends = batch.contexts + batch.begins[1:] - batch.begins[:-1]
-    mask, mask_begins = tree_mask(batch.parents, batch.begins)
+    ends = batch.context_lens + batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]
+    mask, mask_begins = tree_mask(batch.parents, batch.cu_seqlens)
     return {
         "input_ids": batch.tokens[:, None],
         "position_ids": batch.positions[:, None],
         "logit_rows": batch.logit_rows,
-        "past_lens": batch.contexts,
-        "subsequence_begins": batch.begins,
-        "block_indices": batch.pages,
-        "block_indices_begins": batch.page_begins,
+        "past_lens": batch.context_lens,
+        "subsequence_begins": batch.cu_seqlens,
+        "block_indices": batch.block_table,
+        "block_indices_begins": batch.cu_blocks,
         "max_context_len": ends.max(),
         "qq_bias": mask,
         "qq_bias_begins": mask_begins,

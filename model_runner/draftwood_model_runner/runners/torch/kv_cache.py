@@ -112,11 +112,11 @@ class StepEntries:
 
     def __init__(self, kv: KVCache, batch: StepBatch) -> None:
         self._kv = kv
-        self._written = torch.from_numpy(batch.kv_slots(PAGE_SIZE)).to(kv.layout.device)
-        ends = (batch.contexts + batch.begins[1:] - batch.begins[:-1]).tolist()
-        tables = batch.page_begins.tolist()
+        self._written = torch.from_numpy(batch.slot_mapping(PAGE_SIZE)).to(kv.layout.device)
+        ends = (batch.context_lens + batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]).tolist()
+        tables = batch.cu_blocks.tolist()
         self._rows = [
-            _run_or_table(batch.pages[begin : begin + -(-end // PAGE_SIZE)], kv.layout.device)
+            _run_or_table(batch.block_table[begin : begin + -(-end // PAGE_SIZE)], kv.layout.device)
             for begin, end in zip(tables, ends, strict=False)
         ]
 

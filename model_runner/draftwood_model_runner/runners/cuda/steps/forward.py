@@ -141,7 +141,9 @@ class Forward:
             tokens, parts = padded_size(batch.size), tiles.parts.shape[0] * 5 // 4
             # At least as many words as in the others, so that the kernel is the same.
             words, levels = max(tiles.words.shape[1], self._fixed.arrays.word_capacity), LEVELS if self._exact else 0
-            self._large = Workspace(self._shapes, tokens, words, parts, rows, 2 * batch.pages.size, self.device, levels)
+            self._large = Workspace(
+                self._shapes, tokens, words, parts, rows, 2 * batch.block_table.size, self.device, levels
+            )
         self._large.arrays.fill(batch, tiles, batch.size, choices)
         return Ready(self._large, batch.size, wanted, wanted, rows, fixed=False)
 

@@ -74,7 +74,7 @@ class StepArrays:
         """Whether a step can be filled in."""
         return (
             batch.size <= self.capacity
-            and batch.pages.size <= self.page_capacity
+            and batch.block_table.size <= self.page_capacity
             and tiles.words.shape[1] <= self.word_capacity
             and tiles.parts.shape[0] <= self.part_capacity
         )
@@ -94,7 +94,7 @@ class StepArrays:
         ):
             host[name][:n], host[name][n:padded] = values, 0
         host["logit_rows"][:wanted], host["logit_rows"][wanted:padded] = batch.logit_rows, 0
-        host["slots"][:n], host["slots"][n:padded] = batch.kv_slots(PAGE_SIZE), -1
+        host["slots"][:n], host["slots"][n:padded] = batch.slot_mapping(PAGE_SIZE), -1
         host["prefixes"][:n] = tiles.prefixes
         host["words"][:n, : tiles.words.shape[1]] = tiles.words
         if tiles.paths is not None:
@@ -104,20 +104,20 @@ class StepArrays:
         if choices is not None:
             host["kinds"][:rows] = choices.kinds
             begins = host["logit_begins"][: rows + 1]
-            begins[:] = np.searchsorted(batch.logit_rows, batch.begins)
+            begins[:] = np.searchsorted(batch.logit_rows, batch.cu_seqlens)
             host["parents"][:n] = _node_parents(batch, begins)
         pages = host["pages"]
-        pages[: batch.pages.size] = batch.pages
-        self.buffer.send(until="pages", size=batch.pages.size)
+        pages[: batch.block_table.size] = batch.block_table
+        self.buffer.send(until="pages", size=batch.block_table.size)
 
 
 def _node_parents(batch: StepBatch, logit_begins: npt.NDArray[Any]) -> Int32Array:
     """int32[T]: for each token behind the first of its batch row that needs logits the token of the step that it
     follows, else -1."""
-    sizes = np.diff(batch.begins)
-    begins = np.repeat(batch.begins[:-1], sizes)
+    sizes = np.diff(batch.cu_seqlens)
+    begins = np.repeat(batch.cu_seqlens[:-1], sizes)
     first = logit_begins[:-1]
     has_logits = first < logit_begins[1:]
-    roots = np.where(has_logits, batch.logit_rows[np.minimum(first, batch.logit_rows.size - 1)], batch.begins[1:])
+    roots = np.where(has_logits, batch.logit_rows[np.minimum(first, batch.logit_rows.size - 1)], batch.cu_seqlens[1:])
     is_node = np.arange(batch.size) > np.repeat(roots, sizes)
     return np.where(is_node, batch.parents + begins, -1).astype(np.int32)

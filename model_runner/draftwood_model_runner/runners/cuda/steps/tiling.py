@@ -67,14 +67,14 @@ NO_TILES = Tiles(
 
 def divide(batch: StepBatch, division: Division) -> Tiles:
     """The attention of a step in parts, at most `division.most_parts`."""
-    chains, begins = np.empty(batch.rows, np.int32), batch.begins
+    chains, begins = np.empty(batch.rows, np.int32), batch.cu_seqlens
     most_nodes = set_chains(batch.parents, begins, chains)
     words = np.zeros((batch.size, max(1, -(-most_nodes // WORD))), np.int64)
     prefixes = np.empty(batch.size, np.int32)
-    _see(batch.parents, begins, batch.contexts, chains, prefixes, words)
+    _see(batch.parents, begins, batch.context_lens, chains, prefixes, words)
     parts = np.empty((division.most_parts(batch.size), 8), np.int32)
     token_parts = np.zeros((batch.size, 5), np.int32)
-    count = _fill(begins, batch.contexts, batch.page_begins, chains, prefixes, *division, parts, token_parts)
+    count = _fill(begins, batch.context_lens, batch.cu_blocks, chains, prefixes, *division, parts, token_parts)
     return Tiles(parts[:count], token_parts, prefixes, words)
 
 
@@ -96,7 +96,7 @@ def set_chains(parents: Int32Array, begins: Int32Array, chains: Int32Array) -> i
 def _see(
     parents: Int32Array,
     begins: Int32Array,
-    contexts: Int32Array,
+    context_lens: Int32Array,
     chains: Int32Array,
     prefixes: Int32Array,
     words: npt.NDArray[np.int64],
@@ -107,7 +107,7 @@ def _see(
         for i in range(begins[row + 1] - begin):
             parent = parents[begin + i]
             if i < chain or parent < chain:
-                prefixes[begin + i] = contexts[row] + (i if i < chain else parent) + 1
+                prefixes[begin + i] = context_lens[row] + (i if i < chain else parent) + 1
             else:
                 prefixes[begin + i] = prefixes[begin + parent]
                 words[begin + i] = words[begin + parent]
@@ -119,8 +119,8 @@ def _see(
 @numba.njit(cache=True, nogil=True)
 def _fill(
     begins: Int32Array,
-    contexts: Int32Array,
-    page_begins: Int32Array,
+    context_lens: Int32Array,
+    cu_blocks: Int32Array,
     chains: Int32Array,
     prefixes: Int32Array,
     tile: int,
@@ -132,11 +132,11 @@ def _fill(
     work: int = 1
     for row in range(chains.shape[0]):
         tiles = (begins[row + 1] - begins[row] + tile - 1) // tile
-        work += tiles * (contexts[row] + chains[row])
+        work += tiles * (context_lens[row] + chains[row])
     part: int = 0
     for row in range(chains.shape[0]):
         first, end = begins[row], begins[row + 1]
-        nodes_begin = contexts[row] + chains[row]
+        nodes_begin = context_lens[row] + chains[row]
         while first < end:
             last = min(first + tile, end) - 1
             reads = 0
@@ -147,12 +147,12 @@ def _fill(
             nodes = last + 1 - begins[row] - chains[row]
             for run in range(runs):
                 at = parts[part + run]
-                at[0], at[1], at[2] = first, last + 1 - first, page_begins[row]
+                at[0], at[1], at[2] = first, last + 1 - first, cu_blocks[row]
                 at[3], at[4] = min(run * length, reads), min((run + 1) * length, reads)
                 at[5], at[6] = nodes_begin, nodes_begin
                 if run == runs - 1 and nodes > 0:
                     at[6] = nodes_begin + nodes
-                at[7] = begins[row] - contexts[row]
+                at[7] = begins[row] - context_lens[row]
             for token in range(first, last + 1):
                 token_parts[token, 0], token_parts[token, 1], token_parts[token, 2] = part, runs, token - first
             part += runs

@@ -126,7 +126,7 @@ def _drafted(module: Any, layout: KVLayout, tokens: Int32Array, tree: DraftTree,
     drafted = BatchRow(pages, root, tokens[root:_CONTEXT], tree, logits_from=1)
     batch = lay_out([drafted])
     logits = forward(module, batch, kv)[[0, *(1 + node for node in nodes)]].clone()
-    slots = batch.kv_slots(PAGE_SIZE)[2:].astype(np.int32)
+    slots = batch.slot_mapping(PAGE_SIZE)[2:].astype(np.int32)
     accepted = nodes[:-1]
     kv.move(KVMoves(slots[accepted], slots[: len(accepted)], np.array([0, len(accepted)], np.int32)))
     last = BatchRow(pages, _CONTEXT + _PATH - 1, tokens[-1:], EMPTY_TREE, logits_from=0)
