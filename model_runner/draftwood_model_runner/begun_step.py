@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from draftwood_model_runner.runners.base import Predictions, StepBatch, StepInFlight
-from draftwood_model_runner.scheduling.scheduler import Work
+from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence, SequenceState
 
 
@@ -17,16 +17,16 @@ class BegunStep(NamedTuple):
     """What the device computes, and for whom.
 
     Attributes:
-        work: what its sequences compute.
-        runs: of each sequence, see `Sequence.runs`.
+        scheduled: what its sequences compute.
+        slot_generations: of each sequence, see `Sequence.slot_generation`.
         kept: bool[S], the batch rows whose accepted keys and values the runner moves; None for no row.
         started: on the clock of `time.perf_counter`.
         host_seconds: that it took to schedule, to draft and to begin.
     """
 
     batch: StepBatch
-    work: SequenceOf[Work]
-    runs: SequenceOf[int]
+    scheduled: SequenceOf[ScheduledSequence]
+    slot_generations: SequenceOf[int]
     kept: npt.NDArray[np.bool_] | None
     on_device: StepInFlight
     started: float
@@ -34,26 +34,26 @@ class BegunStep(NamedTuple):
 
     @property
     def sequences(self) -> set[Sequence]:
-        return {work.sequence for work in self.work}
+        return {work.sequence for work in self.scheduled}
 
     @property
     def can_overlap(self) -> bool:
         """Whether another step may begin before this one ends: nothing that is left to the host needs its logits."""
         if self.kept is None:
             return False
-        writes = np.array([work.reaches_end for work in self.work])
-        masked = any(work.sequence.grammar is not None for work in self.work)
+        writes = np.array([work.reaches_end for work in self.scheduled])
+        masked = any(work.sequence.grammar is not None for work in self.scheduled)
         return not masked and bool(self.kept[writes].all())
 
     @property
     def only_decodes(self) -> bool:
         """No sequence reads more than its latest token, beside its draft."""
-        return all(work.tokens == 1 for work in self.work)
+        return all(work.tokens == 1 for work in self.scheduled)
 
     def is_valid(self, row: int) -> bool:
         """Whether the sequence of a batch row still has the slot that it had when the step began."""
-        sequence = self.work[row].sequence
-        return sequence.state is SequenceState.RUNNING and sequence.runs == self.runs[row]
+        sequence = self.scheduled[row].sequence
+        return sequence.state is SequenceState.RUNNING and sequence.slot_generation == self.slot_generations[row]
 
 
 class Computed(NamedTuple):

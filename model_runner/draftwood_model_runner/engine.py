@@ -33,7 +33,7 @@ from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import StepOutput, VerifiedTree
 from draftwood_model_runner.redecoding import Redecoding
 from draftwood_model_runner.runners.base import (
-    KVMoves,
+    KVCompaction,
     OverlappingRunner,
     Predictions,
     StatefulRunner,
@@ -50,7 +50,7 @@ from draftwood_model_runner.sampling.sequence_writer import AcceptedPath, Sequen
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from draftwood_model_runner.sampling.verify import follow_all
 from draftwood_model_runner.scheduling.kv_pool import KVPool, KVUse
-from draftwood_model_runner.scheduling.scheduler import Plan, Scheduler, Work
+from draftwood_model_runner.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_model_runner.statistics import EngineCounts
 from draftwood_strategies.base import StepFeedback
@@ -119,8 +119,8 @@ class Engine:
         self._runner = model.factory.runner(capacity, config.threads)
         states = self._runner.states if isinstance(self._runner, StatefulRunner) else None
         self._pool = KVPool(self._runner.pages, self._runner.page_size, config.prefix_cache, states)
-        rides_along = self._runner.rides_along
-        shared_chunk = config.prefill_chunk if rides_along else config.shared_prefill_chunk
+        mixed_batches = self._runner.mixed_batches
+        shared_chunk = config.prefill_chunk if mixed_batches else config.shared_prefill_chunk
         self._scheduler = Scheduler(
             self._pool, config.max_running, config.prefill_chunk, shared_chunk, config.tenant_weights
         )
@@ -257,12 +257,12 @@ class Engine:
             self._redecoding.pause()
         outputs = self._expire(started)
         earlier, self._in_flight = self._in_flight, None
-        most = self._overlap.most(self.running)
-        plan = self._schedule(started, () if earlier is None else earlier.sequences, most)
+        microbatch = self._overlap.microbatch(self.running)
+        plan = self._schedule(started, () if earlier is None else earlier.sequences, microbatch)
         begun = self._begin(plan, started, outputs)
         if earlier is not None:
             self._end_step(earlier, outputs)
-        if begun is not None and most is not None and begun.can_overlap:
+        if begun is not None and microbatch is not None and begun.can_overlap:
             self._in_flight = begun
             self._halves += 1
         elif begun is not None:
@@ -273,24 +273,24 @@ class Engine:
         self._step_seconds += time.perf_counter() - started
         return outputs
 
-    def _begin(self, plan: Plan, started: float, outputs: list[StepOutput]) -> BegunStep | None:
+    def _begin(self, plan: SchedulerOutput, started: float, outputs: list[StepOutput]) -> BegunStep | None:
         """Begins the step of a plan; None if there is nothing to do, or the step failed, which `outputs` tells then."""
-        stand_back = plan.prompts_wait and not self._runner.rides_along
-        drafts = self._policy.propose(plan.work, stand_back)
-        if not drafts.work:
+        prefill_first = plan.prompts_wait and not self._runner.mixed_batches
+        drafts = self._policy.propose(plan.scheduled, prefill_first)
+        if not drafts.scheduled:
             return None
         batch = self._lay_out(drafts)
         try:
-            choices = self._choices(batch, drafts.work) if self._runner.chooses else None
+            choices = self._choices(batch, drafts.scheduled) if self._runner.chooses else None
             begun = self._hand_over(batch, drafts, choices)
         except DeviceLostError:
             raise
         except Exception as error:
-            outputs += self._failed(drafts.work, error)
+            outputs += self._failed(drafts.scheduled, error)
             return None
         kept = None if choices is None else choices.kinds != ON_HOST
-        runs = [work.sequence.runs for work in drafts.work]
-        return BegunStep(batch, drafts.work, runs, kept, begun, started, time.perf_counter() - started)
+        runs = [work.sequence.slot_generation for work in drafts.scheduled]
+        return BegunStep(batch, drafts.scheduled, runs, kept, begun, started, time.perf_counter() - started)
 
     def _end_step(self, step: BegunStep, outputs: list[StepOutput]) -> None:
         """Waits for a step, and adds what its sequences write to `outputs`."""
@@ -303,21 +303,21 @@ class Engine:
         except DeviceLostError:
             raise
         except Exception as error:
-            outputs += self._failed([work for row, work in enumerate(step.work) if step.is_valid(row)], error)
+            outputs += self._failed([work for row, work in enumerate(step.scheduled) if step.is_valid(row)], error)
             return
-        outputs += self._commit(verified, seconds, len(step.work))
+        outputs += self._commit(verified, seconds, len(step.scheduled))
         ended = time.perf_counter()
         if step.only_decodes:
             self._overlap.observe(step.batch, step.host_seconds + ended - began)
         self._steps += 1
         self._model_seconds += seconds
         taken = ended - step.started
-        for work in step.work:
+        for work in step.scheduled:
             stats = work.sequence.stats
             stats.model_seconds += seconds
             stats.step_seconds += taken
 
-    def _failed(self, work: SequenceOf[Work], error: Exception) -> list[StepOutput]:
+    def _failed(self, work: SequenceOf[ScheduledSequence], error: Exception) -> list[StepOutput]:
         """What becomes of the sequences of a step that failed: fewer run for a while, or they end."""
         if isinstance(error, DeviceMemoryError) and self._scheduler.run_fewer():
             _log.warning("%s; %d sequences run at once for now", error, self._scheduler.max_running)
@@ -339,10 +339,10 @@ class Engine:
 
         return [self._end(sequence, late(sequence)) for sequence in self._scheduler.overdue(now)]
 
-    def _schedule(self, now: float, in_flight: Collection[Sequence], most: int | None) -> Plan:
+    def _schedule(self, now: float, in_flight: Collection[Sequence], microbatch: int | None) -> SchedulerOutput:
         """The plan of the step; its sequences get what they need to draft and to write."""
-        plan = self._scheduler.schedule(in_flight, most)
-        for work in plan.work:
+        plan = self._scheduler.schedule(in_flight, microbatch)
+        for work in plan.scheduled:
             if work.sequence not in self._writers:
                 self._start(work.sequence, now)
         return plan
@@ -357,8 +357,8 @@ class Engine:
 
     def _lay_out(self, drafts: Drafts) -> StepBatch:
         """The flat batch: of each draft, the nodes that are worth their time."""
-        sizes = [work.tokens for work in drafts.work]
-        sequences = [work.sequence for work in drafts.work]
+        sizes = [work.tokens for work in drafts.scheduled]
+        sequences = [work.sequence for work in drafts.scheduled]
         if all(one.committed + 1 == one.length for one in sequences):  # all decode
             tokens = np.array([one.last_token for one in sequences], np.int32)
         else:
@@ -372,7 +372,7 @@ class Engine:
         )
         return lay_out_trees(chains, drafts.trees, drafts.levels, self._policy.least_score(drafts))
 
-    def _choices(self, batch: StepBatch, works: SequenceOf[Work]) -> Choices:
+    def _choices(self, batch: StepBatch, works: SequenceOf[ScheduledSequence]) -> Choices:
         """How a runner that chooses tokens does so for each sequence."""
         rows: list[ScoreRules | int] = []
         logprobs: list[int | None] = []
@@ -393,14 +393,14 @@ class Engine:
 
     def _verify(self, step: BegunStep, predictions: Predictions, outputs: list[StepOutput]) -> _Verified:
         """What each sequence writes. A sequence that fails is ended, and its last output added to `outputs`."""
-        feedback = _feedback(step.batch, step.work, predictions)
+        feedback = _feedback(step.batch, step.scheduled, predictions)
         nodes, tokens = np.empty((2, feedback.tokens.shape[0]), np.int32)
-        ends = np.empty(len(step.work), np.int32)
+        ends = np.empty(len(step.scheduled), np.int32)
         follow_all(feedback.tokens, feedback.parents, feedback.begins, feedback.predictions, nodes, tokens, ends)
         nodes_of, tokens_of, begin = nodes.tolist(), tokens.tolist(), 0
         chosen = self._choose(step, feedback, predictions)
         verified = _Verified(feedback, [], [], [], [], [])
-        for row, (work, end) in enumerate(zip(step.work, ends.tolist(), strict=True)):
+        for row, (work, end) in enumerate(zip(step.scheduled, ends.tolist(), strict=True)):
             path_of, begin = slice(begin, end), end
             if not step.is_valid(row):
                 continue
@@ -433,12 +433,12 @@ class Engine:
         def verify(rows: list[int]) -> list[AcceptedPath | Exception]:
             found = []
             for row in rows:
-                own, writer = feedback.of_row(row), self._writers[step.work[row].sequence]
+                own, writer = feedback.of_row(row), self._writers[step.scheduled[row].sequence]
                 args = feedback.tokens[own], feedback.parents[own], predictions.of_rows(own)
                 found.append(_unless_it_fails(partial(writer.verify, *args)))
             return found
 
-        writers = [self._writers.get(work.sequence) if work.reaches_end else None for work in step.work]
+        writers = [self._writers.get(work.sequence) if work.reaches_end else None for work in step.scheduled]
         sampling = [row for row, writer in enumerate(writers) if writer is not None and not writer.follows_predictions]
         rows = [row for row in sampling if step.is_valid(row)]
         if not rows:
@@ -462,7 +462,7 @@ class Engine:
         if not sources:
             return
         try:
-            self._runner.keep(KVMoves(*(np.array(part, np.int32) for part in (sources, targets, begins))))
+            self._runner.compact_kv(KVCompaction(*(np.array(part, np.int32) for part in (sources, targets, begins))))
         except DeviceMemoryError as error:  # no smaller step helps: what was accepted is not where it belongs
             raise ModelError(str(error)) from error
 
@@ -497,7 +497,7 @@ class Engine:
                 output.sequence.grammar.prepare(self._masking)
         return outputs
 
-    def _fail(self, works: SequenceOf[Work], cause: Exception) -> list[StepOutput]:
+    def _fail(self, works: SequenceOf[ScheduledSequence], cause: Exception) -> list[StepOutput]:
         """Ends the sequences of a step that failed in the model."""
         _log.error("the model failed in a step of %d sequences", len(works), exc_info=cause)
         outputs = []
@@ -520,13 +520,13 @@ class Engine:
         self._policy.close(sequence)
 
 
-def _tree(batch: StepBatch, row: int, work: Work) -> tuple[Int32Array, Int32Array]:
+def _tree(batch: StepBatch, row: int, work: ScheduledSequence) -> tuple[Int32Array, Int32Array]:
     """Tokens and parents of the draft tree of a batch row with its root, the last token before it, which is node 0."""
     root, end = int(batch.cu_seqlens[row]) + work.tokens - 1, int(batch.cu_seqlens[row + 1])
     return batch.tokens[root:end], batch.parents[root:end] - np.int32(work.tokens - 1)
 
 
-def _feedback(batch: StepBatch, works: SequenceOf[Work], predictions: Predictions) -> StepFeedback:
+def _feedback(batch: StepBatch, works: SequenceOf[ScheduledSequence], predictions: Predictions) -> StepFeedback:
     """The predictions at all nodes: of each row, the last token of its chain and the draft tree under it."""
     before = np.array([work.tokens for work in works], np.int32) - np.int32(1)
     if not before.any():

@@ -48,7 +48,8 @@ class Sequence:
         grammar: the compiled `request.format`, at its beginning; None for any output.
         output: the tokens written so far.
         committed: how many tokens of prompt + output have their keys and values in the KV cache.
-        runs: how often it got a slot. A step that began in an earlier run has no keys and values for this one.
+        slot_generation: how often it got a slot. A step that began with an earlier slot has no keys and values for this
+            one.
         stats: metrics.
     """
 
@@ -58,7 +59,7 @@ class Sequence:
     state: SequenceState = SequenceState.WAITING
     output: list[int] = field(default_factory=list)
     committed: int = 0
-    runs: int = 0
+    slot_generation: int = 0
     stats: SequenceStats = field(default_factory=SequenceStats)
     _prompt_tokens: int = field(init=False)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwood_model_runner.runners.base import DraftLimits, KVMoves, Predictions, Runner, StepBatch
+from draftwood_model_runner.runners.base import DraftLimits, KVCompaction, Predictions, Runner, StepBatch
 from draftwood_model_runner.runners.choices import MOST_PROBABLE, NOT_CHOSEN, Choices
 from draftwood_model_runner.sampling.verify import walk_predicted
 
@@ -43,7 +43,7 @@ class OverlappingRunner:
     begin_errors: list[Exception | None] = field(default_factory=list)
     wait_errors: list[Exception | None] = field(default_factory=list)
     chooses: bool = True
-    rides_along: bool = True
+    mixed_batches: bool = True
 
     @property
     def pages(self) -> int:
@@ -56,8 +56,8 @@ class OverlappingRunner:
     def draft_limits(self, position: int) -> DraftLimits:
         return self.runner.draft_limits(position)
 
-    def keep(self, moves: KVMoves) -> None:
-        self.runner.keep(moves)
+    def compact_kv(self, moves: KVCompaction) -> None:
+        self.runner.compact_kv(moves)
 
     def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
         return self.begin(batch, top_k, choices).wait()[0]
@@ -94,5 +94,5 @@ class OverlappingRunner:
         if any(one.size for one in moves):
             begins = np.cumsum([0, *(len(one) for one in moves)]).astype(np.int32)
             sources, targets = np.concatenate(moves).T.copy()
-            self.runner.keep(KVMoves(sources, targets, begins))
+            self.runner.compact_kv(KVCompaction(sources, targets, begins))
         return chosen

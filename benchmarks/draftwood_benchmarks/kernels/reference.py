@@ -131,7 +131,7 @@ def attended(
     rows = max(64 if many_rows else 16, 1 << (group - 1).bit_length())
     division = Division(rows // group, programs)
     tiles = divide_exactly(batch, division.tile) if exact else divide(batch, division)
-    parts, words = tiles.parts.shape[0], tiles.words.shape[1]
+    parts, words = tiles.parts.shape[0], tiles.ancestor_bitmask.shape[1]
     assert exact or parts <= division.most_parts(batch.size)
     arrays = StepArrays(size, words, parts, batch.block_table.size, device, LEVELS if exact else 0)
     arrays.fill(batch, tiles, size)

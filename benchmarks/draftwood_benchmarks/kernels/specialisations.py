@@ -86,7 +86,9 @@ def _step(variant: Variant, capability: int) -> None:
     division, levels = Division(variant.rows // _GROUP, 2), LEVELS if variant.exact else 0
     tiles = divide_exactly(batch, division.tile) if variant.exact else divide(batch, division)
     kv = KVPages((shape,), variant.dtype, CPU, 4 * PAGE_SIZE)
-    space = Workspace((shape,), batch.size, tiles.words.shape[1], tiles.parts.shape[0], variant.rows, 4, CPU, levels)
+    space = Workspace(
+        (shape,), batch.size, tiles.ancestor_bitmask.shape[1], tiles.parts.shape[0], variant.rows, 4, CPU, levels
+    )
     masks = TokenMasks(np.full(batch.size, NO_MASK, np.int32), np.zeros((1, _VOCAB // 32), np.int32))
     rules = ScoreRules(1.0, 5, 0.9, 0.1, 1, 1.1, 0.1, 0.1, 9, zeros, zeros, zeros.astype(np.float32), zeros, masks)
     choices = Choices.of([rules])

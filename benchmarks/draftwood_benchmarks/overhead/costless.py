@@ -14,7 +14,7 @@ import numpy as np
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
-from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
+from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVCompaction, Predictions, StepBatch
 from draftwood_model_runner.runners.choices import Choices
 from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
 from draftwood_strategies.native import Int32Array
@@ -79,7 +79,7 @@ class CostlessRunner:
 
     page_size = _PAGE_SIZE
     chooses = False
-    rides_along = False
+    mixed_batches = False
 
     def __init__(self, texts: Int32Array, takes_time: bool = False) -> None:
         self.takes_time = takes_time
@@ -116,7 +116,7 @@ class CostlessRunner:
         self.seconds += time.perf_counter() - began
         return _Claimed(predictions, self)
 
-    def keep(self, moves: KVMoves) -> None:
+    def compact_kv(self, moves: KVCompaction) -> None:
         """There are no keys and values."""
 
 

@@ -73,7 +73,8 @@ class StepBatch:
             its ancestors and to itself: the ancestor mask is the transitive closure of `parents`, which each runner
             builds in the form that its kernel takes.
         cu_seqlens: int32[S + 1]; the tokens of batch row s are `cu_seqlens[s]` to `cu_seqlens[s + 1]`.
-        context_lens: int32[S], committed tokens; the i-th token of a row is entry `context_lens[s] + i` of its KV cache.
+        context_lens: int32[S], committed tokens; the i-th token of a row is entry `context_lens[s] + i` of its KV
+            cache.
         block_table: int32[P], the pages of all rows, one row after the other: entry e of the KV cache of a batch row is
             in slot e % page_size of its page number e // page_size. A row may have more pages than the step needs.
         cu_blocks: int32[S + 1]; the pages of batch row s are from `cu_blocks[s]` to `cu_blocks[s + 1]`.
@@ -191,7 +192,7 @@ class Predictions(NamedTuple):
         return np.ascontiguousarray(self.top_tokens[:, :k])
 
 
-class KVMoves(NamedTuple):
+class KVCompaction(NamedTuple):
     """Keys and values of accepted draft tokens that move to their final place, in every layer.
 
     `targets` ascend within a sequence, and no slot is a target before it was read as a source.
@@ -232,7 +233,7 @@ class Runner(Protocol):
         """Whether it chooses tokens itself and keeps what is accepted. If not, all choices are left to the host."""
 
     @property
-    def rides_along(self) -> bool:
+    def mixed_batches(self) -> bool:
         """Whether decoding sequences add next to nothing to a step that reads a prompt, as on a GPU. If not, they skip
         some of these steps, and draft in none."""
 
@@ -245,14 +246,14 @@ class Runner(Protocol):
         Args:
             top_k: how many most probable tokens to return for each row of logits, at least.
             choices: how tokens are chosen, for a runner that `chooses`. It walks the draft trees of these rows along
-                the tokens that it chooses, and moves keys and values of accepted nodes as `keep` does.
+                the tokens that it chooses, and moves keys and values of accepted nodes as `compact_kv` does.
 
         Raises:
             DeviceMemoryError: the device had no memory for it; nothing was written, and a smaller step may fit.
             DeviceLostError: the device computes nothing more for this process.
         """
 
-    def keep(self, moves: KVMoves) -> None:
+    def compact_kv(self, moves: KVCompaction) -> None:
         """Moves keys and values of accepted draft tokens behind the committed ones.
 
         Raises:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, KVShape, Predictions, StepBatch
+from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVCompaction, KVShape, Predictions, StepBatch
 from draftwood_model_runner.runners.choices import Choices
 from draftwood_model_runner.runners.cuda.device.buffer import sent
 from draftwood_model_runner.runners.cuda.first_steps import compile_choosing
@@ -51,7 +51,7 @@ class CudaRunner:
 
     page_size: ClassVar[int] = PAGE_SIZE
     chooses: ClassVar[bool] = True
-    rides_along: ClassVar[bool] = True
+    mixed_batches: ClassVar[bool] = True
 
     def __init__(self, module: Any, layout: CudaLayout, kv_tokens: int, graphs: bool = True) -> None:
         self._kv = KVPages(layout.shapes, layout.dtype, layout.device, kv_tokens)
@@ -87,7 +87,7 @@ class CudaRunner:
         return CudaStep(results, clock, what)
 
     @torch.inference_mode()
-    def keep(self, moves: KVMoves) -> None:
+    def compact_kv(self, moves: KVCompaction) -> None:
         slots: npt.NDArray[Any] = np.stack([moves.sources, moves.targets], 1).astype(np.int64)
         with device_errors("moving keys and values"):
             arrays = sent({"slots": slots, "begins": moves.begins, "counts": np.diff(moves.begins)}, self._device)

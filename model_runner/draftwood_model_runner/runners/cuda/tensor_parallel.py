@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from draftwood_model_runner.errors import DeviceLostError, DeviceMemoryError
 from draftwood_model_runner.runners.base import (
     DraftLimits,
-    KVMoves,
+    KVCompaction,
     OverlappingRunner,
     Predictions,
     RunnerFactory,
@@ -111,7 +111,7 @@ class LeadingRunner:
         self.pages: int = runner.pages
         self.page_size: int = runner.page_size
         self.chooses: bool = runner.chooses
-        self.rides_along: bool = runner.rides_along
+        self.mixed_batches: bool = runner.mixed_batches
 
     def draft_limits(self, position: int) -> DraftLimits:
         return self._runner.draft_limits(position)
@@ -126,10 +126,10 @@ class LeadingRunner:
         with _all_or_none():
             return LeadingStep(self._runner.begin(batch, top_k, choices))
 
-    def keep(self, moves: KVMoves) -> None:
-        self._ranks.send((self._number, "keep", moves))
+    def compact_kv(self, moves: KVCompaction) -> None:
+        self._ranks.send((self._number, "compact_kv", moves))
         with _all_or_none():
-            self._runner.keep(moves)
+            self._runner.compact_kv(moves)
 
 
 class LeadingFactory:

@@ -71,7 +71,7 @@ def paired(batch: StepBatch, inputs: dict[str, npt.NDArray[Any]], spare_page: in
 
 
 def _with_spare_page(batch: StepBatch, single: npt.NDArray[np.bool_], spare_page: int) -> tuple[Int32Array, Int32Array]:
-    """`block_table` and `cu_blocks` of the batch, with the spare page behind those of each full sequence of one token."""
+    """`block_table` and `cu_blocks`, with the spare page behind the pages of each full sequence of one token."""
     full = single & (batch.context_lens + 1 == PAGE_SIZE * np.diff(batch.cu_blocks))
     if not full.any():
         return batch.block_table, batch.cu_blocks

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
+from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVCompaction, Predictions, StepBatch
 from draftwood_model_runner.runners.choices import Choices
 from draftwood_model_runner.runners.host.most_probable import most_probable
 from draftwood_model_runner.runners.logit_rows import check_rows
@@ -36,7 +36,7 @@ class OpenVinoRunner:
     """
 
     chooses: ClassVar[bool] = False
-    rides_along: ClassVar[bool] = False
+    mixed_batches: ClassVar[bool] = False
 
     def __init__(
         self, compiled: ov.CompiledModel, layout: PageLayout, window: int | None, kv_tokens: int, threads: int = 1
@@ -73,7 +73,7 @@ class OpenVinoRunner:
         check_rows(logits.shape, batch.logit_rows.size)
         return Predictions(logits, *most_probable(logits, top_k, self._threads))
 
-    def keep(self, moves: KVMoves) -> None:
+    def compact_kv(self, moves: KVCompaction) -> None:
         self._kv.move(moves)
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
+from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVCompaction, Predictions, StepBatch
 from draftwood_model_runner.runners.capacity.kv_capacity import default_capacity
 from draftwood_model_runner.runners.capacity.threads import default_threads
 from draftwood_model_runner.runners.choices import Choices
@@ -34,7 +34,7 @@ class TorchRunner:
     """
 
     chooses: ClassVar[bool] = False
-    rides_along: ClassVar[bool] = False
+    mixed_batches: ClassVar[bool] = False
 
     def __init__(self, module: Any, layout: KVLayout, kv_tokens: int, threads: int | None = None) -> None:
         self._module = module
@@ -57,7 +57,7 @@ class TorchRunner:
             return Predictions(logits, *most_probable(logits, top_k, self._threads))  # waits for the device
 
     @torch.inference_mode()
-    def keep(self, moves: KVMoves) -> None:
+    def compact_kv(self, moves: KVCompaction) -> None:
         with device_errors("moving keys and values"):
             self._kv.move(moves)
 

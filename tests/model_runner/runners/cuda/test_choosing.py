@@ -98,7 +98,7 @@ def chosen_by_kernels(
         for layer in kv.layers:
             layer.copy_(torch.arange(layer.numel()).view(layer.shape))
     tiles = divide(step, Division(8, 1))
-    arrays = StepArrays(step.size, tiles.words.shape[1], tiles.parts.shape[0], step.block_table.size, CPU)
+    arrays = StepArrays(step.size, tiles.ancestor_bitmask.shape[1], tiles.parts.shape[0], step.block_table.size, CPU)
     choices = Choices.of(rules)
     arrays.fill(step, tiles, step.size, choices)
     chosen = torch.stack([torch.zeros(step.size), logits.argmax(1)], 1).to(torch.int32)
@@ -209,7 +209,7 @@ def test_log_probabilities() -> None:
     ]
     step = lay_out(rows)
     tiles = divide(step, Division(8, 1))
-    arrays = StepArrays(step.size, tiles.words.shape[1], tiles.parts.shape[0], step.block_table.size, CPU)
+    arrays = StepArrays(step.size, tiles.ancestor_bitmask.shape[1], tiles.parts.shape[0], step.block_table.size, CPU)
     choices = Choices.of([ON_HOST, MOST_PROBABLE, MOST_PROBABLE, MOST_PROBABLE], [None, 2, None, 0])
     arrays.fill(step, tiles, step.size, choices)
     logits = made_up_logits(random, 9, coarse=False)

@@ -83,7 +83,7 @@ def run(
     )
     if halves:
         patched: Any = engine
-        patched._overlap.most = lambda running: -(-running // 2)
+        patched._overlap.microbatch = lambda running: -(-running // 2)
     stop = StopParams(NEW_TOKENS, min_tokens=3)
     sequences = [
         make_sequence(str(i), np.array(prompt, np.int32), stop, sampling, strategy=strategy, max_draft_nodes=12)

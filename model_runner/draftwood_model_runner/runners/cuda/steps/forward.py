@@ -27,7 +27,7 @@ many that decode beside it."""
 _LOGIT_ROWS = 512
 """Rows of logits of such steps, at most; most tokens beyond are of prompts, which need none."""
 _WORDS = 4
-"""Ancestor words of a token in such steps: trees of 256 nodes."""
+"""Words of the ancestor bitmask of a token in such steps: trees of 256 nodes."""
 _FEW_ROWS, _MANY_ROWS = 16, 64
 """Rows of a part of attention: the least that tensor cores multiply, and enough to read a context once for a tree."""
 _EXACT_PARTS = 2
@@ -140,7 +140,10 @@ class Forward:
         if self._large is None or not self._large.fits(batch, tiles, rows):
             tokens, parts = padded_size(batch.size), tiles.parts.shape[0] * 5 // 4
             # At least as many words as in the others, so that the kernel is the same.
-            words, levels = max(tiles.words.shape[1], self._fixed.arrays.word_capacity), LEVELS if self._exact else 0
+            words, levels = (
+                max(tiles.ancestor_bitmask.shape[1], self._fixed.arrays.word_capacity),
+                LEVELS if self._exact else 0,
+            )
             self._large = Workspace(
                 self._shapes, tokens, words, parts, rows, 2 * batch.block_table.size, self.device, levels
             )

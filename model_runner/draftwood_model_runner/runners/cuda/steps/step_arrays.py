@@ -25,7 +25,7 @@ class StepArrays:
         parents: int32[tokens]: for a node of a draft tree the token of the step that it hangs from, else -1.
         slots: int64[tokens]; -1 for padding.
         token_parts: int32[tokens, 5]; 0 parts for padding.
-        words: int64[tokens, words].
+        ancestor_bitmask: int64[tokens, words].
         paths: int32[tokens, levels].
         logit_rows: int32[tokens], the token that each row of logits follows.
         logit_begins: int32[tokens + 1], the rows of logits of each batch row.
@@ -36,7 +36,7 @@ class StepArrays:
 
     Args:
         tokens: capacity in tokens.
-        words: in ancestor words of a token.
+        words: of the ancestor bitmask of a token.
         parts: in parts of attention.
         pages: in entries of page tables.
         levels: of draft trees, in exact mode; else 0.
@@ -53,7 +53,7 @@ class StepArrays:
                 "parents": (np.int32, (tokens,)),
                 "slots": (np.int64, (tokens,)),
                 "token_parts": (np.int32, (tokens, 5)),
-                "words": (np.int64, (tokens, words)),
+                "ancestor_bitmask": (np.int64, (tokens, words)),
                 "paths": (np.int32, (tokens, levels)),
                 "logit_rows": (np.int32, (tokens,)),
                 "logit_begins": (np.int32, (tokens + 1,)),
@@ -75,7 +75,7 @@ class StepArrays:
         return (
             batch.size <= self.capacity
             and batch.block_table.size <= self.page_capacity
-            and tiles.words.shape[1] <= self.word_capacity
+            and tiles.ancestor_bitmask.shape[1] <= self.word_capacity
             and tiles.parts.shape[0] <= self.part_capacity
         )
 
@@ -96,7 +96,7 @@ class StepArrays:
         host["logit_rows"][:wanted], host["logit_rows"][wanted:padded] = batch.logit_rows, 0
         host["slots"][:n], host["slots"][n:padded] = batch.slot_mapping(PAGE_SIZE), -1
         host["prefixes"][:n] = tiles.prefixes
-        host["words"][:n, : tiles.words.shape[1]] = tiles.words
+        host["ancestor_bitmask"][:n, : tiles.ancestor_bitmask.shape[1]] = tiles.ancestor_bitmask
         if tiles.paths is not None:
             host["paths"][:n] = tiles.paths
         host["parts"][: tiles.parts.shape[0]] = tiles.parts
