@@ -34,10 +34,10 @@ def engine_of(seed: int | None = None, **config: Any) -> tuple[Engine, Overlappi
         served("llama"),
         EngineConfig(max_draft_nodes=8, adaptive_budget=False, max_running=4, prefill_chunk=16, **config),
     )
-    assert engine._overlapping is None, "torch computes a step while it is called"
+    assert not engine._runner.is_asynchronous, "torch computes a step while it is called"
     runner, random = OverlappingRunner(engine._runner), np.random.default_rng(seed)
     patched: Any = engine
-    patched._runner = patched._overlapping = runner
+    patched._runner = runner
 
     def most(running: int) -> int | None:
         return None if seed is not None and random.random() < 0.2 else -(-running // 2)

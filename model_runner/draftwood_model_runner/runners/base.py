@@ -16,8 +16,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from draftwood_model_runner.runners.choices import Choices
-from draftwood_strategies.draft import Float32Array, Int32Array
+from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.verification import AcceptedPath
+from draftwood_strategies.base import StepFeedback
+from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.native import sizes_between
 
 
@@ -54,6 +56,19 @@ def by_layer(shapes: SequenceOf[KVShape], arrays: Mapping[KVShape, Any]) -> list
         parts.append(arrays[shape][used[shape]])
         used[shape] += 1
     return parts
+
+
+class Trees(NamedTuple):
+    """The draft trees of a step, each with its root, which is node 0.
+
+    Attributes:
+        tokens, parents: int32[R]; parents are counted from the beginning of their tree, -1 for node 0.
+        begins: int32[S + 1]; the nodes of batch row s are `begins[s]` to `begins[s + 1]`.
+    """
+
+    tokens: Int32Array
+    parents: Int32Array
+    begins: Int32Array
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -109,6 +124,26 @@ class StepBatch:
         pages = self.block_table[entries // page_size + np.repeat(self.cu_blocks[:-1], sizes)]
         return pages.astype(np.int64) * page_size + entries % page_size
 
+    def feedback(self, tokens: Int32Array, top_tokens: Int32Array | None) -> StepFeedback:
+        """What a model predicts at the nodes of all draft trees.
+
+        Args:
+            tokens: int32[R], the most probable token after each node.
+            top_tokens: int32[R, k], or None.
+        """
+        trees = self.trees
+        return StepFeedback(trees.tokens, trees.parents, tokens, top_tokens, trees.begins)
+
+    @property
+    def trees(self) -> Trees:
+        """The draft trees: of each batch row the first token that needs logits, which is node 0, and those behind."""
+        if self.logit_rows.shape[0] == self.size:
+            return Trees(self.tokens, self.parents, self.cu_seqlens)
+        begins = np.searchsorted(self.logit_rows, self.cu_seqlens).astype(np.int32)
+        roots = self.logit_rows[np.minimum(begins[:-1], self.logit_rows.shape[0] - 1)] - self.cu_seqlens[:-1]
+        parents = self.parents[self.logit_rows] - np.repeat(roots, sizes_between(begins))
+        return Trees(self.tokens[self.logit_rows], parents, begins)
+
     @property
     def mean_context(self) -> int:
         """Committed tokens that a token of the step attends to, on average over the tokens."""
@@ -117,73 +152,19 @@ class StepBatch:
         return int(self.context_lens @ sizes_between(self.cu_seqlens)) // self.size
 
 
-class Logprobs(NamedTuple):
-    """Log-probabilities by the model's own logits; rows of sequences that report none have no meaning.
-
-    Attributes:
-        chosen: float32[R], of the token that is written.
-        top_tokens: int32[R, k], the most probable tokens, best first.
-        top: float32[R, k], theirs.
-    """
-
-    chosen: Float32Array
-    top_tokens: Int32Array
-    top: Float32Array
-
-    def of_rows(self, rows: slice) -> Logprobs:
-        """Those of some rows."""
-        return Logprobs(self.chosen[rows], self.top_tokens[rows], self.top[rows])
-
-    def at(self, row: int, count: int) -> tuple[float, list[int], list[float]]:
-        """Those of a row, with `count` of the most probable tokens."""
-        return float(self.chosen[row]), self.top_tokens[row, :count].tolist(), self.top[row, :count].tolist()
-
-
-class LogitRows:
-    """Some of a step's rows of logits. A slice of a tensor on a GPU takes microseconds, and most are never looked at.
-
-    Args:
-        logits: [R, vocab], an array of the runner.
-        begin: the row that counts as the first.
-    """
-
-    __slots__ = ("_begin", "_logits")
-
-    def __init__(self, logits: Any, begin: int) -> None:
-        self._logits, self._begin = logits, begin
-
-    def __getitem__(self, row: int) -> Any:
-        return self._logits[self._begin + row]
-
-
 class Predictions(NamedTuple):
     """What the model predicts after each token that needs logits.
 
     Attributes:
-        logits: [R, vocab], an array of the runner, or `LogitRows`; its rows go to `sampling.TokenChooser`.
+        logits: [R, vocab], an array of the runner.
         tokens: int32[R], the most probable token; of equally probable ones that with the lowest id.
         top_tokens: int32[R, k], the k most probable tokens, best first, and of equally probable ones that with the
             lowest id; None for k = 0.
-        chosen: int32[R], the token that is written after each, where the runner chooses, or `NOT_CHOSEN`; None where
-            it never does.
-        logprobs: where the runner chooses and a sequence reports them.
     """
 
     logits: Any
     tokens: Int32Array
     top_tokens: Int32Array | None
-    chosen: Int32Array | None = None
-    logprobs: Logprobs | None = None
-
-    def of_rows(self, rows: slice) -> Predictions:
-        """Those of some rows."""
-        logits, tokens, top_tokens, chosen, logprobs = self
-        if rows.stop - rows.start < tokens.size:
-            logits, tokens = LogitRows(logits, rows.start), tokens[rows]
-            top_tokens = None if top_tokens is None else top_tokens[rows]
-            chosen = None if chosen is None else chosen[rows]
-            logprobs = None if logprobs is None else logprobs.of_rows(rows)
-        return Predictions(logits, tokens, top_tokens, chosen, logprobs)
 
     def top(self, k: int) -> Int32Array | None:
         """int32[R, k]: as `top_tokens`, at most as many as there are; None for k = 0."""
@@ -198,7 +179,7 @@ class KVCompaction(NamedTuple):
     `targets` ascend within a sequence, and no slot is a target before it was read as a source.
 
     Attributes:
-        sources, targets: int32[m], slots: page * page_size + row.
+        sources, targets: int32[m], slots: page * page_size + slot in the page.
         begins: int32[n + 1]; the moves of the i-th sequence that has any are `begins[i]` to `begins[i + 1]`.
     """
 
@@ -208,12 +189,30 @@ class KVCompaction(NamedTuple):
 
 
 class StepInFlight(Protocol):
-    """A step that was handed to the device."""
+    """A step that has begun."""
 
-    def wait(self) -> tuple[Predictions, float]:
-        """What it predicts, once it is computed, and the seconds that the device took. To be called once.
+    @property
+    def can_overlap(self) -> bool:
+        """Whether another step may begin before this one ends."""
 
-        The logits are there only until another step begins.
+    def wait(self) -> tuple[StepFeedback, float]:
+        """What it predicts at the nodes of all draft trees, once it is computed, and the seconds that the device took.
+
+        To be called once, before `verify` and before a step that begins later is waited for.
+
+        Raises:
+            DeviceMemoryError, DeviceLostError: as `Runner.step`.
+        """
+
+    def verify(self, rows: SequenceOf[int]) -> list[AcceptedPath]:
+        """The accepted paths of some batch rows, none of them without a chooser, see `sampling.metadata`.
+
+        Their choosers remember the tokens, and their keys and values lie behind the committed ones, one after the
+        other. A row that is left out is as if the step had not been. To be called once at most.
+
+        Raises:
+            ModelError: the device had no memory to move keys and values: no sequence can go on.
+            DeviceLostError: the device computes nothing more for this process.
         """
 
 
@@ -229,8 +228,8 @@ class Runner(Protocol):
         """Tokens of a page."""
 
     @property
-    def chooses(self) -> bool:
-        """Whether it chooses tokens itself and keeps what is accepted. If not, all choices are left to the host."""
+    def is_asynchronous(self) -> bool:
+        """Whether its device computes a step while the host does something else, as a GPU."""
 
     @property
     def mixed_batches(self) -> bool:
@@ -240,17 +239,26 @@ class Runner(Protocol):
     def draft_limits(self, position: int) -> DraftLimits:
         """Of the draft tree under the token at `position`."""
 
-    def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
+    def step(self, batch: StepBatch, top_k: int) -> Predictions:
         """One forward pass; writes the keys and values of all its tokens.
 
         Args:
             top_k: how many most probable tokens to return for each row of logits, at least.
-            choices: how tokens are chosen, for a runner that `chooses`. It walks the draft trees of these rows along
-                the tokens that it chooses, and moves keys and values of accepted nodes as `compact_kv` does.
 
         Raises:
             DeviceMemoryError: the device had no memory for it; nothing was written, and a smaller step may fit.
             DeviceLostError: the device computes nothing more for this process.
+        """
+
+    def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> StepInFlight:
+        """Begins a forward pass whose draft trees are verified. If it is asynchronous, one step may follow another that
+        is in flight, no third one.
+
+        Args:
+            choosers: of each batch row; None for one that writes nothing, since its prompt goes on.
+
+        Raises:
+            DeviceMemoryError, DeviceLostError: as `step`.
         """
 
     def compact_kv(self, moves: KVCompaction) -> None:
@@ -285,14 +293,6 @@ class StatefulRunner(Runner, Protocol):
     @property
     def states(self) -> PageStates | None:
         """None if it has none."""
-
-
-@runtime_checkable
-class OverlappingRunner(Runner, Protocol):
-    """A runner whose device computes while the host does something else."""
-
-    def begin(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> StepInFlight:
-        """As `step`, without waiting for it. One step may follow another that is in flight, no third one."""
 
 
 class RunnerFactory(Protocol):

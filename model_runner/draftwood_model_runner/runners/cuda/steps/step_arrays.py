@@ -9,10 +9,10 @@ import numpy.typing as npt
 import torch
 
 from draftwood_model_runner.runners.base import StepBatch
-from draftwood_model_runner.runners.choices import Choices
 from draftwood_model_runner.runners.cuda.device.buffer import DeviceBuffer
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE
 from draftwood_model_runner.runners.cuda.steps.tiling import Tiles
+from draftwood_model_runner.sampling.metadata import SamplingMetadata
 from draftwood_strategies.draft import Int32Array
 
 
@@ -79,7 +79,7 @@ class StepArrays:
             and tiles.parts.shape[0] <= self.part_capacity
         )
 
-    def fill(self, batch: StepBatch, tiles: Tiles, padded: int, choices: Choices | None = None) -> None:
+    def fill(self, batch: StepBatch, tiles: Tiles, padded: int, sampling: SamplingMetadata | None = None) -> None:
         """Copies a step to the device, where it is in place for what is launched afterwards on the current stream.
 
         Args:
@@ -101,8 +101,8 @@ class StepArrays:
             host["paths"][:n] = tiles.paths
         host["parts"][: tiles.parts.shape[0]] = tiles.parts
         host["part_count"][0], host["row_count"][0] = tiles.parts.shape[0], wanted
-        if choices is not None:
-            host["kinds"][:rows] = choices.kinds
+        if sampling is not None:
+            host["kinds"][:rows] = sampling.kinds
             begins = host["logit_begins"][: rows + 1]
             begins[:] = np.searchsorted(batch.logit_rows, batch.cu_seqlens)
             host["parents"][:n] = _node_parents(batch, begins)
