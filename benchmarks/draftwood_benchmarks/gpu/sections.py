@@ -172,7 +172,7 @@ def streams(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
                         / sum(one.stats.decode_steps for one in sequences),
                         "host_us_per_step": 1e6 * host / (counts.steps - before.steps),
                         "host_share": host / step,
-                        "halves": (counts.halves - before.halves) / (counts.steps - before.steps),
+                        "microbatches": (counts.microbatches - before.microbatches) / (counts.steps - before.steps),
                     }
                 )
     return rows
