@@ -25,8 +25,8 @@ from draftwood_service.auth import Principal, Role
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.stream import Sample
 from draftwood_service.errors import DeadlineExceededError, ModelNotServedError
-from draftwood_service.live_experiments.live import LiveExperiments
-from draftwood_service.live_experiments.measuring import Measured
+from draftwood_service.experiments.live import LiveExperiments
+from draftwood_service.experiments.measuring import Measured
 from draftwood_service.quotas import Limiter, RateLimits
 from draftwood_service.quotas.opening import default_limits
 from draftwood_service.quotas.request_quota import RequestQuota

@@ -16,7 +16,7 @@ from draftwood_memory.errors import MemoryStoreError
 from draftwood_memory.memory import MemoryOperation
 from draftwood_memory.operations import AdoptArm, PurgeArms
 from draftwood_model_runner.errors import EngineStoppedError
-from draftwood_service.live_experiments.live import LiveExperiments
+from draftwood_service.experiments.live import LiveExperiments
 from draftwood_service.rpc.admin.conclusion import tenant_writes
 from draftwood_service.rpc.admin.messages import apply_mask, audited, page_of, require_etag
 from draftwood_service.rpc.calls import Call, Method

@@ -10,7 +10,7 @@ import pytest
 
 from draftwood_memory.store.encryption import read_keys
 from draftwood_memory.store.redis_client import RedisClient
-from draftwood_service.live_experiments.reading import CountReader
+from draftwood_service.experiments.reading import CountReader
 from draftwood_tenants.config import DraftConfig
 from draftwood_tenants.experiments.counters import Counts, Origin, Snapshot, total
 from draftwood_tenants.experiments.counting import Counting

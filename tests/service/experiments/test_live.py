@@ -25,8 +25,8 @@ from draftwood_model_runner.errors import ModelError
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.request import Request
 from draftwood_model_runner.sequence import Sequence
-from draftwood_service.experiments.report import Report, report
-from draftwood_service.live_experiments import watch
+from draftwood_service.experiments import watch
+from draftwood_service.experiments.statistics.report import Report, report
 from draftwood_tenants.experiments import counting
 from draftwood_tenants.experiments.assignment import Split
 from draftwood_tenants.experiments.counters import total
@@ -435,7 +435,7 @@ def tags(server: Valkey, arm: str) -> list[str]:
 @asynccontextmanager
 async def replica(store: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, Any]]:
     """A server in a process of its own, and a stub of it."""
-    arguments = [sys.executable, "-m", "tests.service.live_experiments.replica", store]
+    arguments = [sys.executable, "-m", "tests.service.experiments.replica", store]
     process = await asyncio.create_subprocess_exec(*arguments, stdout=asyncio.subprocess.PIPE)
     try:
         assert process.stdout is not None

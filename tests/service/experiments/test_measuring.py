@@ -10,7 +10,7 @@ import pytest
 from draftwood_model_runner.request import Request, StopParams
 from draftwood_model_runner.statistics import SequenceStats
 from draftwood_service.engine.stream import Sample
-from draftwood_service.live_experiments.measuring import outcome
+from draftwood_service.experiments.measuring import outcome
 
 ARRIVED = time.perf_counter() - 100
 

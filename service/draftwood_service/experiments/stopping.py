@@ -6,8 +6,8 @@ import structlog
 
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood.admin.v1 import tenants_pb2
-from draftwood_service.experiments.guardrails import Violation
-from draftwood_service.live_experiments.messages import stopped_arm
+from draftwood_service.experiments.messages import stopped_arm
+from draftwood_service.experiments.statistics.guardrails import Violation
 from draftwood_tenants.catalog import EXPERIMENTS, STOPS, Catalog
 from draftwood_tenants.experiments.placement import Running
 from draftwood_tenants.resources.base import ConflictError, Write
