@@ -70,8 +70,8 @@ class ByteTokenizer:
         return bytes(int(i) for i in ids).decode(errors="replace")
 
 
-@dataclass
-class FakeModel:
+@dataclass(frozen=True, kw_only=True)
+class FakeModel(ServedModel):
     name: str = "fake"
     architecture: str = "FakeForCausalLM"
     parameters: int = 1000
