@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from draftwood_model_runner.request import Request
     from draftwood_model_runner.statistics import SequenceStats
-    from draftwood_service.rpc.server import RunningServer
+    from draftwood_service.audits.ledger import AuditLedger
+    from draftwood_service.engine.bridge import EngineBridge
+    from draftwood_service.engine.recovery import EngineRecovery
+    from draftwood_service.quotas import Limiter
+    from draftwood_service.rpc.access import Gate
+    from draftwood_service.serving import ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,19 @@ class RequestRecord:
     seconds: float
 
 
+class WatchedServer(Protocol):
+    """`draftwood_service.rpc.server.RunningServer`, as far as metrics read it."""
+
+    model: ServedModel
+    serving: bool
+    slots: int
+    bridge: EngineBridge
+    recovery: EngineRecovery
+    limiter: Limiter
+    audits: AuditLedger
+    gate: Gate
+
+
 class CallRecord(Protocol):
     """An RPC, from its arrival to its end."""
 
@@ -58,7 +76,7 @@ class Telemetry(Protocol):
             arrived_at: on the clock of `time.perf_counter`.
         """
 
-    def watch(self, server: RunningServer) -> None:
+    def watch(self, server: WatchedServer) -> None:
         """Reads the server's counters from now on."""
 
     async def close(self) -> None:
@@ -79,7 +97,7 @@ class _NoTelemetry:
     def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None, arrived_at: float) -> CallRecord:
         return self._call
 
-    def watch(self, server: RunningServer) -> None:
+    def watch(self, server: WatchedServer) -> None:
         pass
 
     async def close(self) -> None:
