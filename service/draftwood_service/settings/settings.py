@@ -12,7 +12,7 @@ from draftwood_service.settings.engine import ModelSettings, ProcessSettings, Sc
 from draftwood_service.settings.group import SettingsGroup
 from draftwood_service.settings.network import AuthSettings, ListenSettings, TelemetrySettings
 from draftwood_service.settings.requests import RequestSettings, StreamSettings
-from draftwood_service.settings.tenants import DraftingSettings, LearnedSettings, QuotaSettings, StoreSettings
+from draftwood_service.settings.tenants import DraftingSettings, QuotaSettings, StoreSettings
 
 
 class Settings(
@@ -25,7 +25,6 @@ class Settings(
     QuotaSettings,
     DraftingSettings,
     StoreSettings,
-    LearnedSettings,
     ProcessSettings,
     TelemetrySettings,
 ):

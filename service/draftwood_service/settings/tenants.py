@@ -62,7 +62,10 @@ class DraftingSettings(SettingsGroup):
 
 
 class StoreSettings(SettingsGroup):
-    """Store."""
+    """Store and learned caches.
+
+    The default of memory_tokens was measured: `draftwood bench memory` and `share`.
+    """
 
     store: str = shared("store")
     store_folder: Path | None = shared("store_folder")
@@ -73,31 +76,6 @@ class StoreSettings(SettingsGroup):
     store_tls_key: Path | None = shared("store_tls_key")
     store_keys: str | None = shared("store_keys")
     store_key_file: Path | None = shared("store_key_file")
-
-    @field_validator("store")
-    @classmethod
-    def _known_store(cls, given: str) -> str:
-        if given not in ("memory", "embedded"):
-            # Imported here: the Redis library takes a while to import, which --help need not wait for.
-            from draftwood_memory.store.redis_client import RedisClient
-
-            with named_settings():
-                RedisClient(given)
-        return given
-
-    @model_validator(mode="after")
-    def _check_store(self) -> Self:
-        with named_settings():
-            check_store(self)
-        return self
-
-
-class LearnedSettings(SettingsGroup):
-    """Learned caches.
-
-    The default of memory_tokens was measured: `draftwood bench memory` and `share`.
-    """
-
     max_tenants: int = shared("max_tenants")
     memory_tokens: int = shared("memory_tokens")
     memory_bytes: Size = shared("memory_bytes")
@@ -115,3 +93,20 @@ class LearnedSettings(SettingsGroup):
         from draftwood_memory.config import default_max_bytes
 
         return default_max_bytes() if self.memory_max_bytes is None else self.memory_max_bytes
+
+    @field_validator("store")
+    @classmethod
+    def _known_store(cls, given: str) -> str:
+        if given not in ("memory", "embedded"):
+            # Imported here: the Redis library takes a while to import, which --help need not wait for.
+            from draftwood_memory.store.redis_client import RedisClient
+
+            with named_settings():
+                RedisClient(given)
+        return given
+
+    @model_validator(mode="after")
+    def _check_store(self) -> Self:
+        with named_settings():
+            check_store(self)
+        return self
