@@ -54,7 +54,7 @@ Result = TypeVar("Result")
 
 
 class EngineRunner(Protocol):
-    """Where the engine runs: `process.EngineProcess`, or `thread.EngineThread`."""
+    """Where the engine runs: `process.EngineProcess`; tests run it on a thread."""
 
     def start(self, connection: socket.socket) -> None:
         """Starts the engine at the other end of `connection` and takes over the socket; returns at once."""

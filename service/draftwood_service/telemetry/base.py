@@ -1,4 +1,4 @@
-"""What the service calls to be watched, and its implementation for a service that nobody watches."""
+"""What the service calls to be watched, and does nothing for a service that nobody watches."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class WatchedServer(Protocol):
     gate: Gate
 
 
-class CallRecord(Protocol):
-    """An RPC, from its arrival to its end."""
+class CallRecord:
+    """An RPC, from its arrival to its end. This one records nothing."""
 
     def request(self, record: RequestRecord) -> None:
         """A request of the call has ended."""
@@ -64,8 +64,8 @@ class CallRecord(Protocol):
         """The call has ended with a gRPC status."""
 
 
-class Telemetry(Protocol):
-    """All methods are for the event loop."""
+class Telemetry:
+    """What records calls and requests. All methods are for the event loop. This one records nothing."""
 
     def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None, arrived_at: float) -> CallRecord:
         """A call has arrived.
@@ -75,6 +75,7 @@ class Telemetry(Protocol):
             metadata: of the caller, with the trace that the call is a part of.
             arrived_at: on the clock of `time.perf_counter`.
         """
+        return _NO_CALL
 
     def watch(self, server: WatchedServer) -> None:
         """Reads the server's counters from now on."""
@@ -83,25 +84,5 @@ class Telemetry(Protocol):
         """Sends what is left, for a second at most."""
 
 
-class _NoCall:
-    def request(self, record: RequestRecord) -> None:
-        pass
-
-    def end(self, code: str) -> None:
-        pass
-
-
-class _NoTelemetry:
-    _call = _NoCall()
-
-    def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None, arrived_at: float) -> CallRecord:
-        return self._call
-
-    def watch(self, server: WatchedServer) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
-
-
-NO_TELEMETRY: Telemetry = _NoTelemetry()
+_NO_CALL = CallRecord()
+NO_TELEMETRY = Telemetry()

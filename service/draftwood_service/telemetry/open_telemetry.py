@@ -28,7 +28,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.settings import Settings
-from draftwood_service.telemetry.base import RequestRecord, WatchedServer
+from draftwood_service.telemetry.base import CallRecord, RequestRecord, Telemetry, WatchedServer
 from draftwood_service.telemetry.exporters import exporter_of
 from draftwood_service.telemetry.logs import OtlpHandler, divert_complaints, restore
 from draftwood_service.telemetry.loop_lag import LoopLag
@@ -42,8 +42,8 @@ _log = structlog.get_logger(__name__)
 _CLOSE_SECONDS = 1.0
 
 
-class OpenTelemetry:
-    """`Telemetry` by OpenTelemetry: to a collector, for Prometheus, or both.
+class OpenTelemetry(Telemetry):
+    """Records by OpenTelemetry: to a collector, for Prometheus, or both.
 
     Args:
         collector: URL of a collector; "" for none.
@@ -148,7 +148,7 @@ def _stop(server: WSGIServer) -> None:
     server.server_close()
 
 
-class WatchedCall:
+class WatchedCall(CallRecord):
     """A `CallRecord`: its time, its span, and the requests in it."""
 
     def __init__(self, metrics: Metrics, trace: CallTrace | None, method: str, arrived_at: float) -> None:
