@@ -20,7 +20,7 @@ from draftwood_service.experiments.live import LiveExperiments
 from draftwood_service.rpc.admin.conclusion import tenant_writes
 from draftwood_service.rpc.admin.messages import apply_mask, change_audited, page_of, require_etag
 from draftwood_service.rpc.calls import Call, Method
-from draftwood_tenants.catalog import EXPERIMENTS, Catalog
+from draftwood_tenants.catalog import Catalog
 from draftwood_tenants.experiments.assignment import ExperimentError
 from draftwood_tenants.experiments.definition import (
     ExperimentConfig,
@@ -34,7 +34,7 @@ from draftwood_tenants.experiments.definition import (
 from draftwood_tenants.experiments.placement import label_of
 from draftwood_tenants.experiments.reading import PREFIX, experiment_of, invalid, read_experiment
 from draftwood_tenants.reading import ServerLimits, under
-from draftwood_tenants.resources.base import ConflictError, Write
+from draftwood_tenants.resources.base import EXPERIMENTS, ConflictError, Write
 from draftwood_tenants.resources.errors import (
     EtagError,
     NotAllowedNowError,

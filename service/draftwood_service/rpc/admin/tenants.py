@@ -8,10 +8,10 @@ from draftwood.admin.v1 import tenants_pb2 as pb
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.rpc.admin.messages import apply_mask, change_audited, page_of, require_etag
 from draftwood_service.rpc.calls import Call, Method
-from draftwood_tenants.catalog import TENANTS, Catalog
+from draftwood_tenants.catalog import Catalog
 from draftwood_tenants.identifiers import check_identifier
 from draftwood_tenants.reading import PREFIX, ServerLimits, read_tenant, tenant_of, under
-from draftwood_tenants.resources.base import ConflictError, Write
+from draftwood_tenants.resources.base import TENANTS, ConflictError, Write
 from draftwood_tenants.resources.errors import EtagError, OfFileError, ResourceExistsError, ResourceMissingError
 from draftwood_tenants.resources.follower import ResourceFollower
 
