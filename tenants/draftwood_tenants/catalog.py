@@ -99,7 +99,8 @@ class Catalog:
         if resource is None:
             return None
         message = message_of(resource, experiments_pb2.Experiment)
-        if name in self.file.experiments and (stop := self._stop_of(self._experiments.of(resource))) is not None:
+        config = self._experiments.of(resource) if name in self.file.experiments else None
+        if config is not None and (stop := self._stop_of(config)) is not None:
             message.stopped_arms.extend(stop.stopped_arms)
             if stop.state:
                 message.state = stop.state
