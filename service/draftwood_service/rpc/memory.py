@@ -31,8 +31,8 @@ from draftwood_memory.store.naming import MemoryName
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth import Principal, Role
 from draftwood_service.engine.bridge import EngineBridge
-from draftwood_service.rpc.audit_log import audited
 from draftwood_service.rpc.calls import Call, Method
+from draftwood_service.rpc.request_log import audited
 from draftwood_service.rpc.requests import require_in_vocabulary
 from draftwood_service.rpc.streaming.writer import Writer
 from draftwood_service.serving import ServedModel

@@ -1,5 +1,5 @@
-"""What becomes of each request when it ends: a log line, telemetry, and its count in an experiment. The line never
-contains text of prompt or answer."""
+"""What becomes of each request when it ends: a log line, telemetry, and its count in an experiment; and the audit log,
+one line for each change that an operator makes. No line contains text of prompt or answer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
@@ -20,6 +21,7 @@ from draftwood_tenants.experiments.counting import Counting
 from draftwood_tenants.experiments.placement import Placement
 
 _log = structlog.get_logger("draftwood.requests")
+_audit = structlog.get_logger("draftwood.audit")
 
 
 @dataclass(eq=False, slots=True)
@@ -82,6 +84,29 @@ class RequestLog:
             output_tokens=sum(sample.completion_tokens for sample in self.samples),
             finish_reasons=self.finish_reasons,
             seconds=seconds,
+        )
+
+
+@contextmanager
+def audited(call: Call, event: str, **fields: Any) -> Iterator[dict[str, Any]]:
+    """Around a change: logs who made it, and its result. The fields, which it gives, may be changed inside."""
+    result = "ok"
+    try:
+        yield fields
+    except BaseException as error:
+        result = rule_for(error).reason.lower() if isinstance(error, Exception) else "cancelled"
+        raise
+    finally:
+        names = call.context.auth_context().get("x509_common_name", [])
+        _audit.info(
+            event,
+            **fields,
+            principal=call.principal.name,
+            role=call.principal.role.label,
+            peer=call.context.peer(),
+            certificate=b",".join(names).decode(errors="replace") or None,
+            request_id=call.request_id,
+            result=result,
         )
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_service.rpc.audit_log import audited
 from draftwood_service.rpc.calls import Call
+from draftwood_service.rpc.request_log import audited
 from draftwood_tenants.resources.errors import EtagError
 
 MAX_PAGE = 1000
