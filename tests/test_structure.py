@@ -1,8 +1,8 @@
 """The structure of the project: no import circles between files, small folders, no words of retired concepts; and each
 test in a stage that CI runs.
 
-Imports are read from the syntax tree. Imports inside functions and under `if TYPE_CHECKING:` do not run when a module is
-loaded, so they cannot make a circle of loading; the service and what is below it are free of such circles, too.
+Imports are read from the syntax tree. Imports inside functions and under `if TYPE_CHECKING:` do not run when a module
+is loaded, so they cannot make a circle of loading; the service and what is below it are free of such circles, too.
 """
 
 from __future__ import annotations

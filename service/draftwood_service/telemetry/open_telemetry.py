@@ -96,7 +96,7 @@ class OpenTelemetry(Telemetry):
             await self._lag.close()
         if self._handler is not None:
             logging.getLogger().removeHandler(self._handler)
-        # On threads of their own: an exporter whose collector is away waits for as long as it likes.
+        # On threads of their own: an exporter whose collector does not answer waits for as long as it likes.
         threads = [threading.Thread(target=close, daemon=True) for close in self._closing]
         for thread in threads:
             thread.start()
