@@ -50,7 +50,7 @@ class FileContent:
 
 
 def read_file(path: Path, limits: ServerLimits) -> FileContent:
-    """The content of a file. Raises InvalidInputError, which names the place, such as "tenants[2].weight"."""
+    """The content of a file. Raises InvalidInputError, which names the field, such as "tenants[2].weight"."""
     try:
         return read_content(path.read_bytes(), limits)
     except OSError as error:
@@ -112,27 +112,27 @@ def _entries(given: object, key: str, kind: type[MessageT], name_of: Callable[[s
         raise InvalidInputError(key, None, "must be a list")
     found: dict[str, MessageT] = {}
     for index, entry in enumerate(given):
-        place = f"{key}[{index}]"
-        message = _message(entry, place, kind)
-        name = name_of(f"{place}.name", message.name)  # type: ignore[attr-defined]
+        where = f"{key}[{index}]"
+        message = _message(entry, where, kind)
+        name = name_of(f"{where}.name", message.name)  # type: ignore[attr-defined]
         if name in found:
-            raise InvalidInputError(f"{place}.name", name, "is in the file twice")
+            raise InvalidInputError(f"{where}.name", name, "is in the file twice")
         found[name] = message
     return found
 
 
-def _message(entry: object, place: str, kind: type[MessageT]) -> MessageT:
+def _message(entry: object, where: str, kind: type[MessageT]) -> MessageT:
     if not isinstance(entry, dict):
-        raise InvalidInputError(place, None, "must be a mapping")
+        raise InvalidInputError(where, None, "must be a mapping")
     message: Any = kind()
-    check_fields(entry, message.DESCRIPTOR, place)
+    check_fields(entry, message.DESCRIPTOR, where)
     try:
         json_format.ParseDict(entry, message)
     except (json_format.ParseError, ValueError, TypeError, RecursionError) as error:
-        raise InvalidInputError(place, None, str(error)) from None
+        raise InvalidInputError(where, None, str(error)) from None
     for set_field, _ in message.ListFields():
         if set_field.name in _OF_THE_SERVICE:
-            raise InvalidInputError(f"{place}.{set_field.name}", None, "cannot be set in a file")
+            raise InvalidInputError(f"{where}.{set_field.name}", None, "cannot be set in a file")
     message.origin = tenants_pb2.RESOURCE_ORIGIN_FILE
     found: MessageT = message
     return found

@@ -33,7 +33,7 @@ from draftwood_tenants.experiments.counters import total
 from draftwood_tenants.experiments.placement import target_of
 from draftwood_tenants.experiments.store.encoding import decode
 from draftwood_tenants.experiments.store.redis_counts import RedisCounts
-from draftwood_tenants.resources.sealing import Seal
+from draftwood_tenants.resources.encryption import ResourceCipher
 from tests.memory.helpers import log_of
 from tests.memory.servers import Valkey
 from tests.service.fakes import FakeEngine, Served, serving, until
@@ -170,7 +170,7 @@ async def pure_report(served: Served, split: Split) -> Report:
     """The report of what is in the store."""
     client = RedisClient(served.server._settings.store, timeout=1.0)
     [config] = catalog(served).experiments()
-    stored = await RedisCounts(client, Seal(None)).read(target_of(config), {})
+    stored = await RedisCounts(client, ResourceCipher(None)).read(target_of(config), {})
     await client.close()
     return report(split, total([decode(one.origin, len(split.arms), one.data) for one in stored], len(split.arms)))
 
@@ -181,7 +181,7 @@ async def counts_written(served: Served, requests: int) -> None:
     client = RedisClient(served.server._settings.store, timeout=1.0)
     async with asyncio.timeout(5):
         while True:
-            stored = await RedisCounts(client, Seal(None)).read(target_of(config), {})
+            stored = await RedisCounts(client, ResourceCipher(None)).read(target_of(config), {})
             counts = total([decode(one.origin, len(config.arms), one.data) for one in stored], len(config.arms))
             if counts.sums[..., 0].sum() == requests:
                 break
