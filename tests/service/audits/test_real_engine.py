@@ -13,6 +13,7 @@ from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.sampling import verification
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from draftwood_model_runner.sampling.verification import AcceptedPath
+from draftwood_service.serving import ServedModel
 from draftwood_service.settings import Settings
 from draftwood_strategies.base import StepFeedback
 from tests.model_runner.families import served
@@ -45,7 +46,7 @@ async def test_answers_of_a_broken_verification_are_found(broken: bool, monkeypa
         return engines[0]
 
     settings = Settings(port=0, max_draft_nodes=32, drain_grace=0.1, audit_share=1.0)
-    server = await started_server(settings, served("bundled"), make_engine)
+    server = await started_server(settings, ServedModel.of(served("bundled")), make_engine)
     try:
         async with AsyncClient(server.address, tenant="acme") as client:
             for number, question in enumerate(QUESTIONS):

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from draftwood_service.experiments.mixture import (
+from draftwood_service.experiments.statistics.mixture import (
     is_rejected,
     log_evidence,
     log_gamma,

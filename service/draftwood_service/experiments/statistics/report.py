@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from draftwood_service.experiments.guardrails import Violation, violations
-from draftwood_service.experiments.mixture import is_rejected, quantile_change
-from draftwood_service.experiments.ratios import LEAST_UNITS, compare, value_of
+from draftwood_service.experiments.statistics.guardrails import Violation, violations
+from draftwood_service.experiments.statistics.mixture import is_rejected, quantile_change
+from draftwood_service.experiments.statistics.ratios import LEAST_UNITS, compare, value_of
 from draftwood_tenants.experiments.assignment import Split
 from draftwood_tenants.experiments.counters import LATENCIES, Counts
 from draftwood_tenants.experiments.latencies import quantile

@@ -12,11 +12,11 @@ import structlog
 
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood_memory.errors import CorruptValueError, MemoryStoreError
-from draftwood_service.experiments.guardrails import Violation
-from draftwood_service.experiments.report import Report
-from draftwood_service.live_experiments import history
-from draftwood_service.live_experiments.messages import point
-from draftwood_service.live_experiments.reading import CountReader
+from draftwood_service.experiments import history
+from draftwood_service.experiments.messages import point
+from draftwood_service.experiments.reading import CountReader
+from draftwood_service.experiments.statistics.guardrails import Violation
+from draftwood_service.experiments.statistics.report import Report
 from draftwood_tenants.catalog import Catalog
 from draftwood_tenants.experiments.definition import ExperimentState
 from draftwood_tenants.experiments.placement import Running

@@ -1,4 +1,4 @@
-"""The engine on a thread of this process; `process` runs it in a process of its own."""
+"""An engine on a thread of this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftwood_service.engine.loaded import LoadedEngine
 
 
 class EngineThread:
-    """Hosts an engine on a thread of this process; for tests."""
+    """An `EngineRunner` that hosts an engine on a thread of this process."""
 
     def __init__(self, load: Callable[[], AbstractContextManager[LoadedEngine]], interval: float = 0.0) -> None:
         self._load = load

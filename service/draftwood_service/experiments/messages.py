@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterable
 
 from draftwood.admin.v1 import experiments_pb2 as pb
-from draftwood_service.experiments.guardrails import Violation
-from draftwood_service.experiments.report import ArmRow, Comparison, Report
-from draftwood_service.live_experiments.reading import Reading
+from draftwood_service.experiments.reading import Reading
+from draftwood_service.experiments.statistics.guardrails import Violation
+from draftwood_service.experiments.statistics.report import ArmRow, Comparison, Report
 from draftwood_tenants.experiments.outcomes import TIME_PER_TOKEN
 
 _VERDICTS = {"open": pb.VERDICT_OPEN, "better": pb.VERDICT_BETTER, "worse": pb.VERDICT_WORSE}

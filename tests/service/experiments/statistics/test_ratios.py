@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwood_service.experiments.ratios import LEAST_UNITS, compare, sequence_radius, value_of
+from draftwood_service.experiments.statistics.ratios import LEAST_UNITS, compare, sequence_radius, value_of
 from draftwood_tenants.experiments.outcomes import FIELDS, TIME_PER_TOKEN, TOKENS_PER_STEP, TTFT, Metric, column
 
 Arms = tuple[np.ndarray, np.ndarray]

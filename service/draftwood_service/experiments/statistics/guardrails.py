@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from draftwood_service.experiments.mixture import is_rejected
-from draftwood_service.experiments.ratios import compare
+from draftwood_service.experiments.statistics.mixture import is_rejected
+from draftwood_service.experiments.statistics.ratios import compare
 from draftwood_tenants.experiments.assignment import Split
 from draftwood_tenants.experiments.counters import Counts
 from draftwood_tenants.experiments.limits import Limits

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import Protocol
 
 from draftwood_model_runner.statistics import SequenceStats
 from draftwood_service.engine.stream import Sample
-from draftwood_tenants.experiments.counting import Counting
 from draftwood_tenants.experiments.outcomes import Outcome
-from draftwood_tenants.experiments.placement import Placement
 
 _ANSWERED = frozenset({"stop", "length"})
 _ERRED = frozenset({"internal", "model_failed", "engine_stopped", "deadline_exceeded"})
@@ -18,42 +14,11 @@ _ERRED = frozenset({"internal", "model_failed", "engine_stopped", "deadline_exce
 without its slowest requests. The caller's cancellation and mistakes, quotas and a full queue are not counted."""
 
 
-class Record(Protocol):
-    """`draftwood_service.rpc.request_log.RequestLog`, as far as it is used here."""
-
-    samples: list[Sample]
-    outcome: str
-
-
-class Measured:
-    """Context manager around a request's record: counts the request once it has ended.
-
-    Attributes:
-        placement: the request's arm; None for a request in no experiment.
-    """
-
-    def __init__(self, record: Record, counting: Counting, arrived_at: float) -> None:
-        self._record = record
-        self._counting = counting
-        self._arrived_at = arrived_at
-        self.placement: Placement | None = None
-
-    def __enter__(self) -> Measured:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        found = outcome(self._record.outcome, self._record.samples, self._arrived_at) if self.placement else None
-        if self.placement is not None and found is not None:
-            self._counting.record(self.placement, found)
-
-
-def outcome(result: str, samples: list[Sample], arrived_at: float) -> Outcome | None:
+def outcome_of(result: str, samples: list[Sample], arrived_at: float) -> Outcome | None:
     """What is counted of a request; None for nothing.
 
     Args:
-        result: `Record.outcome`.
+        result: the finish reason, or the reason of an error.
         arrived_at: on the clock of `time.perf_counter`.
     """
     if not samples or result not in _ANSWERED | _ERRED:

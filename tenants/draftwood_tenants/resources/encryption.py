@@ -9,7 +9,7 @@ from draftwood_memory.store.naming import Naming
 _LENGTH_BYTES = 2
 
 
-class Seal:
+class ResourceCipher:
     """Between a resource and its key and value in a store.
 
     Args:
@@ -17,7 +17,7 @@ class Seal:
     """
 
     def __init__(self, keys: KeyRing | None) -> None:
-        self._cipher = keys or Plain()
+        self._values = keys or Plain()
         self._secret = keys.naming_key if keys else None
 
     def key(self, kind: str, name: str) -> str:
@@ -25,20 +25,20 @@ class Seal:
         return Naming(kind, self._secret).tenant_prefix(name)
 
     def is_own(self, key: str) -> bool:
-        """Whether a key's name is written as this seal writes names: plain, or hidden with the same key."""
+        """Whether a key's name is written as this writes names: plain, or hidden with the same key."""
         kind, _, rest = key.partition(":")
         hidden = Naming(kind, self._secret).tenant_prefix("").partition(":!")[2].partition(".")[0]
         return rest.startswith(f"!{hidden}.") if hidden else not rest.startswith("!")
 
-    def close(self, kind: str, name: str, value: bytes) -> bytes:
+    def encrypt(self, kind: str, name: str, value: bytes) -> bytes:
         """The name and the value, bound to their key."""
         encoded = name.encode()
         joined = len(encoded).to_bytes(_LENGTH_BYTES) + encoded + value
-        return self._cipher.encrypt(joined, self.key(kind, name), "resource")
+        return self._values.encrypt(joined, self.key(kind, name), "resource")
 
-    def open(self, key: str, data: bytes) -> tuple[str, str, bytes]:
+    def decrypt(self, key: str, data: bytes) -> tuple[str, str, bytes]:
         """Kind, name and value. Raises CorruptValueError."""
-        joined = self._cipher.decrypt(data, key, "resource")
+        joined = self._values.decrypt(data, key, "resource")
         end = _LENGTH_BYTES + int.from_bytes(joined[:_LENGTH_BYTES])
         kind, name = key.partition(":")[0], joined[_LENGTH_BYTES:end].decode(errors="replace")
         if self.key(kind, name) != key:

@@ -10,7 +10,7 @@ import pytest
 from draftwood_model_runner.request import Request, StopParams
 from draftwood_model_runner.statistics import SequenceStats
 from draftwood_service.engine.stream import Sample
-from draftwood_service.live_experiments.measuring import outcome
+from draftwood_service.experiments.measuring import outcome_of
 
 ARRIVED = time.perf_counter() - 100
 
@@ -29,7 +29,7 @@ def sample(tokens: int, steps: int, first: float, last: float) -> Sample:
 
 
 def test_times_and_tokens_are_those_after_the_first_of_each_sample() -> None:
-    found = outcome("stop", [sample(21, 11, 0.5, 2.5), sample(11, 6, 0.25, 1.25)], ARRIVED)
+    found = outcome_of("stop", [sample(21, 11, 0.5, 2.5), sample(11, 6, 0.25, 1.25)], ARRIVED)
     assert found is not None
     assert (found.prompt_tokens, found.tokens, found.steps) == (7, 30, 15)
     assert (found.decode_seconds, found.ttft_seconds) == pytest.approx((3.0, 0.25))
@@ -39,7 +39,7 @@ def test_times_and_tokens_are_those_after_the_first_of_each_sample() -> None:
 
 @pytest.mark.parametrize("result", ["internal", "model_failed", "engine_stopped", "deadline_exceeded"])
 def test_errors_that_an_arm_may_cause(result: str) -> None:
-    found = outcome(result, [sample(3, 2, 0.5, 0.0)], ARRIVED)
+    found = outcome_of(result, [sample(3, 2, 0.5, 0.0)], ARRIVED)
     assert found is not None
     assert found.erred
     assert (found.tokens, found.decode_seconds) == (0, 0.0)
@@ -58,8 +58,8 @@ def test_errors_that_an_arm_may_cause(result: str) -> None:
     ],
 )
 def test_what_the_caller_or_the_server_ended_counts_for_nothing(result: str) -> None:
-    assert outcome(result, [sample(3, 2, 0.5, 0.0)], ARRIVED) is None
+    assert outcome_of(result, [sample(3, 2, 0.5, 0.0)], ARRIVED) is None
 
 
 def test_a_request_that_was_not_read_counts_for_nothing() -> None:
-    assert outcome("internal", [], ARRIVED) is None
+    assert outcome_of("internal", [], ARRIVED) is None

@@ -14,6 +14,7 @@ from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc
 from draftwood_benchmarks.harness.prompts import read_questions
 from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_service.serving import ServedModel
 from draftwood_service.settings import Settings
 from draftwood_tenants.experiments.assignment import Split
 from tests.model_runner.families import served
@@ -37,7 +38,7 @@ async def test_answers_in_every_arm_are_those_of_plain_decoding() -> None:
     torch.set_num_threads(1)
     engine_of = lambda: Engine(served("bundled"), EngineConfig(max_running=4, max_draft_nodes=32))  # noqa: E731
     settings = Settings(port=0, max_draft_nodes=32, drain_grace=0.1, audit_share=1.0)
-    server = await started_server(settings, served("bundled"), engine_of)
+    server = await started_server(settings, ServedModel.of(served("bundled")), engine_of)
     seen: dict[str, list[pb.Finished]] = {}
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:

@@ -6,11 +6,11 @@ import structlog
 
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood.admin.v1 import tenants_pb2
-from draftwood_service.experiments.guardrails import Violation
-from draftwood_service.live_experiments.messages import stopped_arm
-from draftwood_tenants.catalog import EXPERIMENTS, STOPS, Catalog
+from draftwood_service.experiments.messages import stopped_arm
+from draftwood_service.experiments.statistics.guardrails import Violation
+from draftwood_tenants.catalog import Catalog
 from draftwood_tenants.experiments.placement import Running
-from draftwood_tenants.resources.base import ConflictError, Write
+from draftwood_tenants.resources.base import EXPERIMENTS, STOPS, ConflictError, Write
 from draftwood_tenants.resources.follower import ResourceFollower
 
 _audit = structlog.get_logger("draftwood.audit")

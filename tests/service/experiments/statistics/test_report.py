@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from draftwood_service.experiments.guardrails import violations
-from draftwood_service.experiments.report import INTERFERENCE, report
+from draftwood_service.experiments.statistics.guardrails import violations
+from draftwood_service.experiments.statistics.report import INTERFERENCE, report
 from draftwood_tenants.experiments.assignment import BUCKETS, Split
 from draftwood_tenants.experiments.counters import Counts, Origin, Recorder
 from draftwood_tenants.experiments.limits import Limits

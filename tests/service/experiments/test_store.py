@@ -10,7 +10,7 @@ import pytest
 
 from draftwood_memory.store.encryption import read_keys
 from draftwood_memory.store.redis_client import RedisClient
-from draftwood_service.live_experiments.reading import CountReader
+from draftwood_service.experiments.reading import CountReader
 from draftwood_tenants.config import DraftConfig
 from draftwood_tenants.experiments.counters import Counts, Origin, Snapshot, total
 from draftwood_tenants.experiments.counting import Counting
@@ -22,7 +22,7 @@ from draftwood_tenants.experiments.store.base import CountStore, Stored, Target
 from draftwood_tenants.experiments.store.encoding import encode
 from draftwood_tenants.experiments.store.in_process import InProcessCounts
 from draftwood_tenants.experiments.store.redis_counts import RedisCounts
-from draftwood_tenants.resources.sealing import Seal
+from draftwood_tenants.resources.encryption import ResourceCipher
 from tests.memory.servers import Valkey, wait_for
 
 KEYS = read_keys(f"k={'A' * 43}=,names={'C' * 42}A=", "store_keys")
@@ -51,7 +51,7 @@ async def client(valkey: Valkey) -> AsyncIterator[RedisClient]:
 def store(request: pytest.FixtureRequest, client: RedisClient) -> CountStore:
     if request.param == "in process":
         return InProcessCounts()
-    return RedisCounts(client, Seal(KEYS if "keys" in request.param else None))
+    return RedisCounts(client, ResourceCipher(KEYS if "keys" in request.param else None))
 
 
 def stored(origin: Origin, sequence: int, data: bytes = b"counts") -> Stored:
@@ -96,7 +96,7 @@ async def test_a_deleted_experiment_stays_deleted_and_a_new_one_of_its_name_is_c
 
 
 async def test_one_process_leads_until_its_lease_ends(client: RedisClient) -> None:
-    stores = [RedisCounts(client, Seal(None)) for _ in range(2)]
+    stores = [RedisCounts(client, ResourceCipher(None)) for _ in range(2)]
     assert await stores[0].lead("a", 60.0)
     assert not await stores[1].lead("b", 60.0)
     assert await stores[0].lead("a", 0.05)
@@ -184,7 +184,7 @@ async def test_counts_that_cannot_be_read_are_left_out_and_said_so(store: CountS
 
 
 async def test_values_that_were_moved_are_not_read(client: RedisClient, valkey: Valkey) -> None:
-    store = RedisCounts(client, Seal(KEYS))
+    store = RedisCounts(client, ResourceCipher(KEYS))
     for boot in ("1", "2"):
         one = process(store, boot)
         one.record(*request(int(boot)))
@@ -199,7 +199,7 @@ async def test_values_that_were_moved_are_not_read(client: RedisClient, valkey: 
 
 
 async def test_counts_wait_while_the_store_is_away(valkey: Valkey, client: RedisClient) -> None:
-    counting = process(RedisCounts(client, Seal(None)), "1")
+    counting = process(RedisCounts(client, ResourceCipher(None)), "1")
     counting.record(*request(1))
     valkey.kill()
     await counting.write()
@@ -207,4 +207,4 @@ async def test_counts_wait_while_the_store_is_away(valkey: Valkey, client: Redis
     valkey.start()
     wait_for(valkey.client.ping, "the server")
     await counting.write()
-    assert (await counted(RedisCounts(client, Seal(None)))).sums[..., 0].sum() == 2
+    assert (await counted(RedisCounts(client, ResourceCipher(None)))).sums[..., 0].sum() == 2

@@ -7,9 +7,9 @@ import secrets
 import time
 
 from draftwood.admin.v1 import experiments_pb2 as pb
-from draftwood_service.live_experiments.messages import report_message
-from draftwood_service.live_experiments.reading import CountReader
-from draftwood_service.live_experiments.watch import Stop, Watch
+from draftwood_service.experiments.messages import report_message
+from draftwood_service.experiments.reading import CountReader
+from draftwood_service.experiments.watch import Stop, Watch
 from draftwood_tenants.catalog import Catalog
 from draftwood_tenants.experiments.counters import Origin
 from draftwood_tenants.experiments.counting import Counting

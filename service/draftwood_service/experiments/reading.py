@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import structlog
 
 from draftwood_memory.errors import CorruptValueError
-from draftwood_service.experiments.report import Report, report
+from draftwood_service.experiments.statistics.report import Report, report
 from draftwood_tenants.experiments.counters import Counts, Origin, Snapshot, merge, total
 from draftwood_tenants.experiments.counting import Counting
 from draftwood_tenants.experiments.placement import Running

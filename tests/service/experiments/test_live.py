@@ -25,15 +25,15 @@ from draftwood_model_runner.errors import ModelError
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.request import Request
 from draftwood_model_runner.sequence import Sequence
-from draftwood_service.experiments.report import Report, report
-from draftwood_service.live_experiments import watch
+from draftwood_service.experiments import watch
+from draftwood_service.experiments.statistics.report import Report, report
 from draftwood_tenants.experiments import counting
 from draftwood_tenants.experiments.assignment import Split
 from draftwood_tenants.experiments.counters import total
 from draftwood_tenants.experiments.placement import target_of
 from draftwood_tenants.experiments.store.encoding import decode
 from draftwood_tenants.experiments.store.redis_counts import RedisCounts
-from draftwood_tenants.resources.sealing import Seal
+from draftwood_tenants.resources.encryption import ResourceCipher
 from tests.memory.helpers import log_of
 from tests.memory.servers import Valkey
 from tests.service.fakes import FakeEngine, Served, serving, until
@@ -170,7 +170,7 @@ async def pure_report(served: Served, split: Split) -> Report:
     """The report of what is in the store."""
     client = RedisClient(served.server._settings.store, timeout=1.0)
     [config] = catalog(served).experiments()
-    stored = await RedisCounts(client, Seal(None)).read(target_of(config), {})
+    stored = await RedisCounts(client, ResourceCipher(None)).read(target_of(config), {})
     await client.close()
     return report(split, total([decode(one.origin, len(split.arms), one.data) for one in stored], len(split.arms)))
 
@@ -181,7 +181,7 @@ async def counts_written(served: Served, requests: int) -> None:
     client = RedisClient(served.server._settings.store, timeout=1.0)
     async with asyncio.timeout(5):
         while True:
-            stored = await RedisCounts(client, Seal(None)).read(target_of(config), {})
+            stored = await RedisCounts(client, ResourceCipher(None)).read(target_of(config), {})
             counts = total([decode(one.origin, len(config.arms), one.data) for one in stored], len(config.arms))
             if counts.sums[..., 0].sum() == requests:
                 break
@@ -435,7 +435,7 @@ def tags(server: Valkey, arm: str) -> list[str]:
 @asynccontextmanager
 async def replica(store: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, Any]]:
     """A server in a process of its own, and a stub of it."""
-    arguments = [sys.executable, "-m", "tests.service.live_experiments.replica", store]
+    arguments = [sys.executable, "-m", "tests.service.experiments.replica", store]
     process = await asyncio.create_subprocess_exec(*arguments, stdout=asyncio.subprocess.PIPE)
     try:
         assert process.stdout is not None
