@@ -101,11 +101,15 @@ class Trial(NamedTuple):
 
         The context is committed before in two steps, in pages that are no neighbours.
         """
-        pages, half = np.arange(model.pages, dtype=np.int32)[::-1].copy(), self.context // 2
+        pages, half = self.pages(model), self.context // 2
         for start, end in ((0, half), (half, self.context - 2)):
             row = BatchRow(pages, start, self.tokens[start:end], EMPTY_TREE, logits_from=end - start - 1)
             model.step(lay_out([row]))
         return model.step(lay_out([self.drafted_row(pages, draft)]))[draft.rows]
+
+    def pages(self, model: Stepper) -> Int32Array:
+        """int32[pages], the page table of the sequence: no two of its pages are neighbours in this order."""
+        return np.arange(model.pages, dtype=np.int32)[::-1].copy()
 
     def drafted_row(self, pages: Int32Array, draft: Draft) -> BatchRow:
         """The last two tokens of the prompt, and the draft."""

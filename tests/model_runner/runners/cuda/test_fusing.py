@@ -88,7 +88,7 @@ def test_every_family_of_the_table(family: str, caplog: pytest.LogCaptureFixture
             probe(module, 256, exact=False)
         except UnsupportedModelError as error:  # the runner computes none of the family
             pytest.skip(str(error))
-    assert caplog.messages == []
+    assert [record for record in caplog.records if record.name.startswith("draftwood")] == []
     found, wanted = fused_parts(module), FAMILIES[family]
     assert found["FusedNorm"] > 0
     assert bool(found["FusedAttention"]) == wanted.attention
