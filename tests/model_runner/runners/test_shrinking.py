@@ -28,10 +28,10 @@ def fields(values: dict[str, Any]) -> Iterator[str]:
             yield key
 
 
-@pytest.mark.parametrize("family", sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
-def test_each_field_that_looks_like_a_threshold_is_known(family: str) -> None:
+@pytest.mark.parametrize("model_type", sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+def test_each_field_that_looks_like_a_threshold_is_known(model_type: str) -> None:
     """A newer version of transformers may bring others, which would not be tried."""
-    config = AutoConfig.for_model(family).get_text_config()
+    config = AutoConfig.for_model(model_type).get_text_config()
     names = {name for name in fields(config.to_dict()) if LIKE_A_THRESHOLD.search(name)}
     assert names <= THRESHOLD_FIELDS | set(NO_THRESHOLDS)
 
