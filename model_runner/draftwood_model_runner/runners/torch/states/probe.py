@@ -10,7 +10,7 @@ import torch
 
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.attention_shapes import attention_shapes
-from draftwood_model_runner.runners.base import KVMoves
+from draftwood_model_runner.runners.base import KVCompaction
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.probing import TOLERANCE, difference, does_not_run, past_thresholds
 from draftwood_model_runner.runners.shrinking import CONTEXT
@@ -110,8 +110,8 @@ def _drafted(module: Any, layout: KVLayout, trial: Trial, draft: Draft) -> torch
     model = Stepper(kv.pages, lambda batch: forward(module, batch, kv))
     logits = trial.drafted(model, draft).clone()
     pages = trial.pages(model)
-    slots = lay_out([trial.drafted_row(pages, draft)]).kv_slots(PAGE_SIZE)[2:].astype(np.int32)
+    slots = lay_out([trial.drafted_row(pages, draft)]).slot_mapping(PAGE_SIZE)[2:].astype(np.int32)
     accepted = [*draft.nodes[:-1]]
-    kv.move(KVMoves(slots[accepted], slots[: len(accepted)], np.array([0, len(accepted)], np.int32)))
+    kv.move(KVCompaction(slots[accepted], slots[: len(accepted)], np.array([0, len(accepted)], np.int32)))
     last = BatchRow(pages, _CONTEXT + PATH - 1, trial.path[-1:], EMPTY_TREE, logits_from=0)
     return torch.cat([logits, model.step(lay_out([last]))[:1]])
