@@ -43,7 +43,7 @@ class GenerationServiceStub:
     def __new__(cls, channel: _aio.Channel) -> GenerationServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
     """Streams one Started, then Deltas, then exactly one Finished, or ends with one non-OK status. With several samples,
-    the last Delta of each says how it ended.
+    the last Delta of each tells how it ended.
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]
     """Text or chat messages to token ids, as Generate reads them."""
@@ -67,7 +67,7 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
     """Streams one Started, then Deltas, then exactly one Finished, or ends with one non-OK status. With several samples,
-    the last Delta of each says how it ended.
+    the last Delta of each tells how it ended.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Text or chat messages to token ids, as Generate reads them."""
@@ -94,7 +94,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateResponse], _abc.AsyncIterator[_generation_pb2.GenerateResponse]]:
         """Streams one Started, then Deltas, then exactly one Finished, or ends with one non-OK status. With several samples,
-        the last Delta of each says how it ended.
+        the last Delta of each tells how it ended.
         """
 
     @_abc_1.abstractmethod

@@ -699,7 +699,8 @@ export type Delta = Message<"draftwood.v1.Delta"> & {
   draftTrees: DraftTree[];
 
   /**
-   * Set in the last delta of each sample if there are several: how it ended. That delta may be without tokens.
+   * Set in the last delta of each sample if there are several: how it ended. That delta may be without tokens. Unset
+   * where the server sends deltas at a fixed cadence, which must tell nothing.
    *
    * @generated from field: draftwood.v1.SampleResult finished = 6;
    */
@@ -1671,7 +1672,7 @@ export const FinishReasonSchema: GenEnum<FinishReason> = /*@__PURE__*/
 export const GenerationService: GenService<{
   /**
    * Streams one Started, then Deltas, then exactly one Finished, or ends with one non-OK status. With several samples,
-   * the last Delta of each says how it ended.
+   * the last Delta of each tells how it ended.
    *
    * @generated from rpc draftwood.v1.GenerationService.Generate
    */
