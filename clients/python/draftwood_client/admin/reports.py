@@ -88,7 +88,7 @@ class ExperimentReport:
     """
 
     experiment: Experiment
-    time: datetime
+    time: datetime | None = None
     servers: int = 0
     arms: tuple[ArmRow, ...] = ()
     comparisons: tuple[ArmComparison, ...] = ()
