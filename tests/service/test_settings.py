@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from draftwood_client import environment
 from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.request import MAX_LOGPROBS, GrammarKind
-from draftwood_client import environment
 from draftwood_service.config import ENV_PREFIX, SettingsError, flag, read_settings
 from draftwood_service.settings import Settings, default_shown
 

@@ -98,7 +98,11 @@ class ServerOptions(CredentialOptions):
 
     def arguments(self) -> dict[str, Any]:
         """Of the clients. Raises `ArgumentError`."""
-        return {**self._credentials(), "target": self.target, "timeout": UNSET if self.timeout is None else self.timeout}
+        return {
+            **self._credentials(),
+            "target": self.target,
+            "timeout": UNSET if self.timeout is None else self.timeout,
+        }
 
 
 @dataclass(frozen=True, slots=True)
