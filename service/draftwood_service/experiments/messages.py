@@ -76,5 +76,5 @@ def _comparison(one: Comparison) -> pb.ArmComparison:
 
 
 def _finding(one: Conclusion) -> pb.Conclusion:
-    kind = pb.ConclusionKind.Value(f"CONCLUSION_KIND_{one.kind.upper()}")
+    kind = f"CONCLUSION_KIND_{one.kind.upper()}"
     return pb.Conclusion(kind=kind, arm=one.arm, metric_key=KEYS[one.metric] if one.metric else "", text=one.text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
 from typing import TypeVar
 
 import grpc
@@ -83,7 +83,7 @@ class AsyncCalls:
             raise cancelled_error() from None
 
     async def stream(
-        self, method: Callable[..., AsyncIterator[_Response]], request: object
+        self, method: Callable[..., AsyncIterable[_Response]], request: object
     ) -> AsyncIterator[_Response]:
         """The responses of a stream, which has no deadline. Raises `StatusError`."""
         try:

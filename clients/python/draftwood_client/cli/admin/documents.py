@@ -19,7 +19,7 @@ from draftwood_client.admin.resources import Experiment, Tenant
 from draftwood_client.cli.admin.fields import Data, as_data, checked, parsed
 from draftwood_client.errors import ArgumentValueError
 
-ResourceT = TypeVar("ResourceT", Tenant, Experiment)
+ResourceT = TypeVar("ResourceT", bound=Tenant | Experiment)
 
 _OF_THE_SERVER = frozenset({"create_time", "update_time", "origin"})
 
