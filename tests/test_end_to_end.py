@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from draftwood_benchmarks.demo import demo
-from draftwood_benchmarks.shared.prompts import read_questions
-from draftwood_benchmarks.shared.server_process import ServerError, running_server
+from draftwood_benchmarks.harness.prompts import read_questions
+from draftwood_benchmarks.harness.server_process import ServerError, running_server
 from draftwood_client import (
     AsyncClient,
     ChatMessage,

@@ -12,7 +12,7 @@ from draftwood.admin.v1 import experiments_pb2 as xp
 from draftwood.admin.v1 import experiments_pb2_grpc
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc
-from draftwood_benchmarks.shared.prompts import read_questions
+from draftwood_benchmarks.harness.prompts import read_questions
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_service.serving import ServedModel
 from draftwood_service.settings import Settings

@@ -21,7 +21,7 @@ import structlog
 
 from draftwood_model_runner.errors import EngineStoppedError, InvalidInputError
 from draftwood_model_runner.output import TokenLogprobs
-from draftwood_model_runner.runners.host.cpus import usable_cpus
+from draftwood_model_runner.sampling.host.cpus import usable_cpus
 from draftwood_service.engine.vllm.outputs import CoreFacts, CoreOutput, CoreStep
 
 _log = structlog.get_logger(__name__)

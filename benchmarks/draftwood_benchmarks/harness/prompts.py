@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import typer
 
-from draftwood_benchmarks.shared.report import BenchmarkError
+from draftwood_benchmarks.harness.report import BenchmarkError
 
 if TYPE_CHECKING:
-    from draftwood_benchmarks.shared.models import ModelOptions
+    from draftwood_benchmarks.harness.models import ModelOptions
     from draftwood_model_runner.loading.tokenizer import Tokenizer
     from draftwood_strategies.draft import Int32Array
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any, Literal
 
+from draftwood_benchmarks.harness.models import ChosenModel
+from draftwood_benchmarks.harness.report import BenchmarkError
 from draftwood_benchmarks.peers.process import ENVIRONMENTS
-from draftwood_benchmarks.shared.models import ChosenModel
-from draftwood_benchmarks.shared.report import BenchmarkError
 
 EngineName = Literal["draftwood", "vllm"]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from draftwood_benchmarks.shared.models import Dtype, ModelOptions, chosen_model, describe
+from draftwood_benchmarks.harness.models import Dtype, ModelOptions, chosen_model, describe
 from draftwood_model_runner.errors import InvalidInputError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, percentile, require, shown
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, percentile, require, shown
 from draftwood_model_runner.errors import InvalidValueError
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_model_runner.runners import choices
-from draftwood_model_runner.runners.choices import RuleArrays, ScoreRules, TokenMasks
-from draftwood_model_runner.runners.host.token_masks import forbid
+from draftwood_model_runner.sampling import metadata
+from draftwood_model_runner.sampling.host.token_masks import forbid
+from draftwood_model_runner.sampling.metadata import Adjustments, SamplingTensors, SequenceSampling, TokenMasks
 
 NONE = np.zeros(0, np.int32)
 
@@ -29,18 +29,18 @@ def test_what_is_not_allowed_becomes_minus_infinity(vocab: int, seed: int, share
 
 
 def test_masks_of_several_sequences_are_found_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "usable_cpus", lambda: 4)
+    monkeypatch.setattr(metadata, "usable_cpus", lambda: 4)
     together = threading.Barrier(4, timeout=30)
 
     def masks(sequence: int) -> TokenMasks:
         together.wait()  # passes only if four are found at the same time
         return TokenMasks(np.array([0, -2], np.int32), np.full((1, 2), sequence, np.int32))
 
-    rules = [
-        ScoreRules(1.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 0, NONE, NONE, NONE.astype(np.float32), NONE, partial(masks, i))
-        for i in range(8)
+    adjustments = Adjustments(NONE, NONE, NONE.astype(np.float32), NONE)
+    sequences = [
+        SequenceSampling(1.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 0, adjustments, partial(masks, i)) for i in range(8)
     ]
     begins = np.arange(9, dtype=np.int32) * 2
-    arrays = RuleArrays.of(rules, begins[:-1], begins[1:])
-    assert arrays.masks.tolist() == [[i, i] for i in range(8)]
-    assert arrays.row_masks.tolist() == [n for i in range(8) for n in (i, -2)]
+    tensors = SamplingTensors.of(sequences, begins[:-1], begins[1:])
+    assert tensors.masks.tolist() == [[i, i] for i in range(8)]
+    assert tensors.row_masks.tolist() == [n for i in range(8) for n in (i, -2)]

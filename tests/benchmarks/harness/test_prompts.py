@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftwood_benchmarks.shared.prompts import lengthened, random_prompts, read_prompts, split
-from draftwood_benchmarks.shared.report import BenchmarkError
+from draftwood_benchmarks.harness.prompts import lengthened, random_prompts, read_prompts, split
+from draftwood_benchmarks.harness.report import BenchmarkError
 
 
 def test_the_bundled_questions_begin_with_the_measured_ones() -> None:

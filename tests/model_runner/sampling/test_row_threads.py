@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood_model_runner.runners.host.most_probable import most_probable
-from draftwood_model_runner.runners.host.row_threads import LEAST_NUMBERS, in_threads, parts
+from draftwood_model_runner.sampling.host.most_probable import most_probable
+from draftwood_model_runner.sampling.host.row_threads import LEAST_NUMBERS, in_threads, parts
 
 
 @pytest.mark.parametrize(("count", "threads", "sizes"), [(7, 3, [2, 2, 3]), (2, 8, [1, 1]), (0, 4, [0]), (5, 1, [5])])

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from draftwood_model_runner.runners.host.row_threads import LEAST_NUMBERS, in_threads, parts
+from draftwood_model_runner.sampling.host.row_threads import LEAST_NUMBERS, in_threads, parts
 from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.native import Int64Array, Integer
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from draftwood_benchmarks.shared.widen import SHAPES, Shape, parse_shape, widen
+from draftwood_benchmarks.harness.widen import SHAPES, Shape, parse_shape, widen
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.loading.model import BUNDLED_MODEL
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftwood_model_runner.runners.token_weights import WEIGHT_BITS, token_weights
+from draftwood_model_runner.sampling.token_weights import WEIGHT_BITS, token_weights
 
 
 def test_weights_are_probabilities() -> None:

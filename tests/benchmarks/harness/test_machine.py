@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from draftwood_benchmarks.shared import machine
-from draftwood_benchmarks.shared.machine import OtherLoad, warning
+from draftwood_benchmarks.harness import machine
+from draftwood_benchmarks.harness.machine import OtherLoad, warning
 
 
 @pytest.mark.parametrize(

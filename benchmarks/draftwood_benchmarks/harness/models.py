@@ -19,7 +19,7 @@ from rich.console import Console
 from draftwood_model_runner.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from draftwood_benchmarks.shared.widen import Shape
+    from draftwood_benchmarks.harness.widen import Shape
     from draftwood_model_runner.loading.model import LoadedModel
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -128,7 +128,7 @@ def chosen_model(options: ModelOptions, console: Console, positions: int | None 
         InvalidInputError: a shape, a vocabulary or positions are given together with another model.
     """
     with console.status("Loading torch"):
-        from draftwood_benchmarks.shared.widen import parse_shape
+        from draftwood_benchmarks.harness.widen import parse_shape
         from draftwood_model_runner.loading.model import BUNDLED_MODEL
     shape = parse_shape(options.shape)
     if shape is None and options.vocabulary is None and positions is None:
@@ -181,7 +181,7 @@ def _write_grown(shape: Shape | None, options: ModelOptions, folder: Path, posit
     from transformers import AutoTokenizer, LlamaForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    from draftwood_benchmarks.shared.widen import shape_of, widen
+    from draftwood_benchmarks.harness.widen import shape_of, widen
     from draftwood_model_runner.loading.model import BUNDLED_MODEL
 
     disable_progress_bar()

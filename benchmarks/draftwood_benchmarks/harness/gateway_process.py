@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from draftwood_benchmarks.shared.server_process import ServerError
+from draftwood_benchmarks.harness.server_process import ServerError
 
 _START_SECONDS = 30.0
 

@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.sampling.verify import ROOT_NODE, walk, walk_predicted
+from draftwood_model_runner.sampling.verification import ROOT_NODE, predicted_paths, walk
 from draftwood_strategies import EMPTY_TREE, DraftTree
 from draftwood_strategies.draft import Int32Array
 
@@ -14,8 +15,12 @@ LAST = np.array([99], np.int32)
 
 def rooted(tree: DraftTree) -> tuple[Int32Array, Int32Array]:
     """Tokens and parents of the tree under the last committed token."""
-    batch = lay_out([BatchRow(np.zeros(1, np.int32), 0, LAST, tree, logits_from=0)])
+    batch = rooted_batch(tree)
     return batch.tokens, batch.parents
+
+
+def rooted_batch(tree: DraftTree) -> StepBatch:
+    return lay_out([BatchRow(np.zeros(1, np.int32), 0, LAST, tree, logits_from=0)])
 
 
 def test_without_a_draft_the_models_own_token_is_written() -> None:
@@ -44,7 +49,9 @@ def test_what_is_written_does_not_depend_on_the_tree(tree: DraftTree, truth: lis
     tokens, parents = rooted(tree)
     depths = [0, *(tree.depths + 1).tolist()]
     steps = list(walk(tokens, parents, lambda node: truth[depths[node]]))
-    assert steps == list(walk_predicted(tokens, parents, np.array(truth, np.int32)[depths]))
+    predicted = np.array(truth, np.int32)[depths]
+    [path] = predicted_paths(rooted_batch(tree).feedback(predicted, None), predicted)
+    assert steps == list(zip(path.token_ids, [*(node + 1 for node in path.nodes), ROOT_NODE], strict=True))
     assert [token for token, _ in steps] == truth[: len(steps)]
     nodes = [node for _, node in steps]
     assert nodes[-1] == ROOT_NODE
