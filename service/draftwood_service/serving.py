@@ -15,7 +15,7 @@ from draftwood_service.settings import Settings
 from draftwood_strategies.draft import Int32Array
 
 _CHARACTERS_OF_TOKEN = 16
-"""Characters of a prompt for each token of the context, four times what text has on average. Not tuned."""
+"""Characters of a prompt for each token of the context, four times what text has on average."""
 _LEAST_CHARACTERS = 65_536
 
 

@@ -50,7 +50,7 @@ _RECORD_BYTES = 2 * 2**20
 """A message of an export has a new record as long as it is below `_PAGE_BYTES`, so that it has at most `_RECORD_BYTES`
 more: gRPC clients accept 4 MiB. A record has 8,192 tokens at most; its text is cut off if it would not fit."""
 _MAX_PAGE = 1000
-"""Memories of a page of a list. Not tuned: 200 KiB with long names."""
+"""Memories of a page of a list: 200 KiB with long names."""
 
 
 class MemoryServicer:

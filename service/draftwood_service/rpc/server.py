@@ -37,9 +37,9 @@ _BEFORE_GOAWAY = 0.1
 """The part of it that passes between NOT_SERVING and GOAWAY. A call that arrives in the moment of GOAWAY ends with
 CANCELLED, by gRPC itself: until then clients that watch health have gone, and others are refused with UNAVAILABLE."""
 _STATUS_SECONDS = 1.0
-"""For cut-off streams to send their status. Not tuned."""
+"""For cut-off streams to send their status."""
 _LEAST_ENGINE_SECONDS = 1.0
-"""For the engine to end by itself, however little is left of the grace. Not tuned."""
+"""For the engine to end by itself, however little is left of the grace."""
 
 
 class RunningServer:

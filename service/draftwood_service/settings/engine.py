@@ -148,7 +148,7 @@ class SchedulingSettings(SettingsGroup):
     """Scheduling.
 
     Two defaults were measured, see docs/decisions: prefill_chunk and shared_prefill_chunk ("Prompts beside decoding
-    requests"). The others are not tuned: values near them work as well.
+    requests").
     """
 
     max_running: int = Field(default=8, le=4096, description="Maximum number of requests that run in one batch")
