@@ -34,7 +34,7 @@ COMMANDS = {
         "draftwood_benchmarks.speed.never_slower:never_slower",
         "What drafting costs where it can bring nothing.",
     ),
-    "quality": ("draftwood_benchmarks.quality:quality", "What 8-bit weights cost in likelihood of held-out text."),
+    "quality": ("draftwood_benchmarks.quality:quality", "What quantized weights cost in likelihood of held-out text."),
     "gateway": ("draftwood_benchmarks.gateway:gateway", "What the gateway costs in tokens per second."),
     "telemetry": ("draftwood_benchmarks.telemetry:telemetry", "What metrics, traces and logs cost."),
     "overhead": ("draftwood_benchmarks.overhead.command:overhead", "What the host works in a step, by strategy."),
