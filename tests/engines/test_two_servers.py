@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from draftwood.admin.v1 import experiments_pb2 as xp
-from draftwood_benchmarks.shared.gateway_process import running_gateway
+from draftwood_benchmarks.harness.gateway_process import running_gateway
 from draftwood_client import Client
 from draftwood_client.admin.audit import AuditClient
 from draftwood_client.admin.client import AdminClient

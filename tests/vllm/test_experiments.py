@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.json_format import ParseDict
 
 from draftwood.admin.v1 import experiments_pb2 as pb
-from draftwood_benchmarks.shared.server_process import running_server
+from draftwood_benchmarks.harness.server_process import running_server
 from draftwood_client import Client
 from draftwood_client.admin.client import AdminClient
 from draftwood_tenants.experiments.assignment import Split

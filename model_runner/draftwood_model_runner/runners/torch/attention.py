@@ -35,8 +35,8 @@ class TorchBatch:
     def __init__(self, batch: StepBatch, kv: KVCache) -> None:
         self.batch = batch
         self.layout = kv.layout
-        self.begins: list[int] = batch.begins.tolist()
-        self.contexts: list[int] = batch.contexts.tolist()
+        self.begins: list[int] = batch.cu_seqlens.tolist()
+        self.contexts: list[int] = batch.context_lens.tolist()
         self.entries = StepEntries(kv, batch)
         self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
         self._own_masks: dict[tuple[int, int | None], torch.Tensor] = {}
@@ -156,9 +156,9 @@ def tree_attention(
     layer = batch.next_call()
     batch.entries.write(layer, key[0], value[0])
     outputs = []
-    for row, first in enumerate(batch.contexts):
-        start = batch.begins[row]
-        last = first + batch.begins[row + 1] - start
+    for row, first in enumerate(batch.context_lens):
+        start = batch.cu_seqlens[row]
+        last = first + batch.cu_seqlens[row + 1] - start
         keys, values = batch.entries.read(layer, row)
         if batch.layout.exact:
             for run, position in batch.pieces(row):
@@ -175,7 +175,7 @@ def tree_attention(
                 mask = batch.mask(row, sliding_window, run)
                 queries = query[:, :, start + run.start : start + run.stop]
                 outputs.append(attend(queries, *context, mask, scaling, softcap, s_aux)[0].transpose(0, 1))
-    padding = query.shape[2] - batch.begins[-1]
+    padding = query.shape[2] - batch.cu_seqlens[-1]
     if padding:
         outputs.append(query.new_zeros(padding, *outputs[0].shape[1:]))
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
