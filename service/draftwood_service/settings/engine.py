@@ -83,10 +83,10 @@ class ModelSettings(SettingsGroup):
         description="What computes the steps; auto: cuda on GPUs, openvino on CPUs, for models that they support,"
         " else torch",
     )
-    weights: Literal["as-is", "int8"] = Field(
+    weights: Literal["as-is", "int8", "int4"] = Field(
         default="as-is",
-        description="Weights in memory; as-is: in the data type of the computation, int8: quantized to 8 bits (runner"
-        " openvino)",
+        description="Weights in memory; as-is: in the data type of the computation, int8, int4: quantized to 8 or 4"
+        " bits (runner openvino)",
     )
     tensor_parallel: int = Field(
         default=1, ge=1, description="GPUs that share the model: of this machine (runner cuda), or of vLLM's"
