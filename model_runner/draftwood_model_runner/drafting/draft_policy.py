@@ -27,7 +27,7 @@ from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree
 from draftwood_strategies.base import StepFeedback
-from draftwood_strategies.budgeting.budget import worthwhile_score
+from draftwood_strategies.budgeting.budget import with_change, with_drafts, worthwhile_score
 from draftwood_strategies.budgeting.chains import best_chain
 from draftwood_strategies.budgeting.draft_account import Payoff, step_all
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, observe_all, propose_all, runs_of
@@ -205,7 +205,10 @@ class DraftPolicy:
         tokens = sum(work.tokens for work in drafts.scheduled)
         context = sum(work.tokens * work.sequence.committed for work in drafts.scheduled) // tokens
         step_times = partial(self._step_times.between, sequences=len(drafts.scheduled), context=context)
-        return worthwhile_score(drafts.trees.scores, tokens, step_times)
+        step_seconds = with_drafts(step_times, drafts.trees, self._step_times.per_draft)
+        if self._latest is not None:
+            step_seconds = with_change(step_seconds, self._latest.size, self._step_times.per_change)
+        return worthwhile_score(drafts.trees.scores, tokens, step_seconds)
 
     def top_k(self, drafts: Drafts) -> int:
         """How many of the most probable tokens at each node the drafters of the step need, at most."""
@@ -213,9 +216,11 @@ class DraftPolicy:
 
     def observe_step(self, batch: StepBatch, seconds: float) -> None:
         """The model took so many seconds for a batch."""
+        changed = self._latest is None or self._latest.size != batch.size
         self._latest, self._context = batch, batch.mean_context
         if self._step_times is not None:
-            self._step_times.observe(batch.size, batch.rows, seconds, self._context)
+            drafts = int(np.count_nonzero(sizes_between(batch.cu_seqlens) > 1))
+            self._step_times.observe(batch.size, batch.rows, seconds, self._context, drafts=drafts, changed=changed)
 
     def observe(self, outcomes: Outcomes) -> None:
         """A step in which sequences wrote tokens."""
@@ -248,7 +253,8 @@ class DraftPolicy:
             return np.zeros(nodes.shape[0])
         most = int(nodes.max())
         seconds = self._step_times.between(batch.size - most, batch.size, batch.rows, self._context)
-        return np.asarray(seconds[most] - seconds[most - nodes])
+        of_drafts = self._step_times.per_draft * (nodes > 0) if batch.rows > 1 else 0.0
+        return np.asarray(seconds[most] - seconds[most - nodes] + of_drafts)
 
 
 def _reworked(trees: DraftTrees, rows: dict[int, _Rework]) -> DraftTrees:
