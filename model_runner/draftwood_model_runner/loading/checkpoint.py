@@ -75,7 +75,7 @@ def name_of(path_or_id: str) -> str:
 
 
 def cannot_be_loaded(path_or_id: str, error: Exception) -> ModelNotFoundError:
-    """What to raise where transformers raised `error`."""
+    """What to raise after transformers raised `error`."""
     text = str(error).strip()
     return ModelNotFoundError(
         f"model {path_or_id!r} cannot be loaded: {text.splitlines()[0] if text else type(error).__name__}"
