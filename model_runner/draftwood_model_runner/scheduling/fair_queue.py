@@ -19,7 +19,7 @@ from draftwood_model_runner.scheduling.least_served import LeastServed
 from draftwood_model_runner.sequence import Sequence
 
 _MOST_CLAIM = 4096.0
-"""A tenant is at most this many tokens, over its weight, behind the most served one: one that long asked for little does
+"""A tenant is at most so many tokens, over its weight, behind the most served one: one that long asked for little does
 not get all steps for as long."""
 
 Rank = tuple[float, int]
