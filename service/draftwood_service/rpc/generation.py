@@ -30,7 +30,7 @@ from draftwood_service.quotas import Limiter, RateLimits
 from draftwood_service.quotas.opening import default_limits
 from draftwood_service.quotas.request_quota import RequestQuota
 from draftwood_service.quotas.text_calls import TextCallQuota
-from draftwood_service.rpc.calls import Call, Method
+from draftwood_service.rpc.calls import Call
 from draftwood_service.rpc.parsing.chat import MAX_TOOLS, tool_format_of
 from draftwood_service.rpc.request_log import RequestLog
 from draftwood_service.rpc.requests import (
@@ -105,15 +105,6 @@ class GenerationServicer:
         self._text_work = TextWork()
         self._format_work = TextWork()
         self._info = model_info(serving, settings)
-
-    @property
-    def methods(self) -> dict[str, Method]:
-        return {
-            "Generate": self.generate,
-            "Tokenize": self.tokenize,
-            "Detokenize": self.detokenize,
-            "GetModelInfo": self.get_model_info,
-        }
 
     def close(self) -> None:
         """Ends its threads."""
