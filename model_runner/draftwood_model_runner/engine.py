@@ -121,9 +121,10 @@ class Engine:
         self._pool = KVPool(self._runner.pages, self._runner.page_size, config.prefix_cache, states)
         rides_along = self._runner.rides_along
         shared_chunk = config.prefill_chunk if rides_along else config.shared_prefill_chunk
-        self._scheduler = Scheduler(
-            self._pool, config.max_running, config.prefill_chunk, shared_chunk, config.tenant_weights
-        )
+        max_running = config.max_running if states is None else min(config.max_running, states.sequences)
+        if max_running < config.max_running:
+            _log.warning("memory holds the recurrent states of %d sequences; so many run at once at most", max_running)
+        self._scheduler = Scheduler(self._pool, max_running, config.prefill_chunk, shared_chunk, config.tenant_weights)
         self._overlapping = self._runner if isinstance(self._runner, OverlappingRunner) else None
         step_times = None
         if config.adaptive_budget:
@@ -369,6 +370,7 @@ class Engine:
             tokens=tokens,
             begins=np.cumsum([0, *sizes], dtype=np.int32),
             logits_from=np.array(sizes, np.int32) - np.int32(1),
+            prompts=np.array([one.request.prompt.size for one in sequences], np.int32),
         )
         return lay_out_trees(chains, drafts.trees, drafts.levels, self._policy.least_score(drafts))
 

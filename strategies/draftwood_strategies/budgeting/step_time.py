@@ -138,9 +138,17 @@ class StepTimes:
         curve: of a step of one sequence.
         per_sequence: seconds that every further sequence adds.
         per_context: what longer contexts add.
+        per_branch: what each path of a draft tree adds, beside its nodes and but the first.
     """
 
-    def __init__(self, curve: StepTimeCurve, per_sequence: float = 0.0, per_context: ContextCost = _NO_COST) -> None:
+    def __init__(
+        self,
+        curve: StepTimeCurve,
+        per_sequence: float = 0.0,
+        per_context: ContextCost = _NO_COST,
+        per_branch: float = 0.0,
+    ) -> None:
+        self.per_branch = per_branch
         self._curve = curve.widened()
         self._per_sequence = per_sequence
         self._per_context = per_context
@@ -163,8 +171,11 @@ class StepTimes:
         of_context = max(context - MEASURED_CONTEXT, 0) * (sequences * per_sequence + tokens * per_token)
         return self._curve.at(tokens) + (sequences - 1) * self._per_sequence + of_context
 
-    def observe(self, tokens: int, sequences: int, seconds: float, context: int = MEASURED_CONTEXT) -> None:
-        """Corrects the model by a step."""
+    def observe(
+        self, tokens: int, sequences: int, seconds: float, context: int = MEASURED_CONTEXT, branches: int = 0
+    ) -> None:
+        """Corrects the model by a step; `branches` are paths of its trees beside the first ones."""
+        seconds -= branches * self.per_branch
         extra = (sequences - 1) * self._per_sequence
         per_sequence, per_token = self._per_context
         of_context = max(context - MEASURED_CONTEXT, 0) * (sequences * per_sequence + tokens * per_token)
