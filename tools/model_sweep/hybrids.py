@@ -145,4 +145,5 @@ def tiny_hybrid(family: str, context: int = 256, **changes: Any) -> Any:
     config = AutoConfig.for_model(family, **shape)
     torch.manual_seed(0)
     module = AutoModelForCausalLM.from_config(config.get_text_config(), dtype=torch.float32)
+    module.generation_config.eos_token_id = None
     return randomized(module.eval())
