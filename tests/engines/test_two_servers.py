@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from draftwood_benchmarks.shared.gateway_process import running_gateway
-from draftwood_client import Client
-from draftwood_client import AdminClient, DraftConfig, Experiment, ExperimentArm
+from draftwood_benchmarks.harness.gateway_process import running_gateway
+from draftwood_client import AdminClient, Client, DraftConfig, Experiment, ExperimentArm
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from tests.engines.servers import ENGINES, Served, served_by, until
 from tests.engines.test_drafts import OPTIONS, accepted, taught

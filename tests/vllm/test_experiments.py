@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwood_benchmarks.shared.server_process import running_server
+from draftwood_benchmarks.harness.server_process import running_server
 from draftwood_client import AdminClient, Client, DraftConfig, Experiment, ExperimentArm
 from draftwood_tenants.experiments.assignment import Split
 from tests.memory.servers import Valkey, wait_for

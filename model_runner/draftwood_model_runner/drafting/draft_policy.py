@@ -24,17 +24,17 @@ from typing import NamedTuple
 import numpy as np
 
 from draftwood_model_runner.runners.base import DraftLimits, StepBatch
-from draftwood_model_runner.scheduling.scheduler import Work
+from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.budgeting.branches import branches_in, with_branches, worthwhile_branches
-from draftwood_strategies.budgeting.budget import worthwhile_score
-from draftwood_strategies.budgeting.chains import StepSeconds, best_chain
+from draftwood_strategies.budgeting.budget import with_change, with_drafts, worthwhile_score
+from draftwood_strategies.budgeting.chains import best_chain
 from draftwood_strategies.budgeting.draft_account import Payoff, step_all
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, observe_all, propose_all, runs_of
 from draftwood_strategies.budgeting.prompt_indexing import IndexingBudget
-from draftwood_strategies.budgeting.step_time import StepTimes
+from draftwood_strategies.budgeting.step_time import StepSeconds, StepTimes
 from draftwood_strategies.budgeting.watchdog import Watchdog
 from draftwood_strategies.draft import DraftTrees, Int32Array, merged
 from draftwood_strategies.native import Float64Array, sizes_between
@@ -53,12 +53,12 @@ class Drafts(NamedTuple):
     """What takes part in a step, and what is drafted.
 
     Attributes:
-        work: of each sequence that takes part.
+        scheduled: of each sequence that takes part.
         trees: a draft for each.
         levels: int32[s], how deep each may be at most.
     """
 
-    work: list[Work]
+    scheduled: list[ScheduledSequence]
     trees: DraftTrees
     levels: Int32Array
 
@@ -155,16 +155,16 @@ class DraftPolicy:
         if state is not None:
             state.drafter.close()
 
-    def propose(self, plan: SequenceOf[Work], prompts_wait: bool) -> Drafts:
+    def propose(self, plan: SequenceOf[ScheduledSequence], prompts_wait: bool) -> Drafts:
         """Which work of the plan is done in this step, with a draft for each sequence.
 
         A prompt that needs further steps waits for each of them to end. So nothing is drafted then, and sequences
         whose drafts pay skip a few steps altogether: one step with a draft makes up for them afterwards.
 
         Args:
-            prompts_wait: as `Plan.prompts_wait`.
+            prompts_wait: as `SchedulerOutput.prompts_wait`.
         """
-        work, asked, drafters, budgets, reworked = list[Work](), [], [], [], dict[int, _Rework]()
+        work, asked, drafters, budgets, reworked = list[ScheduledSequence](), [], [], [], dict[int, _Rework]()
         levels: Int32Array = np.zeros(len(plan), np.int32)
         indexing = IndexingBudget()
         for one in plan:
@@ -213,22 +213,30 @@ class DraftPolicy:
         step_seconds = with_branches(step_seconds, drafts.trees, self._step_times.per_branch)
         return worthwhile_score(drafts.trees.scores, tokens, step_seconds)
 
-    def _seconds_of(self, step_times: StepTimes, drafts: Drafts) -> tuple[int, StepSeconds]:
+    def _seconds_of(self, times: StepTimes, drafts: Drafts) -> tuple[int, StepSeconds]:
         """The tokens of a step without its drafts, and the seconds for more."""
-        tokens = sum(work.tokens for work in drafts.work)
-        context = sum(work.tokens * work.sequence.committed for work in drafts.work) // tokens
-        return tokens, partial(step_times.between, sequences=len(drafts.work), context=context)
+        tokens = sum(work.tokens for work in drafts.scheduled)
+        context = sum(work.tokens * work.sequence.committed for work in drafts.scheduled) // tokens
+        step_times = partial(times.between, sequences=len(drafts.scheduled), context=context)
+        step_seconds = with_drafts(step_times, drafts.trees, times.per_draft)
+        if self._latest is not None:
+            step_seconds = with_change(step_seconds, self._latest.size, times.per_change)
+        return tokens, step_seconds
 
     def top_k(self, drafts: Drafts) -> int:
         """How many of the most probable tokens at each node the drafters of the step need, at most."""
-        return max(self._states[work.sequence].drafter.top_k for work in drafts.work)
+        return max(self._states[work.sequence].drafter.top_k for work in drafts.scheduled)
 
     def observe_step(self, batch: StepBatch, seconds: float) -> None:
         """The model took so many seconds for a batch."""
+        changed = self._latest is None or self._latest.size != batch.size
         self._latest, self._context = batch, batch.mean_context
         if self._step_times is not None:
-            branches = branches_in(batch.parents, batch.begins) if self._step_times.per_branch else 0
-            self._step_times.observe(batch.size, batch.rows, seconds, self._context, branches)
+            drafts = int(np.count_nonzero(sizes_between(batch.cu_seqlens) > 1))
+            branches = branches_in(batch.parents, batch.cu_seqlens) if self._step_times.per_branch else 0
+            self._step_times.observe(
+                batch.size, batch.rows, seconds, self._context, drafts=drafts, changed=changed, branches=branches
+            )
 
     def observe(self, outcomes: Outcomes) -> None:
         """A step in which sequences wrote tokens."""
@@ -261,7 +269,8 @@ class DraftPolicy:
             return np.zeros(nodes.shape[0])
         most = int(nodes.max())
         seconds = self._step_times.between(batch.size - most, batch.size, batch.rows, self._context)
-        return np.asarray(seconds[most] - seconds[most - nodes])
+        of_drafts = self._step_times.per_draft * (nodes > 0) if batch.rows > 1 else 0.0
+        return np.asarray(seconds[most] - seconds[most - nodes] + of_drafts)
 
 
 def _reworked(trees: DraftTrees, rows: dict[int, _Rework]) -> DraftTrees:
@@ -276,7 +285,7 @@ def _reworked(trees: DraftTrees, rows: dict[int, _Rework]) -> DraftTrees:
     return DraftTrees.of(each)
 
 
-def _may_skip(work: Work, state: _State) -> bool:
+def _may_skip(work: ScheduledSequence, state: _State) -> bool:
     """Whether a sequence may skip a step, and makes up for it when it drafts again."""
     writes = work.tokens == 1 and work.reaches_end and len(work.sequence.output) > 0
     return writes and state.skipped < _MOST_SKIPPED and state.drafter.expected >= _WORTH_SKIPPING

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from draftwood_strategies.budgeting.chains import StepSeconds, best_chains
+from draftwood_strategies.budgeting.chains import best_chains
+from draftwood_strategies.budgeting.step_time import StepSeconds
 from draftwood_strategies.draft import DraftTrees, Float32Array
 from draftwood_strategies.native import Int32Array, Int64Array, sizes_between
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from draftwood_model_runner.runners.base import KVMoves
+from draftwood_model_runner.runners.base import KVCompaction
 from draftwood_model_runner.runners.torch.states.mixers import State
 from draftwood_strategies.draft import Int32Array
 
@@ -113,7 +113,7 @@ class StateMemory:
         """Of one sequence after a token; 0 where none lives."""
         return max((bytes_of(row.states) for row in self._live.values()), default=0)
 
-    def move(self, moves: KVMoves) -> None:
+    def move(self, moves: KVCompaction) -> None:
         """Accepted nodes moved behind the committed tokens."""
         known = self._by_slot
         read = [

@@ -14,7 +14,7 @@ import torch
 
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.attention_shapes import attention_shapes
-from draftwood_model_runner.runners.base import KVMoves
+from draftwood_model_runner.runners.base import KVCompaction
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.probing import (
     TOLERANCE,
@@ -22,7 +22,6 @@ from draftwood_model_runner.runners.probing import (
     does_not_run,
     generated_logits,
     past_thresholds,
-    path_with_wrong_siblings,
 )
 from draftwood_model_runner.runners.shrinking import CONTEXT
 from draftwood_model_runner.runners.torch.attention import ATTENTION_NAME
@@ -31,14 +30,15 @@ from draftwood_model_runner.runners.torch.own.cache import own_cache
 from draftwood_model_runner.runners.torch.packed_linear import noted_calls, pack_linears
 from draftwood_model_runner.runners.torch.runner import forward
 from draftwood_model_runner.runners.torch.states.mixers import Mixer, find_mixers
-from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array
+from draftwood_model_runner.runners.trials import PATH, Draft, Stepper, Trial
+from draftwood_strategies.draft import EMPTY_TREE
 
 _log = logging.getLogger(__name__)
 _TREE_ATTENTION = "tree attention"
 _OWN_FORMS = ("by kind", "one", None)
 """Of `OwnCache.tree_masks`, best first, for models whose attention is in code of their own."""
-_CONTEXT, _PATH = 6 * PAGE_SIZE - 3, 5
-"""Tokens of the prompt, more than linear attention computes in one chunk, and of the true path."""
+_CONTEXT = 6 * PAGE_SIZE - 3
+"""Tokens of the prompt, more than linear attention computes in one chunk."""
 
 
 def stateful_layout(module: Any, max_context: int) -> KVLayout | None:
@@ -99,20 +99,17 @@ def _tried(module: Any, mixers: tuple[Mixer, ...] | None = None, form: str | Non
         mixers: None to find them.
         form: of attention.
     """
-    name, vocab = type(module).__name__, int(module.config.get_text_config().vocab_size)
-    tokens = np.random.default_rng(0).integers(0, vocab, _CONTEXT + _PATH, np.int32)
-    path = tokens[_CONTEXT:]
-    tree, chain = path_with_wrong_siblings(path, vocab), DraftTree.of(path)
-    trials = [(True, tree, [*range(0, 2 * _PATH, 2)]), (False, chain, [*range(_PATH)])]
+    name, trial = type(module).__name__, Trial.of(module, _CONTEXT)
+    drafts = [(True, trial.tree()), (False, trial.chain())]
     differing: list[float] = [math.inf]
     try:
         layout = _layout(module, _mixers(module) if mixers is None else mixers, form)
-        plain = _plain(module, tokens)
+        plain = _plain(module, trial)
         module.set_attn_implementation(ATTENTION_NAME if layout.own is None else "eager")
-        for branches, draft, nodes in trials[1:] if form is None else trials:
+        for branches, draft in drafts[1:] if form is None else drafts:
             for _ in _ways(layout.mixers):
-                kv = KVCache(layout, _CONTEXT + 2 * _PATH)
-                differing.append(_difference(module, kv, tokens, draft, nodes, plain))
+                kv = KVCache(layout, _CONTEXT + 2 * PATH)
+                differing.append(_difference(module, kv, trial, draft, plain))
                 if differing[-1] <= TOLERANCE[module.dtype] and kv.states is not None:
                     return replace(layout, branches=branches, state_bytes=kv.states.state_bytes)
     except UnsupportedModelError:
@@ -152,44 +149,35 @@ def _least_time_step(mixers: tuple[Mixer, ...]) -> str | None:
     )
 
 
-def _plain(module: Any, tokens: Int32Array) -> torch.Tensor:
+def _plain(module: Any, trial: Trial) -> torch.Tensor:
     """Logits [2 + path, vocab] of the unmodified model, from the last token of the prompt on, the last of them twice,
     computed as by `generate`: the prompt at once, then one token after the other. Puts packed linear layers into it."""
     module.set_attn_implementation("eager")
-    ids = torch.from_numpy(tokens.astype(np.int64)).to(module.device)[None]
     with noted_calls(module) as called:
-        logits = [logits[0, -1:] for logits in generated_logits(module, ids, _CONTEXT)]
+        logits = [logits[0, -1:] for logits in generated_logits(module, trial.ids(module), _CONTEXT)]
     pack_linears(module, called)
     return torch.cat([*logits, logits[-1]])
 
 
-def _difference(
-    module: Any, kv: KVCache, tokens: Int32Array, tree: DraftTree, nodes: list[int], plain: torch.Tensor
-) -> float:
-    """Of the logits along a path of a tree from the plain ones; infinite if the mixers cannot be computed so."""
+def _difference(module: Any, kv: KVCache, trial: Trial, draft: Draft, plain: torch.Tensor) -> float:
+    """Of the logits along the path of a draft from the plain ones; infinite if the mixers cannot be computed so."""
     scans = any(mixer.scans for mixer in kv.layout.mixers)
     try:
-        return difference(_drafted(module, kv, tokens, tree, nodes), plain)
+        return difference(_drafted(module, kv, trial, draft), plain)
     except (TypeError, ValueError, AttributeError):
         if scans:
             return math.inf
         raise
 
 
-def _drafted(module: Any, kv: KVCache, tokens: Int32Array, tree: DraftTree, nodes: list[int]) -> torch.Tensor:
-    """The same logits along a path of a tree; the last once more from a step of its own, with the path before accepted.
-
-    Args:
-        nodes: the path.
-    """
-    pages, half, root = np.arange(kv.pages, dtype=np.int32)[::-1].copy(), _CONTEXT // 2, _CONTEXT - 2
-    for start, end in ((0, half), (half, root)):
-        forward(module, lay_out([BatchRow(pages, start, tokens[start:end], EMPTY_TREE, end - start - 1)]), kv)
-    drafted = BatchRow(pages, root, tokens[root:_CONTEXT], tree, logits_from=1, prompt=_CONTEXT)
-    batch = lay_out([drafted])
-    logits = forward(module, batch, kv)[[0, *(1 + node for node in nodes)]].clone()
-    slots = batch.kv_slots(PAGE_SIZE)[2:].astype(np.int32)
-    accepted = nodes[:-1]
-    kv.move(KVMoves(slots[accepted], slots[: len(accepted)], np.array([0, len(accepted)], np.int32)))
-    last = BatchRow(pages, _CONTEXT + _PATH - 1, tokens[-1:], EMPTY_TREE, logits_from=0, prompt=_CONTEXT)
-    return torch.cat([logits, forward(module, lay_out([last]), kv)[:1]])
+def _drafted(module: Any, kv: KVCache, trial: Trial, draft: Draft) -> torch.Tensor:
+    """The same logits along the path of a draft; the last once more from a step of its own, with the path before
+    accepted."""
+    model = Stepper(kv.pages, lambda batch: forward(module, batch, kv))
+    logits = trial.drafted(model, draft).clone()
+    pages = trial.pages(model)
+    slots = lay_out([trial.drafted_row(pages, draft)]).slot_mapping(PAGE_SIZE)[2:].astype(np.int32)
+    accepted = [*draft.nodes[:-1]]
+    kv.move(KVCompaction(slots[accepted], slots[: len(accepted)], np.array([0, len(accepted)], np.int32)))
+    last = BatchRow(pages, _CONTEXT + PATH - 1, trial.path[-1:], EMPTY_TREE, logits_from=0, prompt=_CONTEXT)
+    return torch.cat([logits, model.step(lay_out([last]))[:1]])
