@@ -118,6 +118,14 @@ def test_a_draft_keeps_to_the_limits_of_request_output_and_runner() -> None:
     assert tree_of(chains_only, decoding(bush, written=1)).tokens.tolist() == [0]
 
 
+def test_chains_are_drafted_where_branches_cost_more_than_they_bring() -> None:
+    bush = Thrifty(DraftTree.of(range(4), [-1, 0, -1, 2], np.array([0.6, 0.3, 0.5, 0.25], np.float32)))
+    curve = StepTimeCurve({1: 1.0, 64: 2.0})
+    for per_branch, nodes in ((0.0, [0, 1, 2, 3]), (0.01, [0, 1, 2, 3]), (1.0, [0, 1])):
+        policy = DraftPolicy(100, lambda _: NO_LIMITS, StepTimes(curve, per_branch=per_branch))
+        assert tree_of(policy, decoding(bush, written=1)).tokens.tolist() == nodes
+
+
 def test_long_contexts_are_drafted_for_more_sparingly() -> None:
     """Each drafted token attends to the whole context, so it costs more the longer that is."""
     scores = np.linspace(0.9, 0.05, 16)
