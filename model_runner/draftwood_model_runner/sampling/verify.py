@@ -7,11 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from draftwood_strategies.draft import Int32Array
-from draftwood_strategies.native import compiled, flattened
+from draftwood_strategies.native import compiled
 from draftwood_strategies.tree_index import find_child, link_all, unlinked
-
-_find_child = flattened(find_child)
-_link_all = flattened(link_all)
 
 ROOT_NODE = 0
 """The node of the last committed token; the nodes of the draft follow."""
@@ -77,11 +74,11 @@ def walk(tokens: Int32Array, parents: Int32Array, choose: Callable[[int], int]) 
         yield choose(ROOT_NODE), ROOT_NODE
         return
     index = unlinked(tokens)
-    _link_all(index, parents)
+    link_all(index, parents)
     node = ROOT_NODE
     while True:
         token = choose(node)
-        node = max(_find_child(index, node, token), ROOT_NODE)
+        node = max(find_child(index, node, token), ROOT_NODE)
         yield token, node
         if node == ROOT_NODE:
             return
