@@ -1,4 +1,4 @@
-"""`draftwood bench quality`: the likelihood of a text by a model, in its own data type and with 8-bit weights."""
+"""`draftwood bench quality`: the likelihood of a text by a model, in its own data type and with quantized weights."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from draftwood_benchmarks.shared.models import ModelOptions, chosen_model, describe
-from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console, progress
+from draftwood_benchmarks.harness.models import ModelOptions, chosen_model, describe
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, progress
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_strategies.draft import Int32Array
@@ -56,15 +56,15 @@ def quality(
     ],
     limit: Annotated[int | None, typer.Option(min=1, help="Lines to read; all by default.", show_default=False)] = None,
 ) -> None:
-    """Mean negative log-likelihood of held-out answers, with the weights as they are and with 8-bit weights."""
+    """Mean negative log-likelihood of held-out answers, with the weights as they are and quantized."""
     out = console()
     output.check()
-    if model.weights != "int8":
-        raise InvalidValueError("weights", model.weights, "it must be int8, which is compared with as-is")
+    if model.weights == "as-is":
+        raise InvalidValueError("weights", model.weights, "it must be int8 or int4, which is compared with as-is")
     texts = read_texts(text)[:limit]
     scores: dict[str, Scores] = {}
     with chosen_model(model, out) as chosen:
-        for weights in ("as-is", "int8"):
+        for weights in ("as-is", model.weights):
             with out.status(f"Loading the model, weights {weights}"):
                 options = dataclasses.replace(model, weights=weights)
                 loaded = dataclasses.replace(chosen, options=options).load()
@@ -145,7 +145,7 @@ def rows_of(scores: dict[str, Scores]) -> list[dict[str, Any]]:
 
 def _encoded(model: LoadedModel, texts: list[tuple[str, str]]) -> Iterator[Exchange]:
     """Answers end with the end-of-sequence token, if there is just one."""
-    from draftwood_benchmarks.shared.prompts import encode
+    from draftwood_benchmarks.harness.prompts import encode
 
     end = np.array(list(model.eos_token_ids) if len(model.eos_token_ids) == 1 else [], np.int32)
     for question, answer in texts:

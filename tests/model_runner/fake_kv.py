@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from draftwood_model_runner.scheduling.kv_pool import KVPool
-from draftwood_model_runner.scheduling.scheduler import Work
+from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 
 JUNK = -1
@@ -28,7 +28,7 @@ class FakeMemory:
         self.pool = pool
         self.slots = [JUNK] * (pool.available * pool.page_size)
 
-    def run(self, work: Work, written: list[int]) -> None:
+    def run(self, work: ScheduledSequence, written: list[int]) -> None:
         """A step of a sequence: reads all that is committed, writes, commits, appends.
 
         Args:
@@ -45,9 +45,9 @@ class FakeMemory:
             sequence.committed += len(written) - 1
             sequence.output.extend(written)
 
-    def read(self, work: Work, count: int) -> list[int]:
+    def read(self, work: ScheduledSequence, count: int) -> list[int]:
         return [self.slots[self.pool.slot(work.sequence, token)] for token in range(count)]
 
-    def write(self, work: Work, start: int, tokens: list[int]) -> None:
+    def write(self, work: ScheduledSequence, start: int, tokens: list[int]) -> None:
         for i, token in enumerate(tokens, start):
             self.slots[self.pool.slot(work.sequence, i)] = token

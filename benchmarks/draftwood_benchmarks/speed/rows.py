@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from draftwood_benchmarks.shared.report import shown
+from draftwood_benchmarks.harness.report import shown
 
 if TYPE_CHECKING:
     from draftwood_benchmarks.speed.contenders import Tally
@@ -26,7 +26,7 @@ def rows_of(tallies: Sequence[Tally], *, quantized: bool = False) -> list[dict[s
     model than transformers runs. "identical_to_plain" is the share of answers that equal ours with drafting off.
 
     Args:
-        quantized: our weights have 8 bits.
+        quantized: our weights are quantized.
     """
     reference = next((tally for tally in tallies if tally.contender.engine == "transformers"), None)
     peer = next((t for t in tallies if t.contender.engine not in ("transformers", "draftwood")), None)

@@ -23,7 +23,7 @@ from draftwood_service.starting.listening import require_free
 from draftwood_service.telemetry import NO_TELEMETRY, Telemetry
 
 STOP_SECONDS = 0.5
-"""For calls that do not end by themselves, such as health watches, at the stop. Not tuned."""
+"""For calls that do not end by themselves, such as health watches, at the stop."""
 SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["GenerationService"],
     memory_pb2.DESCRIPTOR.services_by_name["MemoryService"],

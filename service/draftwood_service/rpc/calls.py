@@ -24,7 +24,7 @@ from draftwood_tenants.identifiers import check_identifier
 _log = structlog.get_logger(__name__)
 
 _ABORT_SECONDS = 2.0
-"""How long an abort waits for the client to read the messages before the status. Not tuned."""
+"""How long an abort waits for the client to read the messages before the status."""
 
 
 @dataclass(frozen=True, slots=True)

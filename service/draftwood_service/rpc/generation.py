@@ -25,8 +25,7 @@ from draftwood_service.auth import Principal, Role
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.stream import Sample
 from draftwood_service.errors import DeadlineExceededError, ModelNotServedError
-from draftwood_service.live_experiments.live import LiveExperiments
-from draftwood_service.live_experiments.measuring import Measured
+from draftwood_service.experiments.live import LiveExperiments
 from draftwood_service.quotas import Limiter, RateLimits
 from draftwood_service.quotas.opening import default_limits
 from draftwood_service.quotas.request_quota import RequestQuota
@@ -62,14 +61,13 @@ SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"]
 
 _CLIENT_FIRST = 0.25
 """Seconds after the client's deadline until the server ends a call: gRPC ends it first, so that two statuses do not
-race. Not tuned."""
+race."""
 _AT_DEADLINE = 0.05
-"""A cancellation at most so many seconds before the deadline, by the server's clock, is logged as the deadline. Not
-tuned."""
+"""A cancellation at most so many seconds before the deadline, by the server's clock, is logged as the deadline."""
 _TOKEN_TEXTS = 65_536
-"""Texts of tokens that are remembered, for draft trees. Not tuned: 8 MiB."""
+"""Texts of tokens that are remembered, for draft trees: 8 MiB."""
 _FEW_TOKENS = 2048
-"""Tokens that are converted to text on the event loop; more go to a worker thread. Not tuned."""
+"""Tokens that are converted to text on the event loop; more go to a worker thread."""
 
 
 _MAX_ANSWER_BYTES = 4 * 2**20
@@ -126,10 +124,9 @@ class GenerationServicer:
         """Streams one Started, Deltas and one Finished, or raises the error that ends the call with one status."""
         self._require_served(request.model)
         tenant = call.principal.tenant_for(request.tenant)
-        log = RequestLog(call, tenant, "chat" if request.HasField("chat") else "text_completion")
-        with Measured(log, self._experiments.counting, call.arrived_at) as measured, log as record:
-            placement = self._place(request, call.request_id, tenant)
-            measured.placement = placement
+        operation = "chat" if request.HasField("chat") else "text_completion"
+        with RequestLog(call, tenant, operation, self._experiments.counting).until_end() as record:
+            placement = record.placement = self._place(request, call.request_id, tenant)
             config = self._config_of(tenant)
             shaping = config.streaming.shaping(self._shaping)
             if request.output.draft_trees:
@@ -162,7 +159,9 @@ class GenerationServicer:
                 async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
                     await writer.write(self._started(requests[0], placement))
                     with_details = request.output.token_details or requests[0].sampling.logprobs is not None
-                    message = partial(delta, with_details=with_details, token_text=self._token_text)
+                    message = partial(
+                        delta, with_details=with_details, token_text=self._token_text, samples=record.samples
+                    )
                     finishes = await relay(stream, writer, message, shaping)
                     quota.settle(used_tokens(record.samples))
                     await quota.settled()  # a client may send its next request once it has read the end

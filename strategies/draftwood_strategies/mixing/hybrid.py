@@ -80,7 +80,7 @@ class HybridStrategy:
         self.mixer = Mixer(table, self._table_failed)
         self.top_k = max(int(part.top_k) for part in made.values())
         self.failures: Counter[str] = Counter()
-        self.schedule = SourceSchedule([*self.parts])
+        self.schedule = SourceSchedule()
 
     @property
     def suspensions(self) -> Counter[str]:
@@ -117,8 +117,8 @@ class HybridStrategy:
         return HybridDrafter(self, prompt, learns=False)
 
     def propose_all(self, drafters: SequenceOf[HybridDrafter], budgets: Int32Array) -> DraftTrees:
-        gains: list[float] = self.mixer.weights.gains.tolist()
-        *takes_part, with_table = self.schedule.next(gains, self.mixer.table is not None, len(drafters))
+        gains, has_table = self.mixer.weights.gains.tolist(), self.mixer.table is not None
+        *takes_part, with_table = self.schedule.next([*self.parts], gains, has_table, len(drafters))
         take_part: Int32Array = np.zeros((SOURCES + 1, len(drafters)), np.int32)
         take_part[TABLE] = with_table
         trees = []
@@ -234,11 +234,10 @@ class HybridDrafter:
         return name
 
     def suspend_slowest(self) -> bool:
-        schedule, before = self._strategy.schedule, self._suspensions
+        strategy, before = self._strategy, self._suspensions
+        schedule, has_table = strategy.schedule, strategy.mixer.table is not None
         # What another sequence suspended meanwhile was too expensive for this one, too.
-        found = schedule.suspensions.total() > before or schedule.suspend_slowest(
-            self._strategy.mixer.table is not None
-        )
+        found = schedule.suspensions.total() > before or schedule.suspend_slowest([*strategy.parts], has_table)
         self._suspensions = schedule.suspensions.total()
         return found
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, consumes, initialize, inv
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.scheduling.kv_pool import GROWTH, KVPool
 from draftwood_model_runner.scheduling.prefix_cache import KnownPrefix, common_prefix
-from draftwood_model_runner.scheduling.scheduler import Work
+from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies.draft import Int32Array
 from tests.model_runner.fake_kv import FakeMemory, held_alone
@@ -36,7 +36,7 @@ def tokens(*parts: tuple[int, int]) -> Int32Array:
 def ended(memory: FakeMemory, prompt: Int32Array, tenant: str = "a", output: int = 1, keep: bool = True) -> None:
     """A sequence of that prompt ran and ended."""
     sequence = start(memory, prompt, tenant)
-    memory.run(Work(sequence, sequence.length - sequence.committed), list(range(1000, 1000 + output)))
+    memory.run(ScheduledSequence(sequence, sequence.length - sequence.committed), list(range(1000, 1000 + output)))
     memory.pool.close(sequence, keep)
     memory.pool.check([])
 
@@ -65,7 +65,7 @@ def test_the_next_chat_turn_begins_with_the_pages_of_the_last_one() -> None:
     ended(memory, tokens((1, 100)), output=20)
     second = start(memory, np.concatenate([tokens((1, 100)), np.arange(1000, 1020, dtype=np.int32), tokens((2, 9))]))
     assert second.committed == 112  # of the 119 that were computed, those in full pages
-    memory.run(Work(second, 17), [5])
+    memory.run(ScheduledSequence(second, 17), [5])
     memory.pool.check([second])
 
 
@@ -91,7 +91,7 @@ def test_a_live_sequences_prompt_serves_as_prefix() -> None:
     memory = memory_of(100)
     first = start(memory, tokens((1, 80), (2, 50)))
     assert start(memory, tokens((1, 80), (3, 50))).committed == 0
-    memory.run(Work(first, 70), [])
+    memory.run(ScheduledSequence(first, 70), [])
     memory.pool.record(first)
     assert start(memory, tokens((1, 80), (4, 50))).committed == 64
 
@@ -100,7 +100,7 @@ def test_tenants_never_meet() -> None:
     memory = memory_of(100)
     ended(memory, tokens((1, 100)), "a")
     live = start(memory, tokens((2, 100)), "a")
-    memory.run(Work(live, 100), [7])
+    memory.run(ScheduledSequence(live, 100), [7])
     memory.pool.record(live)
     for prompt in (tokens((1, 100)), tokens((2, 100))):
         assert start(memory, prompt, "b").committed == 0
@@ -154,7 +154,7 @@ def test_a_sequence_grows_page_by_page_and_nothing_is_copied() -> None:
             held = memory.pool.pages(sequence).tolist()
             assert len(held) <= pages(sequence.length + GROWTH + 10)
         pending = sequence.length - sequence.committed
-        memory.run(Work(sequence, pending), [len(sequence.output)] * 5)
+        memory.run(ScheduledSequence(sequence, pending), [len(sequence.output)] * 5)
         memory.pool.check([sequence])
     assert len(held) == pages(430)
 
@@ -243,7 +243,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.grow(sequence)
         pending = sequence.length - sequence.committed
         written = [7] * min(accepted, left, sequence.request.max_draft_nodes + 1)
-        self.memory.run(Work(sequence, max(1, round(share * pending))), written)
+        self.memory.run(ScheduledSequence(sequence, max(1, round(share * pending))), written)
         self.pool.record(sequence)
 
     @rule(data=st.data())

@@ -27,7 +27,7 @@ from draftwood_service.settings import Settings
 _LEAST_INTERVAL, _DEFAULT_INTERVAL, _MOST_INTERVAL = 0.5, 1.0, 60.0
 _LISTED_TENANTS = 100
 _MOST_WATCHES = 16
-"""Open WatchStatus calls of a tenant's callers, and of operators without a tenant. Not tuned."""
+"""Open WatchStatus calls of a tenant's callers, and of operators without a tenant."""
 
 
 class StatusServicer:

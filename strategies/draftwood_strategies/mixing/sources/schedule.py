@@ -23,21 +23,17 @@ _SMOOTHING = 1 / 8
 class SourceSchedule:
     """The sources of one tenant's hybrid.
 
-    Args:
-        names: of the tree-shaped ones, in the order of their numbers.
-
     Attributes:
         suspensions: how often each was suspended.
     """
 
-    def __init__(self, names: list[str]) -> None:
+    def __init__(self) -> None:
         self.suspensions: Counter[str] = Counter()
-        self._names = names
         self._suspended: dict[str, range] = {}
         self._seconds = defaultdict[str, float](float)
         self._drafts = 0
 
-    def next(self, gains: SequenceOf[float], has_table: bool, drafts: int = 1) -> list[bool]:
+    def next(self, names: SequenceOf[str], gains: SequenceOf[float], has_table: bool, drafts: int = 1) -> list[bool]:
         """Whether each source takes part in the next drafts, and last whether the table does. Called once for them all.
 
         A source takes part if its gain is worth its time. How many nodes are drafted, and in which steps, is the
@@ -45,6 +41,7 @@ class SourceSchedule:
         gains anything over the other.
 
         Args:
+            names: of the tree-shaped sources, in the order of their numbers.
             gains: of each source, the table's at `TABLE`, see `source_gain`.
             has_table: there is a table.
         """
@@ -52,12 +49,12 @@ class SourceSchedule:
         # The same share of the drafts where more than `_PROBE_FOR` are asked for at once.
         probe = max(drafts, _PROBE_FOR)
         if self._drafts % (probe * (_PROBE_EVERY // _PROBE_FOR)) < probe:
-            asked = [*[True] * len(self._names), has_table]
+            asked = [*[True] * len(names), has_table]
         else:
-            known = [*gains[: len(self._names)], *([gains[TABLE]] if has_table else [])]
+            known = [*gains[: len(names)], *([gains[TABLE]] if has_table else [])]
             least = min(_LEAST_GAIN, max(known, default=0.0))
-            asked = [*(gain >= least for gain in gains[: len(self._names)]), has_table and gains[TABLE] >= least]
-        for number, name in enumerate(self._names) if self._suspended else ():
+            asked = [*(gain >= least for gain in gains[: len(names)]), has_table and gains[TABLE] >= least]
+        for number, name in enumerate(names) if self._suspended else ():
             asked[number] = asked[number] and not self.is_suspended(name)
         return asked
 
@@ -69,9 +66,9 @@ class SourceSchedule:
         """Whether a source is not asked at present; it goes on learning."""
         return name in self._suspended and self._drafts in self._suspended[name]
 
-    def suspend_slowest(self, has_table: bool) -> bool:
+    def suspend_slowest(self, names: SequenceOf[str], has_table: bool) -> bool:
         """Suspends the source that takes longest, for the drafts of all sequences; false if it is the last one."""
-        active = [name for name in self._names if not self.is_suspended(name)]
+        active = [name for name in names if not self.is_suspended(name)]
         if not active or len(active) + has_table < 2:
             return False
         name, drafts = self.slowest_of(active), _SUSPENDED

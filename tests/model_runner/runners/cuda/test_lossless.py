@@ -1,7 +1,7 @@
 """The whole runner with interpreted kernels: its tokens are those of transformers' own `generate`, whatever is drafted.
 
 Each step of a usual size is recorded when it first occurs, and every further one must repeat what was recorded, as a
-CUDA graph would: see `cuda.steps.recording`.
+CUDA graph would: see `recording`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def run(
     )
     if halves:
         patched: Any = engine
-        patched._overlap.most = lambda running: -(-running // 2)
+        patched._overlap.microbatch = lambda running: -(-running // 2)
     stop = StopParams(NEW_TOKENS, min_tokens=3)
     sequences = [
         make_sequence(str(i), np.array(prompt, np.int32), stop, sampling, strategy=strategy, max_draft_nodes=12)
@@ -101,7 +101,6 @@ def run(
         engine.check()
     assert not engine.has_work
     if isinstance(engine._runner, CudaRunner):
-        assert engine._overlapping is engine._runner
         graphs = engine._runner._graphs
         assert graphs is not None
         assert graphs.sizes
