@@ -31,8 +31,9 @@ from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.budgeting.branches import branches_in, with_branches, worthwhile_branches
 from draftwood_strategies.budgeting.budget import with_change, with_drafts, worthwhile_score
 from draftwood_strategies.budgeting.chains import best_chain
-from draftwood_strategies.budgeting.draft_account import Payoff, step_all
-from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, observe_all, propose_all, runs_of
+from draftwood_strategies.budgeting.draft_account import DraftCostModel, step_all
+from draftwood_strategies.budgeting.guarded_batches import observe_all, propose_all, runs_of
+from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
 from draftwood_strategies.budgeting.prompt_indexing import IndexingBudget
 from draftwood_strategies.budgeting.step_time import StepSeconds, StepTimes
 from draftwood_strategies.budgeting.watchdog import Watchdog
@@ -45,8 +46,8 @@ _MOST_SKIPPED = 3
 """A sequence skips at most this many steps in a row while prompts wait."""
 _WORTH_SKIPPING = 0.5
 """A sequence skips steps only if this many tokens of its drafts are accepted on average."""
-_REMEMBERED_PAYOFFS = 4096
-"""The payoff is remembered for so many arms and strategies of tenants; the least recently used one is dropped."""
+_COST_MODELS = 4096
+"""The cost model is remembered for so many arms and strategies of tenants; the least recently used one is dropped."""
 
 
 class Drafts(NamedTuple):
@@ -127,7 +128,7 @@ class DraftPolicy:
         self._draft_limits = draft_limits
         self._step_times = step_times
         self._watchdog = watchdog
-        self._payoff = lru_cache(_REMEMBERED_PAYOFFS)(lambda *drafts: Payoff())
+        self._cost_model = lru_cache(_COST_MODELS)(lambda *drafts: DraftCostModel())
         self._states: dict[Sequence, _State] = {}
         self._latest: StepBatch | None = None
         self._context = 0
@@ -145,8 +146,8 @@ class DraftPolicy:
     def start(self, sequence: Sequence) -> None:
         """Prepares to draft for a sequence."""
         request = sequence.request
-        payoff = self._payoff(request.tenant, request.arm, request.strategy_name, request.strategy_options)
-        drafter = GuardedDrafter(sequence, self._vocab_size, self.failures, payoff, self._watchdog)
+        cost_model = self._cost_model(request.tenant, request.arm, request.strategy_name, request.strategy_options)
+        drafter = GuardedDrafter(sequence, self._vocab_size, self.failures, cost_model, self._watchdog)
         self._states[sequence] = _State(drafter)
 
     def close(self, sequence: Sequence) -> None:
