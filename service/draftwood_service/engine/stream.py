@@ -14,12 +14,12 @@ from draftwood_service.engine.link import SequenceOutput
 
 MAX_PART_TOKENS = 1024
 """Tokens in one message, however slow the reader is. gRPC clients refuse messages above 4 MiB by default; with 20
-log-probabilities a token, 1024 tokens take about 300 KiB. Not tuned."""
+log-probabilities a token, 1024 tokens take about 300 KiB."""
 MAX_TREES = 64
-"""Verified drafts in one message, the last ones. Not tuned: with 512 nodes each they take some 500 KiB."""
+"""Verified drafts in one message, the last ones. With 512 nodes each they take some 500 KiB."""
 PAUSE_SECONDS = 0.25
 """How long an output may wait to be taken until its request gives up its slots: longer than the event loop stands
-still, and little to wait for a slot. Not tuned."""
+still, and little to wait for a slot."""
 
 
 @dataclass(eq=False, slots=True)

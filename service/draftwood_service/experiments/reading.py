@@ -16,7 +16,7 @@ from draftwood_tenants.experiments.store.encoding import decode
 
 _log = structlog.get_logger(__name__)
 _MOST_KNOWN = 16
-"""Experiments whose snapshots are kept in RAM, so that only what is new is read. Not tuned."""
+"""Experiments whose snapshots are kept in RAM, so that only what is new is read."""
 
 
 @dataclass(frozen=True, slots=True)

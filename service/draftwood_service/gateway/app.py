@@ -51,7 +51,7 @@ _PAGE_POLICY = "; ".join(
 """The page has nothing from elsewhere."""
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _MOST_TOKEN_TEXTS = 100_000
-"""Texts of tokens that are remembered, for log-probabilities. Not tuned."""
+"""Texts of tokens that are remembered, for log-probabilities."""
 
 
 class Gateway:
