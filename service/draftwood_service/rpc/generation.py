@@ -242,7 +242,7 @@ def _allow_trees(caller: Principal, shaping: DeltaShaping) -> None:
     """Raises PermissionDeniedError or InvalidInputError if a caller gets no draft trees."""
     caller.require(Role.TENANT_ADMIN, "output.draft_trees")
     if shaping.cadence or shaping.padding:
-        problem = "is not served where deltas are padded or sent at a fixed cadence: their sizes would tell the drafts"
+        problem = "is not served where deltas are padded or sent at a fixed cadence: their sizes would show the drafts"
         raise InvalidInputError("output.draft_trees", None, problem)
 
 
