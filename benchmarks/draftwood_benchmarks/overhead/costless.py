@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as SequenceOf
-from typing import Any, ClassVar, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -53,7 +54,8 @@ def make_texts(count: int, tokens: int, seed: int) -> Int32Array:
     return texts
 
 
-class _Claimed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Claimed:
     """Implements `StepInFlight`."""
 
     can_overlap: ClassVar[bool] = False

@@ -85,12 +85,18 @@ class Pending:
         for values in (self.token_ids, self.texts, self.drafted, self.logprobs):
             del values[:count]
 
-    def parts(self) -> Iterator[Pending]:
-        """The tokens in pieces of at most `MAX_PART_TOKENS`, without the finish; the last one has the trees."""
-        for start in range(0, len(self.token_ids), MAX_PART_TOKENS):
+    def parts(self, with_end: bool = False) -> Iterator[Pending]:
+        """The tokens in pieces of at most `MAX_PART_TOKENS`; the last one has the trees.
+
+        Args:
+            with_end: the last piece has the finish, and there is one without tokens if there is nothing but a finish.
+        """
+        alone = with_end and self.finish is not None and not self.token_ids
+        for start in range(0, len(self.token_ids) or alone, MAX_PART_TOKENS):
             part = self.part(start, start + MAX_PART_TOKENS)
             if start + MAX_PART_TOKENS >= len(self.token_ids):
                 part.trees = self.trees
+                part.finish = self.finish if with_end else None
             yield part
 
 

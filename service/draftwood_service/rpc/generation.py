@@ -149,7 +149,9 @@ class GenerationServicer:
                 async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
                     await writer.write(self._started(requests[0], placement))
                     with_details = request.output.token_details or requests[0].sampling.logprobs is not None
-                    message = partial(delta, with_details=with_details, token_text=self._token_text)
+                    message = partial(
+                        delta, with_details=with_details, token_text=self._token_text, samples=record.samples
+                    )
                     finishes = await relay(stream, writer, message, shaping)
                     quota.settle(used_tokens(record.samples))
                     await quota.settled()  # a client may send its next request once it has read the end

@@ -72,8 +72,9 @@ class ModelSettings(SettingsGroup):
     runner torch on CPUs, below float32"""
     runner: Literal["auto", "cuda", "openvino", "torch"] = "auto"
     """What computes the steps; auto: cuda on GPUs, openvino on CPUs, for models that they support, else torch"""
-    weights: Literal["as-is", "int8"] = "as-is"
-    """Weights in memory; as-is: in the data type of the computation, int8: quantized to 8 bits (runner openvino)"""
+    weights: Literal["as-is", "int8", "int4"] = "as-is"
+    """Weights in memory; as-is: in the data type of the computation, int8, int4: quantized to 8 or 4 bits (runner
+    openvino)"""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs that share the model: of this machine (runner cuda), or of vLLM's"""
     generation_defaults: Literal["model", "greedy"] = "model"

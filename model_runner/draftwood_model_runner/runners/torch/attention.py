@@ -35,8 +35,8 @@ class TorchBatch:
     def __init__(self, batch: StepBatch, kv: KVCache) -> None:
         self.batch = batch
         self.layout = kv.layout
-        self.begins: list[int] = batch.cu_seqlens.tolist()
-        self.contexts: list[int] = batch.context_lens.tolist()
+        self.cu_seqlens: list[int] = batch.cu_seqlens.tolist()
+        self.context_lens: list[int] = batch.context_lens.tolist()
         self.entries = StepEntries(kv, batch)
         self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
         self._own_masks: dict[tuple[int, int | None], torch.Tensor] = {}
@@ -69,14 +69,14 @@ class TorchBatch:
     def pieces(self, row: int) -> list[tuple[slice, int]]:
         """Runs of tokens of a batch row for `attend_exactly`, each with the position of its first."""
         if row not in self._pieces:
-            positions = self.batch.positions[self.begins[row] : self.begins[row + 1]]
+            positions = self.batch.positions[self.cu_seqlens[row] : self.cu_seqlens[row + 1]]
             self._pieces[row] = [(run, int(positions[run.start])) for run in pieces(positions)]
         return self._pieces[row]
 
     def query_pieces(self, row: int) -> list[slice]:
         """The tokens of a batch row, in as many pieces as masks of at most `MASK_NUMBERS` numbers ask for."""
-        size = self.begins[row + 1] - self.begins[row]
-        rows = max(1, MASK_NUMBERS // (self.contexts[row] + size))
+        size = self.cu_seqlens[row + 1] - self.cu_seqlens[row]
+        rows = max(1, MASK_NUMBERS // (self.context_lens[row] + size))
         return [slice(begin, min(begin + rows, size)) for begin in range(0, size, rows)]
 
     def mask(self, row: int, window: int | None, queries: slice) -> torch.Tensor | None:
@@ -88,7 +88,7 @@ class TorchBatch:
         Args:
             window: a token attends to the last `window` positions, its own included; None for all.
         """
-        size, context = self.begins[row + 1] - self.begins[row], self.contexts[row]
+        size, context = self.cu_seqlens[row + 1] - self.cu_seqlens[row], self.context_lens[row]
         if window is not None and window > context + size:
             window = None  # wider than any position
         if size == 1 and window is None:
@@ -104,8 +104,8 @@ class TorchBatch:
 
     def _filled(self, row: int, window: int | None, context: int) -> torch.Tensor:
         """[T_s, context + T_s]; with `context` 0 only what the tokens of the row attend to among themselves."""
-        tokens = slice(self.begins[row], self.begins[row + 1])
-        depths = self.batch.positions[tokens] - np.int32(self.contexts[row])
+        tokens = slice(self.cu_seqlens[row], self.cu_seqlens[row + 1])
+        depths = self.batch.positions[tokens] - np.int32(self.context_lens[row])
         mask = np.empty((depths.size, context + depths.size), np.float32)
         _fill_mask(self.batch.parents[tokens], depths, context, 2**31 - 1 if window is None else window, mask)
         return torch.from_numpy(mask).to(device=self.layout.device, dtype=self.layout.dtype)
@@ -114,11 +114,11 @@ class TorchBatch:
         """As `mask`, on the device."""
         if (row, window) not in self._own_masks:
             self._own_masks[row, window] = self._filled(row, window, 0)
-        own, context = self._own_masks[row, window][queries], self.contexts[row]
+        own, context = self._own_masks[row, window][queries], self.context_lens[row]
         mask = own.new_zeros(own.shape[0], context + own.shape[1])
         mask[:, context:] = own
         if window is not None:
-            begin = self.begins[row]
+            begin = self.cu_seqlens[row]
             positions = self.batch.positions[begin + queries.start : begin + queries.stop]
             oldest = _to_device(positions, mask.device) - window + 1
             mask[:, :context].masked_fill_(torch.arange(context, device=mask.device) < oldest[:, None], -math.inf)
