@@ -57,7 +57,8 @@ class KVPool:
         pages: how many there are, at least as many as any sequence needs.
         page_size: tokens of a page.
         prefix_cache: keep the pages of ended sequences, and begin new sequences with the longest cached prefix.
-        states: of recurrent layers; None for a model that has none. A cached prefix ends at a page with a known state.
+        states: of recurrent layers; None for a model without. A prefix ends where one is known, and has no written
+            tokens: a runner may compute those otherwise than tokens of a prompt.
     """
 
     def __init__(self, pages: int, page_size: int, prefix_cache: bool = True, states: PageStates | None = None) -> None:
@@ -167,7 +168,7 @@ class KVPool:
                 forgotten.
         """
         if keep:
-            self._record(sequence, sequence.committed)
+            self._record(sequence, min(sequence.committed, self._shareable(sequence)))
         unused = self._pages.release(self._tables.pop(sequence).pages)
         if self._states is not None:
             self._states.release(unused.tolist(), kept=keep)
@@ -218,7 +219,7 @@ class KVPool:
         if prefix is None:
             prefix = self._known[sequence] = KnownPrefix(sequence.request.tenant)
         self._prefixes.refresh(prefix)
-        full, count = (sequence.length - 1) // self.page_size, 1
+        full, count = min(sequence.length - 1, self._shareable(sequence)) // self.page_size, 1
         while (known := len(prefix.blocks)) < full:
             count = min(count, full - known)
             tokens = sequence.tokens(known * self.page_size, count * self.page_size)
@@ -226,6 +227,10 @@ class KVPool:
                 break
             count *= 2
         return self._resumable(prefix)
+
+    def _shareable(self, sequence: Sequence) -> int:
+        """How many of its tokens others may begin with."""
+        return sequence.length if self._states is None else int(sequence.request.prompt.size)
 
     def _resumable(self, prefix: KnownPrefix) -> KnownPrefix:
         """As much of a prefix as a sequence can begin with: up to a page after which the states are known."""
