@@ -20,7 +20,7 @@ from draftwood_strategies import EMPTY_TREE
 
 PREFILL_TOKENS = 32
 """Prompt tokens of a step. A request that arrives waits for the step that runs, and one of 32 tokens takes little more
-than one of a single token, since both read all weights (`draftwood bench step`). Not tuned beyond that."""
+than one of a single token, since both read all weights (`draftwood bench step`)."""
 
 
 class Redecoding:

@@ -42,9 +42,9 @@ from draftwood_strategies.native import Float64Array, sizes_between
 _log = logging.getLogger(__name__)
 
 _MOST_SKIPPED = 3
-"""Steps that a sequence skips while prompts wait, at most, one after another. Not tuned."""
+"""Steps that a sequence skips while prompts wait, at most, one after another."""
 _WORTH_SKIPPING = 0.5
-"""Tokens of the drafts of a sequence that must be accepted, on average, for it to skip steps. Not tuned."""
+"""Tokens of the drafts of a sequence that must be accepted, on average, for it to skip steps."""
 _REMEMBERED_PAYOFFS = 4096
 """Arms and strategies of tenants whose payoff is remembered; the least recently used one is dropped."""
 

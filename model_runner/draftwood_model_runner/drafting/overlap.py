@@ -14,9 +14,9 @@ from draftwood_model_runner.runners.base import StepBatch
 from draftwood_strategies.budgeting.step_time import StepTimes
 
 _SMOOTHING = 0.1
-"""Share of a step in the mean of what the host takes. Not tuned."""
+"""Share of a step in the mean of what the host takes."""
 _LEAST_GAIN = 0.05
-"""Share of the time of a step that two halves must save. Not tuned."""
+"""Share of the time of a step that two microbatches must save."""
 
 
 class Overlap:

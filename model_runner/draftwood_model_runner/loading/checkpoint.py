@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BUNDLED_MODEL = str(Path(__file__).parent / "demo")
 """The model that ships with Draftwood; see its README.md."""
 _HUB_SECONDS = 5.0
-"""Until the hub answers whether it is there. Not tuned."""
+"""Until the hub answers whether it is there."""
 _OFFLINE = "HF_HUB_OFFLINE"
 
 

@@ -34,7 +34,7 @@ _LARGEST = 1 << 30
 """Bytes of a model's folder that are kept at most: of a larger one, modelling code is a small part of the start, and
 its files would be written twice."""
 _KEPT = 4
-"""Entries, the latest used. Not tuned."""
+"""Entries, the latest used."""
 _PACKAGES = ("numpy", "openvino", "safetensors", "tokenizers", "torch", "transformers")
 _FACTS = "facts.json"
 _CODE = Path(__file__).parents[1]

@@ -18,9 +18,9 @@ from draftwood_model_runner.sampling.metadata import UNKNOWN_MASK, TokenMasks
 from draftwood_strategies.draft import Float32Array, Int32Array
 
 _SLOW_SECONDS = 0.001
-"""CPU time of a mask that is not computed within a step: ordinary formats take 0.01 to 0.4 ms. Not tuned."""
+"""CPU time of a mask that is not computed within a step: ordinary formats take 0.01 to 0.4 ms."""
 _QUICK_MASKS = 16
-"""Masks in a row that must be quick until they are computed within steps again. Not tuned."""
+"""Masks in a row that must be quick until they are computed within steps again."""
 
 
 class GrammarCompiler:

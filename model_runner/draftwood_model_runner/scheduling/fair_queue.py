@@ -20,7 +20,7 @@ from draftwood_model_runner.sequence import Sequence
 
 _MOST_CLAIM = 4096.0
 """Tokens, over its weight, that a tenant can be behind the most served one: a tenant that long asked for little gets no
-right to everything for as long. Not tuned."""
+right to everything for as long."""
 
 Rank = tuple[float, int]
 """A total order of all sequences, the first to be served least; it never changes while a sequence lives."""

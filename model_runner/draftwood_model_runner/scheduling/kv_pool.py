@@ -22,7 +22,7 @@ from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies.draft import Int32Array
 
 GROWTH = 64
-"""Tokens that a sequence can write at least before it needs further pages. Not tuned: taking pages is cheap."""
+"""Tokens that a sequence can write at least before it needs further pages. Taking pages is cheap."""
 
 
 class KVUse(NamedTuple):

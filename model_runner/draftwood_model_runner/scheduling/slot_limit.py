@@ -4,9 +4,9 @@ from __future__ import annotations
 
 _FIRST_PATIENCE, _MOST_PATIENCE = 256, 65_536
 """Steps with all slots in use until the number of slots grows: some seconds, and some ten minutes. It doubles with each
-failure, so that a load that never fits fails seldom, and is forgotten after as many steps without one. Not tuned."""
+failure, so that a load that never fits fails seldom, and is forgotten after as many steps without one."""
 _GROWTH = 4
-"""Slots grow by one part of so many. Not tuned: from the half to the whole in three or four steps."""
+"""Slots grow by one part of so many: from the half to the whole in three or four steps."""
 
 
 class SlotLimit:

@@ -12,7 +12,7 @@ from draftwood_model_runner.sequence import Sequence
 
 QUANTUM = 128.0
 """Tokens, over its weight, that a tenant must have been served beyond another before one of its sequences gives way to
-the other's, where that has the slots that belong to it. Not tuned: a switch may cost the recomputation of a prompt."""
+the other's, if that has the slots that belong to it. A switch may cost the recomputation of a prompt."""
 
 
 class SlotShares:

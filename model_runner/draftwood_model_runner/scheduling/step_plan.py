@@ -11,7 +11,7 @@ from draftwood_model_runner.scheduling.slot_shares import SlotShares
 from draftwood_model_runner.sequence import Sequence
 
 _MOST_SKIPPED = 3
-"""Steps in a row that the sequences of a tenant above its share skip, at most, for others' first tokens. Not tuned."""
+"""Steps in a row that the sequences of a tenant above its share skip, at most, for others' first tokens."""
 
 _STEP_PRICE = 2
 """Price of a decoding step in prompt tokens, for fairness between tenants: the ratio of the VTC paper."""
