@@ -154,7 +154,9 @@ def own_cache(
             " next step"
         )
     shapes: list[KVShape] = []
-    if not stateful and (of_states := [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]):
+    if not stateful and (
+        of_states := [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
+    ):
         raise UnsupportedModelError(
             f"{name}: layer {cache.layers.index(of_states[0])} keeps a recurrent state, which cannot be taken back behind"
             " tokens that were not accepted"

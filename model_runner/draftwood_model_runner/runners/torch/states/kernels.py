@@ -95,7 +95,9 @@ def delta_rule(
             state, shared = states[s, h], h // group
             for t in range(old_begins[s], old_begins[s + 1]):
                 k = old_key[t, shared]
-                _delta_token(state, state, k, k, old_value[t, h], old_decay[t, h], old_beta[t, h], True, sums[0], sums[1])
+                _delta_token(
+                    state, state, k, k, old_value[t, h], old_decay[t, h], old_beta[t, h], True, sums[0], sums[1]
+                )
             for t in range(begins[s], begins[s + 1]):
                 node, above = t - roots[s] - 1, parents[t] - (roots[s] - begins[s]) - 1
                 before = state if node < 0 or above < 0 else nodes[above]
