@@ -1,8 +1,8 @@
 """The recurrences of state layers over the draft trees of a step, compiled for CPUs.
 
-Each token takes its state from its parent's, so that a node costs the same in a chain and in a tree, and is computed the
-same way whatever else is in the step. A batch row is first its replayed tokens (accepted nodes of the step before), then
-its certain tokens, which change its state in place, then its nodes, whose states are in a workspace.
+Each token takes its state from its parent's, so that a node costs the same in a chain and in a tree, and is computed
+the same way whatever else is in the step. A batch row is first its replayed tokens (accepted nodes of the step before),
+then its certain tokens, which change its state in place, then its nodes, whose states are in a workspace.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BoolArray = npt.NDArray[np.bool_]
 def ancestors(parents: Int32Array, begins: Int32Array, old_begins: Int32Array, places: Int32Array) -> None:
     """For each token the entries of a convolution's inputs that it takes, itself first, in `places` int32[T, K].
 
-    The inputs are K - 1 of each row's state, oldest first, then the replayed tokens of all rows, then those of the step.
+    The inputs are K - 1 of each row's state, oldest first, then the replayed tokens of all rows, then the step's.
 
     Args:
         parents: int32[T], within a row; -1 for its beginning.
