@@ -27,7 +27,7 @@ class Redecoding:
     """Decodes one answer again. To be stepped only while no sequence runs; `pause` gives the KV pages up.
 
     Args:
-        label: takes the tenant's place in the prefix cache: no other sequence may have it.
+        label: stands for the tenant in the prefix cache: no other sequence may have it.
 
     Attributes:
         done: all tokens were compared, or one differs.
@@ -58,7 +58,7 @@ class Redecoding:
         return self._has_pages
 
     def step(self) -> None:
-        """One forward pass: of the latest token, or of up to `PREFILL_TOKENS` whose keys and values are missing."""
+        """One forward pass: of the latest token, or of up to `PREFILL_TOKENS` that have no keys and values yet."""
         assert not self.done
         sequence, pool = self.sequence, self._pool
         if not self._has_pages:

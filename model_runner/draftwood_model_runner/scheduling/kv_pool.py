@@ -1,4 +1,4 @@
-"""The page tables of live sequences: pages of KV memory for what they need, shared where they begin alike. No torch.
+"""The page tables of live sequences. Sequences that begin alike share pages. No torch.
 
 Memory is paged as in vLLM (Kwon et al., 2023, arXiv 2309.06180): a sequence holds the pages for its tokens and a little
 growth, not for the longest output that it may write. A sequence that begins like an earlier one of its tenant holds the
@@ -125,7 +125,7 @@ class KVPool:
         return self._need(sequence) - len(prefix.blocks) - (self.available - prefix.retained)
 
     def leave(self, sequence: Sequence) -> None:
-        """A waiting sequence does so no more."""
+        """A sequence stopped waiting."""
         self._known.pop(sequence, None)
 
     def record(self, sequence: Sequence) -> None:
@@ -157,7 +157,7 @@ class KVPool:
         return None
 
     def grow(self, sequence: Sequence) -> None:
-        """Gives a sequence, whose shortfall must be none, the pages that it needs."""
+        """Gives a sequence the pages that it needs; its shortfall must be 0 or less."""
         self._extend(sequence, self._need(sequence) - self._tables[sequence].pages.size)
 
     def close(self, sequence: Sequence, keep: bool = True) -> None:
