@@ -157,8 +157,8 @@ def own_cache(
     keeps_states = [isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers]
     if not stateful and any(keeps_states):
         raise UnsupportedModelError(
-            f"{name}: layer {keeps_states.index(True)} keeps a recurrent state, which cannot be taken back behind tokens"
-            " that were not accepted"
+            f"{name}: layer {keeps_states.index(True)} keeps a recurrent state, which cannot be taken back behind"
+            " tokens that were not accepted"
         )
     layers = tuple(_parts(name, index, layer, shapes) for index, layer in enumerate(cache.layers))
     kept = [getattr(layer, "keys", None) for layer in cache.layers]
