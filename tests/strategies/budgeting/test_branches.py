@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood_strategies import DraftTree
-from draftwood_strategies.budgeting.branches import branches, branches_in, with_branches, worthwhile_branches
 from draftwood_strategies.budgeting.budget import worthwhile_score
+from draftwood_strategies.budgeting.chains import branches, branches_in, with_branches, worthwhile_branches
 from draftwood_strategies.draft import DraftTrees
 from draftwood_strategies.native import Float64Array
 
