@@ -19,7 +19,6 @@ from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.native import compiled
 from draftwood_strategies.tree_index import find_child, link_all, unlinked
 
-
 ROOT_NODE = 0
 """The node of the last committed token; the nodes of the draft follow."""
 

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from draftwood_model_runner.runners.host.row_threads import in_threads, parts
 from draftwood_model_runner.runners.torch.states.kernels import ancestors, delta_rule, state_space
+from draftwood_model_runner.sampling.host.row_threads import in_threads, parts
 from draftwood_strategies.draft import Int32Array
 
 _THREADED = 1 << 22
@@ -191,11 +191,11 @@ class Scan:
         self,
         hidden_states: torch.Tensor,
         dt: torch.Tensor,
-        A: torch.Tensor,  # noqa: N803
-        B: torch.Tensor,  # noqa: N803
-        C: torch.Tensor,  # noqa: N803
+        A: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
         chunk_size: int,
-        D: torch.Tensor | None = None,  # noqa: N803
+        D: torch.Tensor | None = None,
         dt_bias: torch.Tensor | None = None,
         z: torch.Tensor | None = None,
         dt_softplus: bool = False,
