@@ -47,6 +47,20 @@ def _noted_attention(
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
 
+def attention_window(module: Any, max_context: int) -> int | None:
+    """The last tokens that any token attends to at most, its own included, in every layer; None for all.
+
+    Args:
+        max_context: positions that the model will be run on at most.
+
+    Raises:
+        UnsupportedModelError: the model does not run.
+    """
+    windows = [max_context if call.window is None else call.window for call in _calls_of(module)]
+    widest = max(windows, default=max_context)
+    return widest if widest < max_context else None
+
+
 def attention_shapes(
     module: Any, max_context: int, every_layer: bool = True
 ) -> tuple[tuple[KVShape, ...], int, torch.dtype]:
@@ -61,16 +75,7 @@ def attention_shapes(
         UnsupportedModelError: they do not call it as a model does on which draft trees can be verified.
     """
     name, config = type(module).__name__, module.config.get_text_config()
-    calls: list[_AttentionCall] = []
-    AttentionInterface.register(_NOTED, _noted_attention)
-    token = _CALLS.set(calls)
-    try:
-        module.set_attn_implementation(_NOTED)
-        module(input_ids=torch.zeros(1, _TOKENS, dtype=torch.long, device=module.device), use_cache=False)
-    except Exception as error:
-        raise UnsupportedModelError(does_not_run(name, error)) from error
-    finally:
-        _CALLS.reset(token)
+    calls = _calls_of(module)
     if every_layer and (reason := too_few_calls(len(calls), config)):
         raise UnsupportedModelError(f"{name} {reason}")
     if every_layer and [call.layer for call in calls] != list(range(len(calls))):
@@ -79,3 +84,22 @@ def attention_shapes(
         raise UnsupportedModelError(f"{name} {reason}")
     dtype = calls[0].dtype if calls else module.dtype
     return tuple(call.shape for call in calls), max((call.group for call in calls), default=1), dtype
+
+
+def _calls_of(module: Any) -> list[_AttentionCall]:
+    """The calls of attention in a forward pass.
+
+    Raises:
+        UnsupportedModelError: the model does not run.
+    """
+    calls: list[_AttentionCall] = []
+    AttentionInterface.register(_NOTED, _noted_attention)
+    token = _CALLS.set(calls)
+    try:
+        module.set_attn_implementation(_NOTED)
+        module(input_ids=torch.zeros(1, _TOKENS, dtype=torch.long, device=module.device), use_cache=False)
+    except Exception as error:
+        raise UnsupportedModelError(does_not_run(type(module).__name__, error)) from error
+    finally:
+        _CALLS.reset(token)
+    return calls

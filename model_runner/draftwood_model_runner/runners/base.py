@@ -75,7 +75,8 @@ class StepBatch:
         begins: int32[S + 1]; the tokens of batch row s are `begins[s]` to `begins[s + 1]`.
         contexts: int32[S], committed tokens; the i-th token of a row is entry `contexts[s] + i` of its KV cache.
         pages: int32[P], the page tables of all rows, one after the other: entry e of the KV cache of a row is in row
-            e % page_size of the page at e // page_size in its table. A table may have more pages than the step needs.
+            e % page_size of the page at e // page_size in its table. A table may have more pages than the step needs,
+            and -1 for pages behind the window, see `RunnerFactory.window`.
         page_begins: int32[S + 1]; the table of batch row s is from `page_begins[s]` to `page_begins[s + 1]`.
         logit_rows: int32[R], the tokens that need logits, ascending.
         made_up: the contexts were never computed: only the time of the step matters, and no state of it is kept.
@@ -304,6 +305,11 @@ class RunnerFactory(Protocol):
     @property
     def exact(self) -> bool:
         """Outputs are bit-identical with and without drafts, in any batch."""
+
+    @property
+    def window(self) -> int | None:
+        """Entries of a sequence that its next tokens need at most, the last ones: its runners are given page tables
+        with -1 for pages that lie behind. None for all."""
 
     @property
     def kv_bytes_per_token(self) -> int:

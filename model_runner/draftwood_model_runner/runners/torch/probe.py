@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from draftwood_model_runner.errors import UnsupportedModelError
-from draftwood_model_runner.runners.attention_shapes import attention_shapes
+from draftwood_model_runner.runners.attention_shapes import attention_shapes, attention_window
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.positions import follow_positions, plain_positions
 from draftwood_model_runner.runners.probing import (
@@ -25,6 +26,7 @@ from draftwood_model_runner.runners.probing import (
 from draftwood_model_runner.runners.shrinking import CONTEXT
 from draftwood_model_runner.runners.torch.attention import ATTENTION_NAME
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
+from draftwood_model_runner.runners.torch.latents import keep_expanded, keep_latents
 from draftwood_model_runner.runners.torch.machine import bound_kernel_caches
 from draftwood_model_runner.runners.torch.own.probe import own_layout
 from draftwood_model_runner.runners.torch.packed_linear import linear_shapes, noted_calls, pack_linears
@@ -106,6 +108,8 @@ def _compare(module: Any, layout: KVLayout, exact: bool, context: int) -> KVLayo
         module.set_attn_implementation(ATTENTION_NAME)
         if exact and module.device.type == "cpu":
             layout = _exact_if_possible(module, layout, tokens)
+        if not layout.exact and (latent := _over_latents(module, layout, tokens, plain)) is not None:
+            return latent
         logits = _tree_logits(module, layout, tokens)
     except Exception as error:
         raise UnsupportedModelError(does_not_run(name, error)) from error
@@ -119,13 +123,35 @@ def _compare(module: Any, layout: KVLayout, exact: bool, context: int) -> KVLayo
     return layout
 
 
+def _over_latents(module: Any, layout: KVLayout, tokens: Int32Array, plain: torch.Tensor) -> KVLayout | None:
+    """A layout that keeps latents in place of keys and values, for a model that has some and computes the same then."""
+    name = type(module).__name__
+    try:
+        kept = keep_latents(module)
+        if not kept:
+            return None
+        shapes = tuple(kept.get(layer, shape) for layer, shape in enumerate(layout.shapes))
+        smaller = replace(layout, shapes=shapes)
+        differing = difference(_tree_logits(module, smaller, tokens), plain)
+    except Exception as error:
+        differing, reason = math.inf, f"{type(error).__name__}: {error}"
+    else:
+        reason = f"logits differ by {differing:.1e}"
+    if differing <= TOLERANCE[module.dtype]:
+        _log.info("%s: keeps latents, %.1f KiB a token", name, smaller.bytes_per_token / 1024)
+        return smaller
+    keep_expanded(module)
+    _log.warning("%s: keeps expanded keys and values, since its latents do not do: %s", name, reason)
+    return None
+
+
 def _ids(tokens: Int32Array, module: Any) -> torch.Tensor:
     return torch.from_numpy(tokens.astype(np.int64)).to(module.device)[None]
 
 
 def _layout(module: Any, max_context: int) -> KVLayout:
     shapes, _, dtype = attention_shapes(module, max_context)
-    return KVLayout(shapes, dtype, module.device)
+    return KVLayout(shapes, dtype, module.device, window=attention_window(module, max_context))
 
 
 def _tree_logits(module: Any, layout: KVLayout, tokens: Int32Array) -> torch.Tensor:
