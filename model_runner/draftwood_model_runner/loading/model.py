@@ -126,27 +126,30 @@ def load_module(path_or_id: str, device: torch.device, dtype: str, **options: An
         ModelNotFoundError: there is no such model, or its files lack weights.
     """
     # Imports the modelling code of transformers, which a model in the cache does without.
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    from draftwood_model_runner.loading.text_part import is_multimodal, text_part
+    from draftwood_model_runner.loading.text_part import is_multimodal, load_text_part
 
     disable_progress_bar()
     chosen_dtype = _DTYPES.get(dtype, torch.float32 if device.type == "cpu" else "auto")
+
+    def load(loader: Any, **others: Any) -> Any:
+        module, info = loader.from_pretrained(
+            path_or_id, dtype=chosen_dtype, output_loading_info=True, **options, **others
+        )
+        if missing := sorted(info["missing_keys"]):
+            raise ValueError(f"its files have no weights for {missing[0]}, {len(missing)} in all")
+        return (module if options else module.to(device)).eval()
+
     try:
         config = AutoConfig.from_pretrained(path_or_id)
-        multimodal = is_multimodal(config)
-        loader: Any = AutoModelForMultimodalLM if multimodal else AutoModelForCausalLM
         if not options and _quantization(config):
             # Some are laid out for the device that they are loaded on, and cannot be moved.
             options = {"device_map": {"": device}}
-        module, info = loader.from_pretrained(path_or_id, dtype=chosen_dtype, output_loading_info=True, **options)
-        if missing := sorted(info["missing_keys"]):
-            raise ValueError(f"its files have no weights for {missing[0]}, {len(missing)} in all")
+        return load_text_part(config, load) if is_multimodal(config) else load(AutoModelForCausalLM)
     except (ImportError, OSError, RuntimeError, ValueError) as error:  # ImportError: of what reads quantized weights
         raise cannot_be_loaded(path_or_id, error) from error
-    module = (module if options else module.to(device)).eval()
-    return text_part(module) if multimodal else module
 
 
 def adopt(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForMultimodalLM
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+)
 
 from draftwood_model_runner.runners.probing import TOLERANCE, difference
 
@@ -21,6 +26,27 @@ def is_multimodal(config: Any) -> bool:
     return config.get_text_config() is not config and type(config) in AutoModelForMultimodalLM._model_mapping
 
 
+def load_text_part(config: Any, load: Callable[..., Any]) -> Any:
+    """The text part of a multimodal checkpoint.
+
+    Args:
+        load: loads the checkpoint by a class of transformers, and by another config if one is given.
+    """
+    text_config = config.get_text_config()
+    own_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if getattr(own_class, "config_class", None) is type(text_config):  # transformers renames the weights itself
+        module = load(AutoModelForCausalLM)
+    else:
+        try:
+            return text_part(load(AutoModelForMultimodalLM))
+        except ImportError:  # of what computes images
+            if (text_class := MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text_config), None)) is None:
+                raise
+            module = load(text_class, config=text_config)
+    _served_as(type(config).__name__, module)
+    return module
+
+
 @torch.inference_mode()
 def text_part(whole: Any) -> Any:
     """The causal LM of transformers for the text part of a multimodal model, with its very weights.
@@ -28,13 +54,16 @@ def text_part(whole: Any) -> Any:
     If transformers has none, or one that computes something else on text, this is the multimodal model itself, which
     is given text alone then. The log says which.
     """
-    name = type(whole).__name__
     module = _text_model(whole)
     if module is None:
-        _log.info("%s is multimodal: it is served as a whole, for text alone", name)
+        _log.info("%s is multimodal: it is served as a whole, for text alone", type(whole).__name__)
         return whole
-    _log.info("%s is multimodal: its text part is served, as %s", name, type(module).__name__)
+    _served_as(type(whole).__name__, module)
     return module
+
+
+def _served_as(name: str, module: Any) -> None:
+    _log.info("%s is multimodal: its text part is served, as %s", name, type(module).__name__)
 
 
 def _text_model(whole: Any) -> Any | None:

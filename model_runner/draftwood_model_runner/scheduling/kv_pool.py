@@ -146,7 +146,7 @@ class KVPool:
         references, alone, chosen = self._pages.references, 0, []
         times = np.zeros_like(references)
         for sequence in candidates:
-            pages = self._tables[sequence].held
+            pages = self.pages(sequence)[self._tables[sequence].given_up :]
             times[pages] += 1
             alone += int(np.count_nonzero(times[pages] == references[pages]))
             chosen.append(sequence)

@@ -121,7 +121,8 @@ def long_step(layout: KVLayout, context: int, windowed: bool) -> tuple[StepBatch
 
 @pytest.mark.parametrize("family", ["llama", "mistral-sliding"])
 def test_masks_of_a_long_context_are_bounded(family: str) -> None:
-    """A chunk of 512 tokens at 131,072: a mask of the whole would have 67 million numbers, 268 MB."""
+    """A chunk of 512 tokens at 131,072: a mask of the whole would have 67 million numbers, 268 MB; one of a window of
+    40 tokens has none for what is behind it."""
     module, layout = served(family, False)
     batch, kv = long_step(layout, 131_072, windowed=family != "llama")
     tracemalloc.start()
@@ -129,7 +130,10 @@ def test_masks_of_a_long_context_are_bounded(family: str) -> None:
         forward(module, batch, kv)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert 0.9 * torch_batch.MASK_NUMBERS < sizes.most <= torch_batch.MASK_NUMBERS
+    if family == "llama":
+        assert 0.9 * torch_batch.MASK_NUMBERS < sizes.most <= torch_batch.MASK_NUMBERS
+    else:
+        assert sizes.most <= 128 * (128 + 40 + PAGE_SIZE)
     assert peak < 8 << 20, "arrays of NumPy"
 
 
@@ -145,5 +149,5 @@ def test_masks_that_are_kept_are_bounded_over_all_sequences(monkeypatch: pytest.
         mask = batch.mask(row, None, slice(0, size))
         assert mask is not None
         assert torch.equal(mask, batch._filled(row, None, 40))
-        assert torch.equal(batch._assembled(row, 9, slice(3, 8)), batch._filled(row, 9, 40)[3:8])
+        assert torch.equal(batch._assembled(row, 9, slice(3, 8)), batch._filled(row, 9, 40 - batch.first_entry(row, 9))[3:8])
     assert sum(mask.numel() for mask in batch._masks.values()) <= 10_000
