@@ -40,6 +40,7 @@ class LatentProjection:
         ValueError: the method computes something else than a projection of the latents.
     """
 
+    @torch.no_grad()
     def __init__(self, module: Any) -> None:
         self._module = module
         self._rank, rope = int(module.kv_lora_rank), int(module.qk_rope_head_dim)
