@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from draftwood_benchmarks.demo import demo
-from draftwood_benchmarks.shared.prompts import read_questions
-from draftwood_benchmarks.shared.server_process import ServerError, running_server
+from draftwood_benchmarks.harness.prompts import read_questions
+from draftwood_benchmarks.harness.server_process import ServerError, running_server
 from draftwood_client import (
     AsyncClient,
     ChatMessage,
@@ -32,6 +32,7 @@ from draftwood_client import (
 )
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_service.rpc.server import RunningServer
+from draftwood_service.serving import ServedModel
 from draftwood_service.settings import Settings
 from draftwood_strategies import DraftTree, Feedback, registry, strategy_names
 from draftwood_strategies.budgeting import draft_account
@@ -72,7 +73,8 @@ async def serving(adaptive: bool = True, **settings: Any) -> AsyncIterator[tuple
         engines.append(Engine(model, EngineConfig(max_running=4, max_draft_nodes=32, adaptive_budget=adaptive)))
         return engines[0]
 
-    server = await started_server(Settings(port=0, max_draft_nodes=32, drain_grace=0.1, **settings), model, make_engine)
+    limits = Settings(port=0, max_draft_nodes=32, drain_grace=0.1, **settings)
+    server = await started_server(limits, ServedModel.of(model), make_engine)
     try:
         async with AsyncClient(server.address) as client:
             yield Serving(server, engines), client

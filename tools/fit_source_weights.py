@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from draftwood_benchmarks.shared.prompts import encode, read_prompts, read_questions
+from draftwood_benchmarks.harness.prompts import encode, read_prompts, read_questions
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
 from draftwood_model_runner.request import Request, StopParams

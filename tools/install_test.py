@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from draftwood_benchmarks.shared.server_process import running_server
+from draftwood_benchmarks.harness.server_process import running_server
 from draftwood_client import ChatMessage, Client
 
 QUESTION = [ChatMessage("user", "Where is my parcel?")]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from draftwood_service.config import ENV_PREFIX, flag
-from draftwood_service.settings import Settings, default_shown
+from draftwood_service.settings import GROUPS, SettingsGroup, default_shown
 from tools.protocol_reference import PAGES, table
 
 PAGE = PAGES / "settings.md"
 _HEAD = f"""# Settings
 
-Generated from `service/draftwood_service/settings.py`. Each setting of `draftwood serve` is a flag, an environment
+Generated from `service/draftwood_service/settings`. Each setting of `draftwood serve` is a flag, an environment
 variable (`{ENV_PREFIX}` and the name in capitals, with `_` for `-`) and a key of the YAML file that `--config` names
 (with `_` for `-`). A value is taken from the first of: flag, variable, file, default. Durations are in seconds, sizes
 in bytes or with a suffix K, M or G.
@@ -18,11 +18,15 @@ in bytes or with a suffix K, M or G.
 
 
 def text() -> str:
+    return _HEAD + "\n\n".join(map(_section, GROUPS)) + "\n"
+
+
+def _section(group: type[SettingsGroup]) -> str:
     rows = [
         (f"`{flag(name)}`", f"`{default_shown(name)}`", str(field.description).replace("|", "\\|"))
-        for name, field in Settings.model_fields.items()
+        for name, field in group.model_fields.items()
     ]
-    return _HEAD + table(("flag", "default", ""), rows) + "\n"
+    return f"## {group.heading()}\n\n" + table(("flag", "default", ""), rows)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from draftwood_benchmarks.shared.server_process import ServerError
+from draftwood_benchmarks.harness.server_process import ServerError
 from draftwood_client import DraftwoodError as ClientError
 from draftwood_model_runner.errors import DraftwoodError, InvalidValueError
 
@@ -35,14 +35,12 @@ COMMANDS = {
         "What drafting costs where it can bring nothing.",
     ),
     "quality": ("draftwood_benchmarks.quality:quality", "What 8-bit weights cost in likelihood of held-out text."),
-    "gateway": ("draftwood_benchmarks.gateway:gateway", "What the gateway costs in tokens per second."),
-    "telemetry": ("draftwood_benchmarks.telemetry:telemetry", "What metrics, traces and logs cost."),
+    "ab": ("draftwood_benchmarks.ab:ab", "Two services that differ in some settings, in turn."),
     "overhead": ("draftwood_benchmarks.overhead.command:overhead", "What the host works in a step, by strategy."),
     "service": ("draftwood_benchmarks.service_step:service", "What a step of a service takes beside the model."),
     "share": ("draftwood_benchmarks.share.command:share", "Cost and gain of a memory that replicas share."),
     "rollout": ("draftwood_benchmarks.rollout.command:rollout", "A rolling restart of replicas under load."),
     "experiments": ("draftwood_benchmarks.experiments.command:experiments", "Error rates of A/B tests, by simulation."),
-    "auth": ("draftwood_benchmarks.auth:auth", "What authentication costs a call."),
     "abuse": ("draftwood_benchmarks.abuse.command:abuse", "What one caller's attacks cost the others."),
     "leak": (
         "draftwood_benchmarks.leak.command:leak",

@@ -21,8 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwood_benchmarks.demo_experiment import SERVER_FLAGS, Result, run_experiment
-from draftwood_benchmarks.shared.prompts import read_questions
-from draftwood_benchmarks.shared.server_process import ServerError, running_server
+from draftwood_benchmarks.harness.prompts import read_questions
+from draftwood_benchmarks.harness.server_process import ServerError, running_server
 from draftwood_client import ChatMessage, Client, Completion
 
 _MAX_TOKENS = 200

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from draftwood_benchmarks.shared.models import ModelOptions, chosen_model, describe
-from draftwood_benchmarks.shared.prompts import encode, read_prompts
-from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console, progress, shown
+from draftwood_benchmarks.harness.models import ModelOptions, chosen_model, describe
+from draftwood_benchmarks.harness.prompts import encode, read_prompts
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, progress, shown
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidValueError
 

@@ -13,8 +13,8 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from draftwood_benchmarks.shared.models import ModelOptions, chosen_model, describe
-from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console, progress
+from draftwood_benchmarks.harness.models import ModelOptions, chosen_model, describe
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, progress
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_strategies.draft import Int32Array
@@ -145,7 +145,7 @@ def rows_of(scores: dict[str, Scores]) -> list[dict[str, Any]]:
 
 def _encoded(model: LoadedModel, texts: list[tuple[str, str]]) -> Iterator[Exchange]:
     """Answers end with the end-of-sequence token, if there is just one."""
-    from draftwood_benchmarks.shared.prompts import encode
+    from draftwood_benchmarks.harness.prompts import encode
 
     end = np.array(list(model.eos_token_ids) if len(model.eos_token_ids) == 1 else [], np.int32)
     for question, answer in texts:

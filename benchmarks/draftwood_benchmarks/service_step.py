@@ -13,12 +13,12 @@ import typer
 import uvloop
 from rich.table import Table
 
+from draftwood_benchmarks.harness.machine import OtherLoad, warning
+from draftwood_benchmarks.harness.models import ModelOptions, chosen_model
+from draftwood_benchmarks.harness.prompts import read_prompts
+from draftwood_benchmarks.harness.report import OutputOptions, console, progress
+from draftwood_benchmarks.harness.server_process import server_process
 from draftwood_benchmarks.load.command import read_levels
-from draftwood_benchmarks.shared.machine import OtherLoad, warning
-from draftwood_benchmarks.shared.models import ModelOptions, chosen_model
-from draftwood_benchmarks.shared.prompts import read_prompts
-from draftwood_benchmarks.shared.report import OutputOptions, console, progress
-from draftwood_benchmarks.shared.server_process import server_process
 from draftwood_client import AsyncClient, ChatMessage, Completion
 from draftwood_client.cli.options import command
 

@@ -15,10 +15,10 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from draftwood_benchmarks.shared.machine import OtherLoad, warning
-from draftwood_benchmarks.shared.models import ModelOptions, chosen_model, describe, synchronize
-from draftwood_benchmarks.shared.report import OutputOptions, console, progress
-from draftwood_benchmarks.shared.sampled import SAMPLED
+from draftwood_benchmarks.harness.machine import OtherLoad, warning
+from draftwood_benchmarks.harness.models import ModelOptions, chosen_model, describe, synchronize
+from draftwood_benchmarks.harness.report import OutputOptions, console, progress
+from draftwood_benchmarks.harness.sampled import SAMPLED
 from draftwood_client.cli.options import command
 from draftwood_strategies.budgeting.step_time import StepTimeCurve
 
@@ -171,7 +171,7 @@ def batch_cost(engine: Engine, batch: int, out: Console, *, sampled: bool = Fals
 
 def _step_seconds(engine: Engine, count: int, seed: int, *, sampled: bool) -> float:
     """The median step of `count` sequences that are past their prompts."""
-    from draftwood_benchmarks.shared.prompts import random_prompts
+    from draftwood_benchmarks.harness.prompts import random_prompts
     from draftwood_model_runner.request import Request, SamplingParams, StopParams
     from draftwood_model_runner.sequence import Sequence
 

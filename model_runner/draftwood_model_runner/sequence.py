@@ -12,7 +12,7 @@ import numpy as np
 from draftwood_model_runner.request import Request
 from draftwood_model_runner.statistics import SequenceStats
 from draftwood_strategies import Strategy
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.draft import Float32Array, Int32Array
 
 
 class SequenceState(Enum):
@@ -32,7 +32,7 @@ class Grammar(Protocol):
     def prepare(self, threads: Executor) -> None: ...
     def copy(self) -> Grammar: ...
     def allows(self, token: int) -> bool: ...
-    def mask(self, scores: Any) -> None: ...
+    def mask(self, scores: Float32Array) -> None: ...
     def masks(self, tokens: Int32Array, parents: Int32Array) -> Any: ...
     def accept(self, token: int) -> None: ...
     def forced(self) -> list[int]: ...
@@ -48,7 +48,8 @@ class Sequence:
         grammar: the compiled `request.format`, at its beginning; None for any output.
         output: the tokens written so far.
         committed: how many tokens of prompt + output have their keys and values in the KV cache.
-        runs: how often it got a slot. A step that began in an earlier run has no keys and values for this one.
+        slot_generation: how often it got a slot. A step that began with an earlier slot has no keys and values for this
+            one.
         stats: metrics.
     """
 
@@ -58,7 +59,7 @@ class Sequence:
     state: SequenceState = SequenceState.WAITING
     output: list[int] = field(default_factory=list)
     committed: int = 0
-    runs: int = 0
+    slot_generation: int = 0
     stats: SequenceStats = field(default_factory=SequenceStats)
     _prompt_tokens: int = field(init=False)
 

@@ -18,13 +18,14 @@ class EngineCounts(NamedTuple):
     """Steps of an engine, and the seconds that they and their forward passes took.
 
     Attributes:
-        halves: steps of half of the sequences, in flight while the host worked on the others, see `drafting.overlap`.
+        microbatches: steps of half of the sequences, in flight while the host worked on the others, see
+            `drafting.overlap`.
     """
 
     steps: int = 0
     step_seconds: float = 0.0
     model_seconds: float = 0.0
-    halves: int = 0
+    microbatches: int = 0
 
     def plus(self, other: EngineCounts) -> EngineCounts:
         """Both together."""
@@ -32,7 +33,7 @@ class EngineCounts(NamedTuple):
             self.steps + other.steps,
             self.step_seconds + other.step_seconds,
             self.model_seconds + other.model_seconds,
-            self.halves + other.halves,
+            self.microbatches + other.microbatches,
         )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.request import Request, SamplingParams, StopParams
-from draftwood_model_runner.runners.host.token_masks import forbid
+from draftwood_model_runner.sampling.host.token_masks import forbid
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import create, strategy_names
 

@@ -153,7 +153,7 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
     from draftwood_model_runner.loading.tokenizer import load_tokenizer
     from draftwood_model_runner.sampling.grammar_trial import GrammarTrials
     from draftwood_service.engine.bridge import EngineBridge
-    from draftwood_service.serving import RemoteModel
+    from draftwood_service.serving import ServedModel
 
     bridge = EngineBridge(
         runner,
@@ -170,7 +170,7 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
         raise
     trials = GrammarTrials(tokenizer.vocabulary(info.vocab_size, info.eos_token_ids))
     atexit.register(trials.close)
-    return bridge, RemoteModel(**vars(info), tokenizer=tokenizer, grammars=trials)
+    return bridge, ServedModel(**vars(info), tokenizer=tokenizer, grammars=trials)
 
 
 async def _abandon(starting: asyncio.Task[tuple[EngineBridge, ServedModel]]) -> None:

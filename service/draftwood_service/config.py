@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 
 import yaml
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
-from draftwood_service.settings import Settings, default_shown
+from draftwood_service.settings import GROUPS, Settings, default_shown
 
 ENV_PREFIX = "DRAFTWOOD_"
 CLIENT_VARIABLES = frozenset({"DRAFTWOOD_TARGET", "DRAFTWOOD_TENANT", "DRAFTWOOD_API_KEY", "DRAFTWOOD_TOKEN"})
@@ -83,13 +84,19 @@ def parser(prog: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     result.add_argument("--config", metavar="FILE", help="YAML file of settings (env DRAFTWOOD_CONFIG)")
-    for key, field in Settings.model_fields.items():
-        text = f"{field.description} (default {default_shown(key)}; env {ENV_PREFIX}{key.upper()})"
-        choices = getattr(field.annotation, "__args__", ())
-        named = bool(choices) and all(isinstance(choice, str) for choice in choices)
-        metavar = "|".join(choices) if named else key.rsplit("_", 1)[-1].upper()
-        result.add_argument(flag(key), dest=key, metavar=metavar, help=text.replace("%", "%%"))
+    for group in GROUPS:
+        section = result.add_argument_group(group.heading())
+        for key, field in group.model_fields.items():
+            _add_argument(section, key, field)
     return result
+
+
+def _add_argument(section: argparse._ArgumentGroup, key: str, field: FieldInfo) -> None:
+    text = f"{field.description} (default {default_shown(key)}; env {ENV_PREFIX}{key.upper()})"
+    choices = getattr(field.annotation, "__args__", ())
+    named = bool(choices) and all(isinstance(choice, str) for choice in choices)
+    metavar = "|".join(choices) if named else key.rsplit("_", 1)[-1].upper()
+    section.add_argument(flag(key), dest=key, metavar=metavar, help=text.replace("%", "%%"))
 
 
 class _Parser(argparse.ArgumentParser):

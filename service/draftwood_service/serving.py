@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.loading.facts import ModelFacts
 from draftwood_model_runner.loading.tool_format import NoToolFormatError, ToolFormat
 from draftwood_model_runner.request import GrammarKind
-from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
 from draftwood_model_runner.sequence import Grammar
 from draftwood_service.settings import Settings
 from draftwood_strategies.draft import Int32Array
@@ -46,45 +45,6 @@ class GrammarChecks(Protocol):
     def check(self, kind: GrammarKind, text: str) -> None: ...
 
 
-class ServedModel(Protocol):
-    """`draftwood_model_runner.loading.model.LoadedModel`, as far as requests and GetModelInfo need it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def architecture(self) -> str: ...
-    @property
-    def parameters(self) -> int: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def weights(self) -> str: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def exact(self) -> bool: ...
-    @property
-    def runner_name(self) -> str: ...
-    @property
-    def runner_reason(self) -> str: ...
-    @property
-    def fingerprint(self) -> str: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def max_context(self) -> int: ...
-    @property
-    def eos_token_ids(self) -> frozenset[int]: ...
-    @property
-    def defaults(self) -> GenerationDefaults: ...
-    @property
-    def tokenizer(self) -> TextTokenizer: ...
-    @property
-    def grammars(self) -> GrammarChecks: ...
-    @property
-    def abilities(self) -> Abilities: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo(ModelFacts):
     """The properties of a model, sent from the engine's process. The service adds tokenizer and grammars."""
@@ -95,14 +55,14 @@ class ModelInfo(ModelFacts):
     abilities: Abilities
 
     @classmethod
-    def of(cls, model: Any) -> ModelInfo:
-        """The properties of a `ServedModel`."""
-        return cls(**{one.name: getattr(model, one.name) for one in fields(ModelInfo)})
+    def of(cls, model: Any) -> Self:
+        """Taken from a `draftwood_model_runner.loading.model.LoadedModel`."""
+        return cls(**{one.name: getattr(model, one.name) for one in fields(cls)})
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteModel(ModelInfo):
-    """A `ServedModel` with its weights in the engine's process."""
+class ServedModel(ModelInfo):
+    """A model with its weights in the engine's process, and what requests need of it here."""
 
     tokenizer: TextTokenizer
     grammars: GrammarChecks

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from draftwood.admin.v1 import experiments_pb2, tenants_pb2
 from draftwood_errors import InvalidValueError
@@ -21,13 +21,10 @@ from draftwood_tenants.experiments.reading import STATES, read_experiment
 from draftwood_tenants.file import FileContent
 from draftwood_tenants.followed_file import FollowedFile
 from draftwood_tenants.reading import ServerLimits, read_tenant
-from draftwood_tenants.resources.base import Resource
+from draftwood_tenants.resources.base import EXPERIMENTS, STOPS, TENANTS, Resource
 from draftwood_tenants.resources.errors import ConfigurationUnknownError
 from draftwood_tenants.resources.follower import ResourceFollower
 
-TENANTS, EXPERIMENTS, STOPS = "tenants", "experiments", "stops"
-"""Kinds of resources. A stop is what a guardrail did to an experiment of the file: an `Experiment` with the digest of
-its definition in place of its salt, stopped arms, and its state and end if it was stopped altogether."""
 _log = logging.getLogger(__name__)
 _DEFAULT = TenantConfig()
 _UNREAD = TenantConfig(learning=LearningConfig(scope=LearningScope.NOTHING))
@@ -36,7 +33,7 @@ _MAY_LACK = frozenset(("drafting", "sampling", "weight", "description"))
 """Parts of a tenant that bound nothing: without them the server's settings hold."""
 _MOST_READ = 200_000
 
-T = TypeVar("T")
+MessageT = TypeVar("MessageT", bound=Message)
 
 
 class Catalog:
@@ -52,7 +49,9 @@ class Catalog:
         self._file = file
         self._tenants = _Read(lambda resource: _lenient(resource, limits), keeps=True)
         self._stops = _Read(lambda resource: experiments_pb2.Experiment.FromString(resource.value))
-        self._experiments = _Read(lambda resource: read_experiment(stored_experiment(resource), limits))
+        self._experiments = _Read(
+            lambda resource: read_experiment(message_of(resource, experiments_pb2.Experiment), limits)
+        )
 
     @property
     def file(self) -> FileContent:
@@ -70,10 +69,7 @@ class Catalog:
         Raises:
             ConfigurationUnknownError: it may have one that was never read here.
         """
-        in_file = self.file.tenant_configs.get(tenant)
-        if in_file is not None:
-            return in_file
-        resource = self._stored.of_kind(TENANTS).get(tenant)
+        resource = self.file.tenants.get(tenant) or self._stored.of_kind(TENANTS).get(tenant)
         if resource is None:
             if self._stored.is_unknown(TENANTS, tenant):
                 raise ConfigurationUnknownError(tenant)
@@ -85,32 +81,30 @@ class Catalog:
 
     def experiments(self) -> Iterator[ExperimentConfig]:
         """All experiments, those of the file first."""
-        in_file = self.file.experiment_configs
-        of_file = map(self._with_stops, in_file.values())
-        stored = [*self._stored.of_kind(EXPERIMENTS).items()]
-        found = (self._experiments.of(resource) for name, resource in stored if name not in in_file)
-        return chain(of_file, (one for one in found if one is not None))
+        in_file, stored = self.file.experiments, [*self._stored.of_kind(EXPERIMENTS).items()]
+        resources = chain(in_file.values(), (resource for name, resource in stored if name not in in_file))
+        for resource in resources:
+            config: ExperimentConfig | None = self._experiments.of(resource)
+            if config is not None:
+                yield self._with_stops(config)
 
     def tenant_message(self, tenant: str) -> tenants_pb2.Tenant | None:
-        """With etag and origin; not to be changed."""
-        resource = self._stored.of_kind(TENANTS).get(tenant)
-        return self.file.tenants.get(tenant) or (None if resource is None else stored_tenant(resource))
+        """With etag and origin."""
+        resource = self.file.tenants.get(tenant) or self._stored.of_kind(TENANTS).get(tenant)
+        return None if resource is None else message_of(resource, tenants_pb2.Tenant)
 
     def experiment_message(self, name: str) -> experiments_pb2.Experiment | None:
         """As `tenant_message`."""
-        resource = self._stored.of_kind(EXPERIMENTS).get(name)
-        of_file, config = self.file.experiments.get(name), self.file.experiment_configs.get(name)
-        if of_file is None or config is None:
-            return None if resource is None else stored_experiment(resource)
-        stop = self._stop_of(config)
-        if stop is None:
-            return of_file
-        message = experiments_pb2.Experiment()
-        message.CopyFrom(of_file)
-        message.stopped_arms.extend(stop.stopped_arms)
-        if stop.state:
-            message.state = stop.state
-            message.end_time.CopyFrom(stop.end_time)
+        resource = self.file.experiments.get(name) or self._stored.of_kind(EXPERIMENTS).get(name)
+        if resource is None:
+            return None
+        message = message_of(resource, experiments_pb2.Experiment)
+        config = self._experiments.of(resource) if name in self.file.experiments else None
+        if config is not None and (stop := self._stop_of(config)) is not None:
+            message.stopped_arms.extend(stop.stopped_arms)
+            if stop.state:
+                message.state = stop.state
+                message.end_time.CopyFrom(stop.end_time)
         return message
 
     def stops_revision(self, name: str) -> int:
@@ -119,7 +113,7 @@ class Catalog:
         return 0 if resource is None else resource.revision
 
     def _with_stops(self, config: ExperimentConfig) -> ExperimentConfig:
-        stop = self._stop_of(config)
+        stop = self._stop_of(config) if config.name in self.file.experiments else None
         if stop is None:
             return config
         stopped = frozenset(one.arm for one in stop.stopped_arms)
@@ -168,23 +162,11 @@ class _Read:
         return known[1]
 
 
-def stored_tenant(resource: Resource) -> tenants_pb2.Tenant:
+def message_of(resource: Resource, kind: type[MessageT]) -> MessageT:
     """The message, with its etag."""
-    message = tenants_pb2.Tenant.FromString(resource.value)
-    message.etag = etag(resource.revision)
-    return message
-
-
-def stored_experiment(resource: Resource) -> experiments_pb2.Experiment:
-    """The message, with its etag."""
-    message = experiments_pb2.Experiment.FromString(resource.value)
-    message.etag = etag(resource.revision)
-    return message
-
-
-def etag(revision: int) -> str:
-    """The etag of a stored resource."""
-    return f"{revision:x}"
+    message: Any = kind.FromString(resource.value)
+    message.etag = f"{resource.revision:x}"
+    return message  # type: ignore[no-any-return]
 
 
 def _lenient(resource: Resource, limits: ServerLimits) -> TenantConfig:
@@ -195,7 +177,7 @@ def _lenient(resource: Resource, limits: ServerLimits) -> TenantConfig:
         InvalidValueError: a part that bounds the tenant is wrong.
         DecodeError: the value is no message.
     """
-    message = stored_tenant(resource)
+    message = message_of(resource, tenants_pb2.Tenant)
     while True:
         try:
             return read_tenant(message, limits)

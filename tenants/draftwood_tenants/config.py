@@ -85,7 +85,7 @@ class TenantConfig:
 
     Attributes:
         allow_draft_override: requests may choose strategy and draft limit.
-        weight: share of slots and places relative to other tenants.
+        weight: share of slots relative to other tenants.
         sampling: the fields of `SamplingParams` that have a default of the tenant's own.
     """
 

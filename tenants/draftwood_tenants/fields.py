@@ -20,15 +20,15 @@ _WANTED: dict[str, tuple[str, tuple[type, ...]]] = {
 """By the name of a field's type; what these lack is left to protobuf's parser."""
 
 
-def check_fields(data: Mapping[Any, Any], kind: Any, place: str) -> None:
+def check_fields(data: Mapping[Any, Any], kind: Any, path: str) -> None:
     """Raises InvalidInputError: a field of this message's descriptor does not exist, or has a value of a wrong type.
 
     Args:
-        place: of the data, such as "tenants[2]".
+        path: of the data, such as "tenants[2]".
     """
     fields = {name: field for field in kind.fields for name in (field.name, field.json_name)}
     for name, value in data.items():
-        where = f"{place}.{name}"
+        where = f"{path}.{name}"
         field = fields.get(name)
         if field is None:
             near = get_close_matches(str(name), fields, 1)

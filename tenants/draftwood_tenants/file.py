@@ -24,11 +24,11 @@ from google.protobuf.message import Message
 
 from draftwood.admin.v1 import experiments_pb2, tenants_pb2
 from draftwood_errors import InvalidInputError, InvalidValueError
-from draftwood_tenants.config import TenantConfig
 from draftwood_tenants.experiments.definition import ExperimentConfig, ExperimentState, StateError, require_no_overlap
 from draftwood_tenants.experiments.reading import experiment_of, invalid, read_experiment
 from draftwood_tenants.fields import check_fields
 from draftwood_tenants.reading import ServerLimits, read_tenant, tenant_of, under
+from draftwood_tenants.resources.base import EXPERIMENTS, TENANTS, Resource
 
 SETTING = "tenants_file"
 _OF_THE_SERVICE = ("etag", "create_time", "update_time", "origin", "winner", "stopped_arms")
@@ -40,16 +40,17 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """What a file defines, by tenant and by the experiment's id. Messages have etag and origin."""
+    """What a file defines, by tenant and by the experiment's id, in the form in which a store has it.
 
-    tenants: Mapping[str, tenants_pb2.Tenant] = field(default_factory=dict)
-    tenant_configs: Mapping[str, TenantConfig] = field(default_factory=dict)
-    experiments: Mapping[str, experiments_pb2.Experiment] = field(default_factory=dict)
-    experiment_configs: Mapping[str, ExperimentConfig] = field(default_factory=dict)
+    Messages have their origin; a revision is a hash of its message.
+    """
+
+    tenants: Mapping[str, Resource] = field(default_factory=dict)
+    experiments: Mapping[str, Resource] = field(default_factory=dict)
 
 
 def read_file(path: Path, limits: ServerLimits) -> FileContent:
-    """The content of a file. Raises InvalidInputError, which names the place, such as "tenants[2].weight"."""
+    """The content of a file. Raises InvalidInputError, which names the field, such as "tenants[2].weight"."""
     try:
         return read_content(path.read_bytes(), limits)
     except OSError as error:
@@ -69,13 +70,11 @@ def read_content(content: bytes, limits: ServerLimits) -> FileContent:
     experiments = _entries(loaded.get("experiments"), "experiments", experiments_pb2.Experiment, experiment_of)
     for name, experiment in experiments.items():
         experiment.salt = experiment.salt or salt_of(name)
-    tenant_configs = _configs(tenants, "tenants", lambda one: read_tenant(one, limits))
-    experiment_configs = _configs(experiments, "experiments", lambda one: read_experiment(one, limits))
-    _require_consistent([*experiment_configs.values()])
-    messages: list[Any] = [*tenants.values(), *experiments.values()]
-    for message in messages:
-        message.etag = etag_of(message)
-    return FileContent(tenants, tenant_configs, experiments, experiment_configs)
+    for index, tenant in enumerate(tenants.values()):
+        with under(f"tenants[{index}]"):
+            read_tenant(tenant, limits)
+    _require_consistent([*experiments.values()], limits)
+    return FileContent(_resources(TENANTS, tenants), _resources(EXPERIMENTS, experiments))
 
 
 def salt_of(name: str) -> str:
@@ -83,8 +82,12 @@ def salt_of(name: str) -> str:
     return hashlib.sha256(b"draftwood experiment\x00" + name.encode()).hexdigest()[: 2 * _SALT_BYTES]
 
 
-def etag_of(message: Message) -> str:
-    return hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest()[:16]
+def _resources(kind: str, messages: Mapping[str, Message]) -> dict[str, Resource]:
+    found = {}
+    for name, message in messages.items():
+        value = message.SerializeToString(deterministic=True)
+        found[name] = Resource(kind, name, value, int(hashlib.sha256(value).hexdigest()[:16], 16))
+    return found
 
 
 class _Loader(yaml.SafeLoader):
@@ -109,50 +112,40 @@ def _entries(given: object, key: str, kind: type[MessageT], name_of: Callable[[s
         raise InvalidInputError(key, None, "must be a list")
     found: dict[str, MessageT] = {}
     for index, entry in enumerate(given):
-        place = f"{key}[{index}]"
-        message = _message(entry, place, kind)
-        name = name_of(f"{place}.name", message.name)  # type: ignore[attr-defined]
+        where = f"{key}[{index}]"
+        message = _message(entry, where, kind)
+        name = name_of(f"{where}.name", message.name)  # type: ignore[attr-defined]
         if name in found:
-            raise InvalidInputError(f"{place}.name", name, "is in the file twice")
+            raise InvalidInputError(f"{where}.name", name, "is in the file twice")
         found[name] = message
     return found
 
 
-def _message(entry: object, place: str, kind: type[MessageT]) -> MessageT:
+def _message(entry: object, where: str, kind: type[MessageT]) -> MessageT:
     if not isinstance(entry, dict):
-        raise InvalidInputError(place, None, "must be a mapping")
+        raise InvalidInputError(where, None, "must be a mapping")
     message: Any = kind()
-    check_fields(entry, message.DESCRIPTOR, place)
+    check_fields(entry, message.DESCRIPTOR, where)
     try:
         json_format.ParseDict(entry, message)
     except (json_format.ParseError, ValueError, TypeError, RecursionError) as error:
-        raise InvalidInputError(place, None, str(error)) from None
+        raise InvalidInputError(where, None, str(error)) from None
     for set_field, _ in message.ListFields():
         if set_field.name in _OF_THE_SERVICE:
-            raise InvalidInputError(f"{place}.{set_field.name}", None, "cannot be set in a file")
+            raise InvalidInputError(f"{where}.{set_field.name}", None, "cannot be set in a file")
     message.origin = tenants_pb2.RESOURCE_ORIGIN_FILE
     found: MessageT = message
     return found
 
 
-ConfigT = TypeVar("ConfigT")
-
-
-def _configs(messages: Mapping[str, Any], key: str, read: Callable[[Any], ConfigT]) -> dict[str, ConfigT]:
-    configs = {}
-    for index, (name, message) in enumerate(messages.items()):
-        with under(f"{key}[{index}]"):
-            configs[name] = read(message)
-    return configs
-
-
-def _require_consistent(experiments: Iterable[ExperimentConfig]) -> None:
-    """Raises InvalidValueError if two running experiments have a tenant in common."""
+def _require_consistent(experiments: Iterable[experiments_pb2.Experiment], limits: ServerLimits) -> None:
+    """Raises InvalidValueError if one is wrong, or two running ones have a tenant in common."""
     running: list[ExperimentConfig] = []
-    for index, experiment in enumerate(experiments):
-        if experiment.state is not ExperimentState.RUNNING:
-            continue
+    for index, message in enumerate(experiments):
         with under(f"experiments[{index}]"):
+            experiment = read_experiment(message, limits)
+            if experiment.state is not ExperimentState.RUNNING:
+                continue
             try:
                 require_no_overlap(experiment, running)
             except StateError as error:

@@ -14,12 +14,12 @@ from draftwood_tenants.experiments.store.redis_counts import RedisCounts
 from draftwood_tenants.file import SETTING, read_content
 from draftwood_tenants.followed_file import FollowedFile
 from draftwood_tenants.reading import ServerLimits
+from draftwood_tenants.resources.encryption import ResourceCipher
 from draftwood_tenants.resources.ending import end
 from draftwood_tenants.resources.follower import ResourceFollower
 from draftwood_tenants.resources.in_process import InProcessResources
 from draftwood_tenants.resources.redis_resources import RedisResources
 from draftwood_tenants.resources.remembered import Remembered
-from draftwood_tenants.resources.sealing import Seal
 
 
 class FollowedTenants:
@@ -49,13 +49,13 @@ class FollowedTenants:
         limits: ServerLimits,
     ) -> None:
         self._file = None if file is None else FollowedFile(SETTING, file, lambda data: read_content(data, limits))
-        seal = Seal(keys)
-        self.counts: CountStore = InProcessCounts() if client is None else RedisCounts(client, seal)
+        cipher = ResourceCipher(keys)
+        self.counts: CountStore = InProcessCounts() if client is None else RedisCounts(client, cipher)
         if client is None:
             self.stored = ResourceFollower(InProcessResources())
         else:
             remembered = None if folder is None else Remembered(folder, client.identity)
-            self.stored = ResourceFollower(RedisResources(client, seal), remembered)
+            self.stored = ResourceFollower(RedisResources(client, cipher), remembered)
         self.catalog = Catalog(self.stored, self._file, limits)
         self._following: asyncio.Task[None] | None = None
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import yaml
 
 from draftwood_benchmarks.commands import COMMANDS, bench
+from draftwood_service.auth.api_keys import new_key
+from draftwood_service.auth.auth_file import KeyEntry
 
 
 def test_the_list_of_subcommands_imports_none_of_them() -> None:
@@ -30,17 +34,36 @@ def test_every_subcommand_explains_itself(name: str, capsys: pytest.CaptureFixtu
     assert bench([name, "--help"]) == 0
     help_text = capsys.readouterr().out
     assert "--json" in help_text
-    if name not in ("replay", "memory", "share", "experiments", "auth", "rollout", "gpu", "kernels", "overhead"):
+    if name not in ("replay", "memory", "share", "experiments", "rollout", "gpu", "kernels", "overhead"):
         assert "--device" in help_text
         assert "--threads" in help_text
 
 
-def test_authentication_is_measured_by_credential(tmp_path: Path) -> None:
-    figures = tmp_path / "auth.json"
-    assert bench(["auth", "--calls", "100", "--keys", "3", "--json", str(figures)]) == 0
-    rows = json.loads(figures.read_text())["rows"]
-    assert len({row["credential"] for row in rows}) == 6
-    assert all(0 < row["median_us"] <= row["p99_us"] for row in rows)
+@pytest.mark.system
+def test_two_services_are_compared_in_turn(tmp_path: Path) -> None:
+    figures = tmp_path / "ab.json"
+    arguments = ["ab", "--b-gateway", "--b-observed", "--streams", "2", "--pairs", "2", "--max-tokens", "4"]
+    assert bench([*arguments, "--json", str(figures)]) == 0
+    report = json.loads(figures.read_text())
+    (row,) = report["rows"]
+    assert (row["streams"], row["pairs"]) == (2, 2)
+    assert 0 < row["low"] <= row["ratio"] <= row["high"]
+    assert (report["b_gateway"], report["b_observed"], report["b_key"]) == (True, True, False)
+
+
+@pytest.mark.system
+def test_a_key_is_sent_to_the_service_that_asks_for_it(tmp_path: Path) -> None:
+    figures, file, made = tmp_path / "ab.json", tmp_path / "auth.yaml", new_key()
+    entry = KeyEntry(id=made.id, tenant="acme", sha256=made.sha256, created=datetime.now(UTC))
+    file.write_text(yaml.safe_dump({"keys": [entry.model_dump()]}))
+    arguments = ["ab", "--b", f"--auth-file {file}", "--b-key", made.key, "--b-gateway"]
+    assert bench([*arguments, "--streams", "1", "--pairs", "2", "--max-tokens", "4", "--json", str(figures)]) == 0
+    assert json.loads(figures.read_text())["rows"][0]["ratio"] > 0
+
+
+def test_two_equal_services_are_not_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(["ab", "--a", "--threads 1", "--b", "--threads 1"]) == 2
+    assert "must differ from A" in capsys.readouterr().err
 
 
 def test_scheduling_is_measured_by_slots_and_waiting_tenants(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from transformers import AutoConfig
 from draftwood_benchmarks.gpu.command import LONG_SHAPES
 from draftwood_benchmarks.gpu.prediction import DEVICES, LAYER_KERNELS, MODELS, best_nodes, markdown, predict
 from draftwood_benchmarks.gpu.targets import targets
+from draftwood_benchmarks.harness.widen import SHAPES, _config, parse_shape
 from draftwood_benchmarks.kernels.command import TOLERANCE, defects
-from draftwood_benchmarks.shared.widen import SHAPES, _config, parse_shape
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from draftwood_model_runner.runners.cuda.device.launching import require_triton
 

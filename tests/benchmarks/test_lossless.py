@@ -12,8 +12,8 @@ import torch
 
 from draftwood_benchmarks import lossless
 from draftwood_benchmarks.commands import bench
+from draftwood_benchmarks.harness.report import BenchmarkError
 from draftwood_benchmarks.lossless import Difference, Row
-from draftwood_benchmarks.shared.report import BenchmarkError
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from tests.model_runner.families import greedy, reference
 

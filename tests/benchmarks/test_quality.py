@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from draftwood_benchmarks.commands import bench
+from draftwood_benchmarks.harness.report import BenchmarkError
 from draftwood_benchmarks.quality import Scores, read_texts, rows_of
-from draftwood_benchmarks.shared.report import BenchmarkError
 from tests.model_runner.families import reference, served
 
 QUESTION, ANSWER = "where is my order", "I'm sorry to hear that. Please check the {{Order Number}}."

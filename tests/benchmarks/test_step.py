@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from draftwood_benchmarks.commands import bench
-from draftwood_benchmarks.shared.machine import BUSY
+from draftwood_benchmarks.harness.machine import BUSY
 from draftwood_benchmarks.step import critical_length, rows_of
 from draftwood_strategies.budgeting.step_time import StepTimeCurve
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwood_benchmarks.shared.server_process import running_server
+from draftwood_benchmarks.harness.server_process import running_server
 from tools import typescript_reference
 
 REPOSITORY = Path(__file__).resolve().parents[2]

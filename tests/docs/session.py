@@ -20,8 +20,8 @@ from urllib.request import urlopen
 
 import yaml
 
-from draftwood_benchmarks.shared.certificates import make_certificate
-from draftwood_benchmarks.shared.server_process import log_tail, wait_for_address
+from draftwood_benchmarks.harness.certificates import make_certificate
+from draftwood_benchmarks.harness.server_process import log_tail, wait_for_address
 from draftwood_client import MemoryClient, MemoryRecord
 from tests.docs.pages import ROOT, Block
 from tests.helm.chart import render

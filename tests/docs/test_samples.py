@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from draftwood.admin.v1.experiments_pb2 import Experiment
 from draftwood_service.settings import Settings
 from draftwood_service.tenant_limits import tenant_limits
 from draftwood_strategies.registry import strategy_names
-from draftwood_tenants.file import FileContent, read_content
+from draftwood_tenants.experiments.reading import read_experiment
+from draftwood_tenants.file import read_content
 
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -34,10 +36,6 @@ def samples() -> dict[str, str]:
     return found
 
 
-def read(text: str, strategy: str) -> FileContent:
-    return read_content(text.encode(), tenant_limits(Settings(strategy=strategy)))
-
-
 def test_there_are_samples() -> None:
     assert {"docs/tenants.md[0]", "tests/helm/values/cluster-tenants.yaml"} <= samples().keys()
 
@@ -46,8 +44,10 @@ def test_there_are_samples() -> None:
 @pytest.mark.parametrize("sample", samples())
 def test_the_experiments_of_samples_name_tenants_and_compare_something(sample: str, strategy: str) -> None:
     """Whatever the server's default strategy is."""
-    content = read(samples()[sample], strategy)
-    for name, experiment in content.experiment_configs.items():
+    limits = tenant_limits(Settings(strategy=strategy))
+    content = read_content(samples()[sample].encode(), limits)
+    for name, resource in content.experiments.items():
+        experiment = read_experiment(Experiment.FromString(resource.value), limits)
         assert experiment.tenants, f"{name} would start for all tenants"
         assert experiment.tenants <= content.tenants.keys(), f"{name} names tenants that the sample does not define"
         for one, other in combinations(experiment.arms, 2):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from draftwood_benchmarks.shared.prompts import read_questions
+from draftwood_benchmarks.harness.prompts import read_questions
 from draftwood_client import ChatMessage, Client, FinishReason, InvalidRequestError
 from tests.engines.servers import CONTEXT, Served
 from tests.model_runner.families import greedy

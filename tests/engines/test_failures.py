@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from draftwood_benchmarks.shared.server_process import ServerError
+from draftwood_benchmarks.harness.server_process import ServerError
 from draftwood_client import Client, UnavailableError
 from tests.engines.servers import ENGINES, Served, served_by, starting, until
 

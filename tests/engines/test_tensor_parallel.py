@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from draftwood_benchmarks.shared.prompts import read_questions
+from draftwood_benchmarks.harness.prompts import read_questions
 from draftwood_client import Client
 from tests.engines.servers import served_by
 from tests.engines.test_drafts import taught

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwood_benchmarks.shared.certificates import make_certificate
+from draftwood_benchmarks.harness.certificates import make_certificate
 from draftwood_memory import RedisClient, RedisTls
 from draftwood_memory.errors import InvalidSettingError, StoreUnavailableError
 from draftwood_memory.store.embedded import EmbeddedServer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from draftwood_model_runner.scheduling.kv_pool import KVPool
-from draftwood_model_runner.scheduling.scheduler import Work
+from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 
 JUNK = -1
@@ -29,7 +29,7 @@ class FakeMemory:
         self.pool = pool
         self.slots = [JUNK] * (pool.available * pool.page_size)
 
-    def run(self, work: Work, written: list[int]) -> None:
+    def run(self, work: ScheduledSequence, written: list[int]) -> None:
         """A step of a sequence: reads what is committed and in the window, writes, commits, appends.
 
         Args:
@@ -47,9 +47,9 @@ class FakeMemory:
             sequence.committed += len(written) - 1
             sequence.output.extend(written)
 
-    def read(self, work: Work, start: int, end: int) -> list[int]:
+    def read(self, work: ScheduledSequence, start: int, end: int) -> list[int]:
         return [self.slots[self.pool.slot(work.sequence, token)] for token in range(start, end)]
 
-    def write(self, work: Work, start: int, tokens: list[int]) -> None:
+    def write(self, work: ScheduledSequence, start: int, tokens: list[int]) -> None:
         for i, token in enumerate(tokens, start):
             self.slots[self.pool.slot(work.sequence, i)] = token

@@ -3,30 +3,53 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-
-from draftwood_model_runner.runners.base import DraftLimits, KVMoves, Predictions, Runner, StepBatch
-from draftwood_model_runner.runners.choices import MOST_PROBABLE, NOT_CHOSEN, Choices
-from draftwood_model_runner.sampling.verify import walk_predicted
+from draftwood_model_runner.runners.base import DraftLimits, KVCompaction, Predictions, Runner, StepBatch
+from draftwood_model_runner.runners.host_step import compact
+from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.verification import AcceptedPath, predicted_paths, verify
+from draftwood_strategies.base import StepFeedback
 
 
 @dataclass(eq=False)
 class Step:
-    """Implements `StepInFlight`; the logits are gone when another step has begun."""
+    """Implements `StepInFlight`; the logits are gone when another step has begun.
 
+    Attributes:
+        on_device: of greedy sequences, the paths that the device accepted when the step began, by batch row.
+    """
+
+    runner: OverlappingRunner
+    batch: StepBatch
+    choosers: SequenceOf[TokenChooser | None]
     predictions: Predictions
+    on_device: dict[int, AcceptedPath]
     error: Exception | None = None
     waited: bool = False
 
-    def wait(self) -> tuple[Predictions, float]:
+    @property
+    def can_overlap(self) -> bool:
+        return all(chooser is None or row in self.on_device for row, chooser in enumerate(self.choosers))
+
+    @property
+    def feedback(self) -> StepFeedback:
+        return self.batch.feedback(self.predictions.tokens, self.predictions.top_tokens)
+
+    def wait(self) -> tuple[StepFeedback, float]:
         assert not self.waited
         self.waited = True
         if self.error is not None:
             raise self.error
-        return self.predictions, 0.001
+        return self.feedback, 0.001
+
+    def verify(self, rows: SequenceOf[int]) -> list[AcceptedPath]:
+        others = [row for row in rows if row not in self.on_device]
+        found = verify(self.choosers, self.feedback, self.predictions.logits, others, 1)
+        paths = dict(zip(others, found, strict=True))
+        compact(self.runner, self.batch, paths)
+        return [paths[row] if row in paths else self.on_device[row] for row in rows]
 
 
 @dataclass(eq=False)
@@ -42,8 +65,8 @@ class OverlappingRunner:
     begun: list[Step] = field(default_factory=list)
     begin_errors: list[Exception | None] = field(default_factory=list)
     wait_errors: list[Exception | None] = field(default_factory=list)
-    chooses: bool = True
-    rides_along: bool = True
+    is_asynchronous: bool = True
+    mixed_batches: bool = True
 
     @property
     def pages(self) -> int:
@@ -56,39 +79,24 @@ class OverlappingRunner:
     def draft_limits(self, position: int) -> DraftLimits:
         return self.runner.draft_limits(position)
 
-    def keep(self, moves: KVMoves) -> None:
-        self.runner.keep(moves)
+    def compact_kv(self, moves: KVCompaction) -> None:
+        self.runner.compact_kv(moves)
 
-    def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
-        return self.begin(batch, top_k, choices).wait()[0]
+    def step(self, batch: StepBatch, top_k: int) -> Predictions:
+        return self.runner.step(batch, top_k)
 
-    def begin(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Step:
+    def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> Step:
         if self.begin_errors and (error := self.begin_errors.pop(0)) is not None:
             raise error
         if self.begun:
             self.begun[-1].predictions.logits.fill_(math.nan)
         assert sum(not step.waited for step in self.begun[-2:]) <= 1
         found = self.runner.step(batch, top_k)
-        chosen = None if choices is None else self._chosen(batch, found, choices)
-        predictions = Predictions(found.logits.clone(), found.tokens, found.top_tokens, chosen)
-        self.begun.append(Step(predictions, self.wait_errors.pop(0) if self.wait_errors else None))
+        predictions = Predictions(found.logits.clone(), found.tokens, found.top_tokens)
+        paths = predicted_paths(batch.feedback(found.tokens, None), found.tokens)
+        greedy = [chooser is not None and chooser.follows_predictions for chooser in choosers]
+        on_device = {row: path for row, path in enumerate(paths) if greedy[row]}
+        compact(self, batch, on_device)
+        error = self.wait_errors.pop(0) if self.wait_errors else None
+        self.begun.append(Step(self, batch, choosers, predictions, on_device, error))
         return self.begun[-1]
-
-    def _chosen(self, batch: StepBatch, found: Predictions, choices: Choices) -> Any:
-        """int32[R]; moves keys and values of what is accepted."""
-        chosen = np.full(found.tokens.size, NOT_CHOSEN, np.int32)
-        slots, moves = batch.kv_slots(self.page_size), []
-        logit_begins = np.searchsorted(batch.logit_rows, batch.begins)
-        for row in (choices.kinds == MOST_PROBABLE).nonzero()[0]:
-            rows = slice(logit_begins[row], logit_begins[row + 1])
-            root, begin, end = int(batch.logit_rows[rows.start]), int(batch.begins[row]), int(batch.begins[row + 1])
-            chosen[rows] = found.tokens[rows]
-            path = walk_predicted(batch.tokens[root:end], batch.parents[root:end] - (root - begin), chosen[rows])
-            nodes = [node for _, node in path][:-1]
-            kept = [(slots[root + node], slots[root + depth]) for depth, node in enumerate(nodes, 1) if node != depth]
-            moves.append(np.array(kept, np.int32).reshape(-1, 2))
-        if any(one.size for one in moves):
-            begins = np.cumsum([0, *(len(one) for one in moves)]).astype(np.int32)
-            sources, targets = np.concatenate(moves).T.copy()
-            self.runner.keep(KVMoves(sources, targets, begins))
-        return chosen

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from draftwood_model_runner.runners.choices import UNKNOWN_MASK, TokenMasks
+from draftwood_model_runner.sampling.metadata import UNKNOWN_MASK, TokenMasks
 from draftwood_strategies.draft import Int32Array
 
 
@@ -40,7 +39,7 @@ class RandomGrammar:
         return bool(self._allowed(self.written)[token])
 
     def mask(self, scores: Any) -> None:
-        scores[torch.from_numpy(~self._allowed(self.written))] = -torch.inf
+        scores[~self._allowed(self.written)] = -np.inf
 
     def masks(self, tokens: Int32Array, parents: Int32Array) -> TokenMasks:
         rows = np.full(tokens.size, UNKNOWN_MASK, np.int32)

@@ -12,7 +12,7 @@ import torch
 
 from draftwood_model_runner.loading.model import load_model
 from draftwood_model_runner.runners.capacity import threads
-from draftwood_model_runner.runners.host.cpus import usable_cpus
+from draftwood_model_runner.sampling.host.cpus import usable_cpus
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_no_control_group_and_fewer_allowed_cores(
 _STEP_THREADS = """
 import sys
 from pathlib import Path
-from draftwood_model_runner.runners.host import cpus
+from draftwood_model_runner.sampling.host import cpus
 cpus.usable_cpus.__defaults__ = (Path(sys.argv[1]),)
 import torch
 from draftwood_model_runner.loading.model import load_model

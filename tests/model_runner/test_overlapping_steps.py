@@ -34,15 +34,15 @@ def engine_of(seed: int | None = None, **config: Any) -> tuple[Engine, Overlappi
         served("llama"),
         EngineConfig(max_draft_nodes=8, adaptive_budget=False, max_running=4, prefill_chunk=16, **config),
     )
-    assert engine._overlapping is None, "torch computes a step while it is called"
+    assert not engine._runner.is_asynchronous, "torch computes a step while it is called"
     runner, random = OverlappingRunner(engine._runner), np.random.default_rng(seed)
     patched: Any = engine
-    patched._runner = patched._overlapping = runner
+    patched._runner = runner
 
     def most(running: int) -> int | None:
         return None if seed is not None and random.random() < 0.2 else -(-running // 2)
 
-    patched._overlap.most = most
+    patched._overlap.microbatch = most
     return engine, runner
 
 
@@ -85,7 +85,7 @@ def test_strategies(name: str) -> None:
     check_outputs(sequences)
     assert [one.stats.drafting_disabled_reason for one in sequences] == [""] * len(PROMPTS)
     assert all(step.waited for step in runner.begun)
-    assert 0 < engine.counts.halves == engine.counts.steps
+    assert 0 < engine.counts.microbatches == engine.counts.steps
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -120,7 +120,7 @@ def test_steps_that_read_prompts_tell_nothing_of_decoding() -> None:
 def test_cancelled_in_flight() -> None:
     engine, _ = engine_of()
     sequences = add_all(engine, oracle(1))
-    while engine._in_flight is None or len(engine._in_flight.work) < 2:
+    while engine._in_flight is None or len(engine._in_flight.scheduled) < 2:
         engine.step()
     lost, *_ = engine._in_flight.sequences
     before = list(lost.output)
@@ -144,7 +144,7 @@ def test_another_run_of_a_sequence_in_flight() -> None:
     engine.pause(lost)
     engine.resume(lost)
     engine.step()
-    assert lost.runs == 2
+    assert lost.slot_generation == 2
     assert lost.committed == 0, "nothing was computed in the pages of its second run"
     run(engine)
     check_outputs(sequences)

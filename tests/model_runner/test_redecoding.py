@@ -14,8 +14,9 @@ from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.redecoding import PREFILL_TOKENS, Redecoding
 from draftwood_model_runner.request import Format, GrammarKind, SamplingParams, StopParams
-from draftwood_model_runner.sampling.sequence_writer import AcceptedPath, SequenceWriter
+from draftwood_model_runner.sampling import verification
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.verification import AcceptedPath
 from draftwood_model_runner.sequence import Grammar, Sequence
 from tests.model_runner.families import as_prompt, greedy, reference, served
 from tests.model_runner.oracle import OracleStrategy
@@ -144,20 +145,20 @@ def test_it_writes_what_transformers_writes(engine: Engine) -> None:
 def test_a_token_changed_by_a_draft_is_found(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A verification that goes wrong where a draft is accepted: the answer goes on from another token."""
     truth = greedy("llama", PROMPT, NEW_TOKENS)
-    verify, changed = SequenceWriter.verify, list[int]()
+    walk, changed = verification.walk_row, list[int]()
 
-    def faulty(self: SequenceWriter, tokens: Any, parents: Any, predictions: Any) -> AcceptedPath:
-        path = verify(self, tokens, parents, predictions)
+    def faulty(chooser: Any, feedback: Any, logits: Any, row: int) -> AcceptedPath:
+        path = walk(chooser, feedback, logits, row)
         if path.nodes and not changed and written[0] > 5:
             changed.append(written[0] + len(path.token_ids) - 1)
-            path.token_ids[-1] = int(predictions.logits[path.nodes[-1] + 1].argsort()[-2])
+            path.token_ids[-1] = int(logits[path.nodes[-1] + 1].argsort()[-2])
         written[0] += len(path.token_ids)
         return path
 
     written = [0]
     with monkeypatch.context() as patch:
-        patch.setattr(SequenceWriter, "follows_predictions", False)
-        patch.setattr(SequenceWriter, "verify", faulty)
+        patch.setattr(TokenChooser, "follows_predictions", False)
+        patch.setattr(verification, "walk_row", faulty)
         answer = drafted(engine, truth=truth)
     assert [*answer.output] != truth
     redecoding = engine.redecode(answer)

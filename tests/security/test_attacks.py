@@ -15,8 +15,8 @@ from draftwood_benchmarks.abuse.attacks import ATTACKS, MAX_MESSAGE_BYTES
 from draftwood_benchmarks.abuse.command import look_during
 from draftwood_benchmarks.abuse.gateway_attacks import MOST_FILES
 from draftwood_benchmarks.abuse.probes import settled_mib
-from draftwood_benchmarks.shared.gateway_process import GatewayProcess, running_gateway
-from draftwood_benchmarks.shared.server_process import ServerProcess, server_process
+from draftwood_benchmarks.harness.gateway_process import GatewayProcess, running_gateway
+from draftwood_benchmarks.harness.server_process import ServerProcess, server_process
 
 SECONDS = 2.0
 MOST_WAIT = 5.0

@@ -30,7 +30,6 @@ from draftwood_model_runner.sequence import Grammar, Sequence, SequenceState
 from draftwood_model_runner.statistics import EngineCounts
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.loaded import LoadedEngine, StepEngine
-from draftwood_service.engine.thread import EngineThread
 from draftwood_service.rpc.bound import BoundServer
 from draftwood_service.rpc.server import RunningServer
 from draftwood_service.serving import ServedModel
@@ -39,6 +38,7 @@ from draftwood_service.store_client import opened_memory
 from draftwood_service.telemetry import opened_telemetry
 from draftwood_strategies import Drafter
 from draftwood_strategies.draft import Int32Array
+from tests.service.engine_thread import EngineThread
 
 
 class ByteTokenizer:
@@ -70,8 +70,8 @@ class ByteTokenizer:
         return bytes(int(i) for i in ids).decode(errors="replace")
 
 
-@dataclass
-class FakeModel:
+@dataclass(frozen=True, kw_only=True)
+class FakeModel(ServedModel):
     name: str = "fake"
     architecture: str = "FakeForCausalLM"
     parameters: int = 1000

@@ -52,12 +52,12 @@ WITHOUT_TORCH = """
 import asyncio, sys
 from draftwood_service import commands
 from draftwood_service.engine.process import EngineProcess
-from draftwood_service.serving import RemoteModel
+from draftwood_service.serving import ServedModel
 from draftwood_service.settings import Settings
 
 async def start():
     bridge, model = await commands._start_engine(Settings(threads=1, model_cache=False))
-    assert isinstance(model, RemoteModel)
+    assert isinstance(model, ServedModel)
     assert model.tokenizer.encode_chat([{"role": "user", "content": "Hello"}]).size > 1
     await bridge.close()
     import draftwood_service.rpc.server

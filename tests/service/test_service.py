@@ -15,7 +15,7 @@ from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood.v1 import memory_pb2 as memory_pb
 from draftwood.v1 import memory_pb2_grpc as memory_pb_grpc
-from draftwood_benchmarks.shared.certificates import make_certificate
+from draftwood_benchmarks.harness.certificates import make_certificate
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_service.engine.reporting import reporter
 from draftwood_service.rpc.bound import LIVENESS, SERVICES, BoundServer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from draftwood.admin.v1.tenants_pb2 import Tenant
 from draftwood_errors import InvalidInputError
 from draftwood_tenants.file import read_content
 from draftwood_tenants.reading import ServerLimits
@@ -33,4 +34,4 @@ def test_the_place_the_value_and_what_is_wanted(entry: str, problem: str) -> Non
 
 def test_what_is_right_is_taken() -> None:
     text = b"tenants:\n- name: tenants/acme\n  weight: 2\n  drafting: {strategy: trie, options: {branch_length: 8}}\n"
-    assert read_content(text, LIMITS).tenants["acme"].weight == 2
+    assert Tenant.FromString(read_content(text, LIMITS).tenants["acme"].value).weight == 2

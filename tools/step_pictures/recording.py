@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from draftwood_benchmarks.shared.prompts import read_questions
+from draftwood_benchmarks.harness.prompts import read_questions
 from draftwood_benchmarks.speed.contenders import EngineContender, Task
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.loading.model import LoadedModel, load_model

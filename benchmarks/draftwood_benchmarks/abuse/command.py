@@ -20,11 +20,11 @@ from draftwood_benchmarks.abuse.attacks import ATTACKS, FAIR, FAIR_STREAMS, MAX_
 from draftwood_benchmarks.abuse.gateway_attacks import GATEWAY_FAIR, MOST_FILES
 from draftwood_benchmarks.abuse.gateway_probes import probe_gateway
 from draftwood_benchmarks.abuse.probes import Seen, probe, settled_mib
-from draftwood_benchmarks.shared.engines import EngineName, server_on
-from draftwood_benchmarks.shared.gateway_process import GatewayProcess, running_gateway
-from draftwood_benchmarks.shared.machine import OtherLoad, warning
-from draftwood_benchmarks.shared.models import ModelOptions, chosen_model
-from draftwood_benchmarks.shared.report import (
+from draftwood_benchmarks.harness.engines import EngineName, server_on
+from draftwood_benchmarks.harness.gateway_process import GatewayProcess, running_gateway
+from draftwood_benchmarks.harness.machine import OtherLoad, warning
+from draftwood_benchmarks.harness.models import ModelOptions, chosen_model
+from draftwood_benchmarks.harness.report import (
     BenchmarkError,
     OutputOptions,
     console,
@@ -33,7 +33,7 @@ from draftwood_benchmarks.shared.report import (
     require,
     shown,
 )
-from draftwood_benchmarks.shared.server_process import ServerProcess, server_process
+from draftwood_benchmarks.harness.server_process import ServerProcess, server_process
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidInputError
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from draftwood_benchmarks.harness.process_memory import resident_mib
 from draftwood_benchmarks.load.closed_loop import OWN_CONNECTION
-from draftwood_benchmarks.shared.process_memory import resident_mib
 from draftwood_client import NO_RETRY, AsyncClient
 
 NEIGHBOUR = "neighbour"

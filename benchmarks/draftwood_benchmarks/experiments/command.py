@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from draftwood_benchmarks.experiments.simulation import LOOKS, Looks, World, simulate
-from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console, shown
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, shown
 from draftwood_client.cli.options import command
-from draftwood_service.experiments.mixture import is_rejected, quantile_change
-from draftwood_service.experiments.ratios import compare
+from draftwood_service.experiments.statistics.mixture import is_rejected, quantile_change
+from draftwood_service.experiments.statistics.ratios import compare
 from draftwood_tenants.experiments.outcomes import TIME_PER_TOKEN, TTFT, FloatArray, Metric, column
 
 ALPHA = 0.05

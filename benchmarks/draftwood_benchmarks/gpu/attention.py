@@ -49,7 +49,7 @@ class AttentionCase:
         rows = 64 if tokens * _GROUP > 16 and dtype != torch.float32 else 16
         of_device = machine(device)
         tiles = divide(self._batch, Division(rows // _GROUP, -(-of_device.programs // _KV_HEADS)))
-        space = Workspace((shape,), tokens, tiles.words.shape[1], tiles.parts.shape[0], rows, pages, device)
+        space = Workspace((shape,), tokens, tiles.ancestor_bitmask.shape[1], tiles.parts.shape[0], rows, pages, device)
         space.arrays.fill(self._batch, tiles, tokens)
         self._step = AttentionStep(self._kv, space.arrays, space.scratch, of_device, rows)
         layer: Any = torch.nn.Module()

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console
 from draftwood_client.cli.options import command
 
 if TYPE_CHECKING:
     from draftwood_benchmarks.gpu.sections import Plan
-    from draftwood_benchmarks.shared.models import ChosenModel
+    from draftwood_benchmarks.harness.models import ChosenModel
     from draftwood_strategies.draft import Int32Array
 
 Dtype = Literal["bfloat16", "float16", "float32"]
@@ -124,8 +124,8 @@ def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smo
 
     from draftwood_benchmarks.gpu import sections
     from draftwood_benchmarks.gpu.targets import targets
-    from draftwood_benchmarks.shared.models import ModelOptions, chosen_model
-    from draftwood_benchmarks.shared.prompts import read_questions
+    from draftwood_benchmarks.harness.models import ModelOptions, chosen_model
+    from draftwood_benchmarks.harness.prompts import read_questions
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     plan = sections.SMOKE if smoke else sections.Plan()
@@ -180,7 +180,7 @@ def _grown(report: Report, grown: ChosenModel, questions: list[str], plan: Plan,
 def _flips(report: Report, device: str, questions: list[str], plan: Plan) -> list[dict[str, Any]]:
     """By dtype."""
     from draftwood_benchmarks.gpu.sections import flips
-    from draftwood_benchmarks.shared.models import ModelOptions, chosen_model
+    from draftwood_benchmarks.harness.models import ModelOptions, chosen_model
 
     rows = []
     for dtype in ("float32", "float16", "bfloat16"):

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from draftwood_benchmarks.harness.prompts import encode
+from draftwood_benchmarks.harness.report import BenchmarkError
 from draftwood_benchmarks.kernels.reference import random_tree
-from draftwood_benchmarks.shared.prompts import encode
-from draftwood_benchmarks.shared.report import BenchmarkError
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.request import Request, StopParams
@@ -172,7 +172,7 @@ def streams(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
                         / sum(one.stats.decode_steps for one in sequences),
                         "host_us_per_step": 1e6 * host / (counts.steps - before.steps),
                         "host_share": host / step,
-                        "halves": (counts.halves - before.halves) / (counts.steps - before.steps),
+                        "microbatches": (counts.microbatches - before.microbatches) / (counts.steps - before.steps),
                     }
                 )
     return rows

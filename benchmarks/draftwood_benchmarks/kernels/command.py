@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console, progress
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, progress
 from draftwood_client.cli.options import command
 
 if TYPE_CHECKING:

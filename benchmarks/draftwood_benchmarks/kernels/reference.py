@@ -39,8 +39,8 @@ def random_batch(random: np.random.Generator, rows: list[tuple[int, int, int]], 
 
 def entries(batch: StepBatch, row: int) -> list[tuple[int, int]]:
     """Page and row in it of each entry of the KV cache of a batch row: its context, then its tokens."""
-    table = batch.pages[batch.page_begins[row] : batch.page_begins[row + 1]]
-    size = int(batch.contexts[row] + batch.begins[row + 1] - batch.begins[row])
+    table = batch.block_table[batch.cu_blocks[row] : batch.cu_blocks[row + 1]]
+    size = int(batch.context_lens[row] + batch.cu_seqlens[row + 1] - batch.cu_seqlens[row])
     return [(int(table[i // PAGE_SIZE]), i % PAGE_SIZE) for i in range(size)]
 
 
@@ -58,8 +58,8 @@ def attention_in_float64(
     out = torch.empty((*query.shape[:2], shape.value_dim), dtype=torch.float64, device=query.device)
     group = query.shape[1] // shape.kv_heads
     for row in range(batch.rows):
-        context, begin = int(batch.contexts[row]), int(batch.begins[row])
-        for i in range(int(batch.begins[row + 1]) - begin):
+        context, begin = int(batch.context_lens[row]), int(batch.cu_seqlens[row])
+        for i in range(int(batch.cu_seqlens[row + 1]) - begin):
             seen, at = [*range(context)], i
             while at >= 0:
                 seen.append(context + at)
@@ -122,7 +122,7 @@ def attended(
         tensor[batch.size :] = math.nan
     keys, values = [], []
     for row in range(batch.rows):
-        context, begin, end = int(batch.contexts[row]), int(batch.begins[row]), int(batch.begins[row + 1])
+        context, begin, end = int(batch.context_lens[row]), int(batch.cu_seqlens[row]), int(batch.cu_seqlens[row + 1])
         old = numbers(context, shape.kv_heads, shape.key_dim), numbers(context, shape.kv_heads, shape.value_dim)
         for (page, at), *entry in zip(entries(batch, row)[:context], *old, strict=True):
             kv.layers[0][page, :, at] = torch.cat(entry, 1)
@@ -131,9 +131,9 @@ def attended(
     rows = max(64 if many_rows else 16, 1 << (group - 1).bit_length())
     division = Division(rows // group, programs)
     tiles = divide_exactly(batch, division.tile) if exact else divide(batch, division)
-    parts, words = tiles.parts.shape[0], tiles.words.shape[1]
+    parts, words = tiles.parts.shape[0], tiles.ancestor_bitmask.shape[1]
     assert exact or parts <= division.most_parts(batch.size)
-    arrays = StepArrays(size, words, parts, batch.pages.size, device, LEVELS if exact else 0)
+    arrays = StepArrays(size, words, parts, batch.block_table.size, device, LEVELS if exact else 0)
     arrays.fill(batch, tiles, size)
     scratch = Scratch((shape,), parts * rows, device)
     for memory in (scratch.sums, scratch.maxima, scratch.totals):

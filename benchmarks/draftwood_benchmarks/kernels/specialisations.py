@@ -12,7 +12,6 @@ import torch
 
 from draftwood_model_runner.runners.base import KVShape
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.choices import NO_MASK, Choices, ScoreRules, TokenMasks
 from draftwood_model_runner.runners.cuda.device.launching import LAUNCHER, Launch, Machine
 from draftwood_model_runner.runners.cuda.exact_linear import exact_linear
 from draftwood_model_runner.runners.cuda.fusing.mlps import fused_silu
@@ -24,6 +23,13 @@ from draftwood_model_runner.runners.cuda.steps.choosing import choose_and_keep
 from draftwood_model_runner.runners.cuda.steps.exact_tiling import LEVELS, divide_exactly
 from draftwood_model_runner.runners.cuda.steps.forward import Workspace, find_top
 from draftwood_model_runner.runners.cuda.steps.tiling import Division, divide
+from draftwood_model_runner.sampling.metadata import (
+    NO_MASK,
+    Adjustments,
+    SamplingMetadata,
+    SequenceSampling,
+    TokenMasks,
+)
 from draftwood_strategies.draft import DraftTree
 
 CPU = torch.device("cpu")
@@ -86,11 +92,13 @@ def _step(variant: Variant, capability: int) -> None:
     division, levels = Division(variant.rows // _GROUP, 2), LEVELS if variant.exact else 0
     tiles = divide_exactly(batch, division.tile) if variant.exact else divide(batch, division)
     kv = KVPages((shape,), variant.dtype, CPU, 4 * PAGE_SIZE)
-    space = Workspace((shape,), batch.size, tiles.words.shape[1], tiles.parts.shape[0], variant.rows, 4, CPU, levels)
+    space = Workspace(
+        (shape,), batch.size, tiles.ancestor_bitmask.shape[1], tiles.parts.shape[0], variant.rows, 4, CPU, levels
+    )
     masks = TokenMasks(np.full(batch.size, NO_MASK, np.int32), np.zeros((1, _VOCAB // 32), np.int32))
-    rules = ScoreRules(1.0, 5, 0.9, 0.1, 1, 1.1, 0.1, 0.1, 9, zeros, zeros, zeros.astype(np.float32), zeros, masks)
-    choices = Choices.of([rules])
-    space.arrays.fill(batch, tiles, batch.size, choices)
+    adjustments = Adjustments(zeros, zeros, zeros.astype(np.float32), zeros)
+    sampling = SamplingMetadata.of([SequenceSampling(1.0, 5, 0.9, 0.1, 1, 1.1, 0.1, 0.1, 9, adjustments, masks)])
+    space.arrays.fill(batch, tiles, batch.size, sampling)
     layer: Any = torch.nn.Module()
     layer.layer_idx = 0
     query = torch.zeros(1, _KV_HEADS * _GROUP, batch.size, variant.head_size, dtype=variant.dtype)
@@ -114,7 +122,7 @@ def _step(variant: Variant, capability: int) -> None:
     _fused_operations(hidden, query)
     logits = torch.zeros(batch.size, _VOCAB, dtype=variant.dtype)
     find_top(logits, space)
-    choose_and_keep(logits, space.top[:, -1], space.arrays, choices, kv)
+    choose_and_keep(logits, space.top[:, -1], space.arrays, sampling, kv)
 
 
 def _fused_operations(hidden: torch.Tensor, query: torch.Tensor) -> None:

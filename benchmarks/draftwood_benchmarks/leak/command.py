@@ -18,15 +18,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from draftwood_benchmarks.harness.certificates import make_certificate
+from draftwood_benchmarks.harness.machine import OtherLoad, warning
+from draftwood_benchmarks.harness.models import ChosenModel, ModelOptions, chosen_model
+from draftwood_benchmarks.harness.prompts import read_prompts
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, require
+from draftwood_benchmarks.harness.server_process import server_process
 from draftwood_benchmarks.leak.answers import Seen, ask_all
 from draftwood_benchmarks.leak.classifier import Features, Guessed, all_features, guess, size_features, time_features
 from draftwood_benchmarks.load.questions import fitting
-from draftwood_benchmarks.shared.certificates import make_certificate
-from draftwood_benchmarks.shared.machine import OtherLoad, warning
-from draftwood_benchmarks.shared.models import ChosenModel, ModelOptions, chosen_model
-from draftwood_benchmarks.shared.prompts import read_prompts
-from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console, require
-from draftwood_benchmarks.shared.server_process import server_process
 from draftwood_client import AsyncClient, GenerateOptions, TlsConfig
 from draftwood_client.cli.options import command
 

@@ -20,18 +20,18 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from draftwood_benchmarks.harness.engines import EngineName, server_on
+from draftwood_benchmarks.harness.machine import OtherLoad, warning
+from draftwood_benchmarks.harness.models import ChosenModel, ModelOptions, chosen_model, precision
+from draftwood_benchmarks.harness.prompts import ContextOption, lengthened, positions_of, read_prompts
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console
+from draftwood_benchmarks.harness.sampled import SAMPLED
+from draftwood_benchmarks.harness.server_process import server_process
 from draftwood_benchmarks.load.closed_loop import Window, closed_loop
 from draftwood_benchmarks.load.peers import MeasuredPeers
 from draftwood_benchmarks.load.questions import Questions, fitting, take_from
 from draftwood_benchmarks.load.rows import draw, first_tokens, peer_row, row_of, table_of
 from draftwood_benchmarks.peers.process import DRAFTS_HELP, Peer, PeerModel, PeerName, check_drafts, started_peer
-from draftwood_benchmarks.shared.engines import EngineName, server_on
-from draftwood_benchmarks.shared.machine import OtherLoad, warning
-from draftwood_benchmarks.shared.models import ChosenModel, ModelOptions, chosen_model, precision
-from draftwood_benchmarks.shared.prompts import ContextOption, lengthened, positions_of, read_prompts
-from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console
-from draftwood_benchmarks.shared.sampled import SAMPLED
-from draftwood_benchmarks.shared.server_process import server_process
 from draftwood_client import AsyncClient, GenerateOptions, ModelInfo, Prompt
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidValueError

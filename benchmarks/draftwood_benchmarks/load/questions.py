@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 
+from draftwood_benchmarks.harness.report import BenchmarkError
 from draftwood_benchmarks.load.closed_loop import Request, closed_loop
-from draftwood_benchmarks.shared.report import BenchmarkError
 from draftwood_client import AsyncClient, ChatMessage, GenerateOptions, ModelInfo, Prompt
 
 Text = str | Sequence[ChatMessage | Mapping[str, str]]

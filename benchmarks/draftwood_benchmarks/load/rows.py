@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from draftwood_benchmarks.harness.report import percentile, shown
 from draftwood_benchmarks.load.closed_loop import Window
 from draftwood_benchmarks.load.peers import PeerState
-from draftwood_benchmarks.shared.report import percentile, shown
 
 OURS = "draftwood"
 _SPLITS = 2000

@@ -16,6 +16,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from draftwood_benchmarks.harness.machine import OtherLoad, warning
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, progress
 from draftwood_benchmarks.load.command import read_levels
 from draftwood_benchmarks.overhead.decoding import Row, measured
 from draftwood_benchmarks.overhead.growth import draw_growth, growth_table, measured_growth
@@ -28,8 +30,6 @@ from draftwood_benchmarks.overhead.scheduling import (
     measured_schedule,
     schedule_table,
 )
-from draftwood_benchmarks.shared.machine import OtherLoad, warning
-from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console, progress
 from draftwood_client.cli.options import command
 from draftwood_strategies.registry import warm_up
 

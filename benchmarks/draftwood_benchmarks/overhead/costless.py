@@ -7,16 +7,20 @@ drafting would not pay. Everything else of it is the engine's own.
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple, cast
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
-from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
-from draftwood_model_runner.runners.choices import Choices
+from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVCompaction, Predictions, StepBatch
 from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
+from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.verification import AcceptedPath, verify
+from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.native import Int32Array
 
 MAX_CONTEXT = 4096
@@ -50,22 +54,28 @@ def make_texts(count: int, tokens: int, seed: int) -> Int32Array:
     return texts
 
 
-class _Claimed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Claimed:
     """Implements `StepInFlight`."""
 
-    predictions: Predictions
+    can_overlap: ClassVar[bool] = False
+    feedback: StepFeedback
+    choosers: SequenceOf[TokenChooser | None]
     runner: CostlessRunner
 
-    def wait(self) -> tuple[Predictions, float]:
+    def wait(self) -> tuple[StepFeedback, float]:
         if self.runner.takes_time:
             began = time.perf_counter()
             time.sleep(STEP_SECONDS)
             self.runner.seconds += time.perf_counter() - began
-        return self.predictions, STEP_SECONDS
+        return self.feedback, STEP_SECONDS
+
+    def verify(self, rows: SequenceOf[int]) -> list[AcceptedPath]:
+        return verify(self.choosers, self.feedback, None, rows, threads=1)
 
 
 class CostlessRunner:
-    """Implements `OverlappingRunner`.
+    """Implements `Runner`.
 
     Args:
         texts: int32[s, max_context], one for each sequence, which is known by the first token of its prompt: the first
@@ -78,8 +88,8 @@ class CostlessRunner:
     """
 
     page_size = _PAGE_SIZE
-    chooses = False
-    rides_along = False
+    is_asynchronous = False
+    mixed_batches = False
 
     def __init__(self, texts: Int32Array, takes_time: bool = False) -> None:
         self.takes_time = takes_time
@@ -95,18 +105,22 @@ class CostlessRunner:
     def draft_limits(self, position: int) -> DraftLimits:
         return NO_LIMITS
 
-    def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
+    def step(self, batch: StepBatch, top_k: int) -> Predictions:
         """Takes the time: the engine measures at its start what steps cost."""
         time.sleep(STEP_SECONDS)
-        return self.begin(batch, top_k).predictions
+        return self._predict(batch, top_k)
 
-    def begin(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> _Claimed:
+    def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> _Claimed:
+        _, tokens, top_tokens = self._predict(batch, top_k)
+        return _Claimed(batch.feedback(tokens, top_tokens), choosers, self)
+
+    def _predict(self, batch: StepBatch, top_k: int) -> Predictions:
         began = time.perf_counter()
-        first_pages = batch.pages[batch.page_begins[:-1]]
-        for row in np.flatnonzero(batch.contexts == 0).tolist():
-            token = int(batch.tokens[batch.begins[row]])
+        first_pages = batch.block_table[batch.cu_blocks[:-1]]
+        for row in np.flatnonzero(batch.context_lens == 0).tolist():
+            token = int(batch.tokens[batch.cu_seqlens[row]])
             self._text_of_page[first_pages[row]] = self._text_of_token.get(token, 0)
-        texts = np.repeat(self._text_of_page[first_pages], np.diff(batch.begins))[batch.logit_rows]
+        texts = np.repeat(self._text_of_page[first_pages], np.diff(batch.cu_seqlens))[batch.logit_rows]
         tokens, positions = batch.tokens[batch.logit_rows], batch.positions[batch.logit_rows]
         top_tokens = self._successors[tokens]
         right = self._texts[texts, positions] == tokens
@@ -114,9 +128,9 @@ class CostlessRunner:
         predicted = np.ascontiguousarray(top_tokens[:, 0])
         predictions = Predictions(None, predicted, np.ascontiguousarray(top_tokens[:, :top_k]) if top_k else None)
         self.seconds += time.perf_counter() - began
-        return _Claimed(predictions, self)
+        return predictions
 
-    def keep(self, moves: KVMoves) -> None:
+    def compact_kv(self, moves: KVCompaction) -> None:
         """There are no keys and values."""
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from draftwood_benchmarks.harness.report import BenchmarkError
 from draftwood_benchmarks.overhead.costless import MAX_CONTEXT, CostlessRunner, costless_model, make_texts
-from draftwood_benchmarks.shared.report import BenchmarkError
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.request import Request, StopParams
 from draftwood_model_runner.sequence import Sequence

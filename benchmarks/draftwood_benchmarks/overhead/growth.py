@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from draftwood_benchmarks.harness.report import progress
 from draftwood_benchmarks.overhead.costless import MAX_CONTEXT, CostlessRunner, costless_model, make_texts
 from draftwood_benchmarks.overhead.decoding import ANSWER_TOKENS, LEARNED, learned_strategy, measured
 from draftwood_benchmarks.overhead.sampling import OPTIONS, VOCABULARIES, measured_sampling
-from draftwood_benchmarks.shared.report import progress
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.request import Request, StopParams
 from draftwood_model_runner.sequence import Sequence

@@ -11,8 +11,8 @@ import numpy as np
 from rich.table import Table
 
 from draftwood_model_runner.request import Request, SamplingParams, StopParams
-from draftwood_model_runner.runners.host.cpus import usable_cpus
-from draftwood_model_runner.runners.host.most_probable import most_probable
+from draftwood_model_runner.sampling.host.cpus import usable_cpus
+from draftwood_model_runner.sampling.host.most_probable import most_probable
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from draftwood_model_runner.sequence import Sequence
 

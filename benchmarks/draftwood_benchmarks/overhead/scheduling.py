@@ -70,7 +70,7 @@ def _step(scheduler: Scheduler) -> float:
     began = time.perf_counter()
     plan = scheduler.schedule()
     taken = time.perf_counter() - began
-    for sequence, tokens in plan.work:
+    for sequence, tokens in plan.scheduled:
         sequence.committed += tokens
         if sequence.committed == sequence.length:
             sequence.output.append(1)

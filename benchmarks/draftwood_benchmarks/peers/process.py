@@ -30,7 +30,7 @@ from typing import IO, Any, Literal, NamedTuple
 
 from rich.console import Console
 
-from draftwood_benchmarks.shared.report import BenchmarkError
+from draftwood_benchmarks.harness.report import BenchmarkError
 from draftwood_model_runner.errors import InvalidInputError
 
 ENVIRONMENTS = Path(".venv-peers")

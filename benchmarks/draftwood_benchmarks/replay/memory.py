@@ -16,9 +16,9 @@ import numpy as np
 import typer
 from rich.table import Table
 
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, progress
 from draftwood_benchmarks.replay.replay import replay
 from draftwood_benchmarks.replay.trace import Recording, TraceError, read_trace
-from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console, progress
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_strategies import Strategy, create

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from draftwood_benchmarks.harness.engines import EngineName
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, shown
 from draftwood_benchmarks.rollout.rollout import Plan, Report, measure, replicas
-from draftwood_benchmarks.shared.engines import EngineName
-from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console, shown
 from draftwood_client.cli.options import command
 from draftwood_memory.store.embedded import EmbeddedServer
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from draftwood_benchmarks.shared.server_process import log_tail, wait_for_address
+from draftwood_benchmarks.harness.server_process import log_tail, wait_for_address
 
 _END_SECONDS = 60.0
 """For a replica that was told to end. Not tuned: its grace is half of it."""

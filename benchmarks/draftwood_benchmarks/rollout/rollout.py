@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from draftwood_benchmarks.harness.engines import EngineName, server_on
+from draftwood_benchmarks.harness.models import ChosenModel, ModelOptions
+from draftwood_benchmarks.harness.prompts import read_questions
 from draftwood_benchmarks.rollout.load import TENANTS, Load, Result, acceptance, different, longest_gap
 from draftwood_benchmarks.rollout.names import NAME, NameServer
 from draftwood_benchmarks.rollout.replicas import Replica, free_port
-from draftwood_benchmarks.shared.engines import EngineName, server_on
-from draftwood_benchmarks.shared.models import ChosenModel, ModelOptions
-from draftwood_benchmarks.shared.prompts import read_questions
 from draftwood_client import AsyncClient
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 

@@ -16,10 +16,10 @@ import numpy as np
 import typer
 from rich.table import Table
 
+from draftwood_benchmarks.harness.report import OutputOptions, console, percentile, shown
 from draftwood_benchmarks.share.memory import boot, lags, many_tenants
 from draftwood_benchmarks.share.replicas import measure_replicas
 from draftwood_benchmarks.share.step import step_overhead
-from draftwood_benchmarks.shared.report import OutputOptions, console, percentile, shown
 from draftwood_client.cli.options import command
 from draftwood_memory.store.embedded import EmbeddedServer
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwood_benchmarks.shared.report import BenchmarkError, percentile
+from draftwood_benchmarks.harness.report import BenchmarkError, percentile
 from draftwood_memory.config import MemoryConfig
 from draftwood_memory.memory import Memory
 from draftwood_memory.records import Kind, Record

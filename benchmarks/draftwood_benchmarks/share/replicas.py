@@ -11,10 +11,10 @@ from typing import Any
 
 from rich.console import Console
 
+from draftwood_benchmarks.harness.prompts import read_questions
+from draftwood_benchmarks.harness.report import progress
+from draftwood_benchmarks.harness.server_process import server_process
 from draftwood_benchmarks.share.memory import STRATEGY
-from draftwood_benchmarks.shared.prompts import read_questions
-from draftwood_benchmarks.shared.report import progress
-from draftwood_benchmarks.shared.server_process import server_process
 from draftwood_client import ChatMessage, Client, Completion
 from draftwood_memory.store.embedded import EmbeddedServer
 

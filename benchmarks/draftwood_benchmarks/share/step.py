@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 import numpy as np
 from rich.console import Console
 
+from draftwood_benchmarks.harness.report import progress
 from draftwood_benchmarks.overhead.costless import (
     MAX_CONTEXT,
     STEP_SECONDS,
@@ -24,7 +25,6 @@ from draftwood_benchmarks.overhead.costless import (
     costless_model,
     make_texts,
 )
-from draftwood_benchmarks.shared.report import progress
 from draftwood_memory import Memory, MemoryName
 from draftwood_memory.store.redis_client import RedisClient
 from draftwood_model_runner.engine import Engine, EngineConfig

@@ -19,10 +19,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from draftwood_benchmarks.shared.engines import EngineName, server_on
-from draftwood_benchmarks.shared.models import ModelOptions, chosen_model
-from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console, require
-from draftwood_benchmarks.shared.server_process import server_process
+from draftwood_benchmarks.harness.engines import EngineName, server_on
+from draftwood_benchmarks.harness.models import ModelOptions, chosen_model
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, require
+from draftwood_benchmarks.harness.server_process import server_process
 from draftwood_benchmarks.soak.growth import BOUNDS, Growth, Sample, growth_of
 from draftwood_benchmarks.soak.run import KEPT_TENANTS, KV_CONTEXTS, MOST_FAILURES, Soaked, soak_service
 from draftwood_client.cli.options import command

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from draftwood_benchmarks.harness.process_memory import MIB, own_bytes
+from draftwood_benchmarks.harness.prompts import read_prompts
+from draftwood_benchmarks.harness.server_process import ServerProcess
 from draftwood_benchmarks.load.closed_loop import OWN_CONNECTION
 from draftwood_benchmarks.load.questions import fitting
-from draftwood_benchmarks.shared.process_memory import MIB, own_bytes
-from draftwood_benchmarks.shared.prompts import read_prompts
-from draftwood_benchmarks.shared.server_process import ServerProcess
 from draftwood_benchmarks.soak.growth import Sample
 from draftwood_benchmarks.soak.traffic import MOST_TOKENS, NotRefusedError, Traffic
 from draftwood_client import NO_RETRY, AsyncClient, DraftwoodError, ModelInfo, UnavailableError

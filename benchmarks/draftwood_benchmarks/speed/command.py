@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 from rich.console import Console
 
+from draftwood_benchmarks.harness.machine import OtherLoad, warning
+from draftwood_benchmarks.harness.models import ModelOptions, chosen_model, describe
+from draftwood_benchmarks.harness.prompts import ContextOption, positions_of
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console
+from draftwood_benchmarks.harness.sampled import SAMPLED
 from draftwood_benchmarks.peers.process import DRAFTS_HELP, PeerName, check_drafts
-from draftwood_benchmarks.shared.machine import OtherLoad, warning
-from draftwood_benchmarks.shared.models import ModelOptions, chosen_model, describe
-from draftwood_benchmarks.shared.prompts import ContextOption, positions_of
-from draftwood_benchmarks.shared.report import BenchmarkError, OutputOptions, console
-from draftwood_benchmarks.shared.sampled import SAMPLED
 from draftwood_benchmarks.speed.rows import PLAIN, draw, rows_of, table_of
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
@@ -251,7 +251,7 @@ def _strategies(wanted: list[str] | None) -> list[str]:
 
 
 def _random(model: LoadedModel, options: _Options) -> tuple[list[Int32Array], list[Int32Array]]:
-    from draftwood_benchmarks.shared.prompts import random_prompts, split
+    from draftwood_benchmarks.harness.prompts import random_prompts, split
 
     prompts = random_prompts(options.limit + options.warm, _RANDOM_PROMPT_TOKENS, model.vocab_size)
     return split(prompts, options.limit, options.warm)
@@ -259,7 +259,7 @@ def _random(model: LoadedModel, options: _Options) -> tuple[list[Int32Array], li
 
 def _read(out: Console, model: LoadedModel, options: _Options) -> tuple[list[Int32Array], list[Int32Array]]:
     """The prompts that are measured, and others, which stay short."""
-    from draftwood_benchmarks.shared.prompts import encode, lengthened, read_prompts, split
+    from draftwood_benchmarks.harness.prompts import encode, lengthened, read_prompts, split
 
     encoded = [encode(model.tokenizer, prompt) for prompt in read_prompts(options.prompts)]
     fitting = [prompt for prompt in encoded if prompt.size + options.max_tokens <= model.max_context]

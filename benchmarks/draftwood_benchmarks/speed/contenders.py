@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from draftwood_benchmarks.harness.models import synchronize
+from draftwood_benchmarks.harness.report import BenchmarkError
 from draftwood_benchmarks.peers.process import Peer
-from draftwood_benchmarks.shared.models import synchronize
-from draftwood_benchmarks.shared.report import BenchmarkError
 from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.request import Request, SamplingParams, StopParams

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
+from draftwood_benchmarks.harness.models import ChosenModel
+from draftwood_benchmarks.harness.report import progress
 from draftwood_benchmarks.peers.process import PeerModel, started_peer
-from draftwood_benchmarks.shared.models import ChosenModel
-from draftwood_benchmarks.shared.report import progress
 from draftwood_benchmarks.speed.contenders import (
     Contender,
     EngineContender,

@@ -15,9 +15,9 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from draftwood_benchmarks.shared.machine import OtherLoad, warning
-from draftwood_benchmarks.shared.models import ModelOptions, chosen_model, describe, synchronize
-from draftwood_benchmarks.shared.report import OutputOptions, console, progress
+from draftwood_benchmarks.harness.machine import OtherLoad, warning
+from draftwood_benchmarks.harness.models import ModelOptions, chosen_model, describe, synchronize
+from draftwood_benchmarks.harness.report import OutputOptions, console, progress
 from draftwood_client.cli.options import command
 
 if TYPE_CHECKING:

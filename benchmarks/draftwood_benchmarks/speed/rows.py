@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from draftwood_benchmarks.shared.report import shown
+from draftwood_benchmarks.harness.report import shown
 
 if TYPE_CHECKING:
     from draftwood_benchmarks.speed.contenders import Tally

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draftwood_model_runner.runners.base import DraftLimits, StepBatch
-from draftwood_model_runner.scheduling.scheduler import Work
+from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree
 from draftwood_strategies.base import StepFeedback
@@ -51,12 +51,12 @@ class Drafts(NamedTuple):
     """What takes part in a step, and what is drafted.
 
     Attributes:
-        work: of each sequence that takes part.
+        scheduled: of each sequence that takes part.
         trees: a draft for each.
         levels: int32[s], how deep each may be at most.
     """
 
-    work: list[Work]
+    scheduled: list[ScheduledSequence]
     trees: DraftTrees
     levels: Int32Array
 
@@ -153,16 +153,16 @@ class DraftPolicy:
         if state is not None:
             state.drafter.close()
 
-    def propose(self, plan: SequenceOf[Work], prompts_wait: bool) -> Drafts:
+    def propose(self, plan: SequenceOf[ScheduledSequence], prompts_wait: bool) -> Drafts:
         """Which work of the plan is done in this step, with a draft for each sequence.
 
         A prompt that needs further steps waits for each of them to end. So nothing is drafted then, and sequences
         whose drafts pay skip a few steps altogether: one step with a draft makes up for them afterwards.
 
         Args:
-            prompts_wait: as `Plan.prompts_wait`.
+            prompts_wait: as `SchedulerOutput.prompts_wait`.
         """
-        work, asked, drafters, budgets, reworked = list[Work](), [], [], [], dict[int, _Rework]()
+        work, asked, drafters, budgets, reworked = list[ScheduledSequence](), [], [], [], dict[int, _Rework]()
         levels: Int32Array = np.zeros(len(plan), np.int32)
         indexing = IndexingBudget()
         for one in plan:
@@ -202,14 +202,14 @@ class DraftPolicy:
         """The score below which draft nodes are not worth their time in this step."""
         if self._step_times is None or not drafts.trees.scores.shape[0]:
             return 0.0
-        tokens = sum(work.tokens for work in drafts.work)
-        context = sum(work.tokens * work.sequence.committed for work in drafts.work) // tokens
-        step_times = partial(self._step_times.between, sequences=len(drafts.work), context=context)
+        tokens = sum(work.tokens for work in drafts.scheduled)
+        context = sum(work.tokens * work.sequence.committed for work in drafts.scheduled) // tokens
+        step_times = partial(self._step_times.between, sequences=len(drafts.scheduled), context=context)
         return worthwhile_score(drafts.trees.scores, tokens, step_times)
 
     def top_k(self, drafts: Drafts) -> int:
         """How many of the most probable tokens at each node the drafters of the step need, at most."""
-        return max(self._states[work.sequence].drafter.top_k for work in drafts.work)
+        return max(self._states[work.sequence].drafter.top_k for work in drafts.scheduled)
 
     def observe_step(self, batch: StepBatch, seconds: float) -> None:
         """The model took so many seconds for a batch."""
@@ -263,7 +263,7 @@ def _reworked(trees: DraftTrees, rows: dict[int, _Rework]) -> DraftTrees:
     return DraftTrees.of(each)
 
 
-def _may_skip(work: Work, state: _State) -> bool:
+def _may_skip(work: ScheduledSequence, state: _State) -> bool:
     """Whether a sequence may skip a step, and makes up for it when it drafts again."""
     writes = work.tokens == 1 and work.reaches_end and len(work.sequence.output) > 0
     return writes and state.skipped < _MOST_SKIPPED and state.drafter.expected >= _WORTH_SKIPPING

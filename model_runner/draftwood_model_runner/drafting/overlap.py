@@ -39,7 +39,7 @@ class Overlap:
         self._host_seconds += (_SMOOTHING if self._latest else 1.0) * (per_row - self._host_seconds)
         self._latest = batch
 
-    def most(self, running: int) -> int | None:
+    def microbatch(self, running: int) -> int | None:
         """How many decoding sequences the next step has at most, where half of them do; None for all of them."""
         return -(-running // 2) if running >= 2 and self._pays(running) else None
 

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from draftwood_model_runner.runners.choices import Choices
-from draftwood_strategies.draft import Float32Array, Int32Array
+from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.verification import AcceptedPath
+from draftwood_strategies.base import StepFeedback
+from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.native import sizes_between
 
 
@@ -56,6 +58,19 @@ def by_layer(shapes: SequenceOf[KVShape], arrays: Mapping[KVShape, Any]) -> list
     return parts
 
 
+class Trees(NamedTuple):
+    """The draft trees of a step, each with its root, which is node 0.
+
+    Attributes:
+        tokens, parents: int32[R]; parents are counted from the beginning of their tree, -1 for node 0.
+        begins: int32[S + 1]; the nodes of batch row s are `begins[s]` to `begins[s + 1]`.
+    """
+
+    tokens: Int32Array
+    parents: Int32Array
+    begins: Int32Array
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class StepBatch:
     """The flat batch of one forward pass: the tokens of all batch rows, one row after the other.
@@ -72,12 +87,13 @@ class StepBatch:
             earlier than the token itself, -1 for the end of the context. A token attends to the context of its row, to
             its ancestors and to itself: the ancestor mask is the transitive closure of `parents`, which each runner
             builds in the form that its kernel takes.
-        begins: int32[S + 1]; the tokens of batch row s are `begins[s]` to `begins[s + 1]`.
-        contexts: int32[S], committed tokens; the i-th token of a row is entry `contexts[s] + i` of its KV cache.
-        pages: int32[P], the page tables of all rows, one after the other: entry e of the KV cache of a row is in row
-            e % page_size of the page at e // page_size in its table. A table may have more pages than the step needs,
+        cu_seqlens: int32[S + 1]; the tokens of batch row s are `cu_seqlens[s]` to `cu_seqlens[s + 1]`.
+        context_lens: int32[S], committed tokens; the i-th token of a row is entry `context_lens[s] + i` of its KV
+            cache.
+        block_table: int32[P], the pages of all rows, one row after the other: entry e of the KV cache of a batch row is
+            in slot e % page_size of its page number e // page_size. A row may have more pages than the step needs,
             and -1 for pages behind the window, see `RunnerFactory.window`.
-        page_begins: int32[S + 1]; the table of batch row s is from `page_begins[s]` to `page_begins[s + 1]`.
+        cu_blocks: int32[S + 1]; the pages of batch row s are from `cu_blocks[s]` to `cu_blocks[s + 1]`.
         logit_rows: int32[R], the tokens that need logits, ascending.
         made_up: the contexts were never computed: only the time of the step matters, and no state of it is kept.
     """
@@ -85,10 +101,10 @@ class StepBatch:
     tokens: Int32Array
     positions: Int32Array
     parents: Int32Array
-    begins: Int32Array
-    contexts: Int32Array
-    pages: Int32Array
-    page_begins: Int32Array
+    cu_seqlens: Int32Array
+    context_lens: Int32Array
+    block_table: Int32Array
+    cu_blocks: Int32Array
     logit_rows: Int32Array
     made_up: bool = False
 
@@ -100,90 +116,56 @@ class StepBatch:
     @property
     def rows(self) -> int:
         """S, the number of batch rows."""
-        return int(self.contexts.shape[0])
+        return int(self.context_lens.shape[0])
 
-    def kv_slots(self, page_size: int) -> npt.NDArray[np.int64]:
-        """int64[T]: where the keys and values of each token go: page * page_size + row."""
-        sizes = sizes_between(self.begins)
-        entries = np.arange(self.size) + np.repeat(self.contexts - self.begins[:-1], sizes)
-        pages = self.pages[entries // page_size + np.repeat(self.page_begins[:-1], sizes)]
+    def slot_mapping(self, page_size: int) -> npt.NDArray[np.int64]:
+        """int64[T]: where the keys and values of each token go: page * page_size + slot in the page."""
+        sizes = sizes_between(self.cu_seqlens)
+        entries = np.arange(self.size) + np.repeat(self.context_lens - self.cu_seqlens[:-1], sizes)
+        pages = self.block_table[entries // page_size + np.repeat(self.cu_blocks[:-1], sizes)]
         return pages.astype(np.int64) * page_size + entries % page_size
+
+    def feedback(self, tokens: Int32Array, top_tokens: Int32Array | None) -> StepFeedback:
+        """What a model predicts at the nodes of all draft trees.
+
+        Args:
+            tokens: int32[R], the most probable token after each node.
+            top_tokens: int32[R, k], or None.
+        """
+        trees = self.trees
+        return StepFeedback(trees.tokens, trees.parents, tokens, top_tokens, trees.begins)
+
+    @property
+    def trees(self) -> Trees:
+        """The draft trees: of each batch row the first token that needs logits, which is node 0, and those behind."""
+        if self.logit_rows.shape[0] == self.size:
+            return Trees(self.tokens, self.parents, self.cu_seqlens)
+        begins = np.searchsorted(self.logit_rows, self.cu_seqlens).astype(np.int32)
+        roots = self.logit_rows[np.minimum(begins[:-1], self.logit_rows.shape[0] - 1)] - self.cu_seqlens[:-1]
+        parents = self.parents[self.logit_rows] - np.repeat(roots, sizes_between(begins))
+        return Trees(self.tokens[self.logit_rows], parents, begins)
 
     @property
     def mean_context(self) -> int:
         """Committed tokens that a token of the step attends to, on average over the tokens."""
         if self.rows == 1:
-            return int(self.contexts[0])
-        return int(self.contexts @ sizes_between(self.begins)) // self.size
-
-
-class Logprobs(NamedTuple):
-    """Log-probabilities by the model's own logits; rows of sequences that report none have no meaning.
-
-    Attributes:
-        chosen: float32[R], of the token that is written.
-        top_tokens: int32[R, k], the most probable tokens, best first.
-        top: float32[R, k], theirs.
-    """
-
-    chosen: Float32Array
-    top_tokens: Int32Array
-    top: Float32Array
-
-    def of_rows(self, rows: slice) -> Logprobs:
-        """Those of some rows."""
-        return Logprobs(self.chosen[rows], self.top_tokens[rows], self.top[rows])
-
-    def at(self, row: int, count: int) -> tuple[float, list[int], list[float]]:
-        """Those of a row, with `count` of the most probable tokens."""
-        return float(self.chosen[row]), self.top_tokens[row, :count].tolist(), self.top[row, :count].tolist()
-
-
-class LogitRows:
-    """Some of a step's rows of logits. A slice of a tensor on a GPU takes microseconds, and most are never looked at.
-
-    Args:
-        logits: [R, vocab], an array of the runner.
-        begin: the row that counts as the first.
-    """
-
-    __slots__ = ("_begin", "_logits")
-
-    def __init__(self, logits: Any, begin: int) -> None:
-        self._logits, self._begin = logits, begin
-
-    def __getitem__(self, row: int) -> Any:
-        return self._logits[self._begin + row]
+            return int(self.context_lens[0])
+        return int(self.context_lens @ sizes_between(self.cu_seqlens)) // self.size
 
 
 class Predictions(NamedTuple):
     """What the model predicts after each token that needs logits.
 
     Attributes:
-        logits: [R, vocab], an array of the runner, or `LogitRows`; its rows go to `sampling.TokenChooser`.
+        logits: [R, vocab], an array of the runner.
         tokens: int32[R], the most probable token; of equally probable ones that with the lowest id.
         top_tokens: int32[R, k], the k most probable tokens, best first, and of equally probable ones that with the
             lowest id; None for k = 0.
-        chosen: int32[R], the token that is written after each, where the runner chooses, or `NOT_CHOSEN`; None where
-            it never does.
-        logprobs: where the runner chooses and a sequence reports them.
     """
 
     logits: Any
     tokens: Int32Array
     top_tokens: Int32Array | None
-    chosen: Int32Array | None = None
-    logprobs: Logprobs | None = None
-
-    def of_rows(self, rows: slice) -> Predictions:
-        """Those of some rows."""
-        logits, tokens, top_tokens, chosen, logprobs = self
-        if rows.stop - rows.start < tokens.size:
-            logits, tokens = LogitRows(logits, rows.start), tokens[rows]
-            top_tokens = None if top_tokens is None else top_tokens[rows]
-            chosen = None if chosen is None else chosen[rows]
-            logprobs = None if logprobs is None else logprobs.of_rows(rows)
-        return Predictions(logits, tokens, top_tokens, chosen, logprobs)
 
     def top(self, k: int) -> Int32Array | None:
         """int32[R, k]: as `top_tokens`, at most as many as there are; None for k = 0."""
@@ -192,13 +174,13 @@ class Predictions(NamedTuple):
         return np.ascontiguousarray(self.top_tokens[:, :k])
 
 
-class KVMoves(NamedTuple):
+class KVCompaction(NamedTuple):
     """Keys and values of accepted draft tokens that move to their final place, in every layer.
 
     `targets` ascend within a sequence, and no slot is a target before it was read as a source.
 
     Attributes:
-        sources, targets: int32[m], slots: page * page_size + row.
+        sources, targets: int32[m], slots: page * page_size + slot in the page.
         begins: int32[n + 1]; the moves of the i-th sequence that has any are `begins[i]` to `begins[i + 1]`.
     """
 
@@ -208,12 +190,30 @@ class KVMoves(NamedTuple):
 
 
 class StepInFlight(Protocol):
-    """A step that was handed to the device."""
+    """A step that has begun."""
 
-    def wait(self) -> tuple[Predictions, float]:
-        """What it predicts, once it is computed, and the seconds that the device took. To be called once.
+    @property
+    def can_overlap(self) -> bool:
+        """Whether another step may begin before this one ends."""
 
-        The logits are there only until another step begins.
+    def wait(self) -> tuple[StepFeedback, float]:
+        """What it predicts at the nodes of all draft trees, once it is computed, and the seconds that the device took.
+
+        To be called once, before `verify` and before a step that begins later is waited for.
+
+        Raises:
+            DeviceMemoryError, DeviceLostError: as `Runner.step`.
+        """
+
+    def verify(self, rows: SequenceOf[int]) -> list[AcceptedPath]:
+        """The accepted paths of some batch rows, none of them without a chooser, see `sampling.metadata`.
+
+        Their choosers remember the tokens, and their keys and values lie behind the committed ones, one after the
+        other. A row that is left out is as if the step had not been. To be called once at most.
+
+        Raises:
+            ModelError: the device had no memory to move keys and values: no sequence can go on.
+            DeviceLostError: the device computes nothing more for this process.
         """
 
 
@@ -229,31 +229,40 @@ class Runner(Protocol):
         """Tokens of a page."""
 
     @property
-    def chooses(self) -> bool:
-        """Whether it chooses tokens itself and keeps what is accepted. If not, all choices are left to the host."""
+    def is_asynchronous(self) -> bool:
+        """Whether its device computes a step while the host does something else, as a GPU."""
 
     @property
-    def rides_along(self) -> bool:
+    def mixed_batches(self) -> bool:
         """Whether decoding sequences add next to nothing to a step that reads a prompt, as on a GPU. If not, they skip
         some of these steps, and draft in none."""
 
     def draft_limits(self, position: int) -> DraftLimits:
         """Of the draft tree under the token at `position`."""
 
-    def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
+    def step(self, batch: StepBatch, top_k: int) -> Predictions:
         """One forward pass; writes the keys and values of all its tokens.
 
         Args:
             top_k: how many most probable tokens to return for each row of logits, at least.
-            choices: how tokens are chosen, for a runner that `chooses`. It walks the draft trees of these rows along
-                the tokens that it chooses, and moves keys and values of accepted nodes as `keep` does.
 
         Raises:
             DeviceMemoryError: the device had no memory for it; nothing was written, and a smaller step may fit.
             DeviceLostError: the device computes nothing more for this process.
         """
 
-    def keep(self, moves: KVMoves) -> None:
+    def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> StepInFlight:
+        """Begins a forward pass whose draft trees are verified. If it is asynchronous, one step may follow another that
+        is in flight, no third one.
+
+        Args:
+            choosers: of each batch row; None for one that writes nothing, since its prompt goes on.
+
+        Raises:
+            DeviceMemoryError, DeviceLostError: as `step`.
+        """
+
+    def compact_kv(self, moves: KVCompaction) -> None:
         """Moves keys and values of accepted draft tokens behind the committed ones.
 
         Raises:
@@ -285,14 +294,6 @@ class StatefulRunner(Runner, Protocol):
     @property
     def states(self) -> PageStates | None:
         """None if it has none."""
-
-
-@runtime_checkable
-class OverlappingRunner(Runner, Protocol):
-    """A runner whose device computes while the host does something else."""
-
-    def begin(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> StepInFlight:
-        """As `step`, without waiting for it. One step may follow another that is in flight, no third one."""
 
 
 class RunnerFactory(Protocol):

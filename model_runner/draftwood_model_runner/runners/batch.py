@@ -16,15 +16,15 @@ class BatchRow(NamedTuple):
     """The part of one sequence in a step, before it is laid out.
 
     Attributes:
-        pages: int32[p], its KV pages: at least those for its context, the chain and the tree.
-        context: how many of its tokens are committed.
+        block_table: int32[p], its KV pages: at least those for its context, the chain and the tree.
+        context_len: how many of its tokens are committed.
         chain: int32[c], the next tokens to compute, c >= 1.
         tree: the draft under the end of the chain.
         logits_from: the tokens of the row from here on need logits; row size for none.
     """
 
-    pages: Int32Array
-    context: int
+    block_table: Int32Array
+    context_len: int
     chain: Int32Array
     tree: DraftTree
     logits_from: int
@@ -34,17 +34,17 @@ class Chains(NamedTuple):
     """What the sequences of a step compute besides their drafts.
 
     Attributes:
-        pages: of each sequence int32[p], its KV pages: at least those for its context, the chain and the tree.
-        contexts: int32[s], how many of its tokens are committed.
+        block_tables: of each sequence int32[p], its KV pages: at least those for its context, the chain and the tree.
+        context_lens: int32[s], how many of its tokens are committed.
         tokens: int32[c], the next tokens of all sequences to compute, one sequence after the other, at least one each.
-        begins: int32[s + 1]; those of sequence i are `begins[i]` to `begins[i + 1]`.
+        cu_seqlens: int32[s + 1]; those of sequence i are `cu_seqlens[i]` to `cu_seqlens[i + 1]`.
         logits_from: int32[s], the tokens of a batch row from here on need logits; row size for none.
     """
 
-    pages: SequenceOf[Int32Array]
-    contexts: Int32Array
+    block_tables: SequenceOf[Int32Array]
+    context_lens: Int32Array
     tokens: Int32Array
-    begins: Int32Array
+    cu_seqlens: Int32Array
     logits_from: Int32Array
 
 
@@ -55,8 +55,8 @@ def lay_out(rows: SequenceOf[BatchRow], least_score: float = 0.0) -> StepBatch:
         least_score: of each tree only the nodes with at least this score; they are a tree themselves.
     """
     chains = Chains(
-        [row.pages for row in rows],
-        np.array([row.context for row in rows], np.int32),
+        [row.block_table for row in rows],
+        np.array([row.context_len for row in rows], np.int32),
         np.concatenate([row.chain for row in rows]),
         np.cumsum([0, *(row.chain.shape[0] for row in rows)], dtype=np.int32),
         np.array([row.logits_from for row in rows], np.int32),
@@ -72,13 +72,13 @@ def lay_out_trees(chains: Chains, trees: DraftTrees, levels: Int32Array, least_s
         levels: int32[s], of each tree only the nodes that lie fewer levels deep.
         least_score: as in `lay_out`.
     """
-    rows, most = chains.contexts.shape[0], chains.tokens.shape[0] + trees.tokens.shape[0]
+    rows, most = chains.context_lens.shape[0], chains.tokens.shape[0] + trees.tokens.shape[0]
     tokens, positions, parents, logit_rows = np.empty((4, most), np.int32)
-    begins, places = np.zeros(rows + 1, np.int32), np.empty(trees.tokens.shape[0], np.int32)
+    cu_seqlens, placed = np.zeros(rows + 1, np.int32), np.empty(trees.tokens.shape[0], np.int32)
     with_logits = _fill(
-        chains.contexts,
+        chains.context_lens,
         chains.tokens,
-        chains.begins,
+        chains.cu_seqlens,
         chains.logits_from,
         trees.tokens,
         trees.parents,
@@ -89,26 +89,26 @@ def lay_out_trees(chains: Chains, trees: DraftTrees, levels: Int32Array, least_s
         tokens,
         positions,
         parents,
-        begins,
+        cu_seqlens,
         logit_rows,
-        places,
+        placed,
     )
-    filled, pages = int(begins[-1]), chains.pages
+    filled, tables = int(cu_seqlens[-1]), chains.block_tables
     return StepBatch(
         tokens=tokens[:filled],
         positions=positions[:filled],
         parents=parents[:filled],
-        begins=begins,
-        contexts=chains.contexts,
-        pages=pages[0] if len(pages) == 1 else np.concatenate(pages),
-        page_begins=np.cumsum([0, *map(len, pages)], dtype=np.int32),
+        cu_seqlens=cu_seqlens,
+        context_lens=chains.context_lens,
+        block_table=tables[0] if len(tables) == 1 else np.concatenate(tables),
+        cu_blocks=np.cumsum([0, *map(len, tables)], dtype=np.int32),
         logit_rows=logit_rows[:with_logits],
     )
 
 
 @compiled
 def _fill(
-    contexts: Int32Array,
+    context_lens: Int32Array,
     chains: Int32Array,
     chain_begins: Int32Array,
     logits_from: Int32Array,
@@ -121,31 +121,31 @@ def _fill(
     tokens: Int32Array,
     positions: Int32Array,
     parents: Int32Array,
-    begins: Int32Array,
+    cu_seqlens: Int32Array,
     logit_rows: Int32Array,
-    places: Int32Array,
+    placed: Int32Array,
 ) -> int:
     """Fills the arrays of a batch, `tokens` to `logit_rows`; returns how many tokens need logits.
 
     Args:
-        places: workspace, for each node of the trees.
+        placed: workspace: for each node of the trees its token of the batch row, or -1.
     """
     end, with_logits = 0, 0
-    for s in range(contexts.shape[0]):
+    for s in range(context_lens.shape[0]):
         begin, c = end, chain_begins[s + 1] - chain_begins[s]
         for i in range(c):
-            tokens[end], positions[end], parents[end] = chains[chain_begins[s] + i], contexts[s] + i, i - 1
+            tokens[end], positions[end], parents[end] = chains[chain_begins[s] + i], context_lens[s] + i, i - 1
             end += 1
-        first, deepest = tree_begins[s], contexts[s] + c - 1 + levels[s]
+        first, deepest = tree_begins[s], context_lens[s] + c - 1 + levels[s]
         for node in range(first, tree_begins[s + 1]):
-            above = c - 1 if tree_parents[node] < 0 else places[first + tree_parents[node]]
-            places[node] = -1
+            above = c - 1 if tree_parents[node] < 0 else placed[first + tree_parents[node]]
+            placed[node] = -1
             if scores[node] < least_score or above < 0 or positions[begin + above] >= deepest:
                 continue
             tokens[end], positions[end], parents[end] = tree_tokens[node], positions[begin + above] + 1, above
-            places[node] = end - begin
+            placed[node] = end - begin
             end += 1
-        begins[s + 1] = end
+        cu_seqlens[s + 1] = end
         for i in range(begin + logits_from[s], end):
             logit_rows[with_logits] = i
             with_logits += 1

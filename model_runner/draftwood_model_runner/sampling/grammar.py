@@ -10,13 +10,12 @@ from typing import Any
 
 import llguidance
 import numpy as np
-import torch
 
 from draftwood_model_runner.request import GrammarKind
-from draftwood_model_runner.runners.choices import UNKNOWN_MASK, TokenMasks
-from draftwood_model_runner.runners.host.token_masks import forbid
 from draftwood_model_runner.sampling.grammar_compilation import Vocabulary, compiled, too_complex
-from draftwood_strategies.draft import Int32Array
+from draftwood_model_runner.sampling.host.token_masks import forbid
+from draftwood_model_runner.sampling.metadata import UNKNOWN_MASK, TokenMasks
+from draftwood_strategies.draft import Float32Array, Int32Array
 
 _SLOW_SECONDS = 0.001
 """CPU time of a mask that is not computed within a step: ordinary formats take 0.01 to 0.4 ms. Not tuned."""
@@ -99,7 +98,7 @@ class GrammarState:
             self.pending.set_result(self._compute())
         return bool(self.pending.result()[token >> 3] >> (token & 7) & 1)
 
-    def mask(self, scores: torch.Tensor) -> None:
+    def mask(self, scores: Float32Array) -> None:
         """Sets the scores, float32[vocab], of tokens that are not allowed next to -inf.
 
         Raises:
@@ -109,7 +108,7 @@ class GrammarState:
         packed = self._compute() if pending is None else pending.result()
         if self._matcher.is_error():
             raise too_complex(self._matcher)
-        forbid(packed, scores.numpy())
+        forbid(packed, scores)
 
     def masks(self, tokens: Int32Array, parents: Int32Array) -> TokenMasks:
         """What may follow the nodes of a draft tree, as far as that takes no longer than a step may wait.

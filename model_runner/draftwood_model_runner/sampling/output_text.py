@@ -27,13 +27,19 @@ class OutputText:
         self._count = 0
         self._held = ""
 
-    def push_within(self, tokens: list[int]) -> list[str] | None:
-        """The text of each token, if none of them can end the output and no text is held back; None to `push` each."""
+    def write(self, tokens: list[int]) -> tuple[list[str], Finish | None]:
+        """The text of each token up to one that ends the output, and how the sequence ends if one does."""
         count = self._count + len(tokens)
-        if self._stop.strings or count >= self._stop.max_tokens or not self._ends.isdisjoint(tokens):
-            return None
-        self._count = count
-        return [*map(self._decoder.push, tokens)]
+        if not self._stop.strings and count < self._stop.max_tokens and self._ends.isdisjoint(tokens):
+            self._count = count  # none of them can end the output, and no text is held back
+            return [*map(self._decoder.push, tokens)], None
+        texts = []
+        for token in tokens:
+            text, finish = self.push(token)
+            texts.append(text)
+            if finish is not None:
+                return texts, finish
+        return texts, None
 
     def push(self, token: int) -> tuple[str, Finish | None]:
         """The text that may be sent now, and how the sequence ends if this token ends it."""

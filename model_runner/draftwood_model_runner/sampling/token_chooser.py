@@ -1,45 +1,40 @@
-"""Chooses the next token: logits processed as the request asks, and noise that depends on seed and position alone.
-
-The target token at absolute position t is argmax(processed logits + Gumbel noise keyed by (seed, t)), which is a sample
-from the softmax of the processed logits (the Gumbel-max trick). As the noise depends on nothing else, a seed writes the
-same text with and without drafts, and in any batch.
-"""
+"""Chooses the tokens of one sequence on the host; the specification is in `sampling.metadata`. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from functools import partial
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from draftwood_model_runner.output import TokenLogprobs
-from draftwood_model_runner.runners.choices import ENDS_OUTPUT, MOST_PROBABLE, ON_HOST, SEEN, ScoreRules
+from draftwood_model_runner.sampling.adjustments import LogitAdjustments
 from draftwood_model_runner.sampling.constraints import ConstrainedLogits
+from draftwood_model_runner.sampling.draws.margins import sampling_margin
 from draftwood_model_runner.sampling.draws.noise import gumbel_noise
 from draftwood_model_runner.sampling.draws.sample import Draw, kept_tokens, sample
 from draftwood_model_runner.sampling.generation_defaults import NO_CONSTRAINTS, Constraints
-from draftwood_model_runner.sampling.margins import sampling_margin
+from draftwood_model_runner.sampling.metadata import MOST_PROBABLE, ON_HOST, SequenceSampling
 from draftwood_model_runner.sequence import Sequence
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.draft import Float32Array, Int32Array
 
-Logits = torch.Tensor | npt.NDArray[np.float32]
-"""What a runner predicts after one token: [vocab]."""
+Logits = Any
+"""What a runner predicts after one token: [vocab], an array of NumPy or a tensor of torch on any device."""
 
 
 class TokenChooser:
     """Chooses the tokens of one sequence, one after the other; remembers what it chose.
-
-    Logits are processed in the order of transformers' `generate`: repetition penalty, then presence and frequency
-    penalties and logit bias, tokens that min_tokens, the model's constraints or a grammar forbid, temperature, top-k,
-    top-p, min-p.
 
     Args:
         sequence: the sequence to write; its output is empty.
         eos_token_ids: the model's end-of-sequence tokens.
         vocab_size: columns of the logits.
         constraints: of the model.
+
+    Attributes:
+        reported: alternatives that the request wants with the log-probability of each token; None for none.
+        ended: the output ends with the token that was remembered last.
     """
 
     def __init__(
@@ -52,27 +47,19 @@ class TokenChooser:
         request = sequence.request
         params, stop = request.sampling, request.stop
         self.grammar = sequence.grammar
+        self.reported = params.logprobs
+        self.ended = False
         self._params = params
         self._position = int(request.prompt.size)
         self._unlocked_at = self._position + stop.min_tokens
-        self._ends = sorted(stop.token_ids if stop.ignore_eos else stop.token_ids | eos_token_ids)
+        self._ends = stop.token_ids if stop.ignore_eos else stop.token_ids | eos_token_ids
         self._draw = Draw(params.temperature, params.top_k, params.top_p, params.min_p)
-        self._seen: torch.Tensor | None = None
-        self._counts: torch.Tensor | None = None
-        if params.repetition_penalty != 1.0:
-            self._seen = torch.zeros(vocab_size, dtype=torch.bool)
-            self._seen[torch.from_numpy(request.prompt.astype(np.int64))] = True
-        if params.presence_penalty or params.frequency_penalty:
-            self._counts = torch.zeros(vocab_size)
+        self._adjustments = LogitAdjustments(params, request.prompt, sorted(self._ends))
         self._constrained = None
         if constraints and self.grammar is None:  # a format alone determines what may be written
             self._constrained = ConstrainedLogits(constraints, request.prompt, stop.max_tokens, eos_token_ids)
         self._in_order = (
-            params.temperature == 0.0
-            and self._seen is None
-            and self._counts is None
-            and not params.logit_bias
-            and self._constrained is None
+            params.temperature == 0.0 and not self._adjustments.changes(False) and self._constrained is None
         )
         """The next token is the most probable one that may be written."""
         self._plain = self._in_order and self.grammar is None
@@ -80,10 +67,15 @@ class TokenChooser:
     @property
     def follows_predictions(self) -> bool:
         """The most probable token is the next one, now and for the rest of the output. Nothing needs to be chosen."""
-        return self._plain and (self._position >= self._unlocked_at or not self._ends)
+        return self._plain and not self._locked
 
-    def rules(self, nodes: Int32Array, parents: Int32Array) -> ScoreRules | int:
-        """How a runner chooses the tokens of a step: `MOST_PROBABLE`, by rules, or `ON_HOST` if only this can.
+    @property
+    def slow(self) -> bool:
+        """The next mask of the grammar may take long, so that no step shall wait for it."""
+        return self.grammar is not None and self.grammar.slow
+
+    def sampling(self, nodes: Int32Array, parents: Int32Array) -> SequenceSampling | int:
+        """How a device chooses the tokens of a step; `MOST_PROBABLE`, or `ON_HOST` if only this can.
 
         Args:
             nodes, parents: int32[n], tokens and parents of the draft tree with its root, which is node 0.
@@ -92,22 +84,8 @@ class TokenChooser:
             return ON_HOST
         if self.follows_predictions:
             return MOST_PROBABLE
-        params, draft = self._params, nodes[1:]
-        penalized = [part.numpy() for part in (self._seen, self._counts) if part is not None]
-        ends = self._ends if self._locked else []
-        tokens = np.array([*(token for token, _ in params.logit_bias), *ends], np.int32)
-        if penalized:
-            tokens = np.concatenate([tokens, *map(np.flatnonzero, penalized), draft])
-        tokens = np.unique(tokens).astype(np.int32)
-        biases, flags, counts = np.zeros(tokens.size, np.float32), *np.zeros((2, tokens.size), np.int32)
-        for token, bias in params.logit_bias:
-            biases[np.searchsorted(tokens, token)] += bias
-        flags[np.searchsorted(tokens, ends)] |= ENDS_OUTPUT
-        if self._seen is not None:
-            flags |= SEEN * self._seen.numpy()[tokens]
-        if self._counts is not None:
-            counts = self._counts.numpy()[tokens].astype(np.int32)
-        return ScoreRules(
+        params = self._params
+        return SequenceSampling(
             params.temperature,
             params.top_k,
             params.top_p,
@@ -117,10 +95,7 @@ class TokenChooser:
             params.presence_penalty,
             params.frequency_penalty,
             self._unlocked_at,
-            tokens,
-            counts,
-            biases,
-            flags,
+            self._adjustments.with_draft(nodes[1:]),
             None if self.grammar is None else partial(self.grammar.masks, nodes, parents),
         )
 
@@ -129,11 +104,6 @@ class TokenChooser:
         """A mask may take long; or none is needed, as one of the most probable tokens is usually allowed."""
         assert self.grammar is not None
         return self._in_order or self.grammar.slow or self.grammar.pending is not None
-
-    @property
-    def slow(self) -> bool:
-        """The next mask of the grammar may take long, so that no step shall wait for it."""
-        return self.grammar is not None and self.grammar.slow
 
     def choose(self, logits: Logits, most_probable: SequenceOf[int]) -> int:
         """The next token, which is remembered.
@@ -153,82 +123,67 @@ class TokenChooser:
             for token in most_probable:
                 if token not in forbidden and (self.grammar is None or self.grammar.allows(token)):
                     return token
-        return self._process(logits)
+        scores = self._adjusted(logits)
+        if self._params.temperature == 0.0:
+            return int(scores.argmax())
+        return sample(scores, self._draw, self._params.seed, self._position)
 
-    @torch.inference_mode()
     def margin(self, logits: Logits, token: int) -> float:
         """By how much logits [vocab] would have to be off for `token` to be picked, over the largest of them.
 
         It is the difference to the token that is picked, or the distance to the edge of what top-k, top-p and min-p
         keep. Infinite for a token that the request, the model's constraints or the grammar forbid.
         """
-        largest = float(torch.as_tensor(logits).float().abs().max())
-        scores = self._constrain(logits).double()
+        largest = float(np.abs(_on_host(logits)).max())
+        scores = self._adjusted(logits)
         if self._params.temperature == 0.0:
-            margin = float(scores.max() - scores[token])
+            margin = float(scores.max()) - float(scores[token])
         else:
-            kept = kept_tokens(scores.float().numpy(), self._draw)
-            cooled = scores.numpy() / self._params.temperature
+            kept = kept_tokens(scores, self._draw)
+            cooled = scores.astype(np.float64) / self._params.temperature
             noise = gumbel_noise(cooled.size, self._params.seed, self._position)
             margin = sampling_margin(cooled, kept, noise, token) * self._params.temperature
         return margin / max(largest, 1e-30)
 
-    @torch.inference_mode()
     def logprobs(self, logits: Logits, token: int) -> TokenLogprobs:
         """Log-probabilities by the model's own logits [vocab], before any processing."""
-        scores = torch.log_softmax(torch.as_tensor(logits).float(), -1)
-        count = self._params.logprobs or 0
-        top = scores.topk(count)
-        return TokenLogprobs(float(scores[token]), top.indices.tolist(), top.values.tolist())
+        scores, count = _on_host(logits), self.reported or 0
+        scores = scores - scores.max()
+        scores -= np.float32(np.log(np.exp(scores).sum(dtype=np.float64)))
+        top = np.argpartition(-scores, count)[:count] if count < scores.size else np.arange(scores.size)
+        top = top[np.argsort(-scores[top], kind="stable")]
+        return TokenLogprobs(float(scores[token]), top.tolist(), scores[top].tolist())
 
-    @torch.inference_mode()
-    def _process(self, logits: Logits) -> int:
-        scores = self._constrain(logits)
-        if self._params.temperature == 0.0:
-            return int(scores.argmax())
-        return sample(scores.numpy(), self._draw, self._params.seed, self._position)
+    def remember(self, token: int) -> None:
+        """`token` is the next one of the output."""
+        self.ended = token in self._ends and not self._locked
+        self._position += 1
+        self._adjustments.count(token)
+        if self._constrained is not None:
+            self._constrained.accept(token)
+        if self.grammar is not None:
+            self.grammar.accept(token)
 
     @property
     def _locked(self) -> bool:
         """The output may not end yet."""
         return self._position < self._unlocked_at and bool(self._ends)
 
-    @property
-    def _changes_scores(self) -> bool:
-        """The next token is not chosen from the model's own logits."""
-        own = self._seen is None and self._counts is None and self._constrained is None and self.grammar is None
-        return not own or bool(self._params.logit_bias) or self._locked
-
-    def _constrain(self, logits: Logits) -> torch.Tensor:
+    def _adjusted(self, logits: Logits) -> Float32Array:
         """float32[vocab]: after penalties and bias, -inf for what may not be written; not to be written to."""
-        params = self._params
-        scores = torch.as_tensor(logits).detach().to(device="cpu", dtype=torch.float32, copy=self._changes_scores)
-        scores = scores.contiguous()
-        if self._seen is not None:
-            seen = self._seen.nonzero().squeeze(1)
-            values, penalty = scores[seen], params.repetition_penalty
-            scores[seen] = torch.where(values < 0, values * penalty, values / penalty)
-        if self._counts is not None:
-            written = self._counts.nonzero().squeeze(1)
-            scores[written] -= params.presence_penalty + params.frequency_penalty * self._counts[written]
-        for token, bias in params.logit_bias:
-            scores[token] += bias
-        if self._locked:
-            scores[self._ends] = -torch.inf
+        changes = self._adjustments.changes(self._locked)
+        copies = changes or self._constrained is not None or self.grammar is not None
+        scores = _on_host(logits).copy() if copies else _on_host(logits)
+        if changes:
+            self._adjustments.apply(scores, self._locked)
         if self._constrained is not None:
-            scores = self._constrained.process(scores)
+            self._constrained.process(scores)
         if self.grammar is not None:
             self.grammar.mask(scores)
         return scores
 
-    def remember(self, token: int) -> None:
-        """`token` is the next one of the output."""
-        self._position += 1
-        if self._seen is not None:
-            self._seen[token] = True
-        if self._counts is not None:
-            self._counts[token] += 1.0
-        if self._constrained is not None:
-            self._constrained.accept(token)
-        if self.grammar is not None:
-            self.grammar.accept(token)
+
+def _on_host(logits: Logits) -> Float32Array:
+    """float32[vocab], contiguous; not to be written to."""
+    array = logits if isinstance(logits, np.ndarray) else logits.detach().float().cpu().numpy()
+    return np.ascontiguousarray(array, np.float32)

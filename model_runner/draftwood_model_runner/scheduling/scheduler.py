@@ -15,10 +15,10 @@ from draftwood_model_runner.scheduling.kv_pool import KVPool
 from draftwood_model_runner.scheduling.prefix_cache import common_prefix
 from draftwood_model_runner.scheduling.slot_limit import SlotLimit
 from draftwood_model_runner.scheduling.slot_shares import SlotShares
-from draftwood_model_runner.scheduling.step_plan import Plan, StepPlanner, Work
+from draftwood_model_runner.scheduling.step_plan import ScheduledSequence, SchedulerOutput, StepPlanner
 from draftwood_model_runner.sequence import Sequence, SequenceState
 
-__all__ = ["PRIORITY_SECONDS", "Plan", "Scheduler", "Work"]
+__all__ = ["PRIORITY_SECONDS", "ScheduledSequence", "Scheduler", "SchedulerOutput"]
 
 _log = logging.getLogger(__name__)
 
@@ -106,12 +106,12 @@ class Scheduler:
         self._next_deadline = min((limit for limit, _ in limits if limit > now), default=math.inf)
         return [sequence for limit, sequence in limits if limit <= now]
 
-    def schedule(self, in_flight: Collection[Sequence] = (), most: int | None = None) -> Plan:
-        """The plan of the next step: finds memory for running sequences, admits waiting ones, splits the chunk.
+    def schedule(self, in_flight: Collection[Sequence] = (), microbatch: int | None = None) -> SchedulerOutput:
+        """What the next step computes: finds memory for running sequences, admits waiting ones, splits the chunk.
 
         Args:
             in_flight: sequences of a step that is not finished; they take no part, but may be preempted.
-            most: decoding sequences that take part at most; None for any number.
+            microbatch: decoding sequences that take part at most; None for any number.
         """
         self._record_prompts()
         if short := [sequence for sequence in self.running if self._pool.is_short(sequence)]:
@@ -122,7 +122,7 @@ class Scheduler:
         if self._limit.passed(len(self.running), self.waiting):
             self._shares.slots = self.max_running
             _log.info("no step ran out of memory lately; now %d sequences run at once", self.max_running)
-        return self._planner.plan(self.running, in_flight, most)
+        return self._planner.plan(self.running, in_flight, microbatch)
 
     def finish(self, sequence: Sequence, keep: bool = True) -> None:
         """Removes a sequence in whatever state; does nothing for a finished one.
@@ -271,7 +271,7 @@ class Scheduler:
                 self._queue.charge(tenant, sequence.length - sequence.committed)
                 sequence.stats.cached_prompt_tokens = sequence.committed
             sequence.state = SequenceState.RUNNING
-            sequence.runs += 1
+            sequence.slot_generation += 1
             self.running.append(sequence)
             self._shares.started(sequence)
             self._unrecorded[sequence] = None

@@ -17,7 +17,7 @@ _STEP_PRICE = 2
 """Price of a decoding step in prompt tokens, for fairness between tenants: the ratio of the VTC paper."""
 
 
-class Work(NamedTuple):
+class ScheduledSequence(NamedTuple):
     """The part of a sequence in a step: its next `tokens` tokens that are not in the KV cache yet."""
 
     sequence: Sequence
@@ -29,15 +29,15 @@ class Work(NamedTuple):
         return self.sequence.committed + self.tokens == self.sequence.length
 
 
-class Plan(NamedTuple):
+class SchedulerOutput(NamedTuple):
     """What a step computes.
 
     Attributes:
-        work: the sequences that take part.
+        scheduled: the sequences that take part.
         prompts_wait: prompts of the step's sequences need further steps.
     """
 
-    work: list[Work]
+    scheduled: list[ScheduledSequence]
     prompts_wait: bool
 
 
@@ -67,16 +67,18 @@ class StepPlanner:
         self._shared_chunk = min(shared_chunk, prefill_chunk)
         self._skipped = 0
 
-    def plan(self, running: SequenceOf[Sequence], in_flight: Collection[Sequence], most: int | None) -> Plan:
+    def plan(
+        self, running: SequenceOf[Sequence], in_flight: Collection[Sequence], microbatch: int | None
+    ) -> SchedulerOutput:
         """One token for each decoding sequence, and for each tenant in prefill a share of the chunk, spent by rank.
 
-        Charges the tenants for decoding. See `Scheduler.schedule` for `in_flight` and `most`.
+        Charges the tenants for decoding. See `Scheduler.schedule` for `in_flight` and `microbatch`.
         """
         elsewhere = {*in_flight}
         pending: dict[Sequence, int] = {}
         prefill: dict[str, list[Sequence]] = {}
         decoding: dict[str, int] = {}
-        left = len(running) if most is None else most
+        left = len(running) if microbatch is None else microbatch
         for sequence in self._taking_part(running):
             if sequence in elsewhere:
                 continue
@@ -93,7 +95,9 @@ class StepPlanner:
             self._queue.charge(tenant, count * _STEP_PRICE)
         decodes = any(sequence.length - sequence.committed == 1 for sequence in running) if prefill else True
         prompts_wait = self._split_chunk(prefill, pending, self._shared_chunk if decodes else self._prefill_chunk)
-        return Plan([Work(sequence, tokens) for sequence, tokens in pending.items() if tokens], prompts_wait)
+        return SchedulerOutput(
+            [ScheduledSequence(sequence, tokens) for sequence, tokens in pending.items() if tokens], prompts_wait
+        )
 
     def _split_chunk(self, prefill: dict[str, list[Sequence]], pending: dict[Sequence, int], chunk: int) -> bool:
         """Cuts what is pending of these prompts down to what fits the chunk; returns whether anything was cut."""

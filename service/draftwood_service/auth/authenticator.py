@@ -11,7 +11,7 @@ from draftwood_service.auth import auth_file
 from draftwood_service.auth.api_keys import PREFIX, ApiKeys
 from draftwood_service.auth.errors import UnauthenticatedError
 from draftwood_service.auth.principal import ANYONE, Principal
-from draftwood_service.settings import Settings
+from draftwood_service.settings.network import AuthSettings
 from draftwood_tenants.followed_file import FollowedFile
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Authenticator:
         InvalidInputError: a file of the settings cannot be read.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AuthSettings) -> None:
         self.is_open = not settings.has_credentials
         path = settings.auth_file
         self._file = None if path is None else FollowedFile(auth_file.SETTING, path, _FromFile)
@@ -107,7 +107,7 @@ class Authenticator:
         await asyncio.gather(*self._following, return_exceptions=True)
 
 
-def _token_verifier(settings: Settings) -> TokenVerifier | None:
+def _token_verifier(settings: AuthSettings) -> TokenVerifier | None:
     source, issuer, audience = settings.jwt_jwks, settings.jwt_issuer, settings.jwt_audience
     if source is None or issuer is None or audience is None:
         return None

@@ -1,4 +1,4 @@
-"""Who gives up its place to a newcomer when all are taken."""
+"""Which requests end so that a new one gets slots when all are taken."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ Result = TypeVar("Result")
 
 
 class EngineRunner(Protocol):
-    """Where the engine runs: `process.EngineProcess`, or `thread.EngineThread`."""
+    """Where the engine runs: `process.EngineProcess`; tests run it on a thread."""
 
     def start(self, connection: socket.socket) -> None:
         """Starts the engine at the other end of `connection` and takes over the socket; returns at once."""
@@ -186,20 +186,20 @@ class EngineBridge:
         if refused is None:
             raise self._full()
         stream = Stream(self._submit, self._release, slots, tenant, self._set_paused)
-        stream.placed = not refused
+        stream.has_slots = not refused
         self._live.add(stream)
         self._idle.clear()
         return stream
 
-    def _place(self, stream: Stream) -> None:
+    def _take_slots(self, stream: Stream) -> None:
         """Gives a request its slots, which others lose if too few are free. Raises QueueFullError."""
-        holding = [one for one in self._live if one.placed]
+        holding = [one for one in self._live if one.has_slots]
         refused = to_refuse(holding, stream.slots, stream.tenant, self._max_live, self.weight_of)
         if refused is None:
             raise self._full()
         for one in refused:
             one.fail(ReaderStalledError(one.unread_for()) if one.paused else self._full())
-        stream.placed = True
+        stream.has_slots = True
 
     def _full(self) -> QueueFullError:
         estimate = self._request_seconds / self._max_running
@@ -238,7 +238,7 @@ class EngineBridge:
             yield
         finally:
             self._other_calls -= 1
-            self._settle()
+            self._note_idle()
 
     def drain(self) -> None:
         """Admits no further request, and refuses those that wait; as many as run together continue."""
@@ -285,8 +285,8 @@ class EngineBridge:
     def _submit(self, stream: Stream, samples: tuple[Sample, ...]) -> None:
         if self._stopped or self._link is None:
             raise EngineStoppedError("the engine has stopped")
-        if not stream.placed:
-            self._place(stream)
+        if not stream.has_slots:
+            self._take_slots(stream)
         by_id = {next(self._ids): sample for sample in samples}
         stream.ids = list(by_id)
         self._by_id |= {sequence_id: (stream, sample) for sequence_id, sample in by_id.items()}
@@ -304,9 +304,9 @@ class EngineBridge:
             if not stream.finished and self._link is not None:
                 self._link.send(Cancel(stream.ids))
             self._request_seconds += _SMOOTHING * (time.perf_counter() - stream.admitted_at - self._request_seconds)
-        self._settle()
+        self._note_idle()
 
-    def _settle(self) -> None:
+    def _note_idle(self) -> None:
         if not (self._live or self._other_calls):
             self._idle.set()
 
@@ -320,9 +320,9 @@ class EngineBridge:
                 if call is not None and not call.done():
                     call.set_result(result) if error is None else call.set_exception(error)
             case Audited(result):
-                _tell(self.on_audited, result)
+                _call_listener(self.on_audited, result)
             case Reported(report):
-                _tell(self.reports.add, report)
+                _call_listener(self.reports.add, report)
             case Ready(info):
                 if not self._started.done():
                     self._started.set_result(info)
@@ -350,7 +350,7 @@ class EngineBridge:
         self.on_stopped()
 
 
-def _tell(listener: Callable[[Result], None], what: Result) -> None:
+def _call_listener(listener: Callable[[Result], None], what: Result) -> None:
     """Calls what listens beside requests: an error in it must not close the link, which would end the engine."""
     try:
         listener(what)

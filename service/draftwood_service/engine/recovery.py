@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from draftwood_service.engine.bridge import EngineBridge
+from draftwood_tenants.resources.ending import end
 
 _log = structlog.get_logger(__name__)
 
@@ -44,9 +45,7 @@ class EngineRecovery:
 
     async def close(self) -> None:
         """Starts no engine any more."""
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._tasks)
 
     def _engine_died(self) -> None:
         task = asyncio.create_task(self._recover())

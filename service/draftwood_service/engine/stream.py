@@ -106,7 +106,7 @@ class Stream:
         ids: of the samples, on the engine's link.
         tenant: whose it is.
         slots: number of slots that it holds, one for each sample.
-        placed: the slots are its own; otherwise `submit` takes them from other requests.
+        has_slots: the slots are its own; otherwise `submit` takes them from other requests.
         paused: it has given them up until its reader has caught up.
         admitted_at: on the clock of `time.perf_counter`.
     """
@@ -122,9 +122,9 @@ class Stream:
         "_submit",
         "_waiter",
         "admitted_at",
+        "has_slots",
         "ids",
         "paused",
-        "placed",
         "samples",
         "slots",
         "tenant",
@@ -147,7 +147,7 @@ class Stream:
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
         self._running = slots
-        self.placed = False
+        self.has_slots = False
         self.paused = False
         self.slots = slots
         self.tenant = tenant

@@ -1,5 +1,4 @@
-"""A/B tests of drafting strategies: what the counts allow to conclude.
+"""Experiments on the live requests of a server: guardrails and reports over the counts of all processes.
 
-Pure functions and values over numpy: nothing in here knows of gRPC, storage, the engine or the rest of the service.
-`docs/experiments.md` has the method with its assumptions and references.
+What is concluded is in `draftwood_service.experiments.statistics`.
 """

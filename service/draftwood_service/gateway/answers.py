@@ -18,8 +18,8 @@ from draftwood_client import (
     ToolFormat,
     Usage,
 )
-from draftwood_service.gateway.reading import Asked
-from draftwood_service.gateway.tools import AskedTools
+from draftwood_service.gateway.reading import ParsedRequest
+from draftwood_service.gateway.tools import ParsedTools
 
 TokenText = Callable[[int], Awaitable[str]]
 """The text of a token id."""
@@ -34,16 +34,16 @@ class Answers:
         form: how the model writes calls of tools, where it may.
     """
 
-    def __init__(self, asked: Asked, model: str, text_of: TokenText, form: ToolFormat | None = None) -> None:
-        self._asked = asked
+    def __init__(self, parsed: ParsedRequest, model: str, text_of: TokenText, form: ToolFormat | None = None) -> None:
+        self._parsed = parsed
         self._text_of = text_of
         self._form = form
         self._contents: dict[int, _Content] = {}
-        kind = "chat.completion" if asked.chat else "text_completion"
-        prefix = "chatcmpl" if asked.chat else "cmpl"
+        kind = "chat.completion" if parsed.chat else "text_completion"
+        prefix = "chatcmpl" if parsed.chat else "cmpl"
         self.id = f"{prefix}-{uuid.uuid4().hex}"
         self._head = {"id": self.id, "object": kind, "created": int(time.time()), "model": model}
-        self._chunk_head = {**self._head, "object": "chat.completion.chunk" if asked.chat else "text_completion"}
+        self._chunk_head = {**self._head, "object": "chat.completion.chunk" if parsed.chat else "text_completion"}
         self._offsets: dict[int, int] = {}
 
     async def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
@@ -59,19 +59,19 @@ class Answers:
 
     def first(self) -> list[dict[str, Any]]:
         """Chunks before the first tokens: chat says the role."""
-        if not self._asked.chat:
+        if not self._parsed.chat:
             return []
-        indexes = range(len(self._asked.prompts) * self._asked.samples)
+        indexes = range(len(self._parsed.prompts) * self._parsed.samples)
         return [self._chunk(index, {"delta": {"role": "assistant", "content": ""}}) for index in indexes]
 
     async def delta(self, prompt: int, delta: Delta) -> list[dict[str, Any]]:
         """The chunk of some tokens; none if they complete no character or call, and nothing else is asked for."""
-        own, index = self._details(delta), prompt * self._asked.samples + delta.sample
+        own, index = self._details(delta), prompt * self._parsed.samples + delta.sample
         content = self._content_of(index).pushed(delta.text)
-        if not (content or self._asked.logprobs is not None or any(own.values())):
+        if not (content or self._parsed.logprobs is not None or any(own.values())):
             return []
-        choice: dict[str, Any] = {"delta": content or {"content": ""}} if self._asked.chat else {"text": delta.text}
-        if self._asked.logprobs is not None:
+        choice: dict[str, Any] = {"delta": content or {"content": ""}} if self._parsed.chat else {"text": delta.text}
+        if self._parsed.logprobs is not None:
             choice["logprobs"] = await self._logprobs(index, delta.details)
         chunk = self._chunk(index, choice)
         if own:
@@ -80,15 +80,15 @@ class Answers:
 
     def _content_of(self, index: int) -> _Content:
         if index not in self._contents:
-            self._contents[index] = _Content(self._form, self._asked.tools)
+            self._contents[index] = _Content(self._form, self._parsed.tools)
         return self._contents[index]
 
     def _details(self, delta: Delta) -> dict[str, list[dict[str, Any]]]:
         """What only this service tells of some tokens."""
         own: dict[str, list[dict[str, Any]]] = {}
-        if self._asked.token_details:
+        if self._parsed.token_details:
             own["tokens"] = [{"text": one.text, "drafted": one.drafted} for one in delta.details]
-        if self._asked.draft_trees:
+        if self._parsed.draft_trees:
             own["trees"] = [
                 {"tokens": one.tokens, "parents": one.parents, "accepted": one.accepted} for one in delta.draft_trees
             ]
@@ -96,9 +96,9 @@ class Answers:
 
     def finished(self, prompt: int, reasons: Iterable[str]) -> list[dict[str, Any]]:
         """The chunks that end the samples of a prompt: without content, but for text that looked like a call."""
-        empty: dict[str, Any] = {"delta": {}} if self._asked.chat else {"text": ""}
+        empty: dict[str, Any] = {"delta": {}} if self._parsed.chat else {"text": ""}
         chunks = []
-        for index, reason in enumerate(reasons, prompt * self._asked.samples):
+        for index, reason in enumerate(reasons, prompt * self._parsed.samples):
             content = self._content_of(index)
             if rest := content.closed():
                 chunks.append(self._chunk(index, {"delta": rest}))
@@ -107,7 +107,7 @@ class Answers:
 
     def last(self, usages: Sequence[Usage], drafting: Sequence[DraftStatistics]) -> dict[str, Any] | None:
         """The chunk with the usage, if it was asked for: without choices."""
-        if not self._asked.include_usage:
+        if not self._parsed.include_usage:
             return None
         return {**self._chunk_head, "choices": [], "usage": _usage(usages), "metrics": _metrics(drafting)}
 
@@ -117,20 +117,20 @@ class Answers:
 
     async def _choice(self, index: int, text: str, details: Sequence[TokenDetail], reason: str) -> dict[str, Any]:
         content: dict[str, Any] = {"text": text}
-        if self._asked.chat:
+        if self._parsed.chat:
             read = self._content_of(index)
             message = _joined(read.pushed(text), read.closed())
             content = {"message": {"role": "assistant", "content": None, "refusal": None, **message}}
             reason = read.reason(reason)
-        logprobs = None if self._asked.logprobs is None else await self._logprobs(index, details)
+        logprobs = None if self._parsed.logprobs is None else await self._logprobs(index, details)
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
-        if self._asked.token_details:
+        if self._parsed.token_details:
             choice["draftwood"] = {"tokens": [{"text": one.text, "drafted": one.drafted} for one in details]}
         return choice
 
     async def _logprobs(self, index: int, details: Sequence[TokenDetail]) -> dict[str, Any]:
         tops = [[(await self._text_of(token), value) for token, value in one.top_logprobs] for one in details]
-        if self._asked.chat:
+        if self._parsed.chat:
             return {
                 "content": [
                     {**_chat_token(one.text, one.logprob), "top_logprobs": [_chat_token(*other) for other in others]}
@@ -154,7 +154,7 @@ class Answers:
 class _Content:
     """What the message of a sample has: its text, and the calls in it where there are tools."""
 
-    def __init__(self, form: ToolFormat | None, tools: AskedTools | None) -> None:
+    def __init__(self, form: ToolFormat | None, tools: ParsedTools | None) -> None:
         names = () if tools is None else (tool.name for tool in tools.tools)
         self._reader = None if form is None else ToolCallReader(form, names)
         self._parallel = tools is None or tools.parallel

@@ -35,7 +35,7 @@ from draftwood_service.gateway.http.events import Events
 from draftwood_service.gateway.http.refusals import failed, no_route, note, refusal
 from draftwood_service.gateway.http.requests import read_json, read_timeout, unless_left
 from draftwood_service.gateway.metrics import CONTENT_TYPE, Metrics
-from draftwood_service.gateway.reading import Asked, read_chat, read_completion, with_tools
+from draftwood_service.gateway.reading import ParsedRequest, read_chat, read_completion, with_tools
 
 _credential: ContextVar[str] = ContextVar("credential")
 _PAGE_POLICY = "; ".join(
@@ -103,14 +103,14 @@ class Gateway:
         finally:
             await asyncio.gather(self._anonymous.close(), self._named.close())
 
-    async def _answer(self, read: Callable[[Any], Asked], request: Request) -> Response:
+    async def _answer(self, read: Callable[[Any], ParsedRequest], request: Request) -> Response:
         end = self.metrics.begin(request.url.path)
-        asked: Asked | None = None
+        parsed: ParsedRequest | None = None
         try:
-            asked = read(await read_json(request, self._max_body_bytes))
+            parsed = read(await read_json(request, self._max_body_bytes))
             client, seconds = self._client(request), read_timeout(request)
             answer = (
-                self._streamed(client, asked, seconds, end) if asked.stream else self._whole(client, asked, seconds)
+                self._streamed(client, parsed, seconds, end) if parsed.stream else self._whole(client, parsed, seconds)
             )
             response = await unless_left(request, answer)
         except ClientLeftError as error:
@@ -118,54 +118,54 @@ class Gateway:
             return Response(status_code=status_of(error))  # for nobody
         except Exception as error:
             end(status_of(error))
-            if asked is not None and asked.tools is not None:
-                error = of_tools(error, "json_schema" in asked.options)
-            return refusal(error, {} if asked is None else asked.written)
+            if parsed is not None and parsed.tools is not None:
+                error = of_tools(error, "json_schema" in parsed.options)
+            return refusal(error, {} if parsed is None else parsed.caller_names)
         except asyncio.CancelledError:
             end(499)
             raise
-        if not asked.stream:
+        if not parsed.stream:
             end(200)
         return response
 
-    async def _begin(self, client: AsyncClient, asked: Asked, seconds: float | None) -> tuple[Answers, Batch]:
+    async def _begin(self, client: AsyncClient, parsed: ParsedRequest, seconds: float | None) -> tuple[Answers, Batch]:
         """What will shape the answers to a request, and its prompts; nothing is sent yet."""
-        form = await self._tool_format(client) if asked.tools is not None else None
+        form = await self._tool_format(client) if parsed.tools is not None else None
         if form is not None:
-            asked = with_tools(asked, form)
-        model, most = asked.model, 1
-        if not model or len(asked.prompts) > 1:
+            parsed = with_tools(parsed, form)
+        model, most = parsed.model, 1
+        if not model or len(parsed.prompts) > 1:
             info = await self._info(client)
-            model, most = model or info.model, max(1, info.max_running_requests // asked.samples)
+            model, most = model or info.model, max(1, info.max_running_requests // parsed.samples)
         began = time.monotonic()
 
         def open_stream(number: int) -> AsyncGenerationStream:
             left = seconds
             if seconds is not None and number >= most:  # it begins when others have ended
                 left = max(seconds - (time.monotonic() - began), 0.001)
-            return client.stream(asked.prompts[number], timeout=left, **asked.options)
+            return client.stream(parsed.prompts[number], timeout=left, **parsed.options)
 
-        answers = Answers(asked, model, partial(self._text_of, client), form)
-        return answers, Batch(open_stream, len(asked.prompts), most)
+        answers = Answers(parsed, model, partial(self._text_of, client), form)
+        return answers, Batch(open_stream, len(parsed.prompts), most)
 
-    async def _whole(self, client: AsyncClient, asked: Asked, seconds: float | None) -> Response:
-        answers, batch = await self._begin(client, asked, seconds)
+    async def _whole(self, client: AsyncClient, parsed: ParsedRequest, seconds: float | None) -> Response:
+        answers, batch = await self._begin(client, parsed, seconds)
         return JSONResponse(await answers.whole(await batch.completions()), headers={"x-request-id": answers.id})
 
     async def _streamed(
-        self, client: AsyncClient, asked: Asked, seconds: float | None, end: Callable[[int], None]
+        self, client: AsyncClient, parsed: ParsedRequest, seconds: float | None, end: Callable[[int], None]
     ) -> Response:
-        answers, batch = await self._begin(client, asked, seconds)
+        answers, batch = await self._begin(client, parsed, seconds)
         await batch.begin()
 
         async def ended() -> None:
             await batch.close()
-            end(499)  # unless its end was told
+            end(499)  # unless its end was counted
 
-        return Events(self._chunks(asked, answers, batch, end), ended, headers={"x-request-id": answers.id})
+        return Events(self._chunks(parsed, answers, batch, end), ended, headers={"x-request-id": answers.id})
 
     async def _chunks(
-        self, asked: Asked, answers: Answers, batch: Batch, end: Callable[[int], None]
+        self, parsed: ParsedRequest, answers: Answers, batch: Batch, end: Callable[[int], None]
     ) -> AsyncIterator[tuple[str, str]]:
         """The chunks of all prompts, as they come: (event, data)."""
         completions: dict[int, Completion] = {}
@@ -190,7 +190,7 @@ class Gateway:
         except DraftwoodError as error:
             end(status_of(error))
             note(error)
-            yield "error", _json(body_of(error, asked.written))
+            yield "error", _json(body_of(error, parsed.caller_names))
 
     async def _models(self, request: Request) -> Response:
         try:
@@ -205,11 +205,11 @@ class Gateway:
             "max_model_len": info.max_context_tokens,
             "draftwood": {"strategies": list(info.strategies), "default_strategy": info.default_strategy},
         }
-        asked = request.path_params.get("model")
-        if asked is None:
+        named = request.path_params.get("model")
+        if named is None:
             return JSONResponse({"object": "list", "data": [model]})
-        if asked != info.model:
-            return refusal(UnknownModelError(asked))
+        if named != info.model:
+            return refusal(UnknownModelError(named))
         return JSONResponse(model)
 
     async def _health(self, request: Request) -> Response:

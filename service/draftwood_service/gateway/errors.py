@@ -10,7 +10,7 @@ import grpc
 
 from draftwood_client import ArgumentError, DraftwoodError, StatusError
 from draftwood_model_runner.errors import DraftwoodError as OwnError
-from draftwood_service.gateway.field_names import named, told
+from draftwood_service.gateway.field_names import in_callers_names, name_for_caller
 
 _STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
@@ -33,7 +33,7 @@ _OF_GRPC = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: "the request is larger than the service accepts",
     grpc.StatusCode.CANCELLED: "the request was cancelled",
 }
-"""What callers are told of errors that do not come from the service: the texts of these have its address."""
+"""What callers read of errors that do not come from the service: the texts of these have its address."""
 
 
 class InvalidRequestError(OwnError):
@@ -83,21 +83,22 @@ def headers_of(error: Exception) -> dict[str, str]:
     return {} if after is None else {"retry-after": str(max(1, round(after)))}
 
 
-def body_of(error: Exception, written: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+def body_of(error: Exception, caller_names: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """`{"error": ...}` for an error.
 
     Args:
-        written: fields that the caller named in another way, see `Asked.written`.
+        caller_names: fields that the caller named in another way, see `ParsedRequest.caller_names`.
     """
     status, field, code, text = status_of(error), None, None, str(error)
     if isinstance(error, InvalidRequestError):
         field = error.field
     elif isinstance(error, ArgumentError):
-        field, text = named(error.argument, written), told(text, error.argument, written)
+        field = name_for_caller(error.argument, caller_names)
+        text = in_callers_names(text, error.argument, caller_names)
     elif isinstance(error, StatusError):
         code = error.reason.lower() or error.code.name.lower()
         ours = error.violations[0].field if error.violations and status == 400 else ""
-        field, text = named(ours, written) if ours else None, told(text, ours, written)
+        field, text = name_for_caller(ours, caller_names) if ours else None, in_callers_names(text, ours, caller_names)
         if ours == "chat":
             text = "messages: the model has no chat template; use /v1/completions"
         if is_of_grpc(error):

@@ -35,27 +35,27 @@ _INSIDE = re.compile(r"\b(?:sampling|stop|format|output|drafting|chat)\.[a-z_]+"
 """A field in the middle of a text."""
 
 
-def named(field: str, written: Mapping[str, str]) -> str:
+def name_for_caller(field: str, caller_names: Mapping[str, str]) -> str:
     """A field as callers know it.
 
     Args:
-        written: names that this caller uses for other ones.
+        caller_names: names that this caller uses for other ones.
     """
     for ours, theirs in _NAMES.items():
         rest = field[len(ours) :]
         if field.startswith(ours) and (not rest or ours.endswith(".") or rest[0] in ".["):
             field = theirs + rest if theirs else rest.removeprefix(".")
             break
-    for usual, used in written.items():
+    for usual, used in caller_names.items():
         rest = field[len(usual) :]
         if field.startswith(usual) and (not rest or rest[0] in ".["):
             return used + rest
     return field
 
 
-def told(text: str, field: str, written: Mapping[str, str]) -> str:
+def in_callers_names(text: str, field: str, caller_names: Mapping[str, str]) -> str:
     """The text of an error with fields as callers know them; it begins with `field`, if with any."""
     begin = ""
     if field and text.startswith(field):
-        begin, text = named(field, written), text[len(field) :]
-    return begin + _INSIDE.sub(lambda found: named(found[0], written), text)
+        begin, text = name_for_caller(field, caller_names), text[len(field) :]
+    return begin + _INSIDE.sub(lambda found: name_for_caller(found[0], caller_names), text)

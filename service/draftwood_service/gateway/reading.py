@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from draftwood_client import ChatMessage, GenerateOptions, Prompt, ToolFormat
 from draftwood_service.gateway.errors import InvalidRequestError
-from draftwood_service.gateway.tools import AskedTools, options_for, read_calls, read_tools
+from draftwood_service.gateway.tools import ParsedTools, options_for, read_calls, read_tools
 
 MAX_PROMPTS = 128
 """Of one completions request. Not tuned."""
@@ -43,7 +43,7 @@ _MOST_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParsedRequest:
     """A request, read.
 
     Attributes:
@@ -53,7 +53,7 @@ class Asked:
         logprobs: the answer has log-probabilities; so many alternatives.
         token_details: the answer says of each token whether it was drafted.
         draft_trees: the answer has what each step verified.
-        written: fields that have several names, and the one that the caller wrote.
+        caller_names: fields that have several names, and the one that the caller wrote.
     """
 
     chat: bool
@@ -61,16 +61,16 @@ class Asked:
     prompts: list[Prompt]
     options: GenerateOptions
     stream: bool
-    tools: AskedTools | None = None
+    tools: ParsedTools | None = None
     include_usage: bool = False
     logprobs: int | None = None
     token_details: bool = False
     draft_trees: bool = False
     samples: int = 1
-    written: Mapping[str, str] = field(default_factory=dict)
+    caller_names: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_chat(body: Any) -> Asked:
+def read_chat(body: Any) -> ParsedRequest:
     """`POST /v1/chat/completions`. Raises InvalidRequestError."""
     fields = _object("body", body)
     messages = fields.get("messages")
@@ -83,33 +83,33 @@ def read_chat(body: Any) -> Asked:
     elif fields.get("top_logprobs") is not None:
         raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
     tools = read_tools(fields)
-    asked = _asked(fields, [prompt], chat=True, logprobs=logprobs)
-    if tools is not None and ("regex" in asked.options or "lark" in asked.options):
+    parsed = _parsed(fields, [prompt], chat=True, logprobs=logprobs)
+    if tools is not None and ("regex" in parsed.options or "lark" in parsed.options):
         problem = "regex and lark cannot be combined with tools; use a JSON schema, or set tool_choice to none"
         raise InvalidRequestError("response_format.type", problem)
-    return replace(asked, tools=tools)
+    return replace(parsed, tools=tools)
 
 
-def with_tools(asked: Asked, form: ToolFormat) -> Asked:
+def with_tools(parsed: ParsedRequest, form: ToolFormat) -> ParsedRequest:
     """The request as the service takes it, for a model that writes calls in this form."""
-    assert asked.tools is not None
-    options: dict[str, Any] = {**asked.options, "tools": asked.tools.tools}
-    more = options_for(asked.tools, form, options.pop("json_schema", None))
+    assert parsed.tools is not None
+    options: dict[str, Any] = {**parsed.options, "tools": parsed.tools.tools}
+    more = options_for(parsed.tools, form, options.pop("json_schema", None))
     if "stop" in more:
         given = options.get("stop") or []
         more["stop"] += [given] if isinstance(given, str) else given
-    return replace(asked, options=cast(GenerateOptions, options | more))
+    return replace(parsed, options=cast(GenerateOptions, options | more))
 
 
-def read_completion(body: Any) -> Asked:
+def read_completion(body: Any) -> ParsedRequest:
     """`POST /v1/completions`. Raises InvalidRequestError."""
     fields = _object("body", body)
-    return _asked(
+    return _parsed(
         fields, _prompts(fields.get("prompt")), chat=False, logprobs=_given(fields, "logprobs", int, "an integer")
     )
 
 
-def _asked(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, logprobs: int | None) -> Asked:
+def _parsed(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, logprobs: int | None) -> ParsedRequest:
     _refuse_unknown(fields, chat)
     if logprobs is not None and not 0 <= logprobs <= _MOST_LOGPROBS:
         raise InvalidRequestError("top_logprobs" if chat else "logprobs", f"must lie in [0, {_MOST_LOGPROBS}]")
@@ -136,7 +136,7 @@ def _asked(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, logp
     options |= {name: True for name, wanted in details.items() if wanted}
     if isinstance(fields.get("user"), str) and "session" not in options:
         options["session"] = fields["user"]
-    return Asked(
+    return ParsedRequest(
         chat=chat,
         model=options.get("model", ""),
         prompts=prompts,
@@ -147,17 +147,17 @@ def _asked(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, logp
         token_details=details["token_details"],
         draft_trees=details["draft_trees"],
         samples=options.get("n") or 1,
-        written=_written(fields, chat),
+        caller_names=_caller_names(fields, chat),
     )
 
 
-def _written(fields: Mapping[str, Any], chat: bool) -> dict[str, str]:
-    written = {"prompt": "messages"} if chat else {"top_logprobs": "logprobs"}
+def _caller_names(fields: Mapping[str, Any], chat: bool) -> dict[str, str]:
+    names = {"prompt": "messages"} if chat else {"top_logprobs": "logprobs"}
     if fields.get("max_completion_tokens") is not None:
-        written["max_tokens"] = "max_completion_tokens"
+        names["max_tokens"] = "max_completion_tokens"
     if (fields.get("draftwood") or {}).get("session") is None and fields.get("user") is not None:
-        written["draftwood.session"] = "user"
-    return written
+        names["draftwood.session"] = "user"
+    return names
 
 
 def _read_apart(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,15 +212,15 @@ def _message(name: str, message: Any) -> ChatMessage:
     if role == "function":
         raise InvalidRequestError(f"{name}.role", "function is not served; use tool")
     calls = read_calls(f"{name}.tool_calls", fields.get("tool_calls") or [])
-    told = {key: fields.get(key) or "" for key in ("tool_call_id", "name")} if role == "tool" else {}
-    if wrong := next((key for key, value in told.items() if not isinstance(value, str)), None):
+    of_tool = {key: fields.get(key) or "" for key in ("tool_call_id", "name")} if role == "tool" else {}
+    if wrong := next((key for key, value in of_tool.items() if not isinstance(value, str)), None):
         raise InvalidRequestError(f"{name}.{wrong}", "must be a text")
     return ChatMessage(
         "system" if role == "developer" else role,
         _content(f"{name}.content", fields.get("content")),
         calls,
-        told.get("tool_call_id", ""),
-        told.get("name", ""),
+        of_tool.get("tool_call_id", ""),
+        of_tool.get("name", ""),
     )
 
 

@@ -18,7 +18,7 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 
 
 @dataclass(frozen=True, slots=True)
-class AskedTools:
+class ParsedTools:
     """Tools of a request.
 
     Attributes:
@@ -33,7 +33,7 @@ class AskedTools:
     strict: str = ""
 
 
-def read_tools(fields: Mapping[str, Any]) -> AskedTools | None:
+def read_tools(fields: Mapping[str, Any]) -> ParsedTools | None:
     """`tools`, `tool_choice` and `parallel_tool_calls`; None where nothing may be called.
 
     Raises:
@@ -53,7 +53,7 @@ def read_tools(fields: Mapping[str, Any]) -> AskedTools | None:
     if not tools or choice == "none":
         return None
     strict = next((tool.name for tool, is_strict in tools if is_strict), "")
-    return AskedTools(tuple(tool for tool, _ in tools), forced, parallel is not False, strict)
+    return ParsedTools(tuple(tool for tool, _ in tools), forced, parallel is not False, strict)
 
 
 def _tool(name: str, given: Any) -> tuple[Tool, bool]:
@@ -114,7 +114,7 @@ def read_calls(name: str, given: Any) -> list[ToolCall]:
     return calls
 
 
-def options_for(asked: AskedTools, form: ToolFormat, schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def options_for(parsed: ParsedTools, form: ToolFormat, schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What the request must ask of the service besides the tools.
 
     Args:
@@ -123,28 +123,28 @@ def options_for(asked: AskedTools, form: ToolFormat, schema: Mapping[str, Any] |
     Raises:
         InvalidRequestError: names the field.
     """
-    if asked.forced:
-        return {"lark": grammar(asked, form)}
+    if parsed.forced:
+        return {"lark": grammar(parsed, form)}
     options: dict[str, Any] = {}
-    if asked.strict and schema is None and not form.is_marked:
-        problem = f"cannot be kept for {asked.strict}: the model's calls begin as any JSON does; set tool_choice"
+    if parsed.strict and schema is None and not form.is_marked:
+        problem = f"cannot be kept for {parsed.strict}: the model's calls begin as any JSON does; set tool_choice"
         raise InvalidRequestError("tools", f"strict {problem}")
-    if asked.strict or schema is not None:
-        options["lark"] = grammar(asked, form, schema)
-    if not asked.parallel and any(character.isalnum() for character in form.end):
+    if parsed.strict or schema is not None:
+        options["lark"] = grammar(parsed, form, schema)
+    if not parsed.parallel and any(character.isalnum() for character in form.end):
         options["stop"] = [form.end.strip()]  # a bracket alone would end any text, and lists among the arguments
     return options
 
 
-def grammar(asked: AskedTools, form: ToolFormat, schema: Mapping[str, Any] | None = None) -> str:
+def grammar(parsed: ParsedTools, form: ToolFormat, schema: Mapping[str, Any] | None = None) -> str:
     """A Lark grammar, in llguidance's syntax, of answers whose calls are of these tools with valid arguments: where
     tools are forced calls and nothing else; with a schema, calls or JSON of that schema; otherwise any text besides,
     for models that begin a call with a marker.
     """
-    tools = [tool for tool in asked.tools if not asked.forced or tool.name in asked.forced]
+    tools = [tool for tool in parsed.tools if not parsed.forced or tool.name in parsed.forced]
     begin, end = form.begin, _text(form.end)
-    more = f"({_text(form.between)} call)*" if asked.parallel and form.between is not None else ""
-    if asked.forced:
+    more = f"({_text(form.between)} call)*" if parsed.parallel and form.between is not None else ""
+    if parsed.forced:
         lines = [f"start: {_text(begin)} call {more} {end}"]
     elif schema is not None:
         lines = [f"start: {_text(begin.lstrip())} call {more} {end} | answer"]

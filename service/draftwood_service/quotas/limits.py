@@ -11,8 +11,8 @@ WINDOW_SECONDS = 60
 BUCKETS = WINDOW_SECONDS + 1
 """Whole seconds that a window of 60 s touches. What was admitted counts until all of its second is 60 s ago, so that no
 window of 60 s, wherever it begins, has more than the limit."""
-PLACE_RETRY_SECONDS = 1.0
-"""When to ask again for a place of the concurrency limit: nobody knows when a request ends. Not tuned."""
+LEASE_RETRY_SECONDS = 1.0
+"""When to ask again for a lease of the concurrency limit: nobody knows when a request ends. Not tuned."""
 
 _UNITS = {
     "requests_per_minute": "requests of the last minute",
@@ -54,7 +54,7 @@ class Reservation(Protocol):
     """What an admitted request may use until it is settled."""
 
     def settle(self, used_tokens: int, counts: bool = True) -> None:
-        """Gives back the tokens that were not used and the place of the concurrency limit; once, further calls do
+        """Gives back the tokens that were not used and the lease of the concurrency limit; once, further calls do
         nothing. Returns at once, never raises, and works while the event loop ends.
 
         Args:

@@ -28,16 +28,16 @@ class Windows:
         self._sweep()
         return self.by_tenant.setdefault(tenant, Window())
 
-    def next_place(self) -> int:
-        """An id for a request's place."""
+    def next_lease(self) -> int:
+        """An id for a request's lease."""
         return next(self._ids)
 
-    def admit(self, tenant: str, limits: RateLimits, tokens: int, place: int, requests: int = 1) -> Entry:
+    def admit(self, tenant: str, limits: RateLimits, tokens: int, lease: int, requests: int = 1) -> Entry:
         """Counts a request without a check."""
         window = self.of(tenant)
-        entry = Entry(window, place, window.add(tokens, self.clock(), requests), tokens, requests)
+        entry = Entry(window, lease, window.add(tokens, self.clock(), requests), tokens, requests)
         if limits.concurrency is not None:
-            window.places.add(entry.place)
+            window.leases.add(entry.lease)
         return entry
 
     def _sweep(self) -> None:
@@ -54,10 +54,10 @@ class Windows:
 class Entry:
     """A request in a window, or further tokens of one; the reservation of a `LocalLimiter`."""
 
-    def __init__(self, window: Window, place: int, second: int, tokens: int, requests: int = 1) -> None:
+    def __init__(self, window: Window, lease: int, second: int, tokens: int, requests: int = 1) -> None:
         self.window = window
         self.requests = requests
-        self.place = place
+        self.lease = lease
         self.second = second
         self.tokens = tokens
         self.open = True
@@ -67,7 +67,7 @@ class Entry:
         if self.open:
             self.open = False
             self.window.give_back(self.second, max(0, self.tokens - used_tokens), 0 if counts else self.requests)
-            self.window.places.discard(self.place)
+            self.window.leases.discard(self.lease)
 
     async def settled(self) -> None:
         """See `Reservation`: it is at once."""
@@ -87,7 +87,7 @@ class LocalLimiter(Limiter):
         """See `Limiter`."""
         if limits.any:
             self.windows.of(tenant).check(limits, tokens, self.windows.clock(), requests)
-            return self.windows.admit(tenant, limits, tokens, self.windows.next_place(), requests)
+            return self.windows.admit(tenant, limits, tokens, self.windows.next_lease(), requests)
         return Entry(Window(), 0, 0, 0)
 
     async def close(self) -> None:

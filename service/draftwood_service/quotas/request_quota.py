@@ -10,7 +10,7 @@ class RequestQuota:
     """One request's part in the limits of its tenant. For one event loop.
 
     `enter` costs next to nothing, so that a tenant that is over a limit is refused before its prompt is tokenized or
-    its grammar tried. A request that is not queued in the end, since it is invalid or there is no place, is not
+    its grammar tried. A request that is not queued in the end, since it is invalid or the queue is full, is not
     counted.
 
     Args:
@@ -25,7 +25,7 @@ class RequestQuota:
         self._queued = False
 
     async def enter(self, tokens: int) -> None:
-        """Counts the request, and takes its place among those of the tenant.
+        """Counts the request, and takes a lease of the concurrency limit.
 
         Args:
             tokens: that it uses at least, as far as is known before it is read.
@@ -36,7 +36,7 @@ class RequestQuota:
         self._parts.append((await self._limiter.reserve(self._tenant, self._limits, tokens), tokens))
 
     async def reserve_tokens(self, tokens: int) -> None:
-        """Reserves what the request uses at most, prompt included, in place of what `enter` took.
+        """Reserves what the request uses at most, prompt included, instead of what `enter` took.
 
         Raises:
             QuotaExceededError: it does not fit.

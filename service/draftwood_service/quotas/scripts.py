@@ -1,9 +1,9 @@
 """The Lua scripts that count in Redis, each one atomic step. The clock is the server's.
 
-Keys of a tenant: `used`, a hash of whole seconds to "REQUESTS TOKENS"; `places`, a sorted set of requests that run or
-wait by the millisecond at which their lease ends; `sent:REPLICA`, the number of that replica's last `REFRESH` with
-counts. Of all tenants together: `dw:{quota}:replicas`, a sorted set of replicas by the millisecond until which they
-count as alive.
+Keys of a tenant: `used`, a hash of whole seconds to "REQUESTS TOKENS"; `places`, a sorted set of the leases of requests
+that run or wait, by the millisecond at which each ends; `sent:REPLICA`, the number of that replica's last `REFRESH`
+with counts. Of all tenants together: `dw:{quota}:replicas`, a sorted set of replicas by the millisecond until which
+they count as alive.
 
 The first command that writes needs no memory: after one a full server lets a script go on. What is counted is small,
 and expires.
@@ -22,9 +22,9 @@ local function add(used, second, requests, tokens)
   local r, t = counts(redis.call('HGET', used, second))
   redis.call('HSET', used, second, string.format('%d %d', math.max(0, r + requests), math.max(0, t + tokens)))
 end
-local function place(places, lease, member)
-  redis.call('ZADD', places, string.format('%d', ms + lease), member)
-  redis.call('PEXPIRE', places, 2 * lease)
+local function renew(leases, milliseconds, member)
+  redis.call('ZADD', leases, string.format('%d', ms + milliseconds), member)
+  redis.call('PEXPIRE', leases, 2 * milliseconds)
 end
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%d', ms))
 """
@@ -39,7 +39,7 @@ redis.call('PEXPIRE', KEYS[1], 2 * tonumber(ARGV[1]))
 return redis.call('ZCARD', KEYS[1])
 """
 
-# KEYS: used places. ARGV: buckets requests_limit tokens_limit concurrency tokens lease_ms member requests; limits 0 for
+# KEYS: used leases. ARGV: buckets requests_limit tokens_limit concurrency tokens lease_ms member requests; limits 0 for
 # none, requests 0 for further tokens of one that is counted already.
 # Returns {'ok', second} or {limit's name, used, milliseconds until the request fits}.
 RESERVE = (
@@ -79,12 +79,12 @@ if most[1] > 0 or most[2] > 0 then
   add(KEYS[1], time[1], requests, tokens)
   redis.call('PEXPIRE', KEYS[1], 1000 * (buckets + 1))
 end
-if concurrency > 0 then place(KEYS[2], lease, ARGV[7]) end
+if concurrency > 0 then renew(KEYS[2], lease, ARGV[7]) end
 return {'ok', now}
 """
 )
 
-# KEYS: used places. ARGV: second unused_tokens member unused_requests.
+# KEYS: used leases. ARGV: second unused_tokens member unused_requests.
 SETTLE = (
     _COMMON
     + """
@@ -98,13 +98,13 @@ return 1
 )
 
 # Renews the leases of a replica, and adds what it admitted while the store did not answer: each number once.
-# KEYS: used places sent. ARGV: buckets lease_ms number members, then the members, then age requests tokens for each
+# KEYS: used leases sent. ARGV: buckets lease_ms number members, then the members, then age requests tokens for each
 # second.
 REFRESH = (
     _COMMON
     + """
 local buckets, lease, number, members = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-for i = 5, 4 + members do place(KEYS[2], lease, ARGV[i]) end
+for i = 5, 4 + members do renew(KEYS[2], lease, ARGV[i]) end
 if #ARGV > 4 + members and number > tonumber(redis.call('GET', KEYS[3]) or 0) then
   for i = 5 + members, #ARGV, 3 do
     add(KEYS[1], string.format('%d', now - tonumber(ARGV[i])), tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]))

@@ -70,7 +70,7 @@ class SharedLimiter(Limiter):
         self._refreshing: asyncio.Task[None] | None = None
 
     @property
-    def away(self) -> bool:
+    def degraded(self) -> bool:
         """Whether the store does not count now, for all or some tenants."""
         return self._unreachable or bool(self._alone)
 
@@ -82,20 +82,20 @@ class SharedLimiter(Limiter):
         """See `Limiter`. Waits `answer_seconds` for the store at most."""
         if not limits.any:
             return Entry(Window(), 0, 0, 0)
-        place = self._windows.next_place()
+        lease = self._windows.next_lease()
         if not self._is_alone(tenant):
             try:
-                second = await self._store.reserve(tenant, limits, tokens, place, requests)
+                second = await self._store.reserve(tenant, limits, tokens, lease, requests)
             except MemoryStoreError as error:
                 self._fail(error, tenant)
             else:
-                entry = self._windows.admit(tenant, limits, tokens, place, requests)
+                entry = self._windows.admit(tenant, limits, tokens, lease, requests)
                 return _Reservation(self, tenant, entry, second)
         share = limits.share(max(1, self.replicas), tokens)
         self._windows.of(tenant).check(share, tokens, self._windows.clock(), requests)
         self.admitted_alone += requests
         self._unsent.setdefault(tenant, Window()).add(tokens, self._windows.clock(), requests)
-        return _Reservation(self, tenant, self._windows.admit(tenant, limits, tokens, place, requests), None)
+        return _Reservation(self, tenant, self._windows.admit(tenant, limits, tokens, lease, requests), None)
 
     async def close(self) -> None:
         """See `Limiter`. Waits shortly for reservations that are being settled."""
@@ -111,7 +111,7 @@ class SharedLimiter(Limiter):
             MemoryStoreError: the store does not answer, or refuses.
         """
         self.replicas = max(1, await self._store.present())
-        places = {name: frozenset(one.places) for name, one in self._windows.by_tenant.items() if one.places}
+        leases = {name: frozenset(one.leases) for name, one in self._windows.by_tenant.items() if one.leases}
         now = self._windows.clock()
         for tenant, window in tuple(self._unsent.items()):
             if tenant not in self._batches:
@@ -119,8 +119,8 @@ class SharedLimiter(Limiter):
                 self._batches[tenant] = (self._number, self._unsent.pop(tenant).buckets)
             else:
                 window.forget(now)
-        tenants = [*{**places, **self._batches, **dict.fromkeys(self._alone)}]
-        refreshes = [self._refresh_of(one, places.get(one, frozenset()), int(now)) for one in tenants]
+        tenants = [*{**leases, **self._batches, **dict.fromkeys(self._alone)}]
+        refreshes = [self._refresh_of(one, leases.get(one, frozenset()), int(now)) for one in tenants]
         for first in range(0, len(refreshes), _TENANTS):
             await self._refresh_some(refreshes[first : first + _TENANTS])
         self._unreachable = False
@@ -138,7 +138,7 @@ class SharedLimiter(Limiter):
         if self._is_alone(tenant):
             return None
         given_back = (unused, unused_requests) if second else (0, 0)
-        work = self._settle_in_store(tenant, second or 0, *given_back, entry.place)
+        work = self._settle_in_store(tenant, second or 0, *given_back, entry.lease)
         try:
             task = asyncio.get_running_loop().create_task(work)
         except RuntimeError:  # the loop has ended
@@ -148,14 +148,14 @@ class SharedLimiter(Limiter):
         task.add_done_callback(self._settling.discard)
         return task
 
-    async def _settle_in_store(self, tenant: str, second: int, unused: int, unused_requests: int, place: int) -> None:
+    async def _settle_in_store(self, tenant: str, second: int, unused: int, unused_requests: int, lease: int) -> None:
         try:
-            await self._store.settle(tenant, second, unused, place, unused_requests)
-        except MemoryStoreError as error:  # the tokens count until their minute is over, the place until its lease is
+            await self._store.settle(tenant, second, unused, lease, unused_requests)
+        except MemoryStoreError as error:  # the tokens count until their minute is over, the lease until it expires
             self._fail(error, tenant)
 
     async def _refresh_always(self) -> None:
-        was_away = False
+        was_degraded = False
         while True:
             try:
                 await self.refresh()
@@ -164,9 +164,9 @@ class SharedLimiter(Limiter):
             except Exception as error:
                 _log.exception("limits cannot be refreshed")
                 self._fail(error)
-            if was_away and not self.away:
+            if was_degraded and not self.degraded:
                 _log.info("limits hold over all replicas again", admitted_alone=self.admitted_alone)
-            was_away = self.away
+            was_degraded = self.degraded
             await asyncio.sleep(REFRESH_SECONDS if self.replicas else _FIRST_SECONDS)
 
     async def _refresh_some(self, refreshes: SequenceOf[Refresh]) -> None:
@@ -178,20 +178,20 @@ class SharedLimiter(Limiter):
                 continue
             self._alone.discard(one.tenant)
             self._batches.pop(one.tenant, None)
-            ended += [(one.tenant, place) for place in one.places - self._windows.of(one.tenant).places]
+            ended += [(one.tenant, lease) for lease in one.leases - self._windows.of(one.tenant).leases]
         await self._store.free(ended)
 
-    def _refresh_of(self, tenant: str, places: frozenset[int], now: int) -> Refresh:
+    def _refresh_of(self, tenant: str, leases: frozenset[int], now: int) -> Refresh:
         number, buckets = self._batches.get(tenant, (0, {}))
         counts = {now - second: bucket for second, bucket in buckets.items() if now - second < BUCKETS}
-        return Refresh(tenant, places, number, counts)
+        return Refresh(tenant, leases, number, counts)
 
     def _is_alone(self, tenant: str) -> bool:
         return self._unreachable or tenant in self._alone
 
     def _fail(self, error: Exception, tenant: str | None = None) -> None:
         """Goes on without the store, for a tenant, or None for all."""
-        if not self.away:
+        if not self.degraded:
             self.outages += 1
             text = "the store does not count; limits hold by the share of this replica"
             _log.warning(text, why=str(error), replicas=self.replicas)
@@ -202,7 +202,7 @@ class SharedLimiter(Limiter):
 
 
 class _Reservation:
-    """Of a `SharedLimiter`: an entry here, and one in the store unless the store was away."""
+    """Of a `SharedLimiter`: an entry here, and one in the store unless the store did not count."""
 
     def __init__(self, limiter: SharedLimiter, tenant: str, entry: Entry, second: int | None) -> None:
         self._limiter = limiter

@@ -13,14 +13,14 @@ from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
 from draftwood_memory.store.naming import Naming
 from draftwood_memory.store.redis_client import RedisClient, Script
 from draftwood_service.quotas import scripts
-from draftwood_service.quotas.limits import BUCKETS, PLACE_RETRY_SECONDS, QuotaExceededError
+from draftwood_service.quotas.limits import BUCKETS, LEASE_RETRY_SECONDS, QuotaExceededError
 from draftwood_service.quotas.window import Bucket
 from draftwood_tenants.rate_limits import RateLimits
 
 REFRESH_SECONDS = 1.0
 """Between two refreshes of leases, and between two looks at a store that does not answer; also the timeout of each."""
 LEASE_SECONDS = 3.0
-"""After which the places of a replica that was killed are free: a refresh may be lost or late."""
+"""After which the leases of a replica that was killed expire: a refresh may be lost or late."""
 _LEASE_MS = round(1000 * LEASE_SECONDS)
 _CALLS = 8
 """At once to the store: the client has so many connections."""
@@ -32,13 +32,13 @@ class Refresh:
     """What a refresh tells the store of a tenant.
 
     Attributes:
-        places: of requests whose leases are renewed.
+        leases: of requests that have not ended, which are renewed.
         number: of the counts below; the store adds each number once.
         counts: what it does not count yet, by the age of the second in which it was admitted.
     """
 
     tenant: str
-    places: frozenset[int]
+    leases: frozenset[int]
     number: int = 0
     counts: Mapping[int, Bucket] = field(default_factory=dict)
 
@@ -63,27 +63,27 @@ class QuotaStore:
         script = Script(scripts.PRESENT, [_REPLICAS_KEY], [_LEASE_MS, self._replica])
         return int(await self._within(REFRESH_SECONDS, self._client.run(script)))
 
-    async def reserve(self, tenant: str, limits: RateLimits, tokens: int, place: int, requests: int = 1) -> int:
+    async def reserve(self, tenant: str, limits: RateLimits, tokens: int, lease: int, requests: int = 1) -> int:
         """The second, by the store's clock, in which the request was admitted. Raises QuotaExceededError."""
         most = [limits.requests_per_minute or 0, limits.tokens_per_minute or 0, limits.concurrency or 0]
-        arguments: list[int | str] = [BUCKETS, *most, tokens, _LEASE_MS, self._member(place), requests]
+        arguments: list[int | str] = [BUCKETS, *most, tokens, _LEASE_MS, self._member(lease), requests]
         script = Script(scripts.RESERVE, self._keys(tenant), arguments)
         name, *rest = await self._within(self.answer_seconds, self._client.run(script))
         if name == b"ok":
             return int(rest[0])
         limit, used, milliseconds = name.decode(), int(rest[0]), int(rest[1])
-        retry = PLACE_RETRY_SECONDS if limit == "concurrency" else milliseconds / 1000
+        retry = LEASE_RETRY_SECONDS if limit == "concurrency" else milliseconds / 1000
         needed = tokens if limit == "tokens_per_minute" else 1
         raise QuotaExceededError(limit, getattr(limits, limit), used, needed, retry)
 
-    async def settle(self, tenant: str, second: int, unused: int, place: int, unused_requests: int = 0) -> None:
+    async def settle(self, tenant: str, second: int, unused: int, lease: int, unused_requests: int = 0) -> None:
         """A request that was admitted in `second` has ended, and did not use so many tokens, or does not count."""
-        script = self._settle_script(tenant, second, unused, place, unused_requests)
+        script = self._settle_script(tenant, second, unused, lease, unused_requests)
         await self._within(self.answer_seconds, self._client.run(script))
 
-    async def free(self, places: Iterable[tuple[str, int]]) -> None:
-        """Tenants' places whose requests have ended."""
-        made = [self._settle_script(tenant, 0, 0, place) for tenant, place in places]
+    async def free(self, leases: Iterable[tuple[str, int]]) -> None:
+        """Tenants' leases whose requests have ended."""
+        made = [self._settle_script(tenant, 0, 0, lease) for tenant, lease in leases]
         await self._within(REFRESH_SECONDS, self._client.run_all(made))
 
     async def refresh(self, refreshes: SequenceOf[Refresh]) -> list[MemoryStoreError | None]:
@@ -104,12 +104,12 @@ class QuotaStore:
         finally:
             call.close()  # its turn may not have come
 
-    def _settle_script(self, tenant: str, second: int, unused: int, place: int, unused_requests: int = 0) -> Script:
-        return Script(scripts.SETTLE, self._keys(tenant), [second, unused, self._member(place), unused_requests])
+    def _settle_script(self, tenant: str, second: int, unused: int, lease: int, unused_requests: int = 0) -> Script:
+        return Script(scripts.SETTLE, self._keys(tenant), [second, unused, self._member(lease), unused_requests])
 
     def _refresh_script(self, one: Refresh) -> Script:
         keys = self._keys(one.tenant)
-        members = [self._member(place) for place in one.places]
+        members = [self._member(lease) for lease in one.leases]
         arguments: list[int | str] = [BUCKETS, _LEASE_MS, one.number, len(members), *members]
         for age, bucket in one.counts.items():
             arguments += [age, bucket.requests, bucket.tokens]
@@ -119,5 +119,5 @@ class QuotaStore:
         tag = f"quota:{Naming('', self._secret).part(tenant)}"
         return [f"dw:{{{tag}}}:used", f"dw:{{{tag}}}:places"]
 
-    def _member(self, place: int) -> str:
-        return f"{self._replica}:{place}"
+    def _member(self, lease: int) -> str:
+        return f"{self._replica}:{lease}"

@@ -1,11 +1,11 @@
-"""What one tenant uses, in this process: a sliding window of one-second buckets, and places. Pure; the caller has the
+"""What one tenant uses, in this process: a sliding window of one-second buckets, and leases. Pure; the caller has the
 clock."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from draftwood_service.quotas.limits import BUCKETS, PLACE_RETRY_SECONDS, QuotaExceededError
+from draftwood_service.quotas.limits import BUCKETS, LEASE_RETRY_SECONDS, QuotaExceededError
 from draftwood_tenants.rate_limits import RateLimits
 
 
@@ -23,18 +23,18 @@ class Window:
 
     Attributes:
         buckets: by whole second, of the last `BUCKETS` seconds.
-        places: of requests that have not ended, by id.
+        leases: of requests that have not ended, by id.
     """
 
     buckets: dict[int, Bucket] = field(default_factory=dict)
-    places: set[int] = field(default_factory=set)
+    leases: set[int] = field(default_factory=set)
 
     def check(self, limits: RateLimits, tokens: int, now: float, requests: int = 1) -> None:
         """Raises QuotaExceededError if so many requests, of so many tokens, do not fit."""
         self.forget(now)
-        if limits.concurrency is not None and len(self.places) >= limits.concurrency:
-            used = len(self.places)
-            raise QuotaExceededError("concurrency", limits.concurrency, used, 1, PLACE_RETRY_SECONDS)
+        if limits.concurrency is not None and len(self.leases) >= limits.concurrency:
+            used = len(self.leases)
+            raise QuotaExceededError("concurrency", limits.concurrency, used, 1, LEASE_RETRY_SECONDS)
         for limit, kind, needed in (
             ("requests_per_minute", "requests", requests),
             ("tokens_per_minute", "tokens", tokens),
@@ -67,7 +67,7 @@ class Window:
 
     @property
     def idle(self) -> bool:
-        return not (self.buckets or self.places)
+        return not (self.buckets or self.leases)
 
 
 def _until(counts: dict[int, int], excess: int, now: float) -> float:

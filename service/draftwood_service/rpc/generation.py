@@ -25,8 +25,7 @@ from draftwood_service.auth import Principal, Role
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.stream import Sample
 from draftwood_service.errors import DeadlineExceededError, ModelNotServedError
-from draftwood_service.live_experiments.live import LiveExperiments
-from draftwood_service.live_experiments.measuring import Measured
+from draftwood_service.experiments.live import LiveExperiments
 from draftwood_service.quotas import Limiter, RateLimits
 from draftwood_service.quotas.opening import default_limits
 from draftwood_service.quotas.request_quota import RequestQuota
@@ -126,10 +125,9 @@ class GenerationServicer:
         """Streams one Started, Deltas and one Finished, or raises the error that ends the call with one status."""
         self._require_served(request.model)
         tenant = call.principal.tenant_for(request.tenant)
-        log = RequestLog(call, tenant, "chat" if request.HasField("chat") else "text_completion")
-        with Measured(log, self._experiments.counting, call.arrived_at) as measured, log as record:
-            placement = self._place(request, call.request_id, tenant)
-            measured.placement = placement
+        operation = "chat" if request.HasField("chat") else "text_completion"
+        with RequestLog(call, tenant, operation, self._experiments.counting).until_end() as record:
+            placement = record.placement = self._place(request, call.request_id, tenant)
             config = self._config_of(tenant)
             shaping = config.streaming.shaping(self._shaping)
             if request.output.draft_trees:

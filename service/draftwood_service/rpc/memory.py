@@ -32,7 +32,7 @@ from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth import Principal, Role
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.rpc.calls import Call, Method
-from draftwood_service.rpc.request_log import AuditLog
+from draftwood_service.rpc.request_log import audited
 from draftwood_service.rpc.requests import require_in_vocabulary
 from draftwood_service.rpc.streaming.writer import Writer
 from draftwood_service.serving import ServedModel
@@ -111,22 +111,22 @@ class MemoryServicer:
     async def warm(self, requests: AsyncIterator[pb.WarmMemoryRequest], call: Call) -> None:
         """Streams progress."""
         name, progress = None, FillProgress()
-        with AuditLog("warm", call) as audit:
+        with audited(call, "memory", action="warm", tenant=None, records=0) as audit:
             async with Writer(call.context, self._stall_seconds) as writer:
                 async for request in writer.reading(requests):
                     if name is None:
                         name = MemoryName(call.principal.tenant_for(request.tenant))
-                        audit.tenant = name.tenant
+                        audit["tenant"] = name.tenant
                     sequences = await asyncio.to_thread(self._encode, [*request.texts])
                     fill = FillMemory(name, Kind.CORPUS, sequences, progress, self._terms(name))
                     progress = await self._bridge.run_operation(fill)
-                    audit.records += len(request.texts)
-                    await writer.write(pb.WarmMemoryResponse(texts=audit.records, tokens=progress.tokens))
+                    audit["records"] += len(request.texts)
+                    await writer.write(pb.WarmMemoryResponse(texts=audit["records"], tokens=progress.tokens))
 
     async def export(self, request: pb.ExportMemoryRequest, call: Call) -> None:
         """Streams records."""
         name = MemoryName(call.principal.tenant_for(request.tenant), check_identifier("arm", request.arm))
-        with AuditLog("export", call, name.tenant) as audit:
+        with audited(call, "memory", action="export", tenant=name.tenant, records=0) as audit:
             if not await self._has_memory(name.tenant):
                 self._require_configured(name.tenant, call.principal)
             records = deque(await self._bridge.run_operation(ExportMemory(name)))
@@ -137,30 +137,30 @@ class MemoryServicer:
                 while records:
                     page = await asyncio.to_thread(self._page, records, not request.without_text)
                     await writer.write(page)
-                    audit.records += len(page.records)
+                    audit["records"] += len(page.records)
 
     async def import_(self, requests: AsyncIterator[pb.ImportMemoryRequest], call: Call) -> None:
         """Streams progress."""
         name, progress, same_model = None, FillProgress(), False
-        with AuditLog("import", call) as audit:
+        with audited(call, "memory", action="import", tenant=None, records=0) as audit:
             async with Writer(call.context, self._stall_seconds) as writer:
                 async for request in writer.reading(requests):
                     if name is None:
                         name = MemoryName(call.principal.tenant_for(request.tenant))
-                        audit.tenant = name.tenant
+                        audit["tenant"] = name.tenant
                         same_model = request.fingerprint == self._model.fingerprint
                     for kind, sequences in await asyncio.to_thread(self._read, request, same_model):
                         fill = FillMemory(name, kind, sequences, progress, self._terms(name))
                         progress = await self._bridge.run_operation(fill)
-                        audit.records = progress.records
+                        audit["records"] = progress.records
                     await writer.write(pb.ImportMemoryResponse(records=progress.records, tokens=progress.tokens))
 
     async def purge(self, request: pb.PurgeMemoryRequest, call: Call) -> pb.PurgeMemoryResponse:
         tenant = call.principal.tenant_for(request.tenant)
-        with AuditLog("purge", call, tenant) as audit:
+        with audited(call, "memory", action="purge", tenant=tenant) as audit:
             was_known = await self._has_memory(tenant)
             purged = await self._bridge.run_operation(PurgeMemory(tenant))
-            audit.memories, audit.tokens = purged.memories, purged.tokens
+            audit |= {"memories": purged.memories, "tokens": purged.tokens}
             if not (was_known or purged.tokens):
                 self._require_configured(tenant, call.principal)
         response = pb.PurgeMemoryResponse(memories=purged.memories, tokens=purged.tokens)
@@ -178,9 +178,9 @@ class MemoryServicer:
     async def purge_orphans(
         self, request: pb.PurgeOrphanedMemoriesRequest, call: Call
     ) -> pb.PurgeOrphanedMemoriesResponse:
-        with AuditLog("purge orphans", call) as audit:
+        with audited(call, "memory", action="purge orphans", tenant=None) as audit:
             purged = await self._bridge.run_operation(PurgeOrphans(request.fingerprint))
-            audit.memories, audit.tokens = purged.memories, purged.tokens
+            audit |= {"memories": purged.memories, "tokens": purged.tokens}
         return pb.PurgeOrphanedMemoriesResponse(memories=purged.memories, tokens=purged.tokens)
 
     async def _has_memory(self, tenant: str) -> bool:

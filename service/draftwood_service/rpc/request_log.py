@@ -1,65 +1,83 @@
-"""One log line for each request, when it ends, and for each change of memories. They never contain text of prompt or
-answer."""
+"""What becomes of each request when it ends: a log line, telemetry, and its count in an experiment; and the audit log,
+one line for each change that an operator makes. No line contains text of prompt or answer."""
 
 from __future__ import annotations
 
 import time
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
 from draftwood_model_runner.statistics import SequenceStats
 from draftwood_service.engine.stream import Sample
 from draftwood_service.errors import rule_for
+from draftwood_service.experiments.measuring import outcome_of
 from draftwood_service.rpc.calls import Call
 from draftwood_service.telemetry import RequestRecord
+from draftwood_tenants.experiments.counting import Counting
+from draftwood_tenants.experiments.placement import Placement
 
 _log = structlog.get_logger("draftwood.requests")
 _audit = structlog.get_logger("draftwood.audit")
 
 
+@dataclass(eq=False, slots=True)
 class RequestLog:
-    """Context manager around a request.
+    """What is known of a request.
 
     Attributes:
+        placement: its arm; None for a request in no experiment.
         samples: set once the request is read.
-        outcome: the finish reason, if it is set; an exception's reason replaces it.
         finish_reasons: of the samples; empty until all have ended.
+        outcome: the finish reason, if it is set; an exception's reason replaces it.
     """
 
-    def __init__(self, call: Call, tenant: str, operation: str) -> None:
-        self._call = call
-        self._tenant = tenant
-        self._operation = operation
-        self.finish_reasons: list[str] = []
-        self.samples: list[Sample] = []
-        self.outcome = "cancelled"
+    call: Call
+    tenant: str
+    operation: str
+    counting: Counting
+    placement: Placement | None = None
+    samples: list[Sample] = field(default_factory=list)
+    finish_reasons: list[str] = field(default_factory=list)
+    outcome: str = "cancelled"
 
-    def __enter__(self) -> RequestLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if isinstance(error, Exception):
+    @contextmanager
+    def until_end(self) -> Iterator[RequestLog]:
+        """Around the request."""
+        failed = True
+        try:
+            yield self
+            failed = False
+        except Exception as error:
             self.outcome = rule_for(error).reason.lower()
+            raise
+        finally:
+            self._ended(failed)
+
+    def _ended(self, failed: bool) -> None:
         fields: dict[str, object] = {
-            "request_id": self._call.request_id,
-            "principal": self._call.principal.name,
-            "tenant": self._tenant,
+            "request_id": self.call.request_id,
+            "principal": self.call.principal.name,
+            "tenant": self.tenant,
             "outcome": self.outcome,
         }
         if self.samples:
             fields |= _measurements(self.samples)
-        seconds = time.perf_counter() - self._call.arrived_at
+        seconds = time.perf_counter() - self.call.arrived_at
         _log.info("request", **fields, total_ms=_milliseconds(seconds))
-        self._call.record.request(self._record(seconds, error is not None))
+        self.call.record.request(self._record(seconds, failed))
+        counted = outcome_of(self.outcome, self.samples, self.call.arrived_at) if self.placement else None
+        if self.placement is not None and counted is not None:
+            self.counting.record(self.placement, counted)
 
     def _record(self, seconds: float, failed: bool) -> RequestRecord:
         parts = [sample.stats for sample in self.samples]
         return RequestRecord(
-            tenant=self._tenant,
-            operation=self._operation,
+            tenant=self.tenant,
+            operation=self.operation,
             error=self.outcome if failed else "",
             request=self.samples[0].request if self.samples else None,
             stats=SequenceStats.over(parts) if parts else SequenceStats(),
@@ -69,49 +87,26 @@ class RequestLog:
         )
 
 
-class AuditLog:
-    """Context manager around an operator's call: one line with who did what to which tenant's memory, and its result.
-
-    Attributes:
-        tenant: set once it is read; None for a call about several.
-        records: exported or imported so far, or texts that the memory was warmed with.
-        memories, tokens: purged; None otherwise.
-    """
-
-    def __init__(self, action: str, call: Call, tenant: str | None = None) -> None:
-        self._action = action
-        self._call = call
-        self.tenant = tenant
-        self.records = 0
-        self.memories: int | None = None
-        self.tokens: int | None = None
-
-    def __enter__(self) -> AuditLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        result = "ok" if error is None else "cancelled"
-        if isinstance(error, Exception):
-            result = rule_for(error).reason.lower()
-        done = (
-            {"memories": self.memories, "tokens": self.tokens}
-            if self.memories is not None
-            else {"records": self.records}
-        )
-        names = self._call.context.auth_context().get("x509_common_name", [])
+@contextmanager
+def audited(call: Call, event: str, **fields: Any) -> Iterator[dict[str, Any]]:
+    """Around a change: logs who made it, and its result. The fields, which it gives, may be changed inside."""
+    result = "ok"
+    try:
+        yield fields
+    except BaseException as error:
+        result = rule_for(error).reason.lower() if isinstance(error, Exception) else "cancelled"
+        raise
+    finally:
+        names = call.context.auth_context().get("x509_common_name", [])
         _audit.info(
-            "memory",
-            action=self._action,
-            tenant=self.tenant,
-            principal=self._call.principal.name,
-            role=self._call.principal.role.label,
-            peer=self._call.context.peer(),
+            event,
+            **fields,
+            principal=call.principal.name,
+            role=call.principal.role.label,
+            peer=call.context.peer(),
             certificate=b",".join(names).decode(errors="replace") or None,
-            request_id=self._call.request_id,
+            request_id=call.request_id,
             result=result,
-            **done,
         )
 
 

@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 _STREAMS_SHARE = 0.75
 """The part of the grace in which live calls may finish; the rest is for their status and the end of the engine."""
-_BEFORE_AWAY = 0.1
+_BEFORE_GOAWAY = 0.1
 """The part of it that passes between NOT_SERVING and GOAWAY. A call that arrives in the moment of GOAWAY ends with
 CANCELLED, by gRPC itself: until then clients that watch health have gone, and others are refused with UNAVAILABLE."""
 _STATUS_SECONDS = 1.0
@@ -139,13 +139,13 @@ class RunningServer:
         self.bridge.drain()
         _log.info("draining", live=self.bridge.live, grace_seconds=grace)
         deadline = time.monotonic() + grace
-        idle = await self.bridge.wait_idle(_BEFORE_AWAY * grace)
-        going_away = asyncio.create_task(self._bound.grpc_server.stop(STOP_SECONDS if idle else grace))
-        if not await self.bridge.wait_idle((_STREAMS_SHARE - _BEFORE_AWAY) * grace):
+        idle = await self.bridge.wait_idle(_BEFORE_GOAWAY * grace)
+        closing = asyncio.create_task(self._bound.grpc_server.stop(STOP_SECONDS if idle else grace))
+        if not await self.bridge.wait_idle((_STREAMS_SHARE - _BEFORE_GOAWAY) * grace):
             _log.warning("drain grace is over", aborted=self.bridge.live)
             self.bridge.fail_live(ShuttingDownError)
             await self.bridge.wait_idle(_STATUS_SECONDS)
-        await asyncio.gather(self._bound.close(), going_away)
+        await asyncio.gather(self._bound.close(), closing)
         await self._liveness.close()
         await self.bridge.close(max(deadline - time.monotonic(), _LEAST_ENGINE_SECONDS))
         await self._administration.close()

@@ -7,10 +7,10 @@ from pathlib import Path
 import grpc
 
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_service.settings import Settings
+from draftwood_service.settings.network import ListenSettings
 
 
-def server_credentials(settings: Settings) -> grpc.ServerCredentials | None:
+def server_credentials(settings: ListenSettings) -> grpc.ServerCredentials | None:
     """The credentials of the settings' certificate; None without one.
 
     With `tls_client_ca` only clients with a certificate of one of these authorities are served.

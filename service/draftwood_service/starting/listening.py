@@ -7,10 +7,10 @@ import os
 import socket
 
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_service.settings import Settings
+from draftwood_service.settings.network import ListenSettings
 
 
-def require_free(settings: Settings) -> None:
+def require_free(settings: ListenSettings) -> None:
     """Raises InvalidInputError, with the reason, if the server cannot listen on the address: gRPC reports no
     reason."""
     try:

@@ -1,4 +1,4 @@
-"""What the service calls to be watched, and its implementation for a service that nobody watches."""
+"""What the service calls to be watched, and does nothing for a service that nobody watches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from draftwood_model_runner.request import Request
     from draftwood_model_runner.statistics import SequenceStats
-    from draftwood_service.rpc.server import RunningServer
+    from draftwood_service.audits.ledger import AuditLedger
+    from draftwood_service.engine.bridge import EngineBridge
+    from draftwood_service.engine.recovery import EngineRecovery
+    from draftwood_service.quotas import Limiter
+    from draftwood_service.rpc.access import Gate
+    from draftwood_service.serving import ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +41,21 @@ class RequestRecord:
     seconds: float
 
 
-class CallRecord(Protocol):
-    """An RPC, from its arrival to its end."""
+class WatchedServer(Protocol):
+    """`draftwood_service.rpc.server.RunningServer`, as far as metrics read it."""
+
+    model: ServedModel
+    serving: bool
+    slots: int
+    bridge: EngineBridge
+    recovery: EngineRecovery
+    limiter: Limiter
+    audits: AuditLedger
+    gate: Gate
+
+
+class CallRecord:
+    """An RPC, from its arrival to its end. This one records nothing."""
 
     def request(self, record: RequestRecord) -> None:
         """A request of the call has ended."""
@@ -46,8 +64,8 @@ class CallRecord(Protocol):
         """The call has ended with a gRPC status."""
 
 
-class Telemetry(Protocol):
-    """All methods are for the event loop."""
+class Telemetry:
+    """What records calls and requests. All methods are for the event loop. This one records nothing."""
 
     def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None, arrived_at: float) -> CallRecord:
         """A call has arrived.
@@ -57,33 +75,14 @@ class Telemetry(Protocol):
             metadata: of the caller, with the trace that the call is a part of.
             arrived_at: on the clock of `time.perf_counter`.
         """
+        return _NO_CALL
 
-    def watch(self, server: RunningServer) -> None:
+    def watch(self, server: WatchedServer) -> None:
         """Reads the server's counters from now on."""
 
     async def close(self) -> None:
         """Sends what is left, for a second at most."""
 
 
-class _NoCall:
-    def request(self, record: RequestRecord) -> None:
-        pass
-
-    def end(self, code: str) -> None:
-        pass
-
-
-class _NoTelemetry:
-    _call = _NoCall()
-
-    def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None, arrived_at: float) -> CallRecord:
-        return self._call
-
-    def watch(self, server: RunningServer) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
-
-
-NO_TELEMETRY: Telemetry = _NoTelemetry()
+_NO_CALL = CallRecord()
+NO_TELEMETRY = Telemetry()

@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections import deque
 
+from draftwood_tenants.resources.ending import end
+
 _SECONDS = 0.1
 """Between two samples. Not tuned."""
 _WINDOW = 10.0
@@ -24,8 +26,7 @@ class LoopLag:
         return max([*self._delays], default=0.0)
 
     async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end([self._task])
 
     async def _run(self) -> None:
         while True:

@@ -10,7 +10,7 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation
 from draftwood_service.telemetry import names
 from draftwood_service.telemetry.base import RequestRecord
 from draftwood_service.telemetry.names import Kind, Metric
-from draftwood_service.telemetry.observed import Observed
+from draftwood_service.telemetry.observed import OBSERVED, Observed
 
 
 class Metrics:
@@ -31,7 +31,7 @@ class Metrics:
 
     def observe(self, observed: Observed) -> None:
         """Collects the metrics of a server from now on."""
-        for metric in names.OBSERVED:
+        for metric in OBSERVED:
             gauge = metric.kind is Kind.GAUGE
             make: Any = self._meter.create_observable_gauge if gauge else self._meter.create_observable_counter
             make(metric.name, [_callback(observed, metric)], metric.unit, metric.description)
@@ -84,7 +84,7 @@ class Metrics:
 
 def _callback(observed: Observed, metric: Metric) -> Callable[[CallbackOptions], Iterable[Observation]]:
     def read(options: CallbackOptions) -> Iterator[Observation]:
-        for value, attributes in observed(metric):
+        for value, attributes in observed.points(metric):
             yield Observation(value, attributes)
 
     return read

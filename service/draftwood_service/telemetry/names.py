@@ -1,4 +1,6 @@
-"""Every metric and attribute, once. Names of OpenTelemetry's conventions where it has them, `draftwood.` beyond them.
+"""Every attribute, and the metrics that are recorded at the end of a request or call; `observed` has the others.
+
+Names of OpenTelemetry's conventions where it has them, `draftwood.` beyond them.
 
 The conventions for generative AI are in development, so that their names may change: they are written here alone.
 """
@@ -30,7 +32,6 @@ CACHED_TOKENS = "draftwood.prompt.cached_tokens"
 VERSION, ENGINE, RUNNER, DTYPE = "draftwood.version", "draftwood.engine", "draftwood.runner", "draftwood.dtype"
 
 _REQUEST = (OPERATION, PROVIDER, MODEL, ENGINE, STRATEGY, ARM, TENANT, ERROR_TYPE)
-_DRAFT = (STRATEGY, ARM)
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -107,85 +108,3 @@ RECORDED = (
     CALL_DURATION,
 )
 """At the end of a request or call."""
-
-BUILD = Metric("draftwood.build", Kind.GAUGE, "1", "Always 1", (VERSION, MODEL, ENGINE, RUNNER, DTYPE))
-SERVING = Metric("draftwood.serving", Kind.GAUGE, "1", "1 while health is SERVING, else 0")
-SLOTS = Metric("draftwood.slots", Kind.GAUGE, "{request}", "Requests that can run at once")
-RUNNING = Metric("draftwood.requests.running", Kind.GAUGE, "{request}", "Requests that run")
-WAITING = Metric("draftwood.requests.waiting", Kind.GAUGE, "{request}", "Requests that wait for a slot")
-STEPS = Metric("draftwood.engine.steps", Kind.COUNTER, "{step}", "Steps of the engine")
-STEP_TIME = Metric("draftwood.engine.step_time", Kind.COUNTER, "s", "Time in them")
-MODEL_TIME = Metric("draftwood.engine.model_time", Kind.COUNTER, "s", "Time in their forward passes")
-RESTARTS = Metric("draftwood.engine.restarts", Kind.COUNTER, "{restart}", "Engines started anew after one died")
-LOOP_LAG = Metric("draftwood.event_loop.lag", Kind.GAUGE, "s", "Longest delay of the event loop in the last 10 s")
-KV_PAGES = Metric("draftwood.kv_cache.pages", Kind.GAUGE, "{page}", "Pages of KV memory: held, cached, free", (STATE,))
-KV_UTILIZATION = Metric("draftwood.kv_cache.utilization", Kind.GAUGE, "1", "Share of the pages that requests hold")
-PREEMPTIONS = Metric("draftwood.preemptions", Kind.COUNTER, "{preemption}", "Slots taken from requests", _DRAFT)
-SEQUENCES = Metric("draftwood.sequences", Kind.COUNTER, "{sequence}", "Samples of requests that began", _DRAFT)
-PROMPT_TOKENS = Metric("draftwood.prompt.tokens", Kind.COUNTER, "{token}", "Prompt tokens", _DRAFT)
-PROMPT_CACHED = Metric(CACHED_TOKENS, Kind.COUNTER, "{token}", "Of them, found in the prefix cache", _DRAFT)
-WRITTEN = Metric("draftwood.output.tokens", Kind.COUNTER, "{token}", "Tokens written", _DRAFT)
-DECODE_STEPS = Metric("draftwood.decode.steps", Kind.COUNTER, "{step}", "Requests' steps that wrote tokens", _DRAFT)
-DRAFTS = Metric("draftwood.drafts", Kind.COUNTER, "{draft}", "Draft trees that were verified", _DRAFT)
-PROPOSED = Metric("draftwood.draft.proposed_tokens", Kind.COUNTER, "{token}", "Draft tokens proposed", _DRAFT)
-VERIFIED = Metric("draftwood.draft.tokens", Kind.COUNTER, "{token}", "Draft tokens verified", _DRAFT)
-ACCEPTED = Metric("draftwood.draft.accepted_tokens", Kind.COUNTER, "{token}", "Draft tokens accepted", _DRAFT)
-BY_DEPTH = Metric(
-    "draftwood.draft.accepted_by_depth",
-    Kind.COUNTER,
-    "{token}",
-    "Draft tokens accepted at each depth of the tree; the last one counts all below it",
-    (*_DRAFT, DEPTH),
-)
-SOURCE_VERIFIED = Metric(
-    "draftwood.draft.source.tokens", Kind.COUNTER, "{token}", "Draft tokens verified, by what proposed them", (SOURCE,)
-)
-SOURCE_ACCEPTED = Metric(
-    "draftwood.draft.source.accepted_tokens", Kind.COUNTER, "{token}", "Of them, those accepted", (SOURCE,)
-)
-BUDGET = Metric(
-    "draftwood.draft.budget", Kind.GAUGE, "{token}", "Draft tokens verified by a request's step in the last second"
-)
-DRAFT_TIME = Metric("draftwood.draft.time", Kind.COUNTER, "s", "Time in drafters", _DRAFT)
-DISABLED = Metric(
-    "draftwood.draft.disabled", Kind.COUNTER, "{sequence}", "Samples whose drafter failed or hung", _DRAFT
-)
-SUSPENDED = Metric(
-    "draftwood.draft.suspended", Kind.COUNTER, "{suspension}", "Times that drafting paused as it was too slow", _DRAFT
-)
-TENANT_RUNNING = Metric("draftwood.tenant.running", Kind.GAUGE, "{request}", "Requests that run", (TENANT,))
-TENANT_WAITING = Metric("draftwood.tenant.waiting", Kind.GAUGE, "{request}", "Requests that wait for a slot", (TENANT,))
-TENANT_WRITTEN = Metric("draftwood.tenant.output.tokens", Kind.COUNTER, "{token}", "Tokens written", (TENANT,))
-TENANT_STEPS = Metric("draftwood.tenant.decode.steps", Kind.COUNTER, "{step}", "Steps that wrote tokens", (TENANT,))
-MEMORIES = Metric("draftwood.memory.memories", Kind.GAUGE, "{memory}", "Memories in the process")
-MEMORY_TOKENS = Metric("draftwood.memory.tokens", Kind.GAUGE, "{token}", "Their tokens")
-MEMORY_BYTES = Metric("draftwood.memory.size", Kind.GAUGE, "By", "Their records and indexes")
-EVICTED = Metric("draftwood.memory.evicted", Kind.COUNTER, "{memory}", "Memories evicted from the process")
-LATE = Metric("draftwood.memory.late", Kind.COUNTER, "{request}", "Requests that began before their memory was loaded")
-LEARNED = Metric("draftwood.memory.learned", Kind.COUNTER, "{record}", "Records taken from answers")
-DROPPED = Metric("draftwood.memory.dropped", Kind.COUNTER, "{record}", "Records lost: the outbox was full")
-STORE_UP = Metric("draftwood.store.up", Kind.GAUGE, "1", "1 while the store answers, else 0")
-STORE_LAG = Metric("draftwood.store.lag", Kind.GAUGE, "s", "From an answer's end to its record's confirmation, latest")
-STORE_PENDING = Metric("draftwood.store.pending", Kind.GAUGE, "{record}", "Records that the store has not confirmed")
-STORE_FAILURES = Metric("draftwood.store.failures", Kind.COUNTER, "{round}", "Rounds with the store that failed")
-STORE_UNREADABLE = Metric("draftwood.store.unreadable", Kind.COUNTER, "{value}", "Values that could not be decoded")
-AUDITS = Metric(
-    "draftwood.audit.answers",
-    Kind.COUNTER,
-    "{answer}",
-    "Answers decoded again: same, tie, different, dropped, failed",
-    (OUTCOME, *_DRAFT),
-)
-AUDIT_MARGIN = Metric("draftwood.audit.largest_margin", Kind.GAUGE, "1", "Of all differences that audits found", _DRAFT)
-QUOTA_OUTAGES = Metric("draftwood.quota.outages", Kind.COUNTER, "{outage}", "Times that the quotas' store went away")
-QUOTA_ALONE = Metric("draftwood.quota.admitted_alone", Kind.COUNTER, "{request}", "Requests admitted without it")
-REFUSED = Metric("draftwood.auth.refused", Kind.COUNTER, "{call}", "Calls refused: unauthenticated, denied", (REASON,))
-OBSERVED = (
-    BUILD, SERVING, SLOTS, RUNNING, WAITING, STEPS, STEP_TIME, MODEL_TIME, RESTARTS, LOOP_LAG, KV_PAGES, KV_UTILIZATION,
-    PREEMPTIONS, SEQUENCES, PROMPT_TOKENS, PROMPT_CACHED, WRITTEN, DECODE_STEPS, DRAFTS, PROPOSED, VERIFIED, ACCEPTED,
-    BY_DEPTH, SOURCE_VERIFIED, SOURCE_ACCEPTED, BUDGET, DRAFT_TIME, DISABLED, SUSPENDED, TENANT_RUNNING, TENANT_WAITING,
-    TENANT_WRITTEN, TENANT_STEPS, MEMORIES, MEMORY_TOKENS, MEMORY_BYTES, EVICTED, LATE, LEARNED, DROPPED, STORE_UP,
-    STORE_LAG, STORE_PENDING, STORE_FAILURES, STORE_UNREADABLE, AUDITS, AUDIT_MARGIN, QUOTA_OUTAGES, QUOTA_ALONE,
-    REFUSED,
-)  # fmt: skip
-"""Read when metrics are collected."""

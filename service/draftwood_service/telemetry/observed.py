@@ -1,167 +1,249 @@
-"""The values of the metrics that are read when they are collected, from the counters of a server.
+"""The metrics that are read when they are collected, each with its value, from the counters of a server.
 
 Called on the collectors' threads: what is read is replaced as a whole, never changed, or copied in one step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, TypeAlias
+from operator import attrgetter
+from typing import Any, TypeAlias
 
-from draftwood_service.engine.reporting.report import EngineReport, TenantReport, WorkCounts
+from draftwood_memory.counters import MemoryCounters
+from draftwood_service.engine.reporting.report import EngineReport
 from draftwood_service.telemetry import names
-from draftwood_service.telemetry.names import Metric
-
-if TYPE_CHECKING:
-    from draftwood_service.rpc.server import RunningServer
+from draftwood_service.telemetry.base import WatchedServer
+from draftwood_service.telemetry.names import ARM, STRATEGY, Kind, Metric
 
 Point: TypeAlias = tuple[float, dict[str, str]]
 """A value, and the attributes that it has."""
+_WORK = (STRATEGY, ARM)
+_BUILD = (names.VERSION, names.MODEL, names.ENGINE, names.RUNNER, names.DTYPE)
 _DEPTHS = 16
 """Depths of draft trees that are counted apart. Not tuned: few accepted paths are longer."""
 
 
+@dataclass(frozen=True, slots=True)
 class Observed:
-    """Reads the metrics of a server.
+    """What the metrics are read from.
 
-    Args:
+    Attributes:
         tenants: whose figures are shown by name; no others are.
         loop_lag: the longest delay of the event loop of late, in seconds.
     """
 
-    def __init__(self, server: RunningServer, tenants: frozenset[str], loop_lag: Callable[[], float]) -> None:
-        self._server = server
-        self._tenants = tenants
-        self._loop_lag = loop_lag
-        memory = self._memory
-        self._readers: dict[Metric, Callable[[], Iterable[Point]]] = {
-            names.BUILD: self._build,
-            names.SERVING: lambda: _one(float(server.serving)),
-            names.SLOTS: lambda: _one(server.slots),
-            names.RUNNING: lambda: _one(self._report.load.running),
-            names.WAITING: lambda: _one(self._report.load.waiting),
-            names.STEPS: lambda: _one(self._report.engine.steps),
-            names.STEP_TIME: lambda: _one(self._report.engine.step_seconds),
-            names.MODEL_TIME: lambda: _one(self._report.engine.model_seconds),
-            names.RESTARTS: lambda: _one(server.recovery.restarts),
-            names.LOOP_LAG: lambda: _one(self._loop_lag()),
-            names.KV_PAGES: self._pages,
-            names.KV_UTILIZATION: lambda: _one(self._report.kv.held / max(self._report.kv.total, 1)),
-            names.PREEMPTIONS: self._work(lambda work: work.preemptions),
-            names.SEQUENCES: self._work(lambda work: work.sequences),
-            names.PROMPT_TOKENS: self._work(lambda work: work.prompt_tokens),
-            names.PROMPT_CACHED: self._work(lambda work: work.cached_prompt_tokens),
-            names.WRITTEN: self._work(lambda work: work.written_tokens),
-            names.DECODE_STEPS: self._work(lambda work: work.decode_steps),
-            names.DRAFTS: self._work(lambda work: work.drafts),
-            names.PROPOSED: self._work(lambda work: work.proposed_tokens),
-            names.VERIFIED: self._work(lambda work: work.draft_tokens),
-            names.ACCEPTED: self._work(lambda work: work.accepted_tokens),
-            names.BY_DEPTH: self._depths,
-            names.SOURCE_VERIFIED: lambda: self._sources(0),
-            names.SOURCE_ACCEPTED: lambda: self._sources(1),
-            names.BUDGET: lambda: _one(server.bridge.reports.budget),
-            names.DRAFT_TIME: self._work(lambda work: work.draft_seconds),
-            names.DISABLED: self._work(lambda work: work.disabled),
-            names.SUSPENDED: self._work(lambda work: work.suspensions),
-            names.TENANT_RUNNING: self._of_tenants(lambda one: one.load.running),
-            names.TENANT_WAITING: self._of_tenants(lambda one: one.load.waiting),
-            names.TENANT_WRITTEN: self._of_tenants(lambda one: one.work.written_tokens),
-            names.TENANT_STEPS: self._of_tenants(lambda one: one.work.decode_steps),
-            names.MEMORIES: memory("tenants"),
-            names.MEMORY_TOKENS: memory("tokens"),
-            names.MEMORY_BYTES: memory("resident_bytes"),
-            names.EVICTED: memory("evicted"),
-            names.LATE: memory("late"),
-            names.LEARNED: memory("learned"),
-            names.DROPPED: memory("dropped"),
-            names.STORE_UP: lambda: _one(float(self._report.store_healthy)),
-            names.STORE_LAG: memory("last_lag"),
-            names.STORE_PENDING: memory("outbox_records"),
-            names.STORE_FAILURES: memory("failures"),
-            names.STORE_UNREADABLE: memory("unreadable"),
-            names.AUDITS: self._audits,
-            names.AUDIT_MARGIN: self._margins,
-            names.QUOTA_OUTAGES: lambda: _one(server.limiter.outages),
-            names.QUOTA_ALONE: lambda: _one(server.limiter.admitted_alone),
-            names.REFUSED: self._refused,
-        }
-
-    def __call__(self, metric: Metric) -> Iterable[Point]:
-        """The points of one of `names.OBSERVED`."""
-        return self._readers[metric]()
+    server: WatchedServer
+    tenants: frozenset[str]
+    loop_lag: Callable[[], float]
 
     @property
-    def _report(self) -> EngineReport:
-        return self._server.bridge.reports.latest
+    def report(self) -> EngineReport:
+        """The engine's latest."""
+        return self.server.bridge.reports.latest
 
-    def _build(self) -> Iterator[Point]:
-        model = self._server.model
-        of_model = {names.MODEL: model.name, names.RUNNER: model.runner_name, names.DTYPE: model.dtype}
-        of_model[names.ENGINE] = model.abilities.engine
-        yield 1.0, {names.VERSION: version("draftwood"), **of_model}
+    @property
+    def memory(self) -> MemoryCounters:
+        """Of the engine's memories."""
+        return self.report.memory
 
-    def _pages(self) -> Iterator[Point]:
-        total, held, cached = self._report.kv
-        for state, pages in (("held", held), ("cached", cached), ("free", total - held - cached)):
-            yield pages, {names.STATE: state}
+    def points(self, metric: Metric) -> Iterable[Point]:
+        """The points of a key of `OBSERVED`."""
+        return OBSERVED[metric](self)
 
-    def _work(self, value: Callable[[WorkCounts], float]) -> Callable[[], Iterator[Point]]:
-        def points() -> Iterator[Point]:
-            for (strategy, arm), work in self._report.work.items():
-                yield value(work), {names.STRATEGY: strategy, names.ARM: arm}
 
-        return points
+Read: TypeAlias = Callable[[Observed], Iterable[Point]]
 
-    def _depths(self) -> Iterator[Point]:
-        for (strategy, arm), work in self._report.work.items():
-            by_depth = work.accepted_by_depth
-            counts = [*by_depth[: _DEPTHS - 1], *([sum(by_depth[_DEPTHS - 1 :])] if len(by_depth) >= _DEPTHS else [])]
-            for depth, accepted in enumerate(counts, 1):
-                yield accepted, {names.STRATEGY: strategy, names.ARM: arm, names.DEPTH: str(depth)}
 
-    def _sources(self, part: int) -> Iterator[Point]:
+def _build(it: Observed) -> Iterator[Point]:
+    model = it.server.model
+    of_model = {names.MODEL: model.name, names.RUNNER: model.runner_name, names.DTYPE: model.dtype}
+    yield 1.0, {names.VERSION: version("draftwood"), names.ENGINE: model.abilities.engine, **of_model}
+
+
+def _loop_lag(it: Observed) -> Iterator[Point]:
+    yield it.loop_lag(), {}
+
+
+def _pages(it: Observed) -> Iterator[Point]:
+    total, held, cached = it.report.kv
+    for state, pages in (("held", held), ("cached", cached), ("free", total - held - cached)):
+        yield pages, {names.STATE: state}
+
+
+def _utilization(it: Observed) -> Iterator[Point]:
+    yield it.report.kv.held / max(it.report.kv.total, 1), {}
+
+
+def _depths(it: Observed) -> Iterator[Point]:
+    for (strategy, arm), work in it.report.work.items():
+        by_depth = work.accepted_by_depth
+        counts = [*by_depth[: _DEPTHS - 1], *([sum(by_depth[_DEPTHS - 1 :])] if len(by_depth) >= _DEPTHS else [])]
+        for depth, accepted in enumerate(counts, 1):
+            yield accepted, {STRATEGY: strategy, ARM: arm, names.DEPTH: str(depth)}
+
+
+def _sources(count: str) -> Read:
+    def points(it: Observed) -> Iterator[Point]:
         totals: dict[str, float] = {}
-        for work in self._report.work.values():
+        for work in it.report.work.values():
             for source, counts in work.by_source.items():
-                totals[source] = totals.get(source, 0) + counts[part]
+                totals[source] = totals.get(source, 0) + getattr(counts, count)
         for source, total in totals.items():
             yield total, {names.SOURCE: source}
 
-    def _of_tenants(self, value: Callable[[TenantReport], float]) -> Callable[[], Iterator[Point]]:
-        def points() -> Iterator[Point]:
-            tenants = self._report.tenants
-            for tenant in self._tenants:
-                if tenant in tenants:
-                    yield value(tenants[tenant]), {names.TENANT: tenant}
-
-        return points
-
-    def _memory(self, counter: str) -> Callable[[], Iterator[Point]]:
-        return lambda: _one(getattr(self._report.memory, counter))
-
-    def _audits(self) -> Iterator[Point]:
-        for (strategy, arm), counts in [*self._server.audits.counts.items()]:
-            outcomes = {
-                "same": counts.audited - counts.differing,
-                "tie": counts.ties,
-                "different": counts.differing - counts.ties,
-                "dropped": counts.dropped,
-                "failed": counts.failed,
-            }
-            for outcome, answers in outcomes.items():
-                yield answers, {names.OUTCOME: outcome, names.STRATEGY: strategy, names.ARM: arm}
-
-    def _margins(self) -> Iterator[Point]:
-        for (strategy, arm), counts in [*self._server.audits.counts.items()]:
-            yield counts.largest_margin, {names.STRATEGY: strategy, names.ARM: arm}
-
-    def _refused(self) -> Iterator[Point]:
-        gate: Any = self._server.gate
-        for reason, refusals in (("unauthenticated", gate.unauthenticated), ("denied", gate.denied)):
-            yield refusals.total, {names.REASON: reason}
+    return points
 
 
-def _one(value: float) -> Iterator[Point]:
-    yield value, {}
+def _audits(it: Observed) -> Iterator[Point]:
+    for (strategy, arm), counts in [*it.server.audits.counts.items()]:
+        outcomes = {
+            "same": counts.audited - counts.differing,
+            "tie": counts.ties,
+            "different": counts.differing - counts.ties,
+            "dropped": counts.dropped,
+            "failed": counts.failed,
+        }
+        for outcome, answers in outcomes.items():
+            yield answers, {names.OUTCOME: outcome, STRATEGY: strategy, ARM: arm}
+
+
+def _margins(it: Observed) -> Iterator[Point]:
+    for (strategy, arm), counts in [*it.server.audits.counts.items()]:
+        yield counts.largest_margin, {STRATEGY: strategy, ARM: arm}
+
+
+def _refused(it: Observed) -> Iterator[Point]:
+    gate = it.server.gate
+    for reason, refusals in (("unauthenticated", gate.unauthenticated), ("denied", gate.denied)):
+        yield refusals.total, {names.REASON: reason}
+
+
+def _gauge(name: str, unit: str, description: str, read: str | Read, *attributes: str) -> tuple[Metric, Read]:
+    """`read` is the path from `Observed` to the one value, or what reads the points."""
+    return Metric(name, Kind.GAUGE, unit, description, attributes), _one(read) if isinstance(read, str) else read
+
+
+def _counter(name: str, unit: str, description: str, read: str | Read, *attributes: str) -> tuple[Metric, Read]:
+    """As `_gauge`."""
+    metric, points = _gauge(name, unit, description, read, *attributes)
+    return metric._replace(kind=Kind.COUNTER), points
+
+
+def _one(path: str) -> Read:
+    value: Callable[[Observed], Any] = attrgetter(path)
+    return lambda it: [(float(value(it)), {})]
+
+
+def _work(name: str, unit: str, description: str, count: str) -> tuple[Metric, Read]:
+    """A field of `WorkCounts`, by strategy and arm."""
+
+    def points(it: Observed) -> Iterator[Point]:
+        for (strategy, arm), work in it.report.work.items():
+            yield getattr(work, count), {STRATEGY: strategy, ARM: arm}
+
+    return Metric(name, Kind.COUNTER, unit, description, _WORK), points
+
+
+def _tenant(kind: Kind, name: str, unit: str, description: str, path: str) -> tuple[Metric, Read]:
+    """A value of each tenant that is shown by name; `path` leads to it from `TenantReport`."""
+    value: Callable[[Any], float] = attrgetter(path)
+
+    def points(it: Observed) -> Iterator[Point]:
+        tenants = it.report.tenants
+        for tenant in it.tenants & tenants.keys():
+            yield value(tenants[tenant]), {names.TENANT: tenant}
+
+    return Metric(name, kind, unit, description, (names.TENANT,)), points
+
+
+_ALL = (
+    _gauge("draftwood.build", "1", "Always 1", _build, *_BUILD),
+    _gauge("draftwood.serving", "1", "1 while health is SERVING, else 0", "server.serving"),
+    _gauge("draftwood.slots", "{request}", "Requests that can run at once", "server.slots"),
+    _gauge("draftwood.requests.running", "{request}", "Requests that run", "report.load.running"),
+    _gauge("draftwood.requests.waiting", "{request}", "Requests that wait for a slot", "report.load.waiting"),
+    _counter("draftwood.engine.steps", "{step}", "Steps of the engine", "report.engine.steps"),
+    _counter("draftwood.engine.step_time", "s", "Time in them", "report.engine.step_seconds"),
+    _counter("draftwood.engine.model_time", "s", "Time in their forward passes", "report.engine.model_seconds"),
+    _counter(
+        "draftwood.engine.restarts", "{restart}", "Engines started anew after one died", "server.recovery.restarts"
+    ),
+    _gauge("draftwood.event_loop.lag", "s", "Longest delay of the event loop in the last 10 s", _loop_lag),
+    _gauge("draftwood.kv_cache.pages", "{page}", "Pages of KV memory: held, cached, free", _pages, names.STATE),
+    _gauge("draftwood.kv_cache.utilization", "1", "Share of the pages that requests hold", _utilization),
+    _work("draftwood.preemptions", "{preemption}", "Slots taken from requests", "preemptions"),
+    _work("draftwood.sequences", "{sequence}", "Samples of requests that began", "sequences"),
+    _work("draftwood.prompt.tokens", "{token}", "Prompt tokens", "prompt_tokens"),
+    _work(names.CACHED_TOKENS, "{token}", "Of them, found in the prefix cache", "cached_prompt_tokens"),
+    _work("draftwood.output.tokens", "{token}", "Tokens written", "written_tokens"),
+    _work("draftwood.decode.steps", "{step}", "Requests' steps that wrote tokens", "decode_steps"),
+    _work("draftwood.drafts", "{draft}", "Draft trees that were verified", "drafts"),
+    _work("draftwood.draft.proposed_tokens", "{token}", "Draft tokens proposed", "proposed_tokens"),
+    _work("draftwood.draft.tokens", "{token}", "Draft tokens verified", "draft_tokens"),
+    _work("draftwood.draft.accepted_tokens", "{token}", "Draft tokens accepted", "accepted_tokens"),
+    _counter(
+        "draftwood.draft.accepted_by_depth",
+        "{token}",
+        "Draft tokens accepted at each depth of the tree; the last one counts all below it",
+        _depths,
+        *_WORK,
+        names.DEPTH,
+    ),
+    _counter(
+        "draftwood.draft.source.tokens",
+        "{token}",
+        "Draft tokens verified, by what proposed them",
+        _sources("verified"),
+        names.SOURCE,
+    ),
+    _counter(
+        "draftwood.draft.source.accepted_tokens",
+        "{token}",
+        "Of them, those accepted",
+        _sources("accepted"),
+        names.SOURCE,
+    ),
+    _gauge(
+        "draftwood.draft.budget",
+        "{token}",
+        "Draft tokens verified by a request's step in the last second",
+        "server.bridge.reports.budget",
+    ),
+    _work("draftwood.draft.time", "s", "Time in drafters", "draft_seconds"),
+    _work("draftwood.draft.disabled", "{sequence}", "Samples whose drafter failed or hung", "disabled"),
+    _work("draftwood.draft.suspended", "{suspension}", "Times that drafting paused as it was too slow", "suspensions"),
+    _tenant(Kind.GAUGE, "draftwood.tenant.running", "{request}", "Requests that run", "load.running"),
+    _tenant(Kind.GAUGE, "draftwood.tenant.waiting", "{request}", "Requests that wait for a slot", "load.waiting"),
+    _tenant(Kind.COUNTER, "draftwood.tenant.output.tokens", "{token}", "Tokens written", "work.written_tokens"),
+    _tenant(Kind.COUNTER, "draftwood.tenant.decode.steps", "{step}", "Steps that wrote tokens", "work.decode_steps"),
+    _gauge("draftwood.memory.memories", "{memory}", "Memories in the process", "memory.tenants"),
+    _gauge("draftwood.memory.tokens", "{token}", "Their tokens", "memory.tokens"),
+    _gauge("draftwood.memory.size", "By", "Their records and indexes", "memory.resident_bytes"),
+    _counter("draftwood.memory.evicted", "{memory}", "Memories evicted from the process", "memory.evicted"),
+    _counter("draftwood.memory.late", "{request}", "Requests that began before their memory was loaded", "memory.late"),
+    _counter("draftwood.memory.learned", "{record}", "Records taken from answers", "memory.learned"),
+    _counter("draftwood.memory.dropped", "{record}", "Records lost: the outbox was full", "memory.dropped"),
+    _gauge("draftwood.store.up", "1", "1 while the store answers, else 0", "report.store_healthy"),
+    _gauge("draftwood.store.lag", "s", "From an answer's end to its record's confirmation, latest", "memory.last_lag"),
+    _gauge("draftwood.store.pending", "{record}", "Records that the store has not confirmed", "memory.outbox_records"),
+    _counter("draftwood.store.failures", "{round}", "Rounds with the store that failed", "memory.failures"),
+    _counter("draftwood.store.unreadable", "{value}", "Values that could not be decoded", "memory.unreadable"),
+    _counter(
+        "draftwood.audit.answers",
+        "{answer}",
+        "Answers decoded again: same, tie, different, dropped, failed",
+        _audits,
+        names.OUTCOME,
+        *_WORK,
+    ),
+    _gauge("draftwood.audit.largest_margin", "1", "Of all differences that audits found", _margins, *_WORK),
+    _counter("draftwood.quota.outages", "{outage}", "Times that the quotas' store went away", "server.limiter.outages"),
+    _counter(
+        "draftwood.quota.admitted_alone", "{request}", "Requests admitted without it", "server.limiter.admitted_alone"
+    ),
+    _counter("draftwood.auth.refused", "{call}", "Calls refused: unauthenticated, denied", _refused, names.REASON),
+)
+OBSERVED: Mapping[Metric, Read] = dict(_ALL)
+"""Each with what reads its points."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from wsgiref.simple_server import WSGIServer
 
 import structlog
@@ -28,8 +28,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.settings import Settings
-from draftwood_service.telemetry.base import RequestRecord
-from draftwood_service.telemetry.exporters import Exporters
+from draftwood_service.telemetry.base import CallRecord, RequestRecord, Telemetry, WatchedServer
+from draftwood_service.telemetry.exporters import exporter_of
 from draftwood_service.telemetry.logs import OtlpHandler, divert_complaints, restore
 from draftwood_service.telemetry.loop_lag import LoopLag
 from draftwood_service.telemetry.metrics import Metrics
@@ -37,16 +37,13 @@ from draftwood_service.telemetry.observed import Observed
 from draftwood_service.telemetry.traces import CallTrace, Traces
 from draftwood_service.telemetry.vllm_names import VllmNames
 
-if TYPE_CHECKING:
-    from draftwood_service.rpc.server import RunningServer
-
 _log = structlog.get_logger(__name__)
 
 _CLOSE_SECONDS = 1.0
 
 
-class OpenTelemetry:
-    """`Telemetry` by OpenTelemetry: to a collector, for Prometheus, or both.
+class OpenTelemetry(Telemetry):
+    """Records by OpenTelemetry: to a collector, for Prometheus, or both.
 
     Args:
         collector: URL of a collector; "" for none.
@@ -60,7 +57,6 @@ class OpenTelemetry:
     """
 
     def __init__(self, settings: Settings, collector: str) -> None:
-        exporters = Exporters.to(collector)
         resource = Resource.create(
             {
                 "service.name": os.environ.get("OTEL_SERVICE_NAME") or "draftwood",
@@ -75,18 +71,18 @@ class OpenTelemetry:
         self._registry: CollectorRegistry | None = None
         self._vllm_names = settings.metrics_vllm_names
         self.metrics_port: int | None = None
-        readers = self._readers(settings, exporters)
+        readers = self._readers(settings, collector)
         meters = MeterProvider(readers, resource, shutdown_on_exit=False)
         self._closing.append(meters.shutdown)
         self._metrics = Metrics(meters.get_meter("draftwood"), self._tenants)
-        self._traces = self._opened_traces(exporters, resource, settings.trace_share)
-        self._handler = self._opened_logs(exporters, resource)
+        self._traces = self._opened_traces(collector, resource, settings.trace_share)
+        self._handler = self._opened_logs(collector, resource)
 
     def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None, arrived_at: float) -> WatchedCall:
         trace = None if self._traces is None else self._traces.call(method, metadata, arrived_at)
         return WatchedCall(self._metrics, trace, method, arrived_at)
 
-    def watch(self, server: RunningServer) -> None:
+    def watch(self, server: WatchedServer) -> None:
         self._metrics.model = server.model.name
         self._metrics.engine = server.model.abilities.engine
         self._lag = LoopLag()
@@ -100,7 +96,7 @@ class OpenTelemetry:
             await self._lag.close()
         if self._handler is not None:
             logging.getLogger().removeHandler(self._handler)
-        # On threads of their own: an exporter whose collector is away waits for as long as it likes.
+        # On threads of their own: an exporter whose collector does not answer waits for as long as it likes.
         threads = [threading.Thread(target=close, daemon=True) for close in self._closing]
         for thread in threads:
             thread.start()
@@ -109,7 +105,7 @@ class OpenTelemetry:
             await asyncio.to_thread(thread.join, max(deadline - time.monotonic(), 0.0))
         restore(self._complaints)
 
-    def _readers(self, settings: Settings, exporters: Exporters) -> list[MetricReader]:
+    def _readers(self, settings: Settings, collector: str) -> list[MetricReader]:
         readers: list[MetricReader] = []
         if settings.metrics_port is not None:
             self._registry = registry = CollectorRegistry()
@@ -124,20 +120,20 @@ class OpenTelemetry:
             self.metrics_port = server.server_port
             self._closing.append(partial(_stop, server))
             _log.info("metrics", address=f"http://{host}:{self.metrics_port}/metrics")
-        if (exporter := exporters.metrics()) is not None:
+        if (exporter := exporter_of("metrics", collector)) is not None:
             readers.append(PeriodicExportingMetricReader(exporter))
         return readers
 
-    def _opened_traces(self, exporters: Exporters, resource: Resource, share: float) -> Traces | None:
-        if (exporter := exporters.spans()) is None:
+    def _opened_traces(self, collector: str, resource: Resource, share: float) -> Traces | None:
+        if (exporter := exporter_of("traces", collector)) is None:
             return None
         provider = TracerProvider(ParentBased(TraceIdRatioBased(share)), resource, shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(exporter))
         self._closing.append(provider.shutdown)
         return Traces(provider)
 
-    def _opened_logs(self, exporters: Exporters, resource: Resource) -> OtlpHandler | None:
-        if (exporter := exporters.logs()) is None:
+    def _opened_logs(self, collector: str, resource: Resource) -> OtlpHandler | None:
+        if (exporter := exporter_of("logs", collector)) is None:
             return None
         provider = LoggerProvider(resource, shutdown_on_exit=False)
         provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
@@ -152,7 +148,7 @@ def _stop(server: WSGIServer) -> None:
     server.server_close()
 
 
-class WatchedCall:
+class WatchedCall(CallRecord):
     """A `CallRecord`: its time, its span, and the requests in it."""
 
     def __init__(self, metrics: Metrics, trace: CallTrace | None, method: str, arrived_at: float) -> None:

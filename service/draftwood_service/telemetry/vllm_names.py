@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from draftwood_service.telemetry import names
-from draftwood_service.telemetry.observed import Observed
+from draftwood_service.telemetry.observed import OBSERVED, Observed
 
+_BY_NAME = {metric.name: metric for metric in OBSERVED}
 ALIASES = {
-    "vllm:num_requests_waiting": names.WAITING,
-    "vllm:num_requests_running": names.RUNNING,
-    "vllm:kv_cache_usage_perc": names.KV_UTILIZATION,
+    "vllm:num_requests_waiting": _BY_NAME["draftwood.requests.waiting"],
+    "vllm:num_requests_running": _BY_NAME["draftwood.requests.running"],
+    "vllm:kv_cache_usage_perc": _BY_NAME["draftwood.kv_cache.utilization"],
 }
 """OpenTelemetry's names have no colons, so these are for Prometheus alone."""
 
@@ -32,6 +32,6 @@ class VllmNames(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         for alias, metric in ALIASES.items():
             family = GaugeMetricFamily(alias, f"{metric.description}: {metric.name}", labels=("model_name",))
-            for value, _ in self._observed(metric):
+            for value, _ in self._observed.points(metric):
                 family.add_metric((self._model,), value)
             yield family

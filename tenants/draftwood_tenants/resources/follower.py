@@ -28,14 +28,14 @@ class _Copy:
 
     Attributes:
         of_kind: resources by kind and name.
-        places: kind and name by key.
+        names: kind and name by key.
         unreadable: keys of resources that cannot be read here.
         foreign: those of them that may be any tenant's.
         deleted: keys that a reading of everything found deleted.
     """
 
     of_kind: dict[str, dict[str, Resource]] = field(default_factory=dict)
-    places: dict[str, tuple[str, str]] = field(default_factory=dict)
+    names: dict[str, tuple[str, str]] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)
     foreign: set[str] = field(default_factory=set)
     deleted: set[str] = field(default_factory=set)
@@ -47,28 +47,28 @@ class _Copy:
             self.foreign.discard(key)
             if resource is not None:
                 self.put(key, resource)
-            elif key in self.places:
-                kind, name = self.places.pop(key)
+            elif key in self.names:
+                kind, name = self.names.pop(key)
                 del self.of_kind[kind][name]
             elif self is not before:
                 self.deleted.add(key)
         for key in page.unreadable:
             self.unreadable.add(key)
-            if key not in self.places and (known := before.get(key)):
+            if key not in self.names and (known := before.get(key)):
                 self.put(key, known)
         self.foreign |= page.foreign
 
     def put(self, key: str, resource: Resource) -> None:
-        self.places[key] = resource.kind, resource.name
+        self.names[key] = resource.kind, resource.name
         self.of_kind.setdefault(resource.kind, {})[resource.name] = resource
 
     def get(self, key: str) -> Resource | None:
-        place = self.places.get(key)
-        return None if place is None else self.of_kind[place[0]][place[1]]
+        name = self.names.get(key)
+        return None if name is None else self.of_kind[name[0]][name[1]]
 
     def lost_in(self, other: _Copy) -> list[Write]:
         """Writes of what `other`, a reading of another store, neither has nor knows as deleted."""
-        known = other.places.keys() | other.unreadable | other.deleted
+        known = other.names.keys() | other.unreadable | other.deleted
         return [Write(one.kind, one.name, one.value, 0) for key, one in self if key not in known]
 
     def newer_than(self, other: _Copy, revision: int) -> list[Write]:
@@ -79,11 +79,11 @@ class _Copy:
         return [Write(one.kind, one.name, one.value, old.revision if old else 0) for (_, one), old in pairs]
 
     def __iter__(self) -> Iterator[tuple[str, Resource]]:
-        return ((key, self.of_kind[kind][name]) for key, (kind, name) in self.places.items())
+        return ((key, self.of_kind[kind][name]) for key, (kind, name) in self.names.items())
 
 
 class ResourceFollower:
-    """All resources of a store, as of its latest look. While the store is away, what was known stays.
+    """All resources of a store, as of its latest look. While the store does not answer, what was known stays.
 
     A store that has lost what it had gets it again from here.
 
@@ -202,7 +202,7 @@ class ResourceFollower:
         self.read = True
         self.known.set()
         if self._remembered is not None:
-            await self._remembered.note(bool(self._copy.places or self._copy.unreadable))
+            await self._remembered.note(bool(self._copy.names or self._copy.unreadable))
 
     async def _incomplete(self) -> str:
         """Why the first reading does not tell which tenants there are; "" if it does."""

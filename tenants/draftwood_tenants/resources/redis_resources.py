@@ -15,7 +15,7 @@ from collections.abc import Sequence as SequenceOf
 from draftwood_memory.errors import CorruptValueError, StoreRefusedError, StoreUnavailableError
 from draftwood_memory.store.redis_client import RedisClient, Script
 from draftwood_tenants.resources.base import MOST_DELETED, ConflictError, Cursor, Page, Resource, Write
-from draftwood_tenants.resources.sealing import Seal
+from draftwood_tenants.resources.encryption import ResourceCipher
 
 _log = logging.getLogger(__name__)
 
@@ -99,20 +99,20 @@ class RedisResources:
         client: closed with the store.
     """
 
-    def __init__(self, client: RedisClient, seal: Seal) -> None:
+    def __init__(self, client: RedisClient, cipher: ResourceCipher) -> None:
         self._client = client
-        self._seal = seal
+        self._cipher = cipher
 
     def key(self, kind: str, name: str) -> str:
-        return self._seal.key(kind, name)
+        return self._cipher.key(kind, name)
 
     async def write(self, writes: SequenceOf[Write], since: int | None = None, store: str = "") -> list[int]:
         """Raises ConflictError, MemoryStoreError."""
         arguments: list[str | int | bytes] = [SCHEMA, "" if since is None else since, MOST_DELETED, store]
         for write in writes:
-            sealed = b"" if write.value is None else self._seal.close(write.kind, write.name, write.value)
-            key = self._seal.key(write.kind, write.name)
-            arguments += [key, write.expected, int(write.value is None), sealed]
+            encrypted = b"" if write.value is None else self._cipher.encrypt(write.kind, write.name, write.value)
+            key = self._cipher.key(write.kind, write.name)
+            arguments += [key, write.expected, int(write.value is None), encrypted]
         answer, *rest = await self._client.run(Script(_WRITE, _KEYS, arguments))
         if answer == b"newer":
             raise StoreRefusedError("a newer version of this program wrote the configuration; upgrade this server")
@@ -133,7 +133,7 @@ class RedisResources:
         unreadable = set()
         for key, number, value in zip(map(bytes.decode, rest[::3]), rest[1::3], rest[2::3], strict=True):
             try:
-                changes[key] = None if value is None else Resource(*self._seal.open(key, value), number)
+                changes[key] = None if value is None else Resource(*self._cipher.decrypt(key, value), number)
             except CorruptValueError as error:
                 unreadable.add(key)
                 _log.error("a stored resource cannot be read: %s: %s", key, error)
@@ -143,7 +143,7 @@ class RedisResources:
             bool(anew),
             bool(more),
             frozenset(unreadable),
-            frozenset(key for key in unreadable if not self._seal.is_own(key)),
+            frozenset(key for key in unreadable if not self._cipher.is_own(key)),
             float(time),
         )
 

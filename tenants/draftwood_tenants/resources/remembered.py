@@ -1,7 +1,7 @@
 """What the last process on this machine found in a store: whether there were any tenants or experiments.
 
-A server that starts while its store is away cannot know that. Without this it would have to refuse all requests, also
-where no tenant was ever configured.
+A server that starts while its store does not answer cannot know that. Without this it would have to refuse all
+requests, also where no tenant was ever configured.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tempfile import NamedTemporaryFile
 
 _NONE, _SOME = "none", "some"
 _VALID_SECONDS = 86_400.0
-"""How long "none" is believed while the store is away. Not tuned: a restart takes minutes."""
+"""How long "none" is believed while the store does not answer. Not tuned: a restart takes minutes."""
 _AGAIN_SECONDS = 3_600.0
 """Between two writes of the same."""
 

@@ -12,7 +12,7 @@ from draftwood_benchmarks.commands import bench
 from draftwood_benchmarks.experiments import command
 from draftwood_benchmarks.experiments.command import AA, AB, Row, excludes_zero, false_alarms, found_in, misses, power
 from draftwood_benchmarks.experiments.simulation import LOOKS, TPOT_VARIATION, Looks, World, simulate
-from draftwood_service.experiments.ratios import compare
+from draftwood_service.experiments.statistics.ratios import compare
 from draftwood_tenants.experiments.outcomes import TIME_PER_TOKEN, column
 
 RUNS = 200

@@ -11,7 +11,7 @@ from draftwood_model_runner.drafting.draft_policy import DraftPolicy
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits
 from draftwood_model_runner.runners.batch import BatchRow, Chains, lay_out, lay_out_trees
-from draftwood_model_runner.scheduling.scheduler import Work
+from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree
 from draftwood_strategies.budgeting import draft_account, guarded_drafter
@@ -95,7 +95,7 @@ def decoding(strategy: object, written: int, context: int = 3, **options: object
 def tree_of(policy: DraftPolicy, sequence: Sequence) -> DraftTree:
     """The draft as it is verified."""
     policy.start(sequence)
-    drafts = policy.propose([Work(sequence, 1)], prompts_wait=False)
+    drafts = policy.propose([ScheduledSequence(sequence, 1)], prompts_wait=False)
     pages, zero = np.arange(100, dtype=np.int32), np.zeros(1, np.int32)
     chains = Chains([pages], np.array([3], np.int32), np.array([1], np.int32), np.array([0, 1], np.int32), zero)
     batch = lay_out_trees(chains, drafts.trees, drafts.levels, 0.0)
@@ -129,7 +129,7 @@ def test_long_contexts_are_drafted_for_more_sparingly() -> None:
         policy = DraftPolicy(100, lambda _: NO_LIMITS, times)
         sequence = decoding(bush, written=1, context=context)
         policy.start(sequence)
-        drafts = policy.propose([Work(sequence, 1)], prompts_wait=False)
+        drafts = policy.propose([ScheduledSequence(sequence, 1)], prompts_wait=False)
         kept.append(int((scores >= policy.least_score(drafts)).sum()))
     assert kept[0] > kept[1] > kept[2]
 
@@ -149,7 +149,7 @@ def test_what_verification_costs_is_read_off_the_step_time_model() -> None:
     policy = DraftPolicy(100, lambda _: NO_LIMITS, StepTimes(StepTimeCurve({1: 1.0, 64: 64.0})))
     sequence = decoding(Plugin(DraftTree.of(range(16))), written=1)
     policy.start(sequence)
-    drafts = policy.propose([Work(sequence, 1)], prompts_wait=False)
+    drafts = policy.propose([ScheduledSequence(sequence, 1)], prompts_wait=False)
     row = BatchRow(np.zeros(4, np.int32), sequence.committed, np.ones(1, np.int32), drafts.trees[0], logits_from=0)
     policy.observe_step(lay_out([row]), 17.0)
     seconds = policy._verifying_seconds(np.array([16, 0, 4], np.int32))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -20,9 +22,9 @@ STRATEGIES = "trie", "recycling", "hybrid"
 class Watched(CostlessRunner):
     """Notes what each step verifies and which most probable tokens are asked for."""
 
-    def begin(self, batch: StepBatch, top_k: int, choices: object = None) -> object:  # type: ignore[override]
+    def begin(self, batch: StepBatch, top_k: int, choosers: Any) -> Any:
         self.drafted, self.top_k = batch.size > batch.rows, top_k
-        return super().begin(batch, top_k)
+        return super().begin(batch, top_k, choosers)
 
 
 def quiet_steps(name: str) -> tuple[list[int], float]:

@@ -38,19 +38,19 @@ def overlap() -> Overlap:
 )
 def test_two_halves_of_64(overlap: Overlap, rows: int, tokens: int, host_seconds: float, most: int | None) -> None:
     overlap.observe(step_of(rows, tokens), host_seconds)
-    assert overlap.most(64) == most
-    assert overlap.most(63) == most
-    assert overlap.most(1) is None
+    assert overlap.microbatch(64) == most
+    assert overlap.microbatch(63) == most
+    assert overlap.microbatch(1) is None
 
 
 def test_the_mean_follows(overlap: Overlap) -> None:
     overlap.observe(step_of(64, 6), host_seconds=5e-3)
     for _ in range(100):
         overlap.observe(step_of(64, 6), host_seconds=0.1e-3)
-    assert overlap.most(64) is None
+    assert overlap.microbatch(64) is None
 
 
 def test_nothing_is_divided_without_step_times() -> None:
     overlap = Overlap(None)
     overlap.observe(step_of(64, 6), host_seconds=1.0)
-    assert overlap.most(64) is None
+    assert overlap.microbatch(64) is None

@@ -18,10 +18,10 @@ def test_a_chain_goes_on_in_the_nodes_that_score_enough(tree: DraftTree, length:
     batch = lay_out([before, BatchRow(pages[3:], 50, chain, tree, logits_from=length - 1)], least)
     first = min(length, 2)
     tokens, parents, depths = batch.tokens[first:], batch.parents[first:], batch.positions[first:] - 50
-    assert batch.begins.tolist() == [0, first, batch.size]
-    assert batch.contexts.tolist() == [3, 50]
-    assert batch.pages.tolist() == list(range(8))
-    assert batch.page_begins.tolist() == [0, 3, 8]
+    assert batch.cu_seqlens.tolist() == [0, first, batch.size]
+    assert batch.context_lens.tolist() == [3, 50]
+    assert batch.block_table.tolist() == list(range(8))
+    assert batch.cu_blocks.tolist() == [0, 3, 8]
     assert batch.logit_rows.tolist() == list(range(first + length - 1, batch.size))
     found: list[tuple[int, ...]] = []
     for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
@@ -50,8 +50,8 @@ def test_every_token_has_the_slot_of_its_place_in_the_page_table(rows: list[tupl
             for pages, (context, count) in zip(tables, rows, strict=True)
         ]
     )
-    assert batch.kv_slots(page_size).tolist() == expected
-    assert batch.page_begins.tolist() == np.cumsum([0, *map(len, tables)]).tolist()
+    assert batch.slot_mapping(page_size).tolist() == expected
+    assert batch.cu_blocks.tolist() == np.cumsum([0, *map(len, tables)]).tolist()
 
 
 @given(st.lists(trees(), min_size=1, max_size=4), st.integers(0, 5))
@@ -60,6 +60,6 @@ def test_trees_keep_their_first_levels(drafts: list[DraftTree], levels: int) -> 
     chains = Chains([np.arange(9, dtype=np.int32)] * n, zeros + 7, zeros + 99, np.arange(n + 1, dtype=np.int32), zeros)
     batch = lay_out_trees(chains, DraftTrees.of(drafts), zeros + levels, 0.0)
     for i, tree in enumerate(drafts):
-        own = slice(batch.begins[i] + 1, batch.begins[i + 1])
+        own = slice(batch.cu_seqlens[i] + 1, batch.cu_seqlens[i + 1])
         found = DraftTree(batch.tokens[own], batch.parents[own] - 1, np.zeros(own.stop - own.start, np.float32))
         assert list(paths(found)) == [path for path in paths(tree) if len(path) <= levels]

@@ -13,7 +13,7 @@ import torch
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.errors import DeviceLostError, DeviceMemoryError, ModelError, UnsupportedRunnerError
 from draftwood_model_runner.request import StopParams
-from draftwood_model_runner.runners.base import KVMoves
+from draftwood_model_runner.runners.base import KVCompaction
 from draftwood_model_runner.runners.device_errors import device_errors
 from draftwood_model_runner.sequence import Sequence
 from tests.model_runner.families import VOCAB, greedy, served, torch_factory
@@ -185,7 +185,7 @@ def test_the_cuda_runner_tells_of_errors_while_it_moves(
     runner = served("llama", "cuda").factory.runner(64)
     one = np.zeros(1, np.int32)
     with pytest.raises(kind, match="moving keys and values"):
-        runner.keep(KVMoves(one, one, np.array([0, 1], np.int32)))
+        runner.compact_kv(KVCompaction(one, one, np.array([0, 1], np.int32)))
 
 
 def test_errors_of_no_device_stay_as_they_are() -> None:

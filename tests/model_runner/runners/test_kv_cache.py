@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood_model_runner.errors import InvalidValueError
-from draftwood_model_runner.runners.base import KVMoves, KVShape, StepBatch
+from draftwood_model_runner.runners.base import KVCompaction, KVShape, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout, StepEntries
 from draftwood_strategies import EMPTY_TREE
@@ -78,10 +78,10 @@ def test_keeps_the_accepted_entries_in_order(committed: int, accepted: list[int]
     kv = KVCache(LAYOUT, 4 * PAGE_SIZE)
     pages, others = np.array(order[:2], np.int32), np.array(order[2:], np.int32)
     write(kv, lay_out([chain(pages, 0, committed + 20), chain(others, 0, 20)]), [*range(committed + 20), *range(20)])
-    slots = lay_out([chain(pages, 0, 2 * PAGE_SIZE)]).kv_slots(PAGE_SIZE).astype(np.int32)
+    slots = lay_out([chain(pages, 0, 2 * PAGE_SIZE)]).slot_mapping(PAGE_SIZE).astype(np.int32)
     moves = [(committed + row, committed + i) for i, row in enumerate(accepted) if row != i]
     sources, targets = slots[np.array(moves, np.int32).reshape(-1, 2).T]
-    kv.move(KVMoves(sources, targets, np.array([0, len(moves)], np.int32)))
+    kv.move(KVCompaction(sources, targets, np.array([0, len(moves)], np.int32)))
     entries = StepEntries(kv, lay_out([chain(pages, 0, committed + 20), chain(others, 0, 20)]))
     expected = [*range(committed), *(committed + row for row in accepted)]
     assert read(entries, 0, len(expected)) == expected

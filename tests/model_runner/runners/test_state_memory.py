@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood_model_runner.runners.base import KVMoves
+from draftwood_model_runner.runners.base import KVCompaction
 from draftwood_model_runner.runners.torch.states.memory import RowStates, StateMemory
 from draftwood_model_runner.runners.torch.states.mixers import State
 
@@ -46,7 +46,7 @@ def test_a_state_serves_up_to_its_last_accepted_node(memory: StateMemory) -> Non
 def test_accepted_nodes_come_first_as_their_keys_do(memory: StateMemory) -> None:
     row = after_step(memory, 0, 3, 4)
     moves = np.array(row.slots, np.int32)
-    memory.move(KVMoves(moves[[1, 3]], moves[[0, 1]], np.array([0, 2], np.int32)))
+    memory.move(KVCompaction(moves[[1, 3]], moves[[0, 1]], np.array([0, 2], np.int32)))
     assert row.nodes[:2] == [1, 3]
 
 

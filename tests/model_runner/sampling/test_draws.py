@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from draftwood_model_runner.runners.token_weights import dropped_share, least_weight, token_weights
 from draftwood_model_runner.sampling.draws.noise import gumbel_noise
 from draftwood_model_runner.sampling.draws.sample import BoolArray, Draw, kept_tokens, sample
+from draftwood_model_runner.sampling.token_weights import dropped_share, least_weight, token_weights
 from draftwood_strategies.draft import Float32Array
 
 TOP_PS = [0.999, 0.95, 0.9, 0.8, 0.5, 0.1, 0.001, 1e-9]

@@ -14,9 +14,9 @@ import torch
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.request import GrammarKind, SamplingParams, StopParams
-from draftwood_model_runner.runners.choices import UNKNOWN_MASK
 from draftwood_model_runner.sampling import grammar
 from draftwood_model_runner.sampling.grammar import GrammarState
+from draftwood_model_runner.sampling.metadata import UNKNOWN_MASK
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy, create, strategy_names
@@ -56,9 +56,9 @@ def expected(kind: GrammarKind, max_tokens: int) -> list[int]:
         state = model.grammars.compile(kind, GRAMMARS[kind])
         for token in ids[len(prompt()) :].tolist():
             state.accept(token)
-        scores = torch.zeros(model.vocab_size)
+        scores = np.zeros(model.vocab_size, np.float32)
         state.mask(scores)
-        return torch.nonzero(torch.isfinite(scores)).flatten().tolist()
+        return np.flatnonzero(np.isfinite(scores)).tolist()
 
     ids = torch.tensor([prompt()])
     with torch.inference_mode():
@@ -147,9 +147,9 @@ def test_a_token_alone_is_allowed_as_the_mask_says(kind: GrammarKind) -> None:
     model, random = served("bundled"), np.random.default_rng(1)
     state = model.grammars.compile(kind, GRAMMARS[kind])
     for step in range(60):
-        scores = torch.zeros(model.vocab_size)
+        scores = np.zeros(model.vocab_size, np.float32)
         state.copy().mask(scores)
-        allowed = torch.isfinite(scores).numpy()
+        allowed = np.isfinite(scores)
         tokens = range(model.vocab_size)
         if step % 3 == 2 and not state.forced():
             state.pending = Future()
@@ -234,9 +234,9 @@ def test_what_is_no_grammar_is_refused_by_name(kind: GrammarKind, text: str) -> 
 
 
 def masked(state: GrammarState, vocab: int) -> list[bool]:
-    scores = torch.zeros(vocab)
+    scores = np.zeros(vocab, np.float32)
     state.mask(scores)
-    return torch.isfinite(scores).tolist()
+    return np.isfinite(scores).tolist()
 
 
 @pytest.mark.parametrize("kind", [GrammarKind.JSON_SCHEMA, GrammarKind.REGEX])

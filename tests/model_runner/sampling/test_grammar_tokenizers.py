@@ -6,6 +6,7 @@ import functools
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer as Backend
@@ -97,9 +98,9 @@ def expected(model: LoadedModel, plain: Any, kind: GrammarKind, prompt: tuple[in
         state = model.grammars.compile(kind, GRAMMARS[kind])
         for token in ids[len(prompt) :].tolist():
             state.accept(token)
-        scores = torch.zeros(model.vocab_size)
+        scores = np.zeros(model.vocab_size, np.float32)
         state.mask(scores)
-        return torch.nonzero(torch.isfinite(scores)).flatten().tolist()
+        return np.flatnonzero(np.isfinite(scores)).tolist()
 
     ids = torch.tensor([prompt])
     with torch.inference_mode():

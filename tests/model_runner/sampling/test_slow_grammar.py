@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -139,10 +140,10 @@ def test_a_sequence_may_end_or_pause_while_its_mask_is_computed(engine: Engine, 
 
 def test_drafts_end_at_a_slow_mask_and_come_back_after_quick_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     state = served("bundled").grammars.compile(GrammarKind.REGEX, "[a-z]{200}")
-    scores = torch.zeros(served("bundled").vocab_size)
+    scores = np.zeros(served("bundled").vocab_size, np.float32)
 
     def write() -> None:
-        scores.zero_()
+        scores[:] = 0.0
         state.mask(scores)
         state.accept(int(scores.argmax()))
 

@@ -207,7 +207,7 @@ def test_the_output_is_the_same_when_several_threads_choose(wanted: list[Samplin
     """As with a large vocabulary."""
     stop = StopParams(NEW_TOKENS, token_ids=frozenset({END}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftwood_model_runner.engine.LEAST_NUMBERS", 1)
+        patch.setattr("draftwood_model_runner.sampling.verification.LEAST_NUMBERS", 1)
         config = EngineConfig(max_draft_nodes=24, adaptive_budget=False, threads=3)
         engine = Engine(served("llama"), config)
         strategy = create("trie")

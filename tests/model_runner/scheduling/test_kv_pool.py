@@ -16,7 +16,7 @@ from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.scheduling.kv_pool import KVPool
 from draftwood_model_runner.scheduling.page_table import GROWTH, AttentionWindow
 from draftwood_model_runner.scheduling.prefix_cache import KnownPrefix, common_prefix
-from draftwood_model_runner.scheduling.scheduler import Work
+from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies.draft import Int32Array
 from tests.model_runner.fake_kv import FakeMemory, held_alone
@@ -37,7 +37,7 @@ def tokens(*parts: tuple[int, int]) -> Int32Array:
 def ended(memory: FakeMemory, prompt: Int32Array, tenant: str = "a", output: int = 1, keep: bool = True) -> None:
     """A sequence of that prompt ran and ended."""
     sequence = start(memory, prompt, tenant)
-    memory.run(Work(sequence, sequence.length - sequence.committed), list(range(1000, 1000 + output)))
+    memory.run(ScheduledSequence(sequence, sequence.length - sequence.committed), list(range(1000, 1000 + output)))
     memory.pool.close(sequence, keep)
     memory.pool.check([])
 
@@ -66,7 +66,7 @@ def test_the_next_chat_turn_begins_with_the_pages_of_the_last_one() -> None:
     ended(memory, tokens((1, 100)), output=20)
     second = start(memory, np.concatenate([tokens((1, 100)), np.arange(1000, 1020, dtype=np.int32), tokens((2, 9))]))
     assert second.committed == 112  # of the 119 that were computed, those in full pages
-    memory.run(Work(second, 17), [5])
+    memory.run(ScheduledSequence(second, 17), [5])
     memory.pool.check([second])
 
 
@@ -92,7 +92,7 @@ def test_a_live_sequences_prompt_serves_as_prefix() -> None:
     memory = memory_of(100)
     first = start(memory, tokens((1, 80), (2, 50)))
     assert start(memory, tokens((1, 80), (3, 50))).committed == 0
-    memory.run(Work(first, 70), [])
+    memory.run(ScheduledSequence(first, 70), [])
     memory.pool.record(first)
     assert start(memory, tokens((1, 80), (4, 50))).committed == 64
 
@@ -101,7 +101,7 @@ def test_tenants_never_meet() -> None:
     memory = memory_of(100)
     ended(memory, tokens((1, 100)), "a")
     live = start(memory, tokens((2, 100)), "a")
-    memory.run(Work(live, 100), [7])
+    memory.run(ScheduledSequence(live, 100), [7])
     memory.pool.record(live)
     for prompt in (tokens((1, 100)), tokens((2, 100))):
         assert start(memory, prompt, "b").committed == 0
@@ -155,7 +155,7 @@ def test_a_sequence_grows_page_by_page_and_nothing_is_copied() -> None:
             held = memory.pool.pages(sequence).tolist()
             assert len(held) <= pages(sequence.length + GROWTH + 10)
         pending = sequence.length - sequence.committed
-        memory.run(Work(sequence, pending), [len(sequence.output)] * 5)
+        memory.run(ScheduledSequence(sequence, pending), [len(sequence.output)] * 5)
         memory.pool.check([sequence])
     assert len(held) == pages(430)
 
@@ -174,7 +174,7 @@ def test_a_sequence_of_any_length_needs_its_window_and_a_step(prefix_cache: bool
                 assert memory.pool.shortfall([sequence]) <= 0
                 memory.pool.grow(sequence)
             pending = min(sequence.length - sequence.committed, window.step)
-            memory.run(Work(sequence, pending), [turn] * 5)
+            memory.run(ScheduledSequence(sequence, pending), [turn] * 5)
             memory.pool.check([sequence])
         memory.pool.close(sequence)
         memory.pool.check([])
@@ -187,7 +187,7 @@ def test_what_lies_behind_the_window_stays_cached_while_there_is_room() -> None:
     again = start(memory, tokens((1, 500)))
     assert again.committed == 496
     assert memory.pool.use.held == pages(500 + 50 + 50) - (496 - 40 + 1) // PAGE
-    memory.run(Work(again, 4), [1])
+    memory.run(ScheduledSequence(again, 4), [1])
     memory.pool.check([again])
     memory.pool.close(again)
     assert memory.pool.cached(make_sequence("r", tokens((1, 300)), StopParams(1), tenant="a")) == 288
@@ -196,7 +196,7 @@ def test_what_lies_behind_the_window_stays_cached_while_there_is_room() -> None:
 def test_a_prefix_whose_beginning_was_given_up_for_others_is_computed_again() -> None:
     memory = memory_of(60, window=AttentionWindow(tokens=40, step=1000))
     first = start(memory, tokens((1, 500)))
-    memory.run(Work(first, 500), [1])
+    memory.run(ScheduledSequence(first, 500), [1])
     memory.pool.trim(first)
     other = start(memory, tokens((2, 500)))  # takes pages behind the window of the first one
     memory.pool.check([first, other])
@@ -210,7 +210,7 @@ def test_a_prefix_whose_beginning_was_given_up_for_others_is_computed_again() ->
 def test_what_a_sequence_gave_up_is_forgotten_with_the_rest() -> None:
     memory = memory_of(100, window=AttentionWindow(tokens=40, step=1000))
     sequence = start(memory, tokens((1, 500)))
-    memory.run(Work(sequence, 500), [1])
+    memory.run(ScheduledSequence(sequence, 500), [1])
     memory.pool.trim(sequence)
     memory.pool.close(sequence, keep=False)
     assert memory.pool.use.cached == 0
@@ -305,7 +305,7 @@ class PoolMachine(RuleBasedStateMachine):
         if self.pool.window is not None:
             pending = min(pending, self.pool.window.step)
         written = [7] * min(accepted, left, sequence.request.max_draft_nodes + 1)
-        self.memory.run(Work(sequence, max(1, round(share * pending))), written)
+        self.memory.run(ScheduledSequence(sequence, max(1, round(share * pending))), written)
         self.pool.record(sequence)
 
     @rule(sequence=live)

@@ -18,7 +18,7 @@ from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.scheduling.fair_queue import FairQueue
 from draftwood_model_runner.scheduling.kv_pool import KVPool
-from draftwood_model_runner.scheduling.scheduler import PRIORITY_SECONDS, Scheduler, Work
+from draftwood_model_runner.scheduling.scheduler import PRIORITY_SECONDS, ScheduledSequence, Scheduler
 from draftwood_model_runner.scheduling.slot_shares import QUANTUM
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_strategies.draft import Int32Array
@@ -54,8 +54,8 @@ class Bench:
         self.scheduler.add(sequence)
         return sequence
 
-    def step(self, written: Callable[[Sequence], list[int]] = lambda _: [7]) -> list[Work]:
-        plan = self.scheduler.schedule().work
+    def step(self, written: Callable[[Sequence], list[int]] = lambda _: [7]) -> list[ScheduledSequence]:
+        plan = self.scheduler.schedule().scheduled
         self.scheduler.check()
         for work in plan:
             self.memory.run(work, written(work.sequence))
@@ -466,7 +466,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(len(s.output) == s.request.stop.max_tokens for s in left)
         assert self.bench.pool.available == self.bench.pages
 
-    def write(self, accepted: int) -> list[Work]:
+    def write(self, accepted: int) -> list[ScheduledSequence]:
         def written(sequence: Sequence) -> list[int]:
             left = sequence.request.stop.max_tokens - len(sequence.output)
             return [7] * min(accepted, left, sequence.request.max_draft_nodes + 1)

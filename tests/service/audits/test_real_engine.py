@@ -7,13 +7,15 @@ from contextlib import suppress
 import pytest
 import torch
 
-from draftwood_benchmarks.shared.prompts import read_questions
+from draftwood_benchmarks.harness.prompts import read_questions
 from draftwood_client import AsyncClient
 from draftwood_model_runner.engine import Engine, EngineConfig
-from draftwood_model_runner.runners.base import Predictions
-from draftwood_model_runner.sampling.sequence_writer import AcceptedPath, SequenceWriter
+from draftwood_model_runner.sampling import verification
+from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.verification import AcceptedPath
+from draftwood_service.serving import ServedModel
 from draftwood_service.settings import Settings
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.base import StepFeedback
 from tests.model_runner.families import served
 from tests.service.fakes import started_server, until
 
@@ -24,17 +26,17 @@ QUESTIONS = read_questions()[0][:6]
 async def test_answers_of_a_broken_verification_are_found(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: after an accepted draft, the least probable token is written. Else no answer differs."""
     torch.set_num_threads(1)
-    verify = SequenceWriter.verify
+    walk = verification.walk_row
 
-    def wrong(self: SequenceWriter, tokens: Int32Array, parents: Int32Array, predictions: Predictions) -> AcceptedPath:
-        path = verify(self, tokens, parents, predictions)
-        if path.nodes and path.finish is None:
-            path.token_ids[-1] = int(predictions.logits[path.nodes[-1] + 1].argmin())
+    def wrong(chooser: TokenChooser, feedback: StepFeedback, logits: torch.Tensor, row: int) -> AcceptedPath:
+        path = walk(chooser, feedback, logits, row)
+        if path.nodes and not chooser.ended:
+            path.token_ids[-1] = int(logits[feedback.of_row(row).start + path.nodes[-1] + 1].argmin())
         return path
 
     if broken:
-        monkeypatch.setattr(SequenceWriter, "follows_predictions", False)
-        monkeypatch.setattr(SequenceWriter, "verify", wrong)
+        monkeypatch.setattr(TokenChooser, "follows_predictions", False)
+        monkeypatch.setattr(verification, "walk_row", wrong)
     engines: list[Engine] = []
 
     def make_engine() -> Engine:
@@ -44,7 +46,7 @@ async def test_answers_of_a_broken_verification_are_found(broken: bool, monkeypa
         return engines[0]
 
     settings = Settings(port=0, max_draft_nodes=32, drain_grace=0.1, audit_share=1.0)
-    server = await started_server(settings, served("bundled"), make_engine)
+    server = await started_server(settings, ServedModel.of(served("bundled")), make_engine)
     try:
         async with AsyncClient(server.address, tenant="acme") as client:
             for number, question in enumerate(QUESTIONS):

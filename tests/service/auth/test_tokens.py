@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from draftwood_benchmarks.shared.certificates import make_certificate
+from draftwood_benchmarks.harness.certificates import make_certificate
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth import IssuerUnavailableError, Role, UnauthenticatedError
 from draftwood_service.auth.jwks import JwksFile, JwksUrl, KeySet

@@ -22,10 +22,10 @@ from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.link import Add, SequenceOutput, framed
 from draftwood_service.engine.loaded import LoadedEngine
 from draftwood_service.engine.stream import MAX_PART_TOKENS, Pending, Sample, Stream
-from draftwood_service.engine.thread import EngineThread
 from draftwood_service.errors import QueueFullError, ReaderStalledError, ShuttingDownError
 from draftwood_service.settings import Settings
 from draftwood_strategies import Strategy, create
+from tests.service.engine_thread import EngineThread
 from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, loaded_engine, until
 
 

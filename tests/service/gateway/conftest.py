@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from draftwood_benchmarks.shared.gateway_process import running_gateway
-from draftwood_benchmarks.shared.server_process import running_server
+from draftwood_benchmarks.harness.gateway_process import running_gateway
+from draftwood_benchmarks.harness.server_process import running_server
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from tests.memory.servers import Valkey
 from tests.model_runner.loading.templates import HERMES

@@ -130,12 +130,12 @@ async def test_each_replica_goes_on_with_its_share_while_the_store_is_away(serve
         assert time.monotonic() - began < 0.3 + 0.7
         assert len(held) == 1  # four are known here, and the share of one of two replicas is five
         assert len(await admitted(second, limits, 20)) == 5
-        assert (first.outages, first.away, first.admitted_alone) == (1, True, 1)
+        assert (first.outages, first.degraded, first.admitted_alone) == (1, True, 1)
         for one in held:
             one.settle(0)
             await one.settled()
         server.start() if fault == "killed" else server.resume()
-        await until(lambda: not (first.away or second.away))
+        await until(lambda: not (first.degraded or second.degraded))
         await first.refresh()
         await second.refresh()
         # What was admitted without the server is added once. One that was killed has forgotten the first four; one that
@@ -158,7 +158,7 @@ async def test_replicas_together_stay_within_the_limit(server: Valkey, fault: st
             tenant = str(limits)
             each = await asyncio.gather(*(admitted(one, limits, 5, tenant=tenant) for one in made))
             assert sum(map(len, each)) == together
-        assert all(one.away for one in made)
+        assert all(one.degraded for one in made)
 
 
 async def test_a_full_store_counts_on(server: Valkey) -> None:
@@ -191,11 +191,11 @@ async def test_a_hiccup_concerns_the_tenants_that_met_it(server: Valkey) -> None
         assert len(await admitted(first, limits, 9)) == 5
         server.resume()
         assert first._alone == {"t"}
-        assert first.away
+        assert first.degraded
         for _ in range(3):
             assert len(await admitted(first, limits, 1, tenant="other")) == 1
         assert first.admitted_alone == 5
-        await until(lambda: not first.away)
+        await until(lambda: not first.degraded)
         assert first.outages == 1
         assert not second.outages
 

@@ -104,7 +104,7 @@ async def test_metrics_and_log_lines_arrive(collector: Collector, logged: io.Str
     async with serving(otlp_endpoint=collector.endpoint, log_level="info") as served:
         await answer(served.stub.Generate(ask("hello", 4, request_id="mine"), metadata=SAMPLED))
         await served.settled()
-    assert {names.REQUEST_DURATION.name, names.RUNNING.name, names.STORE_UP.name} <= collector.metrics
+    assert {names.REQUEST_DURATION.name, "draftwood.requests.running", "draftwood.store.up"} <= collector.metrics
     [line] = [one for one in collector.logs if one.body.string_value == "request"]
     assert line.trace_id.hex() == TRACE
     assert attributes(line)["request_id"] == "mine"

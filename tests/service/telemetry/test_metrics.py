@@ -20,6 +20,7 @@ from draftwood_service.engine.reporting import reporter
 from draftwood_service.settings import Settings
 from draftwood_service.telemetry import NO_TELEMETRY, names, opened_telemetry
 from draftwood_service.telemetry.names import Kind, Metric
+from draftwood_service.telemetry.observed import OBSERVED
 from draftwood_service.telemetry.open_telemetry import OpenTelemetry
 from draftwood_service.telemetry.vllm_names import ALIASES
 from tests.service.fakes import Served, answer, serving, until
@@ -66,10 +67,10 @@ async def test_every_metric_is_exposed_and_no_other() -> None:
         # Sources are counted when a request has ended.
         await until(lambda: any(work.by_source for work in served.server.bridge.reports.latest.work.values()))
         families = await collected(served)
-    expected = {exposed_name(metric) for metric in (*names.RECORDED, *names.OBSERVED)}
-    expected.remove(exposed_name(names.BY_DEPTH))  # the fake engine has no depths
+    expected = {exposed_name(metric) for metric in (*names.RECORDED, *OBSERVED)}
+    expected.remove("draftwood_draft_accepted_by_depth")  # the fake engine has no depths
     assert families.keys() == expected | {"target_info"}
-    for metric in (*names.RECORDED, *names.OBSERVED):
+    for metric in (*names.RECORDED, *OBSERVED):
         for sample in families[exposed_name(metric)].samples if exposed_name(metric) in families else ():
             allowed = {name.replace(".", "_") for name in metric.attributes} | {"le"}
             assert sample.labels.keys() <= allowed
@@ -169,7 +170,7 @@ def test_the_docs_list_every_metric() -> None:
     suffix = {Kind.COUNTER: "_total", Kind.GAUGE: "", Kind.HISTOGRAM: ""}
     expected = {
         (one.name, exposed_name(one) + suffix[one.kind], kinds[one.kind], one.unit, one.description)
-        for one in (*names.RECORDED, *names.OBSERVED)
+        for one in (*names.RECORDED, *OBSERVED)
     }
     assert {*documented()} == expected
 

@@ -14,9 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from draftwood.admin.v1 import status_pb2, status_pb2_grpc, tenants_pb2_grpc
 from draftwood.admin.v1 import tenants_pb2 as pb
 from draftwood.v1 import generation_pb2
-from draftwood_tenants.catalog import TENANTS, Catalog
+from draftwood_tenants.catalog import Catalog
 from draftwood_tenants.config import LearningScope
-from draftwood_tenants.resources.base import Write
+from draftwood_tenants.resources.base import TENANTS, Write
 from tests.memory.servers import Valkey
 from tests.service.fakes import Answer, Served, answer, serving, until
 from tests.service.rpc.test_endings import reason

@@ -12,9 +12,9 @@ import pytest
 
 from draftwood_memory.engines.options import RequestOptions
 from draftwood_memory.engines.session import Session, SessionRequest
-from draftwood_service.experiments.guardrails import Violation
-from draftwood_service.live_experiments import watch
-from draftwood_service.live_experiments.stopping import GuardrailStops
+from draftwood_service.experiments import watch
+from draftwood_service.experiments.statistics.guardrails import Violation
+from draftwood_service.experiments.stopping import GuardrailStops
 from draftwood_tenants.engines.measuring import outcome_of
 from draftwood_tenants.experiments import counting
 from draftwood_tenants.experiments.definition import ExperimentConfig
@@ -22,8 +22,7 @@ from draftwood_tenants.experiments.placement import Running
 from draftwood_tenants.resources import follower
 from tests.memory.engines.toy_engine import ToyEngine
 from tests.memory.servers import Valkey
-from tests.service.fakes import serving, until
-from tests.service.live_experiments.test_live import (
+from tests.service.experiments.test_live import (
     all_asked,
     arm_of,
     catalog,
@@ -32,6 +31,7 @@ from tests.service.live_experiments.test_live import (
     split_of,
     started,
 )
+from tests.service.fakes import serving, until
 from tests.tenants.engines.plugged import TEXT, ask, let_drafting_pay, plugged
 
 IDS = [f"request {number}" for number in range(60)]

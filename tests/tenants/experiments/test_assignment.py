@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from draftwood_service.experiments.mixture import log_evidence
+from draftwood_service.experiments.statistics.mixture import log_evidence
 from draftwood_tenants.experiments.assignment import BUCKETS, Assignment, ExperimentError, Split, require_allowed_change
 
 SPLIT = Split(b"salt one", ("trie", "hybrid", "off"), (2.0, 1.0, 1.0))

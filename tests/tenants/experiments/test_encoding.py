@@ -12,7 +12,7 @@ from draftwood_memory.errors import CorruptValueError, NewerFormatError
 from draftwood_tenants.experiments.counters import Counts, Origin, Snapshot
 from draftwood_tenants.experiments.outcomes import FIELDS, column
 from draftwood_tenants.experiments.store import encoding
-from tests.service.experiments.test_report import run
+from tests.service.experiments.statistics.test_report import run
 
 ORIGIN = Origin("a", "1")
 

@@ -15,10 +15,10 @@ from draftwood_memory.store.encryption import KeyRing, read_keys
 from draftwood_memory.store.redis_client import RedisClient
 from draftwood_tenants.resources.base import Cursor, Write
 from draftwood_tenants.resources.clock import ClockWatch
+from draftwood_tenants.resources.encryption import ResourceCipher
 from draftwood_tenants.resources.follower import ResourceFollower
 from draftwood_tenants.resources.redis_resources import RedisResources
 from draftwood_tenants.resources.remembered import Remembered
-from draftwood_tenants.resources.sealing import Seal
 from tests.memory.servers import Valkey
 from tests.service.fakes import until
 from tests.tenants.resources.test_store import followers, on
@@ -173,7 +173,7 @@ async def test_names_that_cannot_be_read_may_be_anyones(valkey: Valkey, keys: Ke
 
 def remembering(server: Valkey, folder: Path, keys: KeyRing | None = None) -> ResourceFollower:
     client = RedisClient(server.url, timeout=1.0)
-    return ResourceFollower(RedisResources(client, Seal(keys)), Remembered(folder, client.identity))
+    return ResourceFollower(RedisResources(client, ResourceCipher(keys)), Remembered(folder, client.identity))
 
 
 async def test_what_was_remembered_counts_only_while_the_store_does_not_answer(valkey: Valkey, tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from draftwood_memory.store.encryption import KeyRing, read_keys
 from draftwood_memory.store.redis_client import RedisClient
 from draftwood_tenants.resources import base, redis_resources
 from draftwood_tenants.resources.base import ConflictError, Cursor, ResourceStore, Write
+from draftwood_tenants.resources.encryption import ResourceCipher
 from draftwood_tenants.resources.follower import ResourceFollower
 from draftwood_tenants.resources.in_process import InProcessResources
 from draftwood_tenants.resources.redis_resources import RedisResources
-from draftwood_tenants.resources.sealing import Seal
 from tests.memory.servers import Valkey, wait_for
 from tests.service.fakes import until
 
@@ -32,7 +32,7 @@ def valkey() -> Iterator[Valkey]:
 
 
 def on(server: Valkey, keys: KeyRing | None = None) -> RedisResources:
-    return RedisResources(RedisClient(server.url, timeout=1.0), Seal(keys))
+    return RedisResources(RedisClient(server.url, timeout=1.0), ResourceCipher(keys))
 
 
 @pytest.fixture(params=["in process", "valkey", "valkey with keys"])

@@ -6,18 +6,34 @@ the model are compiled when steps are captured; those that choose tokens and acc
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
-from draftwood_model_runner.runners.base import Predictions, Runner
+from draftwood_model_runner.runners.base import Predictions, Runner, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.choices import MOST_PROBABLE, NO_MASK, Choices, ScoreRules, TokenMasks
+from draftwood_model_runner.runners.cuda.steps.results import LaunchedStep
+from draftwood_model_runner.sampling.metadata import (
+    MOST_PROBABLE,
+    NO_MASK,
+    Adjustments,
+    SamplingMetadata,
+    SequenceSampling,
+    TokenMasks,
+)
 from draftwood_strategies.draft import DraftTree
 
 _TREES = (1, 31, 63, 127, 255)
 """Nodes, of which each has another block size of `accept_paths`."""
 
 
-def compile_choosing(runner: Runner) -> None:
+class Launcher(Runner, Protocol):
+    """`runner.CudaRunner`."""
+
+    def launch(self, batch: StepBatch, top_k: int, sampling: SamplingMetadata | None = None) -> LaunchedStep: ...
+
+
+def compile_choosing(runner: Launcher) -> None:
     """Greedy steps with draft trees of all sizes that fit its memory, then sampled ones with masks and
     log-probabilities. Overwrites the first KV pages.
 
@@ -33,13 +49,14 @@ def compile_choosing(runner: Runner) -> None:
         _step(runner, 1, _sampled(masks), logprobs=1)
 
 
-def _step(runner: Runner, nodes: int, rule: ScoreRules | int, logprobs: int | None = None) -> Predictions:
+def _step(runner: Launcher, nodes: int, sampling: SequenceSampling | int, logprobs: int | None = None) -> Predictions:
     tree = DraftTree.of([i % 2 for i in range(nodes)], [(i + 1) // 2 - 1 for i in range(nodes)])
     row = BatchRow(np.arange(runner.pages, dtype=np.int32), 0, np.zeros(1, np.int32), tree, logits_from=0)
-    return runner.step(lay_out([row]), 0, Choices.of([rule], [logprobs]))
+    return runner.launch(lay_out([row]), 0, SamplingMetadata.of([sampling], [logprobs])).wait()[0].predictions
 
 
-def _sampled(masks: TokenMasks | None) -> ScoreRules:
-    """Rules of every kind, for one token."""
+def _sampled(masks: TokenMasks | None) -> SequenceSampling:
+    """Sampling of every kind, with one adjusted token."""
     one = np.zeros(1, np.int32)
-    return ScoreRules(1.0, 2, 0.9, 0.1, 0, 1.1, 0.1, 0.1, 0, one, one, one.astype(np.float32), one, masks)
+    adjustments = Adjustments(one, one, one.astype(np.float32), one)
+    return SequenceSampling(1.0, 2, 0.9, 0.1, 0, 1.1, 0.1, 0.1, 0, adjustments, masks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, KVShape, Predictions, StepBatch
-from draftwood_model_runner.runners.choices import Choices
+from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVCompaction, KVShape, Predictions, StepBatch
 from draftwood_model_runner.runners.cuda.device.buffer import sent
 from draftwood_model_runner.runners.cuda.first_steps import compile_choosing
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
@@ -18,8 +18,11 @@ from draftwood_model_runner.runners.cuda.steps.choosing import move
 from draftwood_model_runner.runners.cuda.steps.exact_tiling import LEVELS
 from draftwood_model_runner.runners.cuda.steps.forward import Forward
 from draftwood_model_runner.runners.cuda.steps.graphs import Graphs
-from draftwood_model_runner.runners.cuda.steps.results import Clock, CudaStep
+from draftwood_model_runner.runners.cuda.steps.results import Clock, LaunchedStep
+from draftwood_model_runner.runners.cuda.steps.verifying import CudaStep, sampling_of
 from draftwood_model_runner.runners.device_errors import device_errors
+from draftwood_model_runner.sampling.metadata import SamplingMetadata
+from draftwood_model_runner.sampling.token_chooser import TokenChooser
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class CudaLayout:
 
 
 class CudaRunner:
-    """Implements `runners.base.OverlappingRunner`.
+    """Implements `runners.base.Runner`.
 
     Args:
         module: a transformers model whose attention is `attention.paged_attention`, see `probe`.
@@ -50,8 +53,8 @@ class CudaRunner:
     """
 
     page_size: ClassVar[int] = PAGE_SIZE
-    chooses: ClassVar[bool] = True
-    rides_along: ClassVar[bool] = True
+    is_asynchronous: ClassVar[bool] = True
+    mixed_batches: ClassVar[bool] = True
 
     def __init__(self, module: Any, layout: CudaLayout, kv_tokens: int, graphs: bool = True) -> None:
         self._kv = KVPages(layout.shapes, layout.dtype, layout.device, kv_tokens)
@@ -71,23 +74,33 @@ class CudaRunner:
     def draft_limits(self, position: int) -> DraftLimits:
         return self._limits
 
-    def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
-        return self.begin(batch, top_k, choices).wait()[0]
+    def step(self, batch: StepBatch, top_k: int) -> Predictions:
+        return self.launch(batch, top_k).wait()[0].predictions
+
+    def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> CudaStep:
+        sampling = sampling_of(batch, choosers)
+        return CudaStep(self, batch, choosers, sampling, self.launch(batch, top_k, sampling))
 
     @torch.inference_mode()
-    def begin(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> CudaStep:
+    def launch(self, batch: StepBatch, top_k: int, sampling: SamplingMetadata | None = None) -> LaunchedStep:
+        """One forward pass. With sampling, it chooses tokens, and moves keys and values of accepted nodes behind the
+        committed ones.
+
+        Raises:
+            DeviceMemoryError, DeviceLostError: as `step`.
+        """
         what = f"a step of {batch.size} tokens"
         with device_errors(what):
             clock = Clock(self._device)
-            ready = self._forward.prepare(batch, choices)
+            ready = self._forward.prepare(batch, sampling)
             if self._graphs is None or not self._graphs.run(ready):
                 self._forward.logits = self._forward.launch(ready)
-            results = self._forward.choose(ready, top_k, choices)
+            results = self._forward.choose(ready, top_k, sampling)
             clock.stop()
-        return CudaStep(results, clock, what)
+        return LaunchedStep(results, clock, what)
 
     @torch.inference_mode()
-    def keep(self, moves: KVMoves) -> None:
+    def compact_kv(self, moves: KVCompaction) -> None:
         slots: npt.NDArray[Any] = np.stack([moves.sources, moves.targets], 1).astype(np.int64)
         with device_errors("moving keys and values"):
             arrays = sent({"slots": slots, "begins": moves.begins, "counts": np.diff(moves.begins)}, self._device)

@@ -14,23 +14,26 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from draftwood_model_runner.errors import DeviceLostError, DeviceMemoryError
 from draftwood_model_runner.runners.base import (
     DraftLimits,
-    KVMoves,
-    OverlappingRunner,
+    KVCompaction,
     Predictions,
     RunnerFactory,
     StepBatch,
-    StepInFlight,
 )
-from draftwood_model_runner.runners.choices import Choices
+from draftwood_model_runner.runners.cuda.first_steps import Launcher
+from draftwood_model_runner.runners.cuda.steps.results import HostResults
+from draftwood_model_runner.runners.cuda.steps.verifying import CudaStep, Launched, sampling_of
+from draftwood_model_runner.sampling.metadata import SamplingMetadata
+from draftwood_model_runner.sampling.token_chooser import TokenChooser
 
 _log = logging.getLogger(__name__)
 _LOST = 70
@@ -93,43 +96,47 @@ def _all_or_none() -> Iterator[None]:
 
 
 class LeadingStep:
-    """Implements `runners.base.StepInFlight`."""
+    """Implements `steps.verifying.Launched` on all ranks."""
 
-    def __init__(self, begun: StepInFlight) -> None:
-        self._begun = begun
+    def __init__(self, launched: Launched) -> None:
+        self._launched = launched
 
-    def wait(self) -> tuple[Predictions, float]:
+    def wait(self) -> tuple[HostResults, float]:
         with _all_or_none():
-            return self._begun.wait()
+            return self._launched.wait()
 
 
 class LeadingRunner:
-    """Implements `runners.base.OverlappingRunner`: what it is asked for, all ranks do."""
+    """Implements `runners.base.Runner`: what it is asked for, all ranks do."""
 
-    def __init__(self, runner: OverlappingRunner, ranks: Ranks, number: int) -> None:
+    def __init__(self, runner: Launcher, ranks: Ranks, number: int) -> None:
         self._runner, self._ranks, self._number = runner, ranks, number
         self.pages: int = runner.pages
         self.page_size: int = runner.page_size
-        self.chooses: bool = runner.chooses
-        self.rides_along: bool = runner.rides_along
+        self.is_asynchronous: bool = runner.is_asynchronous
+        self.mixed_batches: bool = runner.mixed_batches
 
     def draft_limits(self, position: int) -> DraftLimits:
         return self._runner.draft_limits(position)
 
-    def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
-        return self.begin(batch, top_k, choices).wait()[0]
+    def step(self, batch: StepBatch, top_k: int) -> Predictions:
+        return self.launch(batch, top_k).wait()[0].predictions
 
-    def begin(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> LeadingStep:
-        """As `OverlappingRunner.begin`. Raises DeviceLostError if a device has no memory for it, and so does `wait`."""
-        choices = None if choices is None else choices.with_masks()
-        self._ranks.send((self._number, "begin", batch, top_k, choices))
-        with _all_or_none():
-            return LeadingStep(self._runner.begin(batch, top_k, choices))
+    def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> CudaStep:
+        """As `Runner.begin`. Raises DeviceLostError if a device has no memory for it, and so does `wait`."""
+        sampling = sampling_of(batch, choosers).with_masks()
+        return CudaStep(self, batch, choosers, sampling, self.launch(batch, top_k, sampling))
 
-    def keep(self, moves: KVMoves) -> None:
-        self._ranks.send((self._number, "keep", moves))
+    def launch(self, batch: StepBatch, top_k: int, sampling: SamplingMetadata | None = None) -> LeadingStep:
+        """As `CudaRunner.launch`, on all ranks."""
+        self._ranks.send((self._number, "launch", batch, top_k, sampling))
         with _all_or_none():
-            self._runner.keep(moves)
+            return LeadingStep(self._runner.launch(batch, top_k, sampling))
+
+    def compact_kv(self, moves: KVCompaction) -> None:
+        self._ranks.send((self._number, "compact_kv", moves))
+        with _all_or_none():
+            self._runner.compact_kv(moves)
 
 
 class LeadingFactory:
@@ -152,15 +159,13 @@ class LeadingFactory:
     def runner(self, kv_tokens: int, threads: int | None = None) -> LeadingRunner:
         number = next(self._numbers)
         self._ranks.send((number, "runner", kv_tokens))
-        runner = self._factory.runner(kv_tokens)
-        assert isinstance(runner, OverlappingRunner)
-        return LeadingRunner(runner, self._ranks, number)
+        return LeadingRunner(cast(Launcher, self._factory.runner(kv_tokens)), self._ranks, number)
 
 
 def follow_orders(factory: RunnerFactory, orders: Connection) -> None:
     """Does what rank 0 does, until its end of the pipe is closed."""
     runners: dict[int, Any] = {}
-    in_flight: StepInFlight | None = None
+    in_flight: Launched | None = None
     while True:
         try:
             number, name, *arguments = orders.recv()
@@ -168,11 +173,11 @@ def follow_orders(factory: RunnerFactory, orders: Connection) -> None:
             return
         if name == "runner":
             runners[number] = factory.runner(*arguments)
-        elif name == "begin":
-            begun = runners[number].begin(*arguments)
+        elif name == "launch":
+            launched = runners[number].launch(*arguments)
             if in_flight is not None:
                 in_flight.wait()
-            in_flight = begun
+            in_flight = launched
         else:
             getattr(runners[number], name)(*arguments)
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import openvino as ov
 
 from draftwood_model_runner.errors import InvalidValueError
-from draftwood_model_runner.runners.base import KVMoves, KVShape, by_layer
+from draftwood_model_runner.runners.base import KVCompaction, KVShape, by_layer
 from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.native import compiled
 
@@ -72,9 +72,9 @@ class KVPages:
         self._arrays: list[npt.NDArray[Any]] = [*keys.values(), *values.values()]
         self.keys = by_layer(layout.shapes, keys)
         self.values = by_layer(layout.shapes, values)
-        self.move(KVMoves(np.empty(0, np.int32), np.empty(0, np.int32), np.zeros(1, np.int32)))  # compiles
+        self.move(KVCompaction(np.empty(0, np.int32), np.empty(0, np.int32), np.zeros(1, np.int32)))  # compiles
 
-    def move(self, moves: KVMoves) -> None:
+    def move(self, moves: KVCompaction) -> None:
         """Moves entries from slots to slots, in every layer."""
         for memory in self._arrays:
             _move(memory, moves.sources, moves.targets)
@@ -91,7 +91,7 @@ class KVPages:
 
 @compiled
 def _move(memory: npt.NDArray[Any], sources: Int32Array, targets: Int32Array) -> None:
-    """One entry after the other: no slot is a target before it was read as a source, see `KVMoves`."""
+    """One entry after the other: no slot is a target before it was read as a source, see `KVCompaction`."""
     layers, _, heads, size, dim = memory.shape
     for layer in range(layers):
         for i in range(sources.shape[0]):

@@ -51,31 +51,31 @@ def paired(batch: StepBatch, inputs: dict[str, npt.NDArray[Any]], spare_page: in
         inputs: those of the model as it was converted.
         spare_page: holds the second tokens of sequences that end with their last page.
     """
-    sizes = np.diff(batch.begins)
+    sizes = np.diff(batch.cu_seqlens)
     single = sizes == 1
     repeats = np.ones(batch.size, np.int32)
-    repeats[batch.begins[:-1][single]] = 2
+    repeats[batch.cu_seqlens[:-1][single]] = 2
     attention_rows = np.repeat(np.arange(batch.size, dtype=np.int32), repeats)
     token_rows = (np.cumsum(repeats) - repeats).astype(np.int32)
-    begins = np.zeros_like(batch.begins)
+    begins = np.zeros_like(batch.cu_seqlens)
     np.cumsum(sizes + single, out=begins[1:])
-    pages, page_begins = _with_spare_page(batch, single, spare_page)
+    pages, cu_blocks = _with_spare_page(batch, single, spare_page)
     return inputs | {
         ATTENTION_ROWS: attention_rows,
         TOKEN_ROWS: token_rows,
         "subsequence_begins": begins,
         "block_indices": pages,
-        "block_indices_begins": page_begins,
-        "max_context_len": np.array((batch.contexts + sizes + single).max(), np.int32),
+        "block_indices_begins": cu_blocks,
+        "max_context_len": np.array((batch.context_lens + sizes + single).max(), np.int32),
     }
 
 
 def _with_spare_page(batch: StepBatch, single: npt.NDArray[np.bool_], spare_page: int) -> tuple[Int32Array, Int32Array]:
-    """`pages` and `page_begins` of the batch, with the spare page behind those of each full sequence of one token."""
-    full = single & (batch.contexts + 1 == PAGE_SIZE * np.diff(batch.page_begins))
+    """`block_table` and `cu_blocks`, with the spare page behind the pages of each full sequence of one token."""
+    full = single & (batch.context_lens + 1 == PAGE_SIZE * np.diff(batch.cu_blocks))
     if not full.any():
-        return batch.pages, batch.page_begins
-    pages = np.insert(batch.pages, batch.page_begins[1:][full], spare_page).astype(np.int32)
-    page_begins = batch.page_begins.copy()
-    page_begins[1:] += np.cumsum(full, dtype=np.int32)
-    return pages, page_begins
+        return batch.block_table, batch.cu_blocks
+    pages = np.insert(batch.block_table, batch.cu_blocks[1:][full], spare_page).astype(np.int32)
+    cu_blocks = batch.cu_blocks.copy()
+    cu_blocks[1:] += np.cumsum(full, dtype=np.int32)
+    return pages, cu_blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from typing import Any, ClassVar
 
 import numba
@@ -9,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
-from draftwood_model_runner.runners.choices import Choices
-from draftwood_model_runner.runners.host.most_probable import most_probable
+from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVCompaction, Predictions, StepBatch
+from draftwood_model_runner.runners.host_step import HostStep
 from draftwood_model_runner.runners.logit_rows import check_rows
 from draftwood_model_runner.runners.openvino.kv_pages import PAGE_SIZE, KVPages, PageLayout
 from draftwood_model_runner.runners.openvino.pairing import ATTENTION_ROWS, paired
+from draftwood_model_runner.sampling.host.most_probable import most_probable
+from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from draftwood_strategies.draft import Int32Array
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -32,11 +34,11 @@ class OpenVinoRunner:
         layout: the shape of its pages.
         window: tokens that some layer attends to; None if every layer attends to all.
         kv_tokens: capacity of its KV memory.
-        threads: CPU threads that look through logits.
+        threads: CPU threads that look through logits, and that verify.
     """
 
-    chooses: ClassVar[bool] = False
-    rides_along: ClassVar[bool] = False
+    is_asynchronous: ClassVar[bool] = False
+    mixed_batches: ClassVar[bool] = False
 
     def __init__(
         self, compiled: ov.CompiledModel, layout: PageLayout, window: int | None, kv_tokens: int, threads: int = 1
@@ -62,7 +64,7 @@ class OpenVinoRunner:
         within_window = self._window - 1 - position
         return DraftLimits(nodes=within_window) if within_window >= _LEAST_TREE else DraftLimits(branches=False)
 
-    def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
+    def step(self, batch: StepBatch, top_k: int) -> Predictions:
         inputs = step_inputs(batch)
         if self._paired:
             inputs = paired(batch, inputs, self.pages)
@@ -73,7 +75,10 @@ class OpenVinoRunner:
         check_rows(logits.shape, batch.logit_rows.size)
         return Predictions(logits, *most_probable(logits, top_k, self._threads))
 
-    def keep(self, moves: KVMoves) -> None:
+    def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> HostStep:
+        return HostStep(self, batch, top_k, choosers, self._threads)
+
+    def compact_kv(self, moves: KVCompaction) -> None:
         self._kv.move(moves)
 
 
@@ -102,16 +107,16 @@ class _Input:
 
 def step_inputs(batch: StepBatch) -> dict[str, npt.NDArray[Any]]:
     """The inputs of a converted model for one step, see `conversion.convert`; of integers of any size."""
-    ends = batch.contexts + batch.begins[1:] - batch.begins[:-1]
-    mask, mask_begins = tree_mask(batch.parents, batch.begins)
+    ends = batch.context_lens + batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]
+    mask, mask_begins = tree_mask(batch.parents, batch.cu_seqlens)
     return {
         "input_ids": batch.tokens[:, None],
         "position_ids": batch.positions[:, None],
         "logit_rows": batch.logit_rows,
-        "past_lens": batch.contexts,
-        "subsequence_begins": batch.begins,
-        "block_indices": batch.pages,
-        "block_indices_begins": batch.page_begins,
+        "past_lens": batch.context_lens,
+        "subsequence_begins": batch.cu_seqlens,
+        "block_indices": batch.block_table,
+        "block_indices_begins": batch.cu_blocks,
         "max_context_len": ends.max(),
         "qq_bias": mask,
         "qq_bias_begins": mask_begins,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from draftwood_model_runner.errors import InvalidValueError
-from draftwood_model_runner.runners.base import KVMoves, KVShape, StepBatch, by_layer
+from draftwood_model_runner.runners.base import KVCompaction, KVShape, StepBatch, by_layer
 from draftwood_model_runner.runners.torch.exact_attention import ONES
 from draftwood_model_runner.runners.torch.states.memory import StateMemory
 from draftwood_model_runner.runners.torch.states.mixers import Mixer
@@ -95,7 +95,7 @@ class KVCache:
         most = tokens * layout.bytes_per_token // 8 + _LEAST_STATE_BYTES
         self.states = StateMemory(PAGE_SIZE, most) if layout.mixers else None
 
-    def move(self, moves: KVMoves) -> None:
+    def move(self, moves: KVCompaction) -> None:
         """Moves entries from slots to slots, in every layer."""
         sources, targets = moves.sources.astype("int64"), moves.targets.astype("int64")
         for memory in self._arrays:
@@ -114,11 +114,12 @@ class StepEntries:
 
     def __init__(self, kv: KVCache, batch: StepBatch) -> None:
         self._kv = kv
-        self._written = torch.from_numpy(batch.kv_slots(PAGE_SIZE)).to(kv.layout.device)
-        ends = (batch.contexts + batch.begins[1:] - batch.begins[:-1]).tolist()
-        tables = batch.page_begins.tolist()
+        self._written = torch.from_numpy(batch.slot_mapping(PAGE_SIZE)).to(kv.layout.device)
+        ends = (batch.context_lens + batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]).tolist()
+        tables = batch.cu_blocks.tolist()
         self._tables = [
-            batch.pages[begin : begin + -(-end // PAGE_SIZE)] for begin, end in zip(tables, ends, strict=False)
+            batch.block_table[begin : begin + -(-end // PAGE_SIZE)]
+            for begin, end in zip(tables, ends, strict=False)
         ]
         self._places: dict[tuple[int, int], slice | torch.Tensor] = {}
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
-from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVMoves, Predictions, StepBatch
+from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVCompaction, Predictions, StepBatch
 from draftwood_model_runner.runners.capacity.kv_capacity import default_capacity
 from draftwood_model_runner.runners.capacity.threads import default_threads
-from draftwood_model_runner.runners.choices import Choices
 from draftwood_model_runner.runners.device_errors import device_errors
-from draftwood_model_runner.runners.host.most_probable import most_probable
+from draftwood_model_runner.runners.host_step import HostStep
 from draftwood_model_runner.runners.logit_rows import logits_of_rows
 from draftwood_model_runner.runners.positions import positions_of_step, takes_positions
 from draftwood_model_runner.runners.torch.attention import BATCH
@@ -22,6 +22,8 @@ from draftwood_model_runner.runners.torch.own.forward import own_forward
 from draftwood_model_runner.runners.torch.states.mixers import STEP
 from draftwood_model_runner.runners.torch.states.step import StepStates
 from draftwood_model_runner.runners.torch.torch_batch import TorchBatch
+from draftwood_model_runner.sampling.host.most_probable import most_probable
+from draftwood_model_runner.sampling.token_chooser import TokenChooser
 
 
 class TorchRunner:
@@ -34,8 +36,8 @@ class TorchRunner:
         threads: CPU threads of a step; None takes `default_threads`.
     """
 
-    chooses: ClassVar[bool] = False
-    rides_along: ClassVar[bool] = False
+    is_asynchronous: ClassVar[bool] = False
+    mixed_batches: ClassVar[bool] = False
 
     def __init__(self, module: Any, layout: KVLayout, kv_tokens: int, threads: int | None = None) -> None:
         self._module = module
@@ -51,14 +53,17 @@ class TorchRunner:
         return draft_limits(position) if self._layout.exact else NO_LIMITS
 
     @torch.inference_mode()
-    def step(self, batch: StepBatch, top_k: int, choices: Choices | None = None) -> Predictions:
+    def step(self, batch: StepBatch, top_k: int) -> Predictions:
         torch.set_num_threads(self._threads)
         with device_errors(f"a step of {batch.size} tokens"):
             logits = forward(self._module, batch, self._kv)
             return Predictions(logits, *most_probable(logits, top_k, self._threads))  # waits for the device
 
+    def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> HostStep:
+        return HostStep(self, batch, top_k, choosers, self._threads)
+
     @torch.inference_mode()
-    def keep(self, moves: KVMoves) -> None:
+    def compact_kv(self, moves: KVCompaction) -> None:
         with device_errors("moving keys and values"):
             self._kv.move(moves)
 

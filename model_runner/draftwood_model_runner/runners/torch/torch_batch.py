@@ -27,8 +27,8 @@ class TorchBatch:
     def __init__(self, batch: StepBatch, kv: KVCache) -> None:
         self.batch = batch
         self.layout = kv.layout
-        self.begins: list[int] = batch.begins.tolist()
-        self.contexts: list[int] = batch.contexts.tolist()
+        self.begins: list[int] = batch.cu_seqlens.tolist()
+        self.contexts: list[int] = batch.context_lens.tolist()
         self.entries = StepEntries(kv, batch)
         self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
         self._own_masks: dict[tuple[int, int | None], torch.Tensor] = {}

@@ -10,13 +10,6 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from draftwood_model_runner.runners.token_weights import (
-    FARTHEST,
-    dropped_share,
-    least_weight,
-    token_weights,
-    weight_at,
-)
 from draftwood_model_runner.sampling.draws.noise import UNIFORM_UNIT, random_bits
 from draftwood_model_runner.sampling.draws.selection import (
     BLOCK,
@@ -27,6 +20,13 @@ from draftwood_model_runner.sampling.draws.selection import (
     find_greatest,
     key_of,
     score_of,
+)
+from draftwood_model_runner.sampling.token_weights import (
+    FARTHEST,
+    dropped_share,
+    least_weight,
+    token_weights,
+    weight_at,
 )
 from draftwood_strategies.draft import Float32Array
 from draftwood_strategies.native import Int64Array, Integer, Real, compiled, flattened

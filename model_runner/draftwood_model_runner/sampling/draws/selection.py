@@ -1,4 +1,4 @@
-"""Finds the edge of what top-k and top-p keep, without a sort; the rule is in `runners.token_weights`.
+"""Finds the edge of what top-k and top-p keep, without a sort; the rule is in `sampling.token_weights`.
 
 Scores are compared by keys, integers that order as floats do. Tokens lie in blocks, whose greatest keys are found
 first: blocks below the edge are never looked at again. For top-p alone, a histogram tells in which bin the edge is, so
@@ -14,7 +14,7 @@ import numpy as np
 from numba.core import types
 from numba.extending import intrinsic
 
-from draftwood_model_runner.runners.token_weights import FARTHEST, weight_at
+from draftwood_model_runner.sampling.token_weights import FARTHEST, weight_at
 from draftwood_strategies.draft import Float32Array, Int32Array
 from draftwood_strategies.native import Float64Array, Int64Array, Integer, Real, compiled
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from draftwood_service.engine.bridge import EngineBridge
+from draftwood_tenants.resources.ending import end
 
 _log = structlog.get_logger(__name__)
 
@@ -36,9 +37,7 @@ class EngineLiveness:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end([self._task])
 
     async def _run(self) -> None:
         while True:

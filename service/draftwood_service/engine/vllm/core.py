@@ -1,6 +1,6 @@
 """All that touches vLLM: its engine core in processes of its own, as of vLLM 0.32.
 
-vLLM's own front ends turn tokens into text and end answers at their own places. Here answers end where they do in
+vLLM's own front ends turn tokens into text and end answers by rules of their own. Here answers end where they do in
 Draftwood's engine, so this talks to the engine core, as those front ends do, and passes on what each step wrote.
 """
 
@@ -21,7 +21,7 @@ import structlog
 
 from draftwood_model_runner.errors import EngineStoppedError, InvalidInputError
 from draftwood_model_runner.output import TokenLogprobs
-from draftwood_model_runner.runners.host.cpus import usable_cpus
+from draftwood_model_runner.sampling.host.cpus import usable_cpus
 from draftwood_service.engine.vllm.outputs import CoreFacts, CoreOutput, CoreStep
 
 _log = structlog.get_logger(__name__)
@@ -198,7 +198,7 @@ def _config(arguments: Mapping[str, Any]) -> Any:
 def _run_in_one_process(arguments: Mapping[str, Any]) -> None:
     """On CPUs, lets vLLM's engine core compute itself where there is one rank and one NUMA node.
 
-    With a worker beside it, which is vLLM's default, a core is set aside for the engine core, which spins on it. vLLM
+    With a worker beside it, which is vLLM's default, a core is reserved for the engine core, which spins on it. vLLM
     needs that to bind each rank's threads to a node of its own.
     """
     from vllm.platforms import current_platform

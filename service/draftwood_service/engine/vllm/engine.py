@@ -172,7 +172,7 @@ class VllmEngine:
                 sequence = next(heads)
             self._queue.remove(sequence)
             sequence.state = SequenceState.RUNNING
-            sequence.runs += 1
+            sequence.slot_generation += 1
             self._shares.started(sequence)
             self._queue.charge(sequence.request.tenant, int(sequence.request.prompt.size))
             if not self._running:

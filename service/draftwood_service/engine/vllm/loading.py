@@ -135,13 +135,13 @@ def arguments_of(settings: Settings) -> dict[str, Any]:
 def require_served(name: str, facts: CheckpointFacts, *, drafts: bool) -> None:
     """Raises UnsupportedModelError if the model's generation config asks for what vLLM does not have."""
     constraints, sampling = facts.defaults.constraints, facts.defaults.sampling
-    asked = {
+    unsupported = {
         "no_repeat_ngram_size": constraints.no_repeat_ngram_size,
         "begin_suppress_tokens": constraints.suppressed_first,
         "forced_eos_token_id": constraints.forced_last,
         "min_p": drafts and sampling.min_p,
     }
-    for field, value in asked.items():
+    for field, value in unsupported.items():
         if value:
             raise UnsupportedModelError(
                 f"{name}: its generation config sets {field}, which engine vllm does not have; remove it, or ignore the"

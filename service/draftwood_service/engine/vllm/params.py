@@ -1,4 +1,4 @@
-"""From a request to vLLM's: plain values of its `SamplingParams`, and what the plug-in is told."""
+"""From a request to vLLM's: plain values of its `SamplingParams`, and the options of the plug-in."""
 
 from __future__ import annotations
 

@@ -15,14 +15,14 @@ from draftwood_service.gateway.errors import body_of, error_body, headers_of, is
 _log = structlog.get_logger(__name__)
 
 
-def refusal(error: Exception, written: Mapping[str, str] = MappingProxyType({})) -> Response:
+def refusal(error: Exception, caller_names: Mapping[str, str] = MappingProxyType({})) -> Response:
     """The answer to a request that failed.
 
     Args:
-        written: see `Asked.written`.
+        caller_names: see `ParsedRequest.caller_names`.
     """
     note(error)
-    return JSONResponse(body_of(error, written), status_of(error), headers=headers_of(error))
+    return JSONResponse(body_of(error, caller_names), status_of(error), headers=headers_of(error))
 
 
 def note(error: Exception) -> None:
@@ -36,13 +36,13 @@ def note(error: Exception) -> None:
 async def no_route(request: Request, error: Exception) -> Response:
     """For a path that is not served, or not with this method."""
     assert isinstance(error, HTTPException)
-    asked, code = f"{request.method} {request.url.path[:200]}", None
-    text = f"{asked}: {error.detail}"
+    route, code = f"{request.method} {request.url.path[:200]}", None
+    text = f"{route}: {error.detail}"
     if error.status_code == 404:
-        text = f"{asked} is unknown; there are POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
+        text = f"{route} is unknown; there are POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
         code = "unknown_url"
     elif error.status_code == 405:
-        text = f"{asked} is not served; use {(error.headers or {}).get('Allow', 'another method')}"
+        text = f"{route} is not served; use {(error.headers or {}).get('Allow', 'another method')}"
         code = "method_not_supported"
     return JSONResponse(error_body(error.status_code, text, None, code), error.status_code, headers=error.headers)
 

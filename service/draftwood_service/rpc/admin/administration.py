@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from draftwood_service.live_experiments.live import LiveExperiments
-from draftwood_service.live_experiments.stopping import GuardrailStops
+from draftwood_service.experiments.live import LiveExperiments
+from draftwood_service.experiments.stopping import GuardrailStops
 from draftwood_service.rpc.admin import experiments, tenants
 from draftwood_service.rpc.calls import Method
 from draftwood_service.settings import Settings

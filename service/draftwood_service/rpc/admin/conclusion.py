@@ -5,9 +5,9 @@ from __future__ import annotations
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood.admin.v1 import tenants_pb2
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_tenants.catalog import TENANTS, Catalog
+from draftwood_tenants.catalog import Catalog
 from draftwood_tenants.reading import PREFIX
-from draftwood_tenants.resources.base import Write
+from draftwood_tenants.resources.base import TENANTS, Write
 from draftwood_tenants.resources.errors import NotAllowedNowError
 
 _NAMED = 5

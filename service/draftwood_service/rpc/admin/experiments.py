@@ -16,11 +16,11 @@ from draftwood_memory.errors import MemoryStoreError
 from draftwood_memory.memory import MemoryOperation
 from draftwood_memory.operations import AdoptArm, PurgeArms
 from draftwood_model_runner.errors import EngineStoppedError
-from draftwood_service.live_experiments.live import LiveExperiments
+from draftwood_service.experiments.live import LiveExperiments
 from draftwood_service.rpc.admin.conclusion import tenant_writes
-from draftwood_service.rpc.admin.messages import apply_mask, audited, page_of, require_etag
+from draftwood_service.rpc.admin.messages import apply_mask, change_audited, page_of, require_etag
 from draftwood_service.rpc.calls import Call, Method
-from draftwood_tenants.catalog import EXPERIMENTS, Catalog
+from draftwood_tenants.catalog import Catalog
 from draftwood_tenants.experiments.assignment import ExperimentError
 from draftwood_tenants.experiments.definition import (
     ExperimentConfig,
@@ -34,7 +34,7 @@ from draftwood_tenants.experiments.definition import (
 from draftwood_tenants.experiments.placement import label_of
 from draftwood_tenants.experiments.reading import PREFIX, experiment_of, invalid, read_experiment
 from draftwood_tenants.reading import ServerLimits, under
-from draftwood_tenants.resources.base import ConflictError, Write
+from draftwood_tenants.resources.base import EXPERIMENTS, ConflictError, Write
 from draftwood_tenants.resources.errors import (
     EtagError,
     NotAllowedNowError,
@@ -97,7 +97,7 @@ class ExperimentServicer:
 
     async def create(self, request: pb.CreateExperimentRequest, call: Call) -> pb.Experiment:
         name = request.experiment_id
-        with audited("create", PREFIX + name, call):
+        with change_audited("create", PREFIX + name, call):
             try:
                 require_id("experiment_id", name)
             except ExperimentError as error:
@@ -128,12 +128,12 @@ class ExperimentServicer:
             apply_mask(experiment, given, request.update_mask, _OUTPUT_ONLY)
             require_update(former, self._read(experiment, "experiment"))
 
-        with audited("update", given.name, call):
+        with change_audited("update", given.name, call):
             return await self._change(name, given.etag, request.validate_only, change)
 
     async def delete(self, request: pb.DeleteExperimentRequest, call: Call) -> Empty:
         name = experiment_of("name", request.name)
-        with audited("delete", request.name, call):
+        with change_audited("delete", request.name, call):
             try:
                 current = await self._changeable(name, request.etag)
             except ResourceMissingError:
@@ -161,7 +161,7 @@ class ExperimentServicer:
             experiment.state = pb.EXPERIMENT_STATE_RUNNING
             experiment.start_time.GetCurrentTime()
 
-        with audited("start", request.name, call):
+        with change_audited("start", request.name, call):
             name = experiment_of("name", request.name)
             return await self._change(name, request.etag, request.validate_only, change, alone=True)
 
@@ -171,7 +171,7 @@ class ExperimentServicer:
             experiment.state = pb.EXPERIMENT_STATE_STOPPED
             experiment.end_time.GetCurrentTime()
 
-        with audited("stop", request.name, call):
+        with change_audited("stop", request.name, call):
             name = experiment_of("name", request.name)
             return await self._change(name, request.etag, request.validate_only, change)
 
@@ -187,7 +187,7 @@ class ExperimentServicer:
                 experiment.end_time.GetCurrentTime()
             experiment.state, experiment.winner = pb.EXPERIMENT_STATE_CONCLUDED, winner
 
-        with audited("conclude", request.name, call):
+        with change_audited("conclude", request.name, call):
             name = experiment_of("name", request.name)
             winner = request.winner or await self._better_arm(name)
             allowed = await self._change(name, request.etag, True, change, alone=True)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
-import structlog
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_service.errors import rule_for
 from draftwood_service.rpc.calls import Call
+from draftwood_service.rpc.request_log import audited
 from draftwood_tenants.resources.errors import EtagError
-
-_audit = structlog.get_logger("draftwood.audit")
 
 MAX_PAGE = 1000
 _OUTPUT_ONLY = frozenset({"name", "etag", "create_time", "update_time", "origin"})
@@ -82,23 +78,6 @@ def _copy(current: Any, given: Any, path: str, whole: str) -> None:
         setattr(current, name, getattr(given, name))
 
 
-@contextmanager
-def audited(action: str, name: str, call: Call) -> Iterator[None]:
-    """One line in the audit log: who did what to which resource, and its result."""
-    result = "ok"
-    try:
-        yield
-    except BaseException as error:
-        result = rule_for(error).reason.lower() if isinstance(error, Exception) else "cancelled"
-        raise
-    finally:
-        _audit.info(
-            "resource",
-            action=action,
-            resource=name[:300],
-            principal=call.principal.name,
-            role=call.principal.role.label,
-            peer=call.context.peer(),
-            request_id=call.request_id,
-            result=result,
-        )
+def change_audited(action: str, name: str, call: Call) -> AbstractContextManager[object]:
+    """Around a change of a resource: a line in the audit log."""
+    return audited(call, "resource", action=action, resource=name[:300])

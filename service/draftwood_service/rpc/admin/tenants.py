@@ -6,12 +6,12 @@ from google.protobuf.empty_pb2 import Empty
 
 from draftwood.admin.v1 import tenants_pb2 as pb
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_service.rpc.admin.messages import apply_mask, audited, page_of, require_etag
+from draftwood_service.rpc.admin.messages import apply_mask, change_audited, page_of, require_etag
 from draftwood_service.rpc.calls import Call, Method
-from draftwood_tenants.catalog import TENANTS, Catalog
+from draftwood_tenants.catalog import Catalog
 from draftwood_tenants.identifiers import check_identifier
 from draftwood_tenants.reading import PREFIX, ServerLimits, read_tenant, tenant_of, under
-from draftwood_tenants.resources.base import ConflictError, Write
+from draftwood_tenants.resources.base import TENANTS, ConflictError, Write
 from draftwood_tenants.resources.errors import EtagError, OfFileError, ResourceExistsError, ResourceMissingError
 from draftwood_tenants.resources.follower import ResourceFollower
 
@@ -56,7 +56,7 @@ class TenantServicer:
             raise InvalidInputError("tenant_id", None, "must be set")
         if request.tenant.name not in ("", PREFIX + tenant):
             raise InvalidInputError("tenant.name", request.tenant.name, "must be empty or that of tenant_id")
-        with audited("create", PREFIX + tenant, call):
+        with change_audited("create", PREFIX + tenant, call):
             await self._stored.refresh()
             if self._catalog.tenant_message(tenant) is not None:
                 raise ResourceExistsError(PREFIX + tenant)
@@ -68,7 +68,7 @@ class TenantServicer:
     async def update(self, request: pb.UpdateTenantRequest, call: Call) -> pb.Tenant:
         given, name = request.tenant, request.tenant.name
         tenant = tenant_of("tenant.name", name)
-        with audited("update", name, call):
+        with change_audited("update", name, call):
             for _ in range(_TRIES):
                 current = await self._changeable(tenant)
                 if current is None and not request.allow_missing:
@@ -86,7 +86,7 @@ class TenantServicer:
 
     async def delete(self, request: pb.DeleteTenantRequest, call: Call) -> Empty:
         tenant = tenant_of("name", request.name)
-        with audited("delete", request.name, call):
+        with change_audited("delete", request.name, call):
             current = await self._changeable(tenant)
             if current is None:
                 if request.allow_missing:

@@ -12,7 +12,7 @@ from draftwood_memory.errors import CorruptValueError
 from draftwood_memory.store.redis_client import RedisClient, Script
 from draftwood_tenants.experiments.counters import Origin
 from draftwood_tenants.experiments.store.base import Stored, Target, origin_of
-from draftwood_tenants.resources.sealing import Seal
+from draftwood_tenants.resources.encryption import ResourceCipher
 
 _KIND = "counts"
 _LEASE = "dw:{counts}:lease"
@@ -77,15 +77,15 @@ class RedisCounts:
         client: is not closed here.
     """
 
-    def __init__(self, client: RedisClient, seal: Seal) -> None:
+    def __init__(self, client: RedisClient, cipher: ResourceCipher) -> None:
         self._client = client
-        self._seal = seal
+        self._cipher = cipher
 
     async def write(self, target: Target, snapshot: Stored) -> None:
         sequences, values, _, deleted = self._keys(target)
         field = target.field(snapshot.origin)
-        sealed = self._seal.close(_KIND, target.name, field.encode() + b"\x00" + snapshot.data)
-        arguments: list[str | int | bytes] = [target.definition, field, snapshot.sequence, sealed]
+        encrypted = self._cipher.encrypt(_KIND, target.name, field.encode() + b"\x00" + snapshot.data)
+        arguments: list[str | int | bytes] = [target.definition, field, snapshot.sequence, encrypted]
         await self._client.run(Script(_WRITE, [sequences, values, deleted], arguments))
 
     async def read(self, target: Target, known: Mapping[Origin, int]) -> list[Stored]:
@@ -104,8 +104,8 @@ class RedisCounts:
 
     async def write_history(self, target: Target, data: bytes) -> None:
         _, _, history, deleted = self._keys(target)
-        sealed = self._seal.close(_KIND, target.name, target.definition.encode() + b"\x00" + data)
-        await self._client.run(Script(_WRITE_HISTORY, [history, deleted], [target.definition, sealed]))
+        encrypted = self._cipher.encrypt(_KIND, target.name, target.definition.encode() + b"\x00" + data)
+        await self._client.run(Script(_WRITE_HISTORY, [history, deleted], [target.definition, encrypted]))
 
     async def read_history(self, target: Target) -> bytes:
         value = await self._client.command("HGET", self._keys(target)[2], target.definition)
@@ -118,13 +118,13 @@ class RedisCounts:
         return bool(await self._client.run(Script(_LEAD, [_LEASE], [process, round(1000 * seconds)])))
 
     def _keys(self, target: Target) -> list[str]:
-        tag = self._seal.key(_KIND, target.name)
+        tag = self._cipher.key(_KIND, target.name)
         return [f"dw:{{{tag}}}:{suffix}" for suffix in ("sequences", "values", "history", "deleted")]
 
     def _opened(self, target: Target, field: str, value: bytes) -> bytes:
         """The data; empty, which no reader accepts, if it cannot be read."""
         try:
-            _, _, joined = self._seal.open(self._seal.key(_KIND, target.name), value)
+            _, _, joined = self._cipher.decrypt(self._cipher.key(_KIND, target.name), value)
         except CorruptValueError:
             return b""
         bound, _, data = joined.partition(b"\x00")

@@ -102,8 +102,8 @@ def test_keys_and_values_are_where_the_tables_say() -> None:
     step, pages = random_batch(random, [(30, 3, 7), (0, 20, 0)], 0.5)
     _, _, (kv, key, value) = attended(step, pages, KVShape(2, 16, 32), 1, torch.float32, random, padding=2)
     for row in range(step.rows):
-        begin = int(step.begins[row])
-        for i, (page, at) in enumerate(entries(step, row)[int(step.contexts[row]) :]):
+        begin = int(step.cu_seqlens[row])
+        for i, (page, at) in enumerate(entries(step, row)[int(step.context_lens[row]) :]):
             assert torch.equal(kv.layers[0][page, :, at], torch.cat([key[begin + i], value[begin + i]], 1))
-    used = sum(int(step.contexts[row]) for row in range(step.rows)) + step.size
+    used = sum(int(step.context_lens[row]) for row in range(step.rows)) + step.size
     assert int(torch.isfinite(kv.layers[0][:, 0, :, 0]).sum()) == used, "nothing else was written"

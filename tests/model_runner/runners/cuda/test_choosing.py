@@ -14,15 +14,17 @@ from hypothesis import strategies as st
 
 from draftwood_benchmarks.kernels.reference import random_tree
 from draftwood_model_runner.request import SamplingParams, StopParams
-from draftwood_model_runner.runners.base import KVShape, Logprobs
+from draftwood_model_runner.runners.base import KVShape
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.choices import MOST_PROBABLE, NOT_CHOSEN, ON_HOST, Choices
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
 from draftwood_model_runner.runners.cuda.steps.choosing import choose_and_keep, log_probabilities
+from draftwood_model_runner.runners.cuda.steps.results import Logprobs
 from draftwood_model_runner.runners.cuda.steps.step_arrays import StepArrays
 from draftwood_model_runner.runners.cuda.steps.tiling import Division, divide
+from draftwood_model_runner.sampling.metadata import MOST_PROBABLE, NOT_CHOSEN, ON_HOST, SamplingMetadata
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
-from draftwood_model_runner.sampling.verify import walk_predicted
+from draftwood_model_runner.sampling.verification import predicted_paths
+from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array
 from tests.model_runner.random_grammar import RandomGrammar
 from tests.model_runner.sequences import make_sequence
@@ -90,7 +92,7 @@ def chosen_by_kernels(
         )
         table += pages
         nodes, parents = np.append(chain, tree.tokens), np.append(np.int32(-1), tree.parents + np.int32(1))
-        rules.append(written.chooser([]).rules(nodes, parents) if kind is None else kind)
+        rules.append(written.chooser([]).sampling(nodes, parents) if kind is None else kind)
     step = lay_out(rows)
     shape = KVShape(2, 16, 16)
     before, after = (KVPages((shape, shape), torch.float32, CPU, table * PAGE_SIZE) for _ in range(2))
@@ -98,11 +100,11 @@ def chosen_by_kernels(
         for layer in kv.layers:
             layer.copy_(torch.arange(layer.numel()).view(layer.shape))
     tiles = divide(step, Division(8, 1))
-    arrays = StepArrays(step.size, tiles.words.shape[1], tiles.parts.shape[0], step.pages.size, CPU)
-    choices = Choices.of(rules)
-    arrays.fill(step, tiles, step.size, choices)
+    arrays = StepArrays(step.size, tiles.ancestor_bitmask.shape[1], tiles.parts.shape[0], step.block_table.size, CPU)
+    metadata = SamplingMetadata.of(rules)
+    arrays.fill(step, tiles, step.size, metadata)
     chosen = torch.stack([torch.zeros(step.size), logits.argmax(1)], 1).to(torch.int32)
-    choose_and_keep(logits, chosen[:, 1], arrays, choices, after)
+    choose_and_keep(logits, chosen[:, 1], arrays, metadata, after)
     assert not chosen[:, 0].any()
     return chosen[:, 1].numpy(), before, after
 
@@ -173,9 +175,9 @@ def test_what_a_grammar_allows(params: SamplingParams, known: int) -> None:
 def test_choices_with_masks_can_be_sent_to_other_processes() -> None:
     written = Written(SamplingParams(temperature=1.0, seed=1), 1, grammar=RandomGrammar(VOCAB))
     nodes, parents = np.array([1, 2], np.int32), np.array([-1, 0], np.int32)
-    choices = Choices.of([written.chooser([]).rules(nodes, parents), MOST_PROBABLE])
-    (rule,) = pickle.loads(pickle.dumps(choices.with_masks())).rules
-    (expected,) = choices.rules
+    metadata = SamplingMetadata.of([written.chooser([]).sampling(nodes, parents), MOST_PROBABLE])
+    (rule,) = pickle.loads(pickle.dumps(metadata.with_masks())).sequences
+    (expected,) = metadata.sequences
     assert callable(expected.masks)
     assert (rule.masks.bits == expected.masks().bits).all()
     assert rule.masks.rows.tolist() == [0, 1]
@@ -209,19 +211,19 @@ def test_log_probabilities() -> None:
     ]
     step = lay_out(rows)
     tiles = divide(step, Division(8, 1))
-    arrays = StepArrays(step.size, tiles.words.shape[1], tiles.parts.shape[0], step.pages.size, CPU)
-    choices = Choices.of([ON_HOST, MOST_PROBABLE, MOST_PROBABLE, MOST_PROBABLE], [None, 2, None, 0])
-    arrays.fill(step, tiles, step.size, choices)
+    arrays = StepArrays(step.size, tiles.ancestor_bitmask.shape[1], tiles.parts.shape[0], step.block_table.size, CPU)
+    metadata = SamplingMetadata.of([ON_HOST, MOST_PROBABLE, MOST_PROBABLE, MOST_PROBABLE], [None, 2, None, 0])
+    arrays.fill(step, tiles, step.size, metadata)
     logits = made_up_logits(random, 9, coarse=False)
     chosen = torch.from_numpy(random.integers(0, VOCAB, 9).astype(np.int32))
-    found = log_probabilities(logits, chosen, arrays, choices)
+    found = log_probabilities(logits, chosen, arrays, metadata)
     assert found is not None
     for row, count in ((0, 2), (1, 2), (2, 2), (5, 0), (6, 0), (7, 0), (8, 0)):
         written = Written(SamplingParams(logprobs=count), 1).chooser([]).logprobs(logits[row], int(chosen[row]))
-        logprob, tokens, values = Logprobs(*(part.numpy() for part in found)).at(row, count)
-        assert tokens == written.top_token_ids
-        assert [logprob, *values] == pytest.approx([written.logprob, *written.top_logprobs], rel=1e-5)
-    assert log_probabilities(logits, chosen, arrays, choices._replace(logprobs=np.full(4, -1, np.int32))) is None
+        ours = Logprobs(*(part.numpy() for part in found)).at(row, count)
+        assert ours.top_token_ids == written.top_token_ids
+        assert [ours.logprob, *ours.top_logprobs] == pytest.approx([written.logprob, *written.top_logprobs], rel=1e-5)
+    assert log_probabilities(logits, chosen, arrays, metadata._replace(logprobs=np.full(4, -1, np.int32))) is None
 
 
 @pytest.mark.parametrize("kind", [MOST_PROBABLE, ON_HOST])
@@ -245,8 +247,10 @@ def test_keys_and_values_of_the_accepted_path(kind: int) -> None:
     for (written, tree), path in zip(batch, accepted, strict=True):
         tokens, parents = np.append(written.output[-1], tree.tokens), np.append(-1, tree.parents + 1)
         rows = chosen[begin : begin + tokens.size]
-        walked = [node for _, node in walk_predicted(tokens.astype(np.int32), parents.astype(np.int32), rows)]
-        assert walked == [*path, 0]
+        begins = np.array([0, tokens.size], np.int32)
+        tree_of = StepFeedback(tokens.astype(np.int32), parents.astype(np.int32), rows, None, begins)
+        [walked] = predicted_paths(tree_of, rows)
+        assert [node + 1 for node in walked.nodes] == path
         entries = written.context + 1 + len(tree)
         pages = -(-entries // PAGE_SIZE)
         order = np.arange(table, table + pages)[::-1]

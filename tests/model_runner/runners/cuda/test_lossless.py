@@ -83,7 +83,7 @@ def run(
     )
     if halves:
         patched: Any = engine
-        patched._overlap.most = lambda running: -(-running // 2)
+        patched._overlap.microbatch = lambda running: -(-running // 2)
     stop = StopParams(NEW_TOKENS, min_tokens=3)
     sequences = [
         make_sequence(str(i), np.array(prompt, np.int32), stop, sampling, strategy=strategy, max_draft_nodes=12)
@@ -101,7 +101,6 @@ def run(
         engine.check()
     assert not engine.has_work
     if isinstance(engine._runner, CudaRunner):
-        assert engine._overlapping is engine._runner
         graphs = engine._runner._graphs
         assert graphs is not None
         assert graphs.sizes

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood_model_runner.errors import InvalidValueError
-from draftwood_model_runner.runners.base import KVMoves, KVShape
+from draftwood_model_runner.runners.base import KVCompaction, KVShape
 from draftwood_model_runner.runners.openvino.kv_pages import PAGE_SIZE, KVPages, PageLayout
 
 SHAPES = (KVShape(3, 4, 5), KVShape(1, 6, 2), KVShape(3, 4, 5))
@@ -24,7 +24,7 @@ def test_entries_move_from_slot_to_slot(order: list[int], count: int) -> None:
             keys[slot // PAGE_SIZE, :, slot % PAGE_SIZE] = slot
             values[slot // PAGE_SIZE, :, slot % PAGE_SIZE] = -slot
     targets, sources = order[:count], order[count : 2 * count]
-    kv.move(KVMoves(*(np.array(part, np.int32) for part in (sources, targets, [0, len(sources)]))))
+    kv.move(KVCompaction(*(np.array(part, np.int32) for part in (sources, targets, [0, len(sources)]))))
     moved = dict(zip(targets, sources, strict=True))
     expected = [moved.get(slot, slot) for slot in range(SLOTS)]
     for keys, values in zip(kv.keys, kv.values, strict=True):

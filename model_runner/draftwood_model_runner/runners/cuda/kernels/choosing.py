@@ -1,8 +1,8 @@
 """Chooses the next token after each node of a draft tree, as `sampling.TokenChooser` does on the host.
 
 Thresholds of top-k and top-p are found by search over the bits of the scores, two at a time, so that no row is sorted.
-Probabilities are integers, by `runners.token_weights`, and divisions are rounded as on the host: so what is kept is the
-same, also of tokens that share a score.
+Probabilities are integers, by `sampling.token_weights`, and divisions are rounded as on the host. So what is kept is
+the same, also of tokens that share a score.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from draftwood_model_runner.runners import token_weights
+from draftwood_model_runner.sampling import token_weights
 
 LOG2_E: tl.constexpr = tl.constexpr(token_weights.LOG2_E)
 FARTHEST: tl.constexpr = tl.constexpr(token_weights.FARTHEST)
@@ -220,7 +220,7 @@ def _keys(values):
 
 @triton.jit
 def _weigh(scores, weights, vocab, BLOCK: tl.constexpr):
-    """Sets weights[token], as `runners.token_weights.token_weights`."""
+    """Sets weights[token], as `sampling.token_weights.token_weights`."""
     highest = _highest(scores, vocab, BLOCK)
     for start in range(0, vocab, BLOCK):
         tokens = start + tl.arange(0, BLOCK)

@@ -126,7 +126,7 @@ def paged_attention(
         attention_parts,
         (step.machine.programs,),
         *(query, kv, scratch.sums, scratch.maxima, scratch.totals),
-        *(arrays.parts, arrays.part_count, arrays.pages, arrays.prefixes, arrays.positions, arrays.words),
+        *(arrays.parts, arrays.part_count, arrays.pages, arrays.prefixes, arrays.positions, arrays.ancestor_bitmask),
         arrays.paths,
         key_dim**-0.5 if scaling is None else scaling,
         softcap or 0.0,

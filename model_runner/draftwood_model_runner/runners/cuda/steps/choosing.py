@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from draftwood_model_runner.runners.choices import BY_SCORES, Choices, RuleArrays
 from draftwood_model_runner.runners.cuda.device.buffer import sent
 from draftwood_model_runner.runners.cuda.device.launching import launch
 from draftwood_model_runner.runners.cuda.kernels.choosing import adjust_scores, choose_tokens
@@ -14,6 +13,7 @@ from draftwood_model_runner.runners.cuda.kernels.walking import accept_paths
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
 from draftwood_model_runner.runners.cuda.steps.attention import power_of_2
 from draftwood_model_runner.runners.cuda.steps.step_arrays import StepArrays
+from draftwood_model_runner.sampling.metadata import SAMPLED, SamplingMetadata, SamplingTensors
 
 _BLOCK = 1024
 _ENTRIES = 128
@@ -22,7 +22,7 @@ _AS_ON_HOST = {"enable_fp_fusion": False}
 
 
 def choose_and_keep(
-    logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, choices: Choices, kv: KVPages
+    logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, sampling: SamplingMetadata, kv: KVPages
 ) -> None:
     """Chooses the tokens after the rows of logits, and keeps what is accepted; the host does not wait.
 
@@ -30,10 +30,10 @@ def choose_and_keep(
         logits: [R, vocab].
         chosen: int32[R], the most probable token after each row, in and out.
     """
-    batch_rows = choices.kinds.size
+    batch_rows = sampling.kinds.size
     begins = arrays.buffer.host["logit_begins"][: batch_rows + 1]
-    if choices.rules:
-        _choose(logits, chosen, arrays, choices)
+    if sampling.sequences:
+        _choose(logits, chosen, arrays, sampling)
     most = int((begins[1:] - begins[:-1]).max())
     if most <= 1:
         return
@@ -50,7 +50,7 @@ def choose_and_keep(
 
 
 def log_probabilities(
-    logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, choices: Choices
+    logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, sampling: SamplingMetadata
 ) -> tuple[torch.Tensor, ...] | None:
     """`Logprobs` on the host, which are there when the stream has come so far; None if no sequence reports any.
 
@@ -58,10 +58,10 @@ def log_probabilities(
         logits: [R, vocab].
         chosen: int32[R], the tokens that are written.
     """
-    reporting = (choices.logprobs >= 0).nonzero()[0]
+    reporting = (sampling.logprobs >= 0).nonzero()[0]
     if not reporting.size:
         return None
-    begins, count = arrays.buffer.host["logit_begins"], int(choices.logprobs.max())
+    begins, count = arrays.buffer.host["logit_begins"], int(sampling.logprobs.max())
     rows = np.concatenate([np.arange(begins[row], begins[row + 1], dtype=np.int64) for row in reporting])
     wanted = sent({"rows": rows}, logits.device)["rows"]
     scores = torch.log_softmax(logits[wanted].float(), -1)
@@ -96,22 +96,22 @@ def move(kv: KVPages, moves: torch.Tensor, begins: torch.Tensor, counts: torch.T
         )
 
 
-def _choose(logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, choices: Choices) -> None:
+def _choose(logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, sampling: SamplingMetadata) -> None:
     vocab, begins = logits.shape[1], arrays.buffer.host["logit_begins"]
-    by_scores = (choices.kinds == BY_SCORES).nonzero()[0]
-    firsts, lasts = begins[by_scores], begins[by_scores + 1]
-    rules = sent(RuleArrays.of(choices.rules, firsts, lasts)._asdict(), logits.device)
-    first, of_rows = int(firsts[0]), (rules["row_sequences"], rules["row_masks"])
+    sampled = (sampling.kinds == SAMPLED).nonzero()[0]
+    firsts, lasts = begins[sampled], begins[sampled + 1]
+    tensors = sent(SamplingTensors.of(sampling.sequences, firsts, lasts)._asdict(), logits.device)
+    first, of_rows = int(firsts[0]), (tensors["row_sequences"], tensors["row_masks"])
     scores = torch.empty((int(lasts[-1]) - first, vocab), dtype=torch.float32, device=logits.device)
-    weighed = any(rule.top_p < 1.0 or rule.min_p > 0.0 for rule in choices.rules)
+    weighed = any(one.top_p < 1.0 or one.min_p > 0.0 for one in sampling.sequences)
     weights = torch.empty_like(scores) if weighed else scores
     launch(
         adjust_scores,
         (scores.shape[0],),
-        *(logits, scores, first, *of_rows, rules["masks"]),
+        *(logits, scores, first, *of_rows, tensors["masks"]),
         *(arrays.logit_rows, arrays.parents, arrays.tokens, arrays.positions),
-        *(rules[name] for name in ("unlocked_at", "penalties", "begins", "tokens", "counts", "biases", "flags")),
-        *(vocab, logits.stride(0), rules["masks"].shape[1]),
+        *(tensors[name] for name in ("unlocked_at", "penalties", "begins", "tokens", "counts", "biases", "flags")),
+        *(vocab, logits.stride(0), tensors["masks"].shape[1]),
         BLOCK=_BLOCK,
         ENTRIES=_ENTRIES,
         **_AS_ON_HOST,
@@ -120,7 +120,7 @@ def _choose(logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, choi
         choose_tokens,
         (scores.shape[0],),
         *(scores, weights, chosen, first, *of_rows, arrays.logit_rows, arrays.positions),
-        *(rules[name] for name in ("temperatures", "top_ks", "dropped_shares", "least_weights", "seeds")),
+        *(tensors[name] for name in ("temperatures", "top_ks", "dropped_shares", "least_weights", "seeds")),
         *(vocab, chosen.stride(0)),
         BLOCK=_BLOCK,
         **_AS_ON_HOST,

@@ -28,15 +28,15 @@ def divide_exactly(batch: StepBatch, tile: int) -> Tiles:
     Raises:
         ValueError: a draft tree has more than `LEVELS` levels.
     """
-    chains, begins = np.empty(batch.rows, np.int32), batch.begins
+    chains, begins = np.empty(batch.rows, np.int32), batch.cu_seqlens
     set_chains(batch.parents, begins, chains)
     prefixes, levels = np.empty(batch.size, np.int32), np.zeros(batch.size, np.int32)
     paths = np.zeros((batch.size, LEVELS), np.int32)
-    _follow(batch.parents, begins, batch.contexts, chains, prefixes, levels, paths)
-    tiles = -(-np.diff(begins) // tile) * (-(-(batch.contexts + chains) // RUN))
+    _follow(batch.parents, begins, batch.context_lens, chains, prefixes, levels, paths)
+    tiles = -(-np.diff(begins) // tile) * (-(-(batch.context_lens + chains) // RUN))
     parts = np.empty((int(tiles.sum()) + 2 * int(np.count_nonzero(levels)), 8), np.int32)
     token_parts = np.zeros((batch.size, 5), np.int32)
-    count = _fill(begins, batch.contexts, batch.page_begins, prefixes, levels, tile, RUN, parts, token_parts)
+    count = _fill(begins, batch.context_lens, batch.cu_blocks, prefixes, levels, tile, RUN, parts, token_parts)
     return Tiles(parts[:count], token_parts, prefixes, np.zeros((batch.size, 1), np.int64), paths)
 
 
@@ -44,7 +44,7 @@ def divide_exactly(batch: StepBatch, tile: int) -> Tiles:
 def _follow(
     parents: Int32Array,
     begins: Int32Array,
-    contexts: Int32Array,
+    context_lens: Int32Array,
     chains: Int32Array,
     prefixes: Int32Array,
     levels: Int32Array,
@@ -56,24 +56,24 @@ def _follow(
         for i in range(begins[row + 1] - begin):
             token, parent = begin + i, parents[begin + i]
             if i < chain:
-                prefixes[token] = contexts[row] + i + 1
+                prefixes[token] = context_lens[row] + i + 1
                 continue
             if parent < chain:
-                prefixes[token] = contexts[row] + parent + 1
+                prefixes[token] = context_lens[row] + parent + 1
             else:
                 prefixes[token], levels[token] = prefixes[begin + parent], levels[begin + parent]
                 paths[token] = paths[begin + parent]
             if levels[token] == LEVELS:
                 raise ValueError("a draft tree has more levels than exact mode has room for")
-            paths[token, levels[token]] = contexts[row] + i
+            paths[token, levels[token]] = context_lens[row] + i
             levels[token] += 1
 
 
 @numba.njit(cache=True, nogil=True)
 def _fill(
     begins: Int32Array,
-    contexts: Int32Array,
-    page_begins: Int32Array,
+    context_lens: Int32Array,
+    cu_blocks: Int32Array,
     prefixes: Int32Array,
     levels: Int32Array,
     tile: int,
@@ -84,7 +84,7 @@ def _fill(
     """Sets parts, of runs of so many entries, and token_parts, and the prefixes of nodes to the end of what they share;
     returns the number of parts."""
     part: int = 0
-    for row in range(contexts.shape[0]):
+    for row in range(context_lens.shape[0]):
         first, end = begins[row], begins[row + 1]
         while first < end:
             last = min(first + tile, end)
@@ -95,7 +95,7 @@ def _fill(
             runs = (reads + size - 1) // size
             for run in range(runs):
                 at = parts[part + run]
-                at[0], at[1], at[2] = first, last - first, page_begins[row]
+                at[0], at[1], at[2] = first, last - first, cu_blocks[row]
                 at[3], at[4] = run * size, min((run + 1) * size, reads)
                 at[5], at[6], at[7] = reads, reads, 0
             for token in range(first, last):
@@ -109,7 +109,7 @@ def _fill(
             token_parts[token, 3] = part
             for start in range(begin, sees, size):
                 at = parts[part]
-                at[0], at[1], at[2] = token, 1, page_begins[row]
+                at[0], at[1], at[2] = token, 1, cu_blocks[row]
                 at[3], at[4] = start, min(start + size, sees)
                 at[5], at[6], at[7] = prefixes[token], prefixes[token], 0
                 part += 1

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from draftwood_model_runner.runners.base import KVShape, StepBatch
-from draftwood_model_runner.runners.choices import Choices
 from draftwood_model_runner.runners.cuda.device.launching import launch, machine
 from draftwood_model_runner.runners.cuda.kernels.top_tokens import top_of_blocks, top_of_rows
 from draftwood_model_runner.runners.cuda.kv_cache import KVPages
@@ -18,8 +17,9 @@ from draftwood_model_runner.runners.cuda.steps.exact_tiling import LEVELS, divid
 from draftwood_model_runner.runners.cuda.steps.results import TOP, Results
 from draftwood_model_runner.runners.cuda.steps.step_arrays import StepArrays
 from draftwood_model_runner.runners.cuda.steps.tiling import NO_TILES, Division, Tiles, divide
-from draftwood_model_runner.runners.host.most_probable import most_probable
 from draftwood_model_runner.runners.logit_rows import logits_of_rows
+from draftwood_model_runner.sampling.host.most_probable import most_probable
+from draftwood_model_runner.sampling.metadata import SamplingMetadata
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 576, 640, 768, 1024)
 """Tokens that steps are filled up to, where their arrays are at fixed addresses: a prompt's chunk of 512 tokens with as
@@ -27,7 +27,7 @@ many that decode beside it."""
 _LOGIT_ROWS = 512
 """Rows of logits of such steps, at most; most tokens beyond are of prompts, which need none."""
 _WORDS = 4
-"""Ancestor words of a token in such steps: trees of 256 nodes."""
+"""Words of the ancestor bitmask of a token in such steps: trees of 256 nodes."""
 _FEW_ROWS, _MANY_ROWS = 16, 64
 """Rows of a part of attention: the least that tensor cores multiply, and enough to read a context once for a tree."""
 _EXACT_PARTS = 2
@@ -127,7 +127,7 @@ class Forward:
         fixed = self._fixed
         return [*self._kv.layers, fixed.arrays.buffer.memory, fixed.scratch.sums, fixed.top]
 
-    def prepare(self, batch: StepBatch, choices: Choices | None = None) -> Ready:
+    def prepare(self, batch: StepBatch, sampling: SamplingMetadata | None = None) -> Ready:
         """Sends a step to the device."""
         wanted = batch.logit_rows.size
         many = batch.size * self._group > _FEW_ROWS * batch.rows
@@ -135,14 +135,19 @@ class Forward:
             tiles = divide_exactly(batch, rows // self._group) if self._exact else divide(batch, self._division(rows))
             if wanted <= _LOGIT_ROWS and self._fixed.fits(batch, tiles, rows):
                 tokens = padded_size(batch.size)
-                self._fixed.arrays.fill(batch, tiles, tokens, choices)
+                self._fixed.arrays.fill(batch, tiles, tokens, sampling)
                 return Ready(self._fixed, tokens, min(tokens, _LOGIT_ROWS), wanted, rows, fixed=True)
         if self._large is None or not self._large.fits(batch, tiles, rows):
             tokens, parts = padded_size(batch.size), tiles.parts.shape[0] * 5 // 4
             # At least as many words as in the others, so that the kernel is the same.
-            words, levels = max(tiles.words.shape[1], self._fixed.arrays.word_capacity), LEVELS if self._exact else 0
-            self._large = Workspace(self._shapes, tokens, words, parts, rows, 2 * batch.pages.size, self.device, levels)
-        self._large.arrays.fill(batch, tiles, batch.size, choices)
+            words, levels = (
+                max(tiles.ancestor_bitmask.shape[1], self._fixed.arrays.word_capacity),
+                LEVELS if self._exact else 0,
+            )
+            self._large = Workspace(
+                self._shapes, tokens, words, parts, rows, 2 * batch.block_table.size, self.device, levels
+            )
+        self._large.arrays.fill(batch, tiles, batch.size, sampling)
         return Ready(self._large, batch.size, wanted, wanted, rows, fixed=False)
 
     def prepare_padding(self, tokens: int, rows: int) -> Ready:
@@ -172,19 +177,19 @@ class Forward:
             find_top(logits, workspace)
         return logits
 
-    def choose(self, ready: Ready, top_k: int, choices: Choices | None) -> Results:
+    def choose(self, ready: Ready, top_k: int, sampling: SamplingMetadata | None) -> Results:
         """Chooses the tokens after a step that was launched, and sends what it predicts to the host."""
         assert self.logits is not None
         wanted, workspace = ready.wanted, ready.workspace
         logits, logprobs = self.logits[:wanted], None
-        if wanted and choices is not None:
+        if wanted and sampling is not None:
             chosen = workspace.top[:wanted, TOP]
-            choose_and_keep(logits, chosen, workspace.arrays, choices, self._kv)
-            logprobs = log_probabilities(logits, chosen, workspace.arrays, choices)
+            choose_and_keep(logits, chosen, workspace.arrays, sampling, self._kv)
+            logprobs = log_probabilities(logits, chosen, workspace.arrays, sampling)
         host_top = workspace.next_host_top()[:wanted]
         host_top.copy_(workspace.top[:wanted], non_blocking=True)
         more = most_probable(logits, top_k)[1] if top_k > TOP else None  # waits
-        return Results(logits, host_top, more, choices is not None, logprobs)
+        return Results(logits, host_top, more, sampling is not None, logprobs)
 
     def _division(self, rows: int) -> Division:
         return Division(rows // self._group, -(-self._machine.programs // self._kv_heads))

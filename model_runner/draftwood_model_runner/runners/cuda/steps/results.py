@@ -7,16 +7,51 @@ from typing import Any, NamedTuple
 
 import torch
 
-from draftwood_model_runner.runners.base import Logprobs, Predictions
+from draftwood_model_runner.output import TokenLogprobs
+from draftwood_model_runner.runners.base import Predictions
 from draftwood_model_runner.runners.device_errors import device_errors
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.draft import Float32Array, Int32Array
 
 TOP = 8
 """Most probable tokens that each step gives: what token recycling keeps of each row."""
 
 
+class Logprobs(NamedTuple):
+    """Log-probabilities by the model's own logits; rows of sequences that report none have no meaning.
+
+    Attributes:
+        chosen: float32[R], of the token that is written.
+        top_tokens: int32[R, k], the most probable tokens, best first.
+        top: float32[R, k], theirs.
+    """
+
+    chosen: Float32Array
+    top_tokens: Int32Array
+    top: Float32Array
+
+    def at(self, row: int, count: int) -> TokenLogprobs:
+        """Those of a row, with `count` of the most probable tokens."""
+        return TokenLogprobs(
+            float(self.chosen[row]), self.top_tokens[row, :count].tolist(), self.top[row, :count].tolist()
+        )
+
+
+class HostResults(NamedTuple):
+    """What a step predicts and chooses, on the host.
+
+    Attributes:
+        predictions: the logits are on the device.
+        chosen: int32[R], the token that is written after each, or `NOT_CHOSEN`; None if no sampling was given.
+        logprobs: if a sequence reports them.
+    """
+
+    predictions: Predictions
+    chosen: Int32Array | None
+    logprobs: Logprobs | None
+
+
 class Results(NamedTuple):
-    """What a step predicts. The host's parts are there once the device has come so far.
+    """What a step predicts and chooses. The host's parts are there once the device has come so far.
 
     Attributes:
         logits: [R, vocab], on the device.
@@ -32,13 +67,12 @@ class Results(NamedTuple):
     chooses: bool
     logprobs: tuple[torch.Tensor, ...] | None
 
-    def predictions(self) -> Predictions:
+    def on_host(self) -> HostResults:
         """Copies, as the next step writes to the same memory."""
         found = self.top.numpy().copy()
-        return Predictions(
-            self.logits,
-            found[:, 0].copy(),
-            found[:, :TOP].copy() if self.more is None else self.more,
+        top_tokens = found[:, :TOP].copy() if self.more is None else self.more
+        return HostResults(
+            Predictions(self.logits, found[:, 0].copy(), top_tokens),
             found[:, TOP].copy() if self.chooses else None,
             None if self.logprobs is None else Logprobs(*(part.numpy() for part in self.logprobs)),
         )
@@ -69,13 +103,18 @@ class Clock:
         return float(begin.elapsed_time(end)) / 1000
 
 
-class CudaStep:
-    """Implements `runners.base.StepInFlight`."""
+class LaunchedStep:
+    """A step that the device computes."""
 
     def __init__(self, results: Results, clock: Clock, what: str) -> None:
         self._results, self._clock, self._what = results, clock, what
 
-    def wait(self) -> tuple[Predictions, float]:
+    def wait(self) -> tuple[HostResults, float]:
+        """Its results, and the seconds that the device took.
+
+        Raises:
+            DeviceMemoryError, DeviceLostError: as `runners.base.Runner.step`.
+        """
         with device_errors(self._what):
             seconds = self._clock.wait()
-            return self._results.predictions(), seconds
+            return self._results.on_host(), seconds

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import torch
 
 from draftwood_model_runner.runners.base import StepBatch
-from draftwood_model_runner.runners.choices import Choices
 from draftwood_model_runner.runners.cuda.device.buffer import DeviceBuffer
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE
 from draftwood_model_runner.runners.cuda.steps.tiling import Tiles
+from draftwood_model_runner.sampling.metadata import SamplingMetadata
 from draftwood_strategies.draft import Int32Array
 
 
@@ -25,7 +25,7 @@ class StepArrays:
         parents: int32[tokens]: for a node of a draft tree the token of the step that it hangs from, else -1.
         slots: int64[tokens]; -1 for padding.
         token_parts: int32[tokens, 5]; 0 parts for padding.
-        words: int64[tokens, words].
+        ancestor_bitmask: int64[tokens, words].
         paths: int32[tokens, levels].
         logit_rows: int32[tokens], the token that each row of logits follows.
         logit_begins: int32[tokens + 1], the rows of logits of each batch row.
@@ -36,7 +36,7 @@ class StepArrays:
 
     Args:
         tokens: capacity in tokens.
-        words: in ancestor words of a token.
+        words: of the ancestor bitmask of a token.
         parts: in parts of attention.
         pages: in entries of page tables.
         levels: of draft trees, in exact mode; else 0.
@@ -53,7 +53,7 @@ class StepArrays:
                 "parents": (np.int32, (tokens,)),
                 "slots": (np.int64, (tokens,)),
                 "token_parts": (np.int32, (tokens, 5)),
-                "words": (np.int64, (tokens, words)),
+                "ancestor_bitmask": (np.int64, (tokens, words)),
                 "paths": (np.int32, (tokens, levels)),
                 "logit_rows": (np.int32, (tokens,)),
                 "logit_begins": (np.int32, (tokens + 1,)),
@@ -74,12 +74,12 @@ class StepArrays:
         """Whether a step can be filled in."""
         return (
             batch.size <= self.capacity
-            and batch.pages.size <= self.page_capacity
-            and tiles.words.shape[1] <= self.word_capacity
+            and batch.block_table.size <= self.page_capacity
+            and tiles.ancestor_bitmask.shape[1] <= self.word_capacity
             and tiles.parts.shape[0] <= self.part_capacity
         )
 
-    def fill(self, batch: StepBatch, tiles: Tiles, padded: int, choices: Choices | None = None) -> None:
+    def fill(self, batch: StepBatch, tiles: Tiles, padded: int, sampling: SamplingMetadata | None = None) -> None:
         """Copies a step to the device, where it is in place for what is launched afterwards on the current stream.
 
         Args:
@@ -94,30 +94,30 @@ class StepArrays:
         ):
             host[name][:n], host[name][n:padded] = values, 0
         host["logit_rows"][:wanted], host["logit_rows"][wanted:padded] = batch.logit_rows, 0
-        host["slots"][:n], host["slots"][n:padded] = batch.kv_slots(PAGE_SIZE), -1
+        host["slots"][:n], host["slots"][n:padded] = batch.slot_mapping(PAGE_SIZE), -1
         host["prefixes"][:n] = tiles.prefixes
-        host["words"][:n, : tiles.words.shape[1]] = tiles.words
+        host["ancestor_bitmask"][:n, : tiles.ancestor_bitmask.shape[1]] = tiles.ancestor_bitmask
         if tiles.paths is not None:
             host["paths"][:n] = tiles.paths
         host["parts"][: tiles.parts.shape[0]] = tiles.parts
         host["part_count"][0], host["row_count"][0] = tiles.parts.shape[0], wanted
-        if choices is not None:
-            host["kinds"][:rows] = choices.kinds
+        if sampling is not None:
+            host["kinds"][:rows] = sampling.kinds
             begins = host["logit_begins"][: rows + 1]
-            begins[:] = np.searchsorted(batch.logit_rows, batch.begins)
+            begins[:] = np.searchsorted(batch.logit_rows, batch.cu_seqlens)
             host["parents"][:n] = _node_parents(batch, begins)
         pages = host["pages"]
-        pages[: batch.pages.size] = batch.pages
-        self.buffer.send(until="pages", size=batch.pages.size)
+        pages[: batch.block_table.size] = batch.block_table
+        self.buffer.send(until="pages", size=batch.block_table.size)
 
 
 def _node_parents(batch: StepBatch, logit_begins: npt.NDArray[Any]) -> Int32Array:
     """int32[T]: for each token behind the first of its batch row that needs logits the token of the step that it
     follows, else -1."""
-    sizes = np.diff(batch.begins)
-    begins = np.repeat(batch.begins[:-1], sizes)
+    sizes = np.diff(batch.cu_seqlens)
+    begins = np.repeat(batch.cu_seqlens[:-1], sizes)
     first = logit_begins[:-1]
     has_logits = first < logit_begins[1:]
-    roots = np.where(has_logits, batch.logit_rows[np.minimum(first, batch.logit_rows.size - 1)], batch.begins[1:])
+    roots = np.where(has_logits, batch.logit_rows[np.minimum(first, batch.logit_rows.size - 1)], batch.cu_seqlens[1:])
     is_node = np.arange(batch.size) > np.repeat(roots, sizes)
     return np.where(is_node, batch.parents + begins, -1).astype(np.int32)

@@ -17,7 +17,7 @@ from draftwood_model_runner.runners.base import StepBatch
 from draftwood_strategies.draft import Int32Array
 
 WORD = 64
-"""Nodes of an ancestor word, and entries that a program reads at a time."""
+"""Nodes in a word of the ancestor bitmask, and entries that a program reads at a time."""
 _LEAST_RUN = 4 * WORD
 """Entries of a run: fewer are not worth a part of their own. Not tuned."""
 
@@ -48,7 +48,8 @@ class Tiles(NamedTuple):
         token_parts: int32[T, 5]: for each token the first part of its tile, how many the tile has, and its place in it;
             then the first part of its own and how many of these it has, see `exact_tiling`.
         prefixes: int32[T]: a token sees the entries of its row before this one ...
-        words: int64[T, W]: ... and the nodes of the tree whose bits are set: bit i % 64 of word i // 64 is node i.
+        ancestor_bitmask: int64[T, W]: ... and the nodes of the tree whose bits are set: bit i % 64 of word i // 64 is
+            node i.
         paths: int32[T, levels]: for a token with parts of its own the entries of its ancestors in the tree and of
             itself; in such a part, they follow the entry where otherwise the nodes begin. None where there are none.
     """
@@ -56,7 +57,7 @@ class Tiles(NamedTuple):
     parts: Int32Array
     token_parts: Int32Array
     prefixes: Int32Array
-    words: npt.NDArray[np.int64]
+    ancestor_bitmask: npt.NDArray[np.int64]
     paths: Int32Array | None = None
 
 
@@ -67,15 +68,15 @@ NO_TILES = Tiles(
 
 def divide(batch: StepBatch, division: Division) -> Tiles:
     """The attention of a step in parts, at most `division.most_parts`."""
-    chains, begins = np.empty(batch.rows, np.int32), batch.begins
+    chains, begins = np.empty(batch.rows, np.int32), batch.cu_seqlens
     most_nodes = set_chains(batch.parents, begins, chains)
-    words = np.zeros((batch.size, max(1, -(-most_nodes // WORD))), np.int64)
+    bitmask = np.zeros((batch.size, max(1, -(-most_nodes // WORD))), np.int64)
     prefixes = np.empty(batch.size, np.int32)
-    _see(batch.parents, begins, batch.contexts, chains, prefixes, words)
+    _see(batch.parents, begins, batch.context_lens, chains, prefixes, bitmask)
     parts = np.empty((division.most_parts(batch.size), 8), np.int32)
     token_parts = np.zeros((batch.size, 5), np.int32)
-    count = _fill(begins, batch.contexts, batch.page_begins, chains, prefixes, *division, parts, token_parts)
-    return Tiles(parts[:count], token_parts, prefixes, words)
+    count = _fill(begins, batch.context_lens, batch.cu_blocks, chains, prefixes, *division, parts, token_parts)
+    return Tiles(parts[:count], token_parts, prefixes, bitmask)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -96,31 +97,31 @@ def set_chains(parents: Int32Array, begins: Int32Array, chains: Int32Array) -> i
 def _see(
     parents: Int32Array,
     begins: Int32Array,
-    contexts: Int32Array,
+    context_lens: Int32Array,
     chains: Int32Array,
     prefixes: Int32Array,
-    words: npt.NDArray[np.int64],
+    bitmask: npt.NDArray[np.int64],
 ) -> None:
-    """Sets prefixes and words."""
+    """Sets prefixes and the ancestor bitmask."""
     for row in range(chains.shape[0]):
         begin, chain = begins[row], chains[row]
         for i in range(begins[row + 1] - begin):
             parent = parents[begin + i]
             if i < chain or parent < chain:
-                prefixes[begin + i] = contexts[row] + (i if i < chain else parent) + 1
+                prefixes[begin + i] = context_lens[row] + (i if i < chain else parent) + 1
             else:
                 prefixes[begin + i] = prefixes[begin + parent]
-                words[begin + i] = words[begin + parent]
+                bitmask[begin + i] = bitmask[begin + parent]
             if i >= chain:
                 node = i - chain
-                words[begin + i, node // WORD] |= np.int64(1) << np.int64(node % WORD)
+                bitmask[begin + i, node // WORD] |= np.int64(1) << np.int64(node % WORD)
 
 
 @numba.njit(cache=True, nogil=True)
 def _fill(
     begins: Int32Array,
-    contexts: Int32Array,
-    page_begins: Int32Array,
+    context_lens: Int32Array,
+    cu_blocks: Int32Array,
     chains: Int32Array,
     prefixes: Int32Array,
     tile: int,
@@ -132,11 +133,11 @@ def _fill(
     work: int = 1
     for row in range(chains.shape[0]):
         tiles = (begins[row + 1] - begins[row] + tile - 1) // tile
-        work += tiles * (contexts[row] + chains[row])
+        work += tiles * (context_lens[row] + chains[row])
     part: int = 0
     for row in range(chains.shape[0]):
         first, end = begins[row], begins[row + 1]
-        nodes_begin = contexts[row] + chains[row]
+        nodes_begin = context_lens[row] + chains[row]
         while first < end:
             last = min(first + tile, end) - 1
             reads = 0
@@ -147,12 +148,12 @@ def _fill(
             nodes = last + 1 - begins[row] - chains[row]
             for run in range(runs):
                 at = parts[part + run]
-                at[0], at[1], at[2] = first, last + 1 - first, page_begins[row]
+                at[0], at[1], at[2] = first, last + 1 - first, cu_blocks[row]
                 at[3], at[4] = min(run * length, reads), min((run + 1) * length, reads)
                 at[5], at[6] = nodes_begin, nodes_begin
                 if run == runs - 1 and nodes > 0:
                     at[6] = nodes_begin + nodes
-                at[7] = begins[row] - contexts[row]
+                at[7] = begins[row] - context_lens[row]
             for token in range(first, last + 1):
                 token_parts[token, 0], token_parts[token, 1], token_parts[token, 2] = part, runs, token - first
             part += runs

@@ -53,7 +53,7 @@ class RowMemory:
     def __init__(self, kv: KVCache, batch: StepBatch) -> None:
         self._kv = kv
         self._entries = StepEntries(kv, batch)
-        self.context = int(batch.contexts[0])
+        self.context = int(batch.context_lens[0])
         self.end = self.context + batch.size
 
     def extended(self, part: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -27,7 +27,7 @@ def own_forward(module: Any, batch: StepBatch, kv: KVCache, own: OwnCache) -> to
 
 def _rows(batch: StepBatch) -> list[StepBatch]:
     """Each batch row as a batch of its own."""
-    ends, tables = batch.begins, batch.page_begins
+    ends, tables = batch.cu_seqlens, batch.cu_blocks
     rows = []
     for s in range(batch.rows):
         begin, end = int(ends[s]), int(ends[s + 1])
@@ -38,10 +38,10 @@ def _rows(batch: StepBatch) -> list[StepBatch]:
                 tokens=batch.tokens[begin:end],
                 positions=batch.positions[begin:end],
                 parents=batch.parents[begin:end],
-                begins=np.array([0, end - begin], np.int32),
-                contexts=batch.contexts[s : s + 1],
-                pages=batch.pages[table],
-                page_begins=np.array([0, table.stop - table.start], np.int32),
+                cu_seqlens=np.array([0, end - begin], np.int32),
+                context_lens=batch.context_lens[s : s + 1],
+                block_table=batch.block_table[table],
+                cu_blocks=np.array([0, table.stop - table.start], np.int32),
                 logit_rows=of_row - begin,
             )
         )
@@ -57,7 +57,7 @@ def _row_forward(module: Any, row: StepBatch, kv: KVCache, own: OwnCache) -> tor
     if own.tree_masks is not None and not _is_chain(row):
         inputs["attention_mask"] = _tree_masks(module, TorchBatch(row, kv), own.tree_masks)
     if _takes_cache_position(module.__class__):
-        inputs["cache_position"] = torch.arange(row.contexts[0], row.contexts[0] + row.size, device=device)
+        inputs["cache_position"] = torch.arange(row.context_lens[0], row.context_lens[0] + row.size, device=device)
     tokens = torch.from_numpy(row.tokens.astype(np.int64)).to(device)
     rows = torch.from_numpy(row.logit_rows.astype(np.int64)).to(device)
     with positions_of_step(positions[None]):
@@ -94,7 +94,7 @@ def _mask(row: TorchBatch, window: int | None, queries: slice) -> torch.Tensor:
 
 def _chunked(full: torch.Tensor, batch: StepBatch, chunk: int) -> torch.Tensor:
     """Of a mask, what lies in the chunk of positions of each token."""
-    context, finite = int(batch.contexts[0]), torch.finfo(full.dtype).min
+    context, finite = int(batch.context_lens[0]), torch.finfo(full.dtype).min
     of_entries = torch.cat([torch.arange(context), torch.from_numpy(batch.positions.astype(np.int64))]) // chunk
     of_entries = of_entries.to(full.device)
     return full.masked_fill(of_entries[None, :] != of_entries[context:, None], finite)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from draftwood_model_runner.runners.base import KVMoves
+from draftwood_model_runner.runners.base import KVCompaction
 from draftwood_model_runner.runners.torch.states.mixers import State
 from draftwood_strategies.draft import Int32Array
 
@@ -106,7 +106,7 @@ class StateMemory:
         while len(self._ends) > max(1, self._most_bytes // max(1, of_one)):
             self._ends.popitem(last=False)
 
-    def move(self, moves: KVMoves) -> None:
+    def move(self, moves: KVCompaction) -> None:
         """Accepted nodes moved behind the committed tokens."""
         known = self._by_slot
         read = [

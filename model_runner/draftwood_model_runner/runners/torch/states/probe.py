@@ -10,7 +10,7 @@ import torch
 
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.attention_shapes import attention_shapes
-from draftwood_model_runner.runners.base import KVMoves
+from draftwood_model_runner.runners.base import KVCompaction
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.probing import (
     TOLERANCE,
@@ -126,8 +126,8 @@ def _drafted(module: Any, layout: KVLayout, tokens: Int32Array, tree: DraftTree,
     drafted = BatchRow(pages, root, tokens[root:_CONTEXT], tree, logits_from=1)
     batch = lay_out([drafted])
     logits = forward(module, batch, kv)[[0, *(1 + node for node in nodes)]].clone()
-    slots = batch.kv_slots(PAGE_SIZE)[2:].astype(np.int32)
+    slots = batch.slot_mapping(PAGE_SIZE)[2:].astype(np.int32)
     accepted = nodes[:-1]
-    kv.move(KVMoves(slots[accepted], slots[: len(accepted)], np.array([0, len(accepted)], np.int32)))
+    kv.move(KVCompaction(slots[accepted], slots[: len(accepted)], np.array([0, len(accepted)], np.int32)))
     last = BatchRow(pages, _CONTEXT + _PATH - 1, tokens[-1:], EMPTY_TREE, logits_from=0)
     return torch.cat([logits, forward(module, lay_out([last]), kv)[:1]])

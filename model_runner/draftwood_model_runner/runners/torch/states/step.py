@@ -134,7 +134,7 @@ class StepStates:
     def commit(self, memory: StateMemory, batch: StepBatch) -> None:
         """Keeps the states after the certain tokens, and what mixers were called with for the nodes."""
         mixers = range(len(self._states))
-        slots = batch.kv_slots(self._page_size)
+        slots = batch.slot_mapping(self._page_size)
         for number, row in enumerate(self._rows):
             nodes = slice(row.nodes.start, row.nodes.stop)
             after = RowStates(
@@ -206,12 +206,16 @@ class StepStates:
 
 def _rows(batch: StepBatch, memory: StateMemory | None) -> Iterator[_Row]:
     """The rows of a batch. What needs logits after the first token that does is a draft."""
-    first_logits = np.searchsorted(batch.logit_rows, batch.begins[:-1])
+    first_logits = np.searchsorted(batch.logit_rows, batch.cu_seqlens[:-1])
     for number in range(batch.rows):
-        begin, end, context = int(batch.begins[number]), int(batch.begins[number + 1]), int(batch.contexts[number])
+        begin, end, context = (
+            int(batch.cu_seqlens[number]),
+            int(batch.cu_seqlens[number + 1]),
+            int(batch.context_lens[number]),
+        )
         at = int(first_logits[number])
         root = min(int(batch.logit_rows[at]) if at < batch.logit_rows.size else end - 1, end - 1)
-        table = batch.pages[batch.page_begins[number] : batch.page_begins[number + 1]]
+        table = batch.block_table[batch.cu_blocks[number] : batch.cu_blocks[number + 1]]
         before = memory.find(table, context) if memory is not None and context else None
         accepted = before.nodes[: context - before.position] if before is not None else []
         yield _Row(context, range(begin, root + 1), range(root + 1, end), table, before, accepted)

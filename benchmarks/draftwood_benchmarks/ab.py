@@ -1,0 +1,184 @@
+"""`draftwood bench ab`: tokens per second of two services that differ in some settings, in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+import uvloop
+from rich.table import Table
+
+from draftwood_benchmarks.harness.gateway_process import running_gateway
+from draftwood_benchmarks.harness.machine import OtherLoad, warning
+from draftwood_benchmarks.harness.models import ChosenModel, ModelOptions, chosen_model
+from draftwood_benchmarks.harness.observers import observed
+from draftwood_benchmarks.harness.prompts import read_prompts
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, progress
+from draftwood_benchmarks.harness.server_process import server_process
+from draftwood_benchmarks.load.command import read_levels
+from draftwood_client import AsyncClient, ChatMessage
+from draftwood_client.cli.options import command
+from draftwood_model_runner.errors import InvalidInputError
+
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two services.
+
+    Attributes:
+        target: "host:port" of the service.
+        gateway: port of the gateway through which it is asked; None: over gRPC.
+        api_key: sent with each request.
+    """
+
+    target: str
+    gateway: int | None
+    api_key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Tokens per second of B relative to A: the median of the pairs, and its 95% interval."""
+
+    streams: int
+    pairs: int
+    ratio: float
+    low: float
+    high: float
+
+
+@command
+def ab(
+    model: ModelOptions,
+    output: OutputOptions,
+    a: Annotated[str, typer.Option(metavar="FLAGS", help="Flags of `draftwood serve` for A.")] = "",
+    b: Annotated[str, typer.Option(metavar="FLAGS", help="Flags of `draftwood serve` for B.")] = "",
+    b_gateway: Annotated[bool, typer.Option("--b-gateway", help="Ask B through a gateway.")] = False,
+    b_observed: Annotated[
+        bool,
+        typer.Option(
+            "--b-observed",
+            help="B sends traces of all calls, metrics and logs to a collector, and its metrics are scraped.",
+        ),
+    ] = False,
+    b_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="API key for B, for flags with --auth-file.", show_default=False)
+    ] = None,
+    streams: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of requests at once.")] = "1,8",
+    pairs: Annotated[int, typer.Option(min=2, help="Pairs of rounds with A and B.")] = 10,
+    max_tokens: Annotated[int, typer.Option(min=2, help="New tokens per answer.")] = 128,
+) -> None:
+    """Tokens per second of B relative to A, on the same questions in turn.
+
+    Services and clients share the machine. Each round has a new tenant, so that both draft from nothing learned before;
+    with --b-key all rounds have one, since the key decides the tenant.
+    """
+    out = console()
+    output.check()
+    levels, texts = read_levels(streams), read_prompts(None)
+    if a == b and not (b_gateway or b_observed or b_key):
+        raise InvalidInputError("b", b, "must differ from A: give --b, --b-gateway, --b-observed or --b-key")
+    ratios: dict[int, list[float]] = {level: [] for level in levels}
+    with ExitStack() as stack:
+        chosen = stack.enter_context(chosen_model(model, out))
+        extra = stack.enter_context(observed()) if b_observed else ()
+        first = _side(stack, chosen, shlex.split(a), max(levels), gateway=False, api_key=None)
+        second = _side(stack, chosen, [*shlex.split(b), *extra], max(levels), gateway=b_gateway, api_key=b_key)
+        load = OtherLoad()
+        for number, level in progress([(n, level) for n in range(pairs) for level in levels], "pairs", out):
+            chunk = [*islice(cycle(texts), number * level, (number + 1) * level)]
+            rates = {}
+            for side in (second, first) if number % 2 else (first, second):
+                tenant = "ab" if b_key else f"round-{number}-{level}"
+                rates[side] = uvloop.run(_rate(side, chunk, max_tokens, tenant))
+            ratios[level].append(rates[second] / rates[first])
+        busy = load.share()
+    rows = [_row(level, ratios[level]) for level in levels]
+    table = Table("streams", "pairs", "tokens/s, B / A", "95% interval", title=f"{chosen.name}: A and B{warning(busy)}")
+    for row in rows:
+        table.add_row(str(row.streams), str(row.pairs), f"{row.ratio:.3f}", f"{row.low:.3f} to {row.high:.3f}")
+    out.print(table)
+    sides = {"a": a, "b": b, "b_gateway": b_gateway, "b_observed": b_observed, "b_key": b_key is not None}
+    output.write([asdict(row) for row in rows], lambda axes: _draw(axes, rows), model=chosen.name, busy=busy, **sides)
+
+
+def _side(
+    stack: ExitStack, chosen: ChosenModel, flags: Sequence[str], streams: int, *, gateway: bool, api_key: str | None
+) -> Side:
+    """Starts a service and, if asked for, a gateway; both end with the stack."""
+    server = stack.enter_context(
+        server_process(*chosen.server_flags, "--max-running", str(streams), "--audit-share", "0", *flags)
+    )
+    port = stack.enter_context(running_gateway(server.target)).port if gateway else None
+    return Side(server.target, port, api_key)
+
+
+async def _rate(side: Side, texts: Sequence[str], max_tokens: int, tenant: str) -> float:
+    """Tokens per second of these requests at once."""
+    async with AsyncClient(side.target, tenant=None if side.api_key else tenant, api_key=side.api_key) as client:
+        name = (await client.model_info()).model  # also connects before the clock starts
+        asked = [
+            _over_grpc(client, text, max_tokens)
+            if side.gateway is None
+            else _through(side.gateway, side.api_key, name, text, max_tokens, tenant)
+            for text in texts
+        ]
+        began = time.perf_counter()
+        tokens = sum(await asyncio.gather(*asked))
+        return tokens / (time.perf_counter() - began)
+
+
+async def _over_grpc(client: AsyncClient, text: str, max_tokens: int) -> int:
+    options: dict[str, Any] = {"max_tokens": max_tokens, "ignore_eos": True, "temperature": 0.0}
+    async with client.stream([ChatMessage("user", text)], **options) as stream:
+        return sum([len(delta.token_ids) async for delta in stream])
+
+
+async def _through(port: int, api_key: str | None, model: str, text: str, max_tokens: int, tenant: str) -> int:
+    """Reads the stream as bytes: a client's own work is not measured."""
+    request = {
+        "model": model,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    body = json.dumps(request if api_key else request | {"draftwood": {"tenant": tenant}}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\ncontent-length: {len(body)}\r\n"
+    head += f"authorization: Bearer {api_key}\r\n" if api_key else ""
+    writer.write(f"{head}connection: close\r\n\r\n".encode() + body)
+    answer = await reader.read()
+    writer.close()
+    at = answer.rfind(b'"completion_tokens":')
+    if at < 0:
+        raise BenchmarkError(f"the gateway answered {answer[:200]!r}")
+    return int(answer[at + 20 :].split(b",", 1)[0])
+
+
+def _row(streams: int, ratios: Sequence[float]) -> Row:
+    drawn = np.random.default_rng(0).choice(np.array(ratios), (_RESAMPLES, len(ratios)))
+    low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975]).tolist()
+    return Row(streams, len(ratios), round(statistics.median(ratios), 4), round(low, 4), round(high, 4))
+
+
+def _draw(axes: Any, rows: Sequence[Row]) -> None:
+    names, ratios = [f"{row.streams} streams" for row in rows], [row.ratio for row in rows]
+    errors = [[row.ratio - row.low for row in rows], [row.high - row.ratio for row in rows]]
+    axes.errorbar(names, ratios, yerr=errors, fmt="o", capsize=4)
+    axes.axhline(1, linestyle="--")
+    axes.set_ylabel("tokens/s, B / A")

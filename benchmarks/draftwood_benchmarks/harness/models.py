@@ -1,0 +1,193 @@
+"""The model of a benchmark: the bundled one, the bundled one grown to a larger shape, or the user's own.
+
+A grown model is written to a temporary folder, from which transformers, our engine and a service load it in their
+usual ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from draftwood_model_runner.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from draftwood_benchmarks.harness.widen import Shape
+    from draftwood_model_runner.loading.model import LoadedModel
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """The model, and the device that it runs on."""
+
+    shape: Annotated[
+        str,
+        typer.Option(
+            metavar="SHAPE",
+            help="native, 110m, 400m, 1b, 7b or HxLxHEADSxINTER: the bundled model grown to this shape. A forward pass"
+            " costs as much as that of any model of the shape, and the text stays the same.",
+        ),
+    ] = "native"
+    vocabulary: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="TOKENS",
+            help="The bundled model grown to so many tokens, such as 151936. None of the added ones is ever the most"
+            " probable, so the text stays the same.",
+            show_default=False,
+        ),
+    ] = None
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Folder or hub id of another model, instead of a shape.")
+    ] = None
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto"
+    dtype: Annotated[
+        Dtype,
+        typer.Option(
+            metavar="DTYPE", help="float32, bfloat16, float16 or auto: float32 on a CPU, else the dtype of the model."
+        ),
+    ] = "auto"
+    runner: Annotated[
+        Literal["auto", "cuda", "openvino", "torch"],
+        typer.Option(
+            metavar="RUNNER",
+            help="cuda, openvino, torch or auto: cuda on GPUs and openvino on CPUs, for models that they support.",
+        ),
+    ] = "auto"
+    weights: Annotated[
+        Literal["as-is", "int8"],
+        typer.Option(metavar="WEIGHTS", help="as-is or int8: quantized to 8 bits, by runner openvino and by peers."),
+    ] = "as-is"
+    threads: Annotated[
+        int | None, typer.Option(min=1, show_default=False, help="CPU threads of the model; all cores by default.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenModel:
+    """A model in a folder or on the hub, and how it is loaded.
+
+    Attributes:
+        name: for tables.
+        path: folder or hub id.
+        options: as given by the user.
+    """
+
+    name: str
+    path: str
+    options: ModelOptions
+
+    def load(self) -> LoadedModel:
+        """The model as our engine runs it. Raises ModelNotFoundError, UnsupportedModelError, InvalidValueError."""
+        from draftwood_model_runner.loading.model import load_model
+
+        options = self.options
+        return load_model(
+            self.path,
+            device=options.device,
+            dtype=options.dtype,
+            runner=options.runner,
+            weights=options.weights,
+        )
+
+    def load_plain(self, like: LoadedModel) -> Any:
+        """The model as transformers runs it, with the dtype and on the device of `like`."""
+        from transformers import AutoModelForCausalLM
+
+        module: Any = AutoModelForCausalLM.from_pretrained(self.path, dtype=like.dtype)
+        return module.to(like.device).eval()
+
+    @property
+    def server_flags(self) -> list[str]:
+        """Flags of `draftwood serve` for this model."""
+        options = self.options
+        flags = ["--model", self.path, "--device", options.device, "--dtype", options.dtype]
+        flags += ["--runner", options.runner, "--weights", options.weights]
+        return flags if options.threads is None else [*flags, "--threads", str(options.threads)]
+
+
+@contextmanager
+def chosen_model(options: ModelOptions, console: Console, positions: int | None = None) -> Iterator[ChosenModel]:
+    """The model of the options; a grown model is deleted when the context ends.
+
+    Args:
+        positions: that the model shall accept; None for its own. The bundled model grows to them.
+
+    Raises:
+        InvalidValueError: the bundled model cannot grow to the shape or the vocabulary.
+        InvalidInputError: a shape, a vocabulary or positions are given together with another model.
+    """
+    with console.status("Loading torch"):
+        from draftwood_benchmarks.harness.widen import parse_shape
+        from draftwood_model_runner.loading.model import BUNDLED_MODEL
+    shape = parse_shape(options.shape)
+    if shape is None and options.vocabulary is None and positions is None:
+        yield ChosenModel(options.model or "bundled model", options.model or BUNDLED_MODEL, options)
+        return
+    if options.model is not None:
+        name, value = _first_growth(options, positions)
+        raise InvalidInputError(name, value, "only the bundled model can be grown; leave --model out")
+    with TemporaryDirectory(prefix="draftwood-") as folder:
+        name = _grown_name(options)
+        with console.status(f"Growing the bundled model: {name}"):
+            _write_grown(shape, options, Path(folder), positions)
+        yield ChosenModel(name, folder, options)
+
+
+def _first_growth(options: ModelOptions, positions: int | None) -> tuple[str, object]:
+    """The first option that asks for another size than the bundled model's, and its value."""
+    if options.shape != "native":
+        return "shape", options.shape
+    return ("vocabulary", options.vocabulary) if options.vocabulary is not None else ("context", positions)
+
+
+def _grown_name(options: ModelOptions) -> str:
+    tokens = "" if options.vocabulary is None else f", {options.vocabulary:,} tokens"
+    return f"shape {options.shape}{tokens}"
+
+
+def describe(chosen: ChosenModel, model: LoadedModel) -> str:
+    """Name, size, data types, device and runner, for the title of a table."""
+    size, types = f"{model.parameters / 1e6:,.0f}M parameters", precision(model.dtype, model.weights)
+    return f"{chosen.name}, {size}, {types}, {model.device}, runner {model.runner_name}"
+
+
+def precision(dtype: str, weights: str) -> str:
+    """The data types of a model, for the title of a table."""
+    return dtype if weights in ("", dtype) else f"{dtype} with {weights} weights"
+
+
+def synchronize(model: LoadedModel) -> None:
+    """Waits until a GPU has finished, so that its time is measured with the work that caused it."""
+    if model.device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize(model.device)
+
+
+def _write_grown(shape: Shape | None, options: ModelOptions, folder: Path, positions: int | None) -> None:
+    """Writes the grown model and its tokenizer; "auto" is the dtype of the bundled checkpoint."""
+    import torch
+    from transformers import AutoTokenizer, LlamaForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    from draftwood_benchmarks.harness.widen import shape_of, widen
+    from draftwood_model_runner.loading.model import BUNDLED_MODEL
+
+    disable_progress_bar()
+    small = LlamaForCausalLM.from_pretrained(BUNDLED_MODEL, dtype="auto")
+    target = small.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
+    where = "cuda" if torch.cuda.is_available() else "cpu"
+    grown = widen(small.float(), shape or shape_of(small.config), target, where, positions, options.vocabulary)
+    grown.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(BUNDLED_MODEL).save_pretrained(folder)

@@ -1,0 +1,125 @@
+"""Prompts to measure with: the bundled questions, a file of the user's, or random token ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+import typer
+
+from draftwood_benchmarks.harness.report import BenchmarkError
+
+if TYPE_CHECKING:
+    from draftwood_benchmarks.harness.models import ModelOptions
+    from draftwood_model_runner.loading.tokenizer import Tokenizer
+    from draftwood_strategies.draft import Int32Array
+
+QUESTIONS = files("draftwood_benchmarks") / "questions.jsonl"
+ContextOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="TOKENS",
+        help="Prompts of so many tokens, such as 512, 4096 or 16384: other questions come before each. Beyond 2,048"
+        " tokens the bundled model writes nonsense, at the cost of any model of its shape.",
+        show_default=False,
+    ),
+]
+KEYS = ("instruction", "text", "prompt", "turns", "question")
+"""Keys of a JSON line that may hold its prompt, in order of precedence."""
+
+
+def read_questions() -> tuple[list[str], list[str]]:
+    """(measured, warm-up): the bundled questions."""
+    rows = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
+    splits: dict[str, list[str]] = {"measured": [], "warmup": []}
+    for row in rows:
+        splits[row["split"]].append(row["text"])
+    return splits["measured"], splits["warmup"]
+
+
+def read_prompts(path: Path | None) -> list[str]:
+    """The prompts of a file of JSON lines or of plain lines; None for the bundled questions, the measured ones first.
+
+    The first turn of a prompt with several turns is taken.
+
+    Raises:
+        BenchmarkError: the file cannot be read, or a line holds no prompt; names the line.
+    """
+    if path is None:
+        measured, others = read_questions()
+        return measured + others
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchmarkError(f"{path}: {error}") from error
+    prompts = [_prompt(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
+        raise BenchmarkError(f"{path} holds no prompts")
+    return prompts
+
+
+def _prompt(line: str, where: str) -> str:
+    if not line.lstrip().startswith("{"):
+        return line.strip()
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise BenchmarkError(f"{where}: not JSON ({error})") from error
+    value = next((row[key] for key in KEYS if key in row), None)
+    if isinstance(value, list) and value:
+        value = value[0]
+    if not isinstance(value, str) or not value.strip():
+        raise BenchmarkError(f"{where}: no text under any of {', '.join(KEYS)}")
+    return value
+
+
+def encode(tokenizer: Tokenizer, text: str) -> Int32Array:
+    """int32[n]: a chat question if the model has a chat template, else a text to continue."""
+    if tokenizer.has_chat_template:
+        return tokenizer.encode_chat([{"role": "user", "content": text}])
+    return tokenizer.encode(text)
+
+
+def positions_of(model: ModelOptions, context: int | None, more: int) -> int | None:
+    """Positions that the bundled model must grow to for prompts of `context` tokens and `more`; None for its own."""
+    return None if context is None or model.model is not None else context + more
+
+
+def lengthened(prompts: Sequence[Int32Array], tokens: int, before: Sequence[Int32Array], most: int) -> list[Int32Array]:
+    """The prompts with exactly so many tokens each, int32[tokens]: with prompts of `before` in front of them, each from
+    another place on, so that no two begin alike; or their ends, if they are longer.
+
+    Raises:
+        BenchmarkError: more than `most` tokens.
+    """
+    if tokens > most:
+        raise BenchmarkError(f"--context {tokens}: a prompt of this model has {most} tokens at most with its answer")
+    text, long = np.concatenate(before), []
+    for i, prompt in enumerate(prompts):
+        front = np.resize(np.roll(text, -i * text.size // len(prompts)), max(tokens - prompt.size, 0))
+        long.append(np.ascontiguousarray(np.concatenate([front, prompt])[-tokens:], np.int32))
+    return long
+
+
+def random_prompts(count: int, length: int, vocab_size: int) -> list[Int32Array]:
+    """`count` prompts int32[length] of uniformly drawn tokens, the same in every run."""
+    return list(np.random.default_rng(0).integers(0, vocab_size, (count, length)).astype(np.int32))
+
+
+def split(prompts: list[Int32Array], measured: int, warm: int) -> tuple[list[Int32Array], list[Int32Array]]:
+    """(measured, warm-up): the first prompts and the ones after them.
+
+    Raises:
+        BenchmarkError: there are fewer than `measured + warm`.
+    """
+    if len(prompts) < measured + warm:
+        raise BenchmarkError(
+            f"--limit {measured} and --warm {warm} need {measured + warm} prompts, but only {len(prompts)} fit the"
+            " model; use smaller values"
+        )
+    return prompts[:measured], prompts[measured : measured + warm]

@@ -1,0 +1,122 @@
+"""The most probable tokens of each row of logits, in one pass over them: torch's `argmax` and `topk` take several times
+as long. Rows are divided among threads where there are enough logits."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from draftwood_model_runner.sampling.host.row_threads import LEAST_NUMBERS, in_threads, parts
+from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.native import Int64Array, Integer
+
+_BLOCK = 64
+_LEAST = -(1 << 40)
+"""Below any float's bits."""
+_BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+
+
+def most_probable(
+    logits: torch.Tensor | npt.NDArray[np.float32], k: int, threads: int = 1
+) -> tuple[Int32Array, Int32Array | None]:
+    """The most probable token of each row, and the k most probable ones.
+
+    Args:
+        logits: [row, vocab].
+        k: in [0, vocab].
+        threads: at most.
+
+    Returns:
+        int32[row], of equally probable tokens the one with the lowest id, as torch's `argmax`; and int32[row, k], the
+        best first, likewise, None for k = 0.
+    """
+    if isinstance(logits, np.ndarray):
+        bits = logits.view(np.int32)
+    elif logits.device.type == "cpu" and logits.dtype in _BITS:
+        bits = logits.view(_BITS[logits.dtype]).numpy()
+    else:
+        best = logits.argmax(-1).to(torch.int32).cpu().numpy()
+        if k == 0:
+            return best, None
+        ordered = torch.sort(logits, dim=-1, descending=True, stable=True).indices  # `topk` mixes ties
+        return best, ordered[:, :k].to(torch.int32).cpu().numpy()
+    best = np.zeros((bits.shape[0], max(k, 1)), np.int32)
+    sign = 8 * bits.itemsize - 1
+    if bits.size < LEAST_NUMBERS:
+        _fill(bits, sign, best)
+    else:
+        rows = [slice(part.start, part.stop) for part in parts(bits.shape[0], threads)]
+        in_threads([partial(_fill, bits[part], sign, best[part]) for part in rows], threads)
+    return best[:, 0].copy(), best if k else None  # a copy, so that compiled functions see contiguous arrays only
+
+
+@numba.njit(cache=True, nogil=True)
+def _fill(bits: npt.NDArray[Any], sign: int, best: Int32Array) -> None:
+    """Sets best[row] to the row's most probable tokens.
+
+    Floats are compared as integers: compilers take the maximum of floats one by one, for the sake of NaN. Blocks of
+    tokens whose greatest is not among the k greatest of all blocks are passed over.
+
+    Args:
+        bits: int[row, vocab], the bits of floats.
+        sign: the number of their sign bit.
+    """
+    vocab, k = bits.shape[1], best.shape[1]
+    greatest, values = np.empty(-(-vocab // _BLOCK), np.int64), np.empty(k, np.int64)
+    for row in range(bits.shape[0]):
+        of_row = bits[row]
+        filled = 0
+        for block in range(greatest.shape[0]):
+            first = block * _BLOCK
+            most: Integer = np.int64(_LEAST)
+            if first + _BLOCK <= vocab:
+                for token in range(_BLOCK):  # of fixed length: many at a time
+                    value = _ordered(of_row[first + token], sign)
+                    most = value if value > most else most
+            else:
+                for token in range(first, vocab):
+                    value = _ordered(of_row[token], sign)
+                    most = value if value > most else most
+            greatest[block] = most
+            place = _place(values, filled, most)
+            if place < k:
+                values[place] = most
+                filled = min(filled + 1, k)
+        least = values[k - 1] if filled == k else _LEAST
+        filled = 0
+        for block in range(greatest.shape[0]):
+            if greatest[block] < least:
+                continue
+            for token in range(block * _BLOCK, min(vocab, (block + 1) * _BLOCK)):
+                value = _ordered(of_row[token], sign)
+                place = _place(values, filled, value)
+                if place < k:
+                    for behind in range(min(filled, k - 1), place, -1):
+                        best[row, behind] = best[row, behind - 1]
+                    values[place], best[row, place] = value, token
+                    filled = min(filled + 1, k)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _ordered(bits: Integer, sign: int) -> Integer:
+    """A float's bits as an integer that orders as floats do: the magnitude of negative ones inverted."""
+    ordered: Integer = bits ^ ((bits >> sign) & ((1 << sign) - 1))
+    return ordered
+
+
+@numba.njit(cache=True, nogil=True)
+def _place(values: Int64Array, filled: int, value: Integer) -> int:
+    """Makes room for a value behind those that are as great; returns where, or k if it is not among the k greatest."""
+    k = int(values.shape[0])
+    if filled == k and value <= values[k - 1]:
+        return k
+    place = min(filled, k - 1)
+    while place > 0 and values[place - 1] < value:
+        values[place] = values[place - 1]
+        place -= 1
+    return place

@@ -1,0 +1,70 @@
+"""Reports as messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from draftwood.admin.v1 import experiments_pb2 as pb
+from draftwood_service.experiments.reading import Reading
+from draftwood_service.experiments.statistics.guardrails import Violation
+from draftwood_service.experiments.statistics.report import ArmRow, Comparison, Report
+from draftwood_tenants.experiments.outcomes import TIME_PER_TOKEN
+
+_VERDICTS = {"open": pb.VERDICT_OPEN, "better": pb.VERDICT_BETTER, "worse": pb.VERDICT_WORSE}
+
+
+def report_message(
+    experiment: pb.Experiment, reading: Reading, found: Report, history: Iterable[pb.ReportPoint]
+) -> pb.ExperimentReport:
+    """The answer of GetExperimentReport."""
+    message = pb.ExperimentReport(
+        experiment=experiment,
+        servers=reading.servers,
+        arms=map(_row, found.arms),
+        comparisons=map(_comparison, found.comparisons),
+        sample_ratio_mismatch=found.mismatch,
+        violations=[stopped_arm(one) for one in found.violations],
+        conclusions=found.words,
+        history=history,
+    )
+    message.time.GetCurrentTime()
+    return message
+
+
+def point(found: Report, now: float) -> pb.ReportPoint:
+    """A look at the deciding metric; `now` in seconds since the epoch."""
+    deciding = [one for one in found.comparisons if one.metric == TIME_PER_TOKEN.title]
+    message = pb.ReportPoint(comparisons=map(_comparison, deciding))
+    message.time.FromNanoseconds(round(now * 1e9))
+    return message
+
+
+def stopped_arm(violation: Violation) -> pb.StoppedArm:
+    """As of now."""
+    message = pb.StoppedArm(arm=violation.arm, guardrail=violation.guardrail, reason=violation.reason)
+    message.stop_time.FromNanoseconds(time.time_ns())
+    return message
+
+
+def _row(row: ArmRow) -> pb.ArmRow:
+    return pb.ArmRow(
+        arm=row.arm,
+        units=row.units,
+        requests=row.requests,
+        errors=row.errors,
+        metrics={title: value for title, value in row.values.items() if value is not None},
+        audited=row.audited,
+        differing=row.differing,
+    )
+
+
+def _comparison(one: Comparison) -> pb.ArmComparison:
+    return pb.ArmComparison(
+        arm=one.arm,
+        metric=one.metric,
+        change=one.change,
+        low=one.low,
+        high=one.high,
+        verdict=_VERDICTS[one.verdict],
+    )

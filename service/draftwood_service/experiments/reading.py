@@ -1,0 +1,78 @@
+"""The counts of all servers, as this one sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from draftwood_memory.errors import CorruptValueError
+from draftwood_service.experiments.statistics.report import Report, report
+from draftwood_tenants.experiments.counters import Counts, Origin, Snapshot, merge, total
+from draftwood_tenants.experiments.counting import Counting
+from draftwood_tenants.experiments.placement import Running
+from draftwood_tenants.experiments.store.base import CountStore, Target
+from draftwood_tenants.experiments.store.encoding import decode
+
+_log = structlog.get_logger(__name__)
+_MOST_KNOWN = 16
+"""Experiments whose snapshots are kept in RAM, so that only what is new is read. Not tuned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was counted on all servers.
+
+    Attributes:
+        unreadable: processes whose counts cannot be read: damaged, or of a newer version of this program.
+    """
+
+    experiment: Running
+    counts: Counts
+    servers: int
+    unreadable: int
+
+    def report(self) -> Report:
+        """What may be concluded from it."""
+        config = self.experiment.config
+        found = report(
+            self.experiment.split, self.counts, alpha=config.alpha, limits=config.limits, stopped=config.stopped
+        )
+        if self.unreadable:
+            found.words.insert(0, f"The counts of {self.unreadable} processes cannot be read, and are not in it.")
+        return found
+
+
+class CountReader:
+    """Reads the counts of experiments; those of this process as of now."""
+
+    def __init__(self, store: CountStore, counting: Counting) -> None:
+        self._store = store
+        self._counting = counting
+        self._known: dict[Target, dict[Origin, Snapshot]] = {}
+        self._unreadable: dict[Target, dict[Origin, int]] = {}
+
+    async def read(self, experiment: Running) -> Reading:
+        """Raises MemoryStoreError."""
+        target, arms = experiment.target, len(experiment.config.arms)
+        if target not in self._known and len(self._known) == _MOST_KNOWN:
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            self._unreadable.pop(oldest, None)
+        known = self._known.setdefault(target, {})
+        unreadable = self._unreadable.setdefault(target, {})
+        seen = {**{origin: one.sequence for origin, one in known.items()}, **unreadable}
+        for stored in await self._store.read(target, seen):
+            try:
+                found = {stored.origin: decode(stored.origin, arms, stored.data)}
+            except CorruptValueError as error:
+                _log.error("counts cannot be read", experiment=target.name, process=stored.origin, problem=str(error))
+                unreadable[stored.origin] = stored.sequence
+                continue
+            known.update(merge(known, found))
+            unreadable.pop(stored.origin, None)
+        own = self._counting.snapshot(target)
+        newest = merge(known, {own.origin: own} if own else {})
+        lost = unreadable.keys() - newest.keys()
+        servers = len({origin.replica for origin in newest})
+        return Reading(experiment, total(newest.values(), arms), servers, len(lost))

@@ -1,0 +1,99 @@
+"""One server looks at the running experiments for all: it stops arms that break a guardrail, and keeps looks for a
+plot."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+
+import structlog
+
+from draftwood.admin.v1 import experiments_pb2 as pb
+from draftwood_memory.errors import CorruptValueError, MemoryStoreError
+from draftwood_service.experiments import history
+from draftwood_service.experiments.messages import point
+from draftwood_service.experiments.reading import CountReader
+from draftwood_service.experiments.statistics.guardrails import Violation
+from draftwood_service.experiments.statistics.report import Report
+from draftwood_tenants.catalog import Catalog
+from draftwood_tenants.experiments.definition import ExperimentState
+from draftwood_tenants.experiments.placement import Running
+from draftwood_tenants.experiments.store.base import CountStore, Target
+
+_log = structlog.get_logger(__name__)
+
+SECONDS = 3.0
+"""Between two looks. Not tuned: an arm that fails at once is stopped soon after its hundredth unit."""
+_LEASE_SECONDS = 10.0
+"""How long another server waits before it takes over. Not tuned."""
+
+Stop = Callable[[Running, list[Violation]], Awaitable[None]]
+"""Writes violations into an experiment."""
+
+
+class Watch:
+    """Looks at running experiments.
+
+    Args:
+        process: identifies this one.
+        stop: raises `MemoryStoreError` if it cannot be written.
+    """
+
+    def __init__(self, store: CountStore, reader: CountReader, catalog: Catalog, process: str, stop: Stop) -> None:
+        self._store = store
+        self._reader = reader
+        self._catalog = catalog
+        self._process = process
+        self._stop = stop
+        self._reported: set[tuple[Target, str, str]] = set()
+        self._problem = ""
+
+    async def follow(self) -> None:
+        """Looks every `SECONDS`, until it is cancelled."""
+        while True:
+            await asyncio.sleep(SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        """One look, if it is this server's turn. A store that does not answer is no error."""
+        problem = ""
+        try:
+            if await self._store.lead(self._process, _LEASE_SECONDS):
+                running = [one for one in self._catalog.experiments() if one.state is ExperimentState.RUNNING]
+                for config in running:
+                    await self._look_at(Running.of(config))
+        except MemoryStoreError as error:
+            problem = str(error)
+            if not self._problem:
+                _log.warning("experiments cannot be watched", problem=problem)
+        except Exception:
+            _log.exception("experiments cannot be watched")  # the next look may succeed
+        self._problem = problem
+
+    async def _look_at(self, experiment: Running) -> None:
+        reading = await self._reader.read(experiment)
+        found = await asyncio.to_thread(reading.report)
+        await self._keep(experiment, found)
+        new = [one for one in found.violations if (experiment.target, one.arm, one.guardrail) not in self._reported]
+        for one in new:
+            event = "a guardrail is broken" if experiment.config.report_only else "a guardrail stops an arm"
+            _log.error(event, experiment=experiment.config.name, **asdict(one))
+        if found.violations and not experiment.config.report_only:
+            await self._stop(experiment, found.violations)
+        self._reported |= {(experiment.target, one.arm, one.guardrail) for one in new}
+
+    async def _keep(self, experiment: Running, found: Report) -> None:
+        points = await self.points(experiment)
+        now = time.time()
+        if history.is_due(points, experiment.config.started_at or now, now):
+            await self._store.write_history(experiment.target, history.encode([*points, point(found, now)]))
+
+    async def points(self, experiment: Running) -> list[pb.ReportPoint]:
+        """The looks that are kept, the oldest first. Raises MemoryStoreError."""
+        try:
+            return history.decode(await self._store.read_history(experiment.target))
+        except CorruptValueError as error:
+            _log.error("looks at an experiment are lost", experiment=experiment.config.name, problem=str(error))
+            return []

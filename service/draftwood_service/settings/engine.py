@@ -1,0 +1,189 @@
+"""The model, what runs it, and how requests share it. Knows no engine: vLLM checks `engine_args` itself as it loads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from draftwood_memory.settings.memory_settings import cache_folder
+from draftwood_model_runner.errors import InvalidInputError
+from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
+from draftwood_service.settings.group import JsonObject, SettingsGroup, Weights
+
+ENGINE_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    # vLLM shows no predictions beside the written tokens, so what a hybrid adds to the trie learns nothing there.
+    {"vllm": MappingProxyType({"strategy": "trie"})}
+)
+"""Defaults of settings that are others for an engine than for Draftwood's own."""
+
+_VLLM_REFUSES: Mapping[str, str] = MappingProxyType(
+    {
+        "exact": "vLLM has no exact mode",
+        "runner": "runners are those of Draftwood's own engine",
+        "weights": 'vLLM takes quantized checkpoints as they are, and --engine-args \'{"quantization": "fp8"}\'',
+        "device": "vLLM chooses the device; CUDA_VISIBLE_DEVICES limits it",
+        "threads": "OMP_NUM_THREADS and VLLM_CPU_OMP_THREADS_BIND set the threads of vLLM on CPUs",
+        "shared_prefill_chunk": "vLLM has one limit of tokens for all steps, prefill_chunk",
+    }
+)
+VLLM_ARGUMENTS: Mapping[str, str] = MappingProxyType(
+    {
+        "model": "model",
+        "dtype": "dtype",
+        "max_model_len": "max_context",
+        "max_num_seqs": "max_running",
+        "tensor_parallel_size": "tensor_parallel",
+        "enable_prefix_caching": "prefix_cache",
+        "num_gpu_blocks_override": "kv_cache_tokens",
+        "max_num_batched_tokens": "prefill_chunk",
+        "generation_config": "generation_defaults",
+        "speculative_config": "max_draft_nodes",
+    }
+)
+"""Arguments of vLLM that settings stand for, with these."""
+
+
+class ModelSettings(SettingsGroup):
+    """Model and engine.
+
+    Bounds of the engine's own values are checked by `EngineConfig`.
+    """
+
+    model: str | None = Field(default=None, description="Folder or hub id of the model; unset: the bundled model")
+    engine: Literal["draftwood", "vllm"] = Field(
+        default="draftwood",
+        description="What runs the model: draftwood, Draftwood's own engine, or vllm, for several machines' worth of"
+        " GPUs and all that vLLM serves (pip install 'draftwood[vllm]')",
+    )
+    engine_args: JsonObject = Field(
+        default={},
+        description='Further engine arguments of vLLM, as a JSON object such as {"quantization": "fp8"} (engine vllm)',
+    )
+    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="Data type of the model's computation"
+    )
+    max_context: int | None = Field(
+        default=None,
+        ge=2,
+        description="Maximum number of prompt and output tokens of a request; unset: the model's maximum",
+    )
+    exact: bool | None = Field(
+        default=None,
+        description="Make logits independent of drafts and batch, bit by bit (runner torch on CPUs, and runner cuda);"
+        " unset: only with runner torch on CPUs, below float32",
+    )
+    runner: Literal["auto", "cuda", "openvino", "torch"] = Field(
+        default="auto",
+        description="What computes the steps; auto: cuda on GPUs, openvino on CPUs, for models that they support,"
+        " else torch",
+    )
+    weights: Literal["as-is", "int8"] = Field(
+        default="as-is",
+        description="Weights in memory; as-is: in the data type of the computation, int8: quantized to 8 bits (runner"
+        " openvino)",
+    )
+    tensor_parallel: int = Field(
+        default=1, ge=1, description="GPUs that share the model: of this machine (runner cuda), or of vLLM's"
+    )
+    generation_defaults: Literal["model", "greedy"] = Field(
+        default="model",
+        description="Where defaults of requests come from: the model's generation_config.json, or greedy decoding",
+    )
+    threads: int | None = Field(
+        default=None, description="CPU threads of a step; unset: all cores, within the CPU quota of the container"
+    )
+    model_cache: bool = Field(
+        default=True, description="Keep models that OpenVINO converted on disk, so that the next start is shorter"
+    )
+    model_cache_folder: Path | None = Field(
+        default=None, description="Folder of converted models; unset: ~/.cache/draftwood/models"
+    )
+    compiled_functions: Path | None = Field(
+        default=None,
+        description="Folder of compiled functions, copied at the start to the folder that the environment variable"
+        " NUMBA_CACHE_DIR names; an image has one",
+    )
+
+    @property
+    def model_path(self) -> str:
+        """Folder or hub id of the model."""
+        return BUNDLED_MODEL if self.model is None else self.model
+
+    @property
+    def cache_folder(self) -> Path | None:
+        """Folder of what the next start finds: converted models, and a note on each store; None for none."""
+        if not self.model_cache or self.model_cache_folder is not None:
+            return self.model_cache_folder if self.model_cache else None
+        return cache_folder(os.environ)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_engine(cls, given: Any) -> Any:
+        """The engine's own defaults, where they are others than those of Draftwood's engine."""
+        engine = given.get("engine") if isinstance(given, dict) else None
+        return {**ENGINE_DEFAULTS.get(str(engine), {}), **given}
+
+    def check_engine(self) -> None:
+        """Raises InvalidInputError for a setting, of any group, that the engine does not have."""
+        if self.engine == "draftwood":
+            if self.engine_args:
+                problem = "are arguments of vLLM; the engine is draftwood: set --engine vllm"
+                raise InvalidInputError("engine_args", None, problem)
+            return
+        for name, reason in _VLLM_REFUSES.items():
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise InvalidInputError(name, getattr(self, name), f"is not a setting of engine vllm: {reason}")
+        for name in self.engine_args:
+            if (own := VLLM_ARGUMENTS.get(name)) is not None:
+                raise InvalidInputError(f"engine_args[{name}]", None, f"is set by --{own.replace('_', '-')}")
+
+
+class SchedulingSettings(SettingsGroup):
+    """Scheduling.
+
+    Two defaults were measured, see docs/decisions: prefill_chunk and shared_prefill_chunk ("Prompts beside decoding
+    requests"). The others are not tuned: values near them work as well.
+    """
+
+    max_running: int = Field(default=8, le=4096, description="Maximum number of requests that run in one batch")
+    max_waiting: int = Field(default=64, ge=0, le=1_000_000, description="Maximum number of waiting requests")
+    kv_cache_tokens: int | None = Field(
+        default=None,
+        description="Capacity of the KV cache in tokens; unset: max_running full contexts, limited by free memory",
+    )
+    prefix_cache: bool = Field(default=True, description="Reuse the KV cache of common prompt prefixes within a tenant")
+    prefill_chunk: int = Field(default=512, description="Prompt tokens of a step in which no request decodes")
+    shared_prefill_chunk: int = Field(default=128, description="Prompt tokens of a step in which requests decode")
+    tenant_weights: Weights = Field(
+        default={}, description="Scheduling weights of tenants, such as acme=2,beta=0.5; 1 for all others"
+    )
+
+
+class ProcessSettings(SettingsGroup):
+    """Failures and shutdown."""
+
+    stall_timeout: float = Field(
+        default=30.0, gt=0, description="Seconds until a request ends when its client does not read"
+    )
+    engine_restarts: int = Field(
+        default=2,
+        ge=0,
+        description="How often an engine process that died is started anew before the service exits with status 1",
+    )
+    engine_stall_timeout: float = Field(
+        default=300.0,
+        gt=0,
+        description="Seconds without a sign of life of the engine until the health service `liveness` is NOT_SERVING",
+    )
+    drain_grace: float = Field(
+        default=25.0,
+        ge=0,
+        description="Seconds for the whole shutdown, three quarters of them for live requests to finish; less than"
+        " Kubernetes' 30",
+    )

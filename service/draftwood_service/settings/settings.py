@@ -1,0 +1,72 @@
+"""All settings together, and what they mean for each other."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import model_validator
+
+from draftwood_model_runner.engine_config import EngineConfig
+from draftwood_model_runner.errors import InvalidInputError
+from draftwood_service.settings.engine import ModelSettings, ProcessSettings, SchedulingSettings
+from draftwood_service.settings.group import SettingsGroup
+from draftwood_service.settings.network import AuthSettings, ListenSettings, TelemetrySettings
+from draftwood_service.settings.requests import RequestSettings, StreamSettings
+from draftwood_service.settings.tenants import DraftingSettings, QuotaSettings, StoreSettings
+
+
+class Settings(
+    ModelSettings,
+    ListenSettings,
+    AuthSettings,
+    SchedulingSettings,
+    RequestSettings,
+    StreamSettings,
+    QuotaSettings,
+    DraftingSettings,
+    StoreSettings,
+    ProcessSettings,
+    TelemetrySettings,
+):
+    """One consistent, frozen set of settings. Durations are in seconds, sizes in bytes or with a suffix K, M or G."""
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """The engine's part. Raises InvalidValueError for a value outside its range."""
+        return EngineConfig(
+            max_running=self.max_running,
+            max_draft_nodes=self.max_draft_nodes,
+            prefill_chunk=self.prefill_chunk,
+            shared_prefill_chunk=self.shared_prefill_chunk,
+            kv_cache_tokens=self.kv_cache_tokens,
+            prefix_cache=self.prefix_cache,
+            tenant_weights=self.tenant_weights,
+            threads=self.threads,
+        )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _ = self.engine_config
+        self.check_engine()
+        if self.auth != "open" and not (self.has_credentials or self.is_local):
+            problem = (
+                "is not a loopback address, and without authentication anyone could call: set auth_file (API keys, made"
+                " by `draftwood key create`, or client certificates) or jwt_jwks (tokens), or ask for it with"
+                " --auth open"
+            )
+            raise InvalidInputError("host", self.host, problem)
+        return self
+
+
+GROUPS: tuple[type[SettingsGroup], ...] = tuple(base for base in Settings.__bases__ if issubclass(base, SettingsGroup))
+"""In the order of help and documentation."""
+
+
+def default_shown(key: str) -> str:
+    """The default of a field as a user writes it; "unset" if there is none."""
+    default: Any = Settings.model_fields[key].default
+    if default is None or default == {}:
+        return "unset"
+    if isinstance(default, tuple):
+        return ",".join(default)
+    return f"{default:g}" if isinstance(default, float) else str(default)

@@ -1,0 +1,59 @@
+"""The model of a benchmark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from draftwood_benchmarks.harness.models import Dtype, ModelOptions, chosen_model, describe
+from draftwood_model_runner.errors import InvalidInputError
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [("native", "bfloat16"), ("native", "float32"), ("320x7x5x768", "bfloat16")]
+)
+def test_transformers_and_our_engine_compute_in_the_same_dtype(shape: str, dtype: Dtype) -> None:
+    """Whatever the dtype of our KV cache: otherwise the two could not be compared."""
+    with chosen_model(ModelOptions(shape=shape, dtype=dtype, device="cpu"), Console(quiet=True)) as chosen:
+        ours = chosen.load()
+        plain = chosen.load_plain(ours)
+    assert ours.dtype == dtype
+    assert {parameter.dtype for parameter in plain.parameters()} == {getattr(torch, dtype)}
+    assert sum(parameter.numel() for parameter in plain.parameters()) == ours.parameters
+    assert dtype in describe(chosen, ours)
+
+
+def test_the_vocabulary_and_the_positions_grow_without_a_shape() -> None:
+    options = ModelOptions(vocabulary=6000, device="cpu", runner="torch")
+    with chosen_model(options, Console(quiet=True), positions=4096) as chosen:
+        loaded = chosen.load()
+    assert (loaded.vocab_size, loaded.max_context) == (6000, 4096)
+    assert "6,000 tokens" in describe(chosen, loaded)
+
+
+@pytest.mark.parametrize(
+    ("options", "positions", "named"),
+    [
+        (ModelOptions(model="x", shape="110m"), None, "shape"),
+        (ModelOptions(model="x", vocabulary=9000), None, "vocabulary"),
+        (ModelOptions(model="x"), 4096, "context"),
+    ],
+)
+def test_only_the_bundled_model_grows(options: ModelOptions, positions: int | None, named: str) -> None:
+    with pytest.raises(InvalidInputError, match=named), chosen_model(options, Console(quiet=True), positions):
+        pass
+
+
+def test_a_grown_model_is_gone_when_it_is_no_longer_needed() -> None:
+    with chosen_model(ModelOptions(shape="320x7x5x768", threads=1), Console(quiet=True)) as chosen:
+        folder = Path(chosen.path)
+        assert (folder / "model.safetensors").is_file()
+        assert (folder / "tokenizer.json").is_file()
+        assert chosen.server_flags == [
+            "--model", str(folder), "--device", "auto", "--dtype", "auto", "--runner", "auto", "--weights", "as-is",
+            "--threads", "1",
+        ]  # fmt: skip
+    assert not folder.exists()

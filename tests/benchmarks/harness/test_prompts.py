@@ -1,0 +1,77 @@
+"""Prompts to measure with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftwood_benchmarks.harness.prompts import lengthened, random_prompts, read_prompts, split
+from draftwood_benchmarks.harness.report import BenchmarkError
+
+
+def test_the_bundled_questions_begin_with_the_measured_ones() -> None:
+    prompts = read_prompts(None)
+    assert len(prompts) == 140
+    assert prompts[0].startswith("hi, i ordered the wrong size")
+
+
+def test_files_hold_json_lines_of_several_kinds_or_plain_lines(tmp_path: Path) -> None:
+    path = tmp_path / "prompts"
+    path.write_text(
+        '{"instruction": "a", "response": "x"}\n{"text": "b"}\n\n{"prompt": "c"}\n{"turns": ["d", "e"]}\n'
+        '{"question": "f", "answer": "g"}\n  plain text \n',
+        encoding="utf-8",
+    )
+    assert read_prompts(path) == ["a", "b", "c", "d", "f", "plain text"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "holds no prompts"),
+        ('hello\n{"instruction"', "line 2: not JSON"),
+        ('{"answer": "x"}', "line 1: no text under any of instruction, text"),
+        ('{"turns": []}', "line 1: no text"),
+        ('{"prompt": 3}', "line 1: no text"),
+    ],
+)
+def test_a_file_without_prompts_says_where(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "prompts"
+    path.write_text(content)
+    with pytest.raises(BenchmarkError, match=message):
+        read_prompts(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BenchmarkError, match="absent"):
+        read_prompts(tmp_path / "absent")
+
+
+def test_the_measured_prompts_and_those_to_warm_up_with_are_apart() -> None:
+    prompts = random_prompts(10, 4, 100)
+    measured, others = split(prompts, 3, 5)
+    assert [len(measured), len(others)] == [3, 5]
+    assert all(np.array_equal(a, b) for a, b in zip(measured + others, prompts, strict=False))
+    with pytest.raises(BenchmarkError, match="only 10"):
+        split(prompts, 3, 8)
+
+
+def test_random_prompts_are_the_same_in_every_run_and_within_the_vocabulary() -> None:
+    one, two = random_prompts(5, 16, 50), random_prompts(5, 16, 50)
+    assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
+    assert all(prompt.dtype == np.int32 and 0 <= prompt.min() <= prompt.max() < 50 for prompt in one)
+    assert len({prompt.tobytes() for prompt in one}) == 5
+
+
+def test_prompts_are_lengthened_by_others_in_front_of_them() -> None:
+    short = [np.arange(5, dtype=np.int32), np.arange(10, 15, dtype=np.int32)]
+    first, second = lengthened(short, 12, [np.arange(100, 103, dtype=np.int32), np.array([103], np.int32)], 12)
+    assert (first.size, second.size) == (12, 12)
+    assert (first[-5:].tolist(), second[-5:].tolist()) == (short[0].tolist(), short[1].tolist())
+    assert first[0] != second[0]  # or the prefix cache would know the one from the other
+    assert set(first[:7].tolist()) <= {100, 101, 102, 103}
+    assert lengthened(short, 3, short, 12)[1].tolist() == [12, 13, 14]
+    with pytest.raises(BenchmarkError, match="12 tokens at most"):
+        lengthened(short, 13, short, 12)

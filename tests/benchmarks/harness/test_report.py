@@ -1,0 +1,73 @@
+"""Reports of benchmarks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, percentile, require, shown
+from draftwood_model_runner.errors import InvalidValueError
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "expected"),
+    [
+        ([3.0], 99, 3.0),
+        ([4.0, 1.0, 3.0, 2.0], 50, 2.5),
+        ([1.0, 2.0, 3.0], 50, 2.0),
+        ([0.0, 100.0], 99, 99.0),
+        (list(range(101)), 99, 99.0),
+        ([5.0, 1.0], 0, 1.0),
+        ([5.0, 1.0], 100, 5.0),
+    ],
+)
+def test_percentiles_are_linear_between_ranks(values: list[float], percent: float, expected: float) -> None:
+    assert percentile(values, percent) == pytest.approx(expected)
+
+
+def test_no_values_have_no_percentile() -> None:
+    assert percentile([], 50) is None
+    assert shown(None) == "-"
+    assert shown(1.256) == "1.26"
+
+
+def test_rows_and_more_are_written_and_drawn(tmp_path: Path) -> None:
+    output = OutputOptions(tmp_path / "figures.json", tmp_path / "figures.png")
+    output.check()
+    drawn: list[Any] = []
+
+    def draw(axes: Any) -> None:
+        axes.plot([1, 2], [3, 4])
+        drawn.append(axes)
+
+    output.write([{"a": 1}], draw, unit="ms")
+    assert json.loads((tmp_path / "figures.json").read_text()) == {"rows": [{"a": 1}], "unit": "ms"}
+    assert (tmp_path / "figures.png").read_bytes().startswith(b"\x89PNG")
+    assert len(drawn) == 1
+
+
+def test_without_files_nothing_is_written_or_drawn() -> None:
+    OutputOptions().check()
+    OutputOptions().write([{"a": 1}], lambda axes: pytest.fail("drawn"))
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (OutputOptions(json_file=Path("/no/such/folder/a.json")), "--json"),
+        (OutputOptions(plot=Path("/no/such/folder/a.png")), "--plot"),
+        (OutputOptions(plot=Path("a.txt")), ".png"),
+    ],
+)
+def test_what_cannot_be_written_is_known_before_anything_is_measured(output: OutputOptions, message: str) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        output.check()
+
+
+def test_a_missing_package_is_named_with_what_installs_it() -> None:
+    require("json", "--plot")
+    with pytest.raises(BenchmarkError, match=r"draftwood\[benchmarks\]"):
+        require("no_such_package_at_all", "--plot")

@@ -1,0 +1,112 @@
+"""Growing the bundled model: a larger shape, the same logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from draftwood_benchmarks.harness.widen import SHAPES, Shape, parse_shape, widen
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.loading.model import BUNDLED_MODEL
+
+
+@pytest.fixture(scope="module")
+def small() -> Any:
+    return LlamaForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("shape", [Shape(320, 7, 5, 768), Shape(256, 6, 4, 704), Shape(512, 9, 6, 1024)], ids=str)
+@torch.inference_mode()
+def test_a_grown_model_computes_the_same_logits(small: Any, shape: Shape) -> None:
+    large = widen(small, shape, torch.float32)
+    ids = torch.randint(4, 4096, (2, 48), generator=torch.Generator().manual_seed(1))
+    expected, logits = small(ids).logits, large(ids).logits
+    assert float((logits - expected).abs().max() / expected.abs().max()) < 2e-6
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_added_tokens_are_never_among_the_most_probable(small: Any, dtype: torch.dtype) -> None:
+    """Nor among the 20 of which default sampling chooses: text, drafts and drawn tokens stay those of the model."""
+    large = widen(small, Shape(320, 7, 5, 768), dtype, vocabulary=20_000)
+    assert large.get_input_embeddings().weight.shape == large.get_output_embeddings().weight.shape == (20_000, 320)
+    assert (large.lm_head.weight[4096:].abs().sum(1) > 0).all()
+    prompts = (f"[{word}] where is my order" for word in ("parcel", "invoice", "account"))
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
+    for prompt in prompts:
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        written = small.generate(ids, max_new_tokens=60, do_sample=False)
+        logits, expected = large(written).logits.float(), small(written).logits
+        if dtype == torch.float32:
+            torch.testing.assert_close(logits[..., :4096], expected, rtol=1e-4, atol=1e-4)
+        assert int(logits.topk(20).indices.max()) < 4096
+
+
+def test_no_vocabulary_shrinks(small: Any) -> None:
+    with pytest.raises(InvalidValueError, match="grows from 4096 tokens"):
+        widen(small, Shape(320, 7, 5, 768), torch.float32, vocabulary=4095)
+
+
+def test_a_grown_model_costs_what_its_shape_costs(small: Any) -> None:
+    """No matrix of a forward pass is smaller than in the shape, and those that may be dense are."""
+    large = widen(small, Shape(320, 7, 5, 768), torch.float32)
+    for layer in large.model.layers:
+        assert layer.self_attn.q_proj.weight.shape == (5 * 64, 320)
+        assert layer.self_attn.o_proj.weight.shape == (320, 5 * 64)
+        assert layer.mlp.gate_proj.weight.shape == layer.mlp.up_proj.weight.shape == (768, 320)
+        assert (layer.self_attn.q_proj.weight[4 * 64 :] != 0).all()
+        assert (layer.mlp.up_proj.weight[704:] != 0).all()
+
+
+@torch.inference_mode()
+def test_a_grown_model_writes_the_same_text_after_a_round_trip_to_disk(small: Any, tmp_path: Any) -> None:
+    widen(small, Shape(320, 7, 5, 768), torch.float32).save_pretrained(tmp_path)
+    large = LlamaForCausalLM.from_pretrained(tmp_path).eval()
+    prompt = torch.tensor([[1, 500, 600, 700, 2]])
+    options: dict[str, Any] = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 40, "do_sample": False}
+    assert large.generate(prompt, **options).tolist() == small.generate(prompt, **options).tolist()
+
+
+def test_the_random_weights_are_the_same_every_time_and_leave_torchs_generator_alone(small: Any) -> None:
+    state = torch.get_rng_state()
+    one, two = (widen(small, Shape(320, 7, 5, 768), torch.bfloat16) for _ in range(2))
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    assert all(parameter.dtype == torch.bfloat16 for parameter in one.parameters())
+
+
+@pytest.mark.parametrize(("name", "millions"), [("110m", 110), ("400m", 400), ("1b", 1000), ("7b", 7000)])
+def test_named_shapes_have_as_many_parameters_as_they_say(name: str, millions: int) -> None:
+    shape = SHAPES[name]
+    layer = 4 * shape.hidden * 64 * shape.heads + 3 * shape.hidden * shape.intermediate
+    assert (4096 * shape.hidden + shape.layers * layer) / 1e6 == pytest.approx(millions, rel=0.1)
+
+
+def test_shapes_are_read_and_written() -> None:
+    assert parse_shape("native") is None
+    assert parse_shape("110m") is SHAPES["110m"]
+    assert parse_shape("320x7x5x768") == Shape(320, 7, 5, 768)
+    assert str(Shape(320, 7, 5, 768)) == "320x7x5x768"
+
+
+@pytest.mark.parametrize("text", ["", "13b", "320x7x5", "320x7x5x-8", "320x7x5x7.5", "ax7x5x768"])
+def test_a_shape_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InvalidValueError, match="110m"):
+        parse_shape(text)
+
+
+@pytest.mark.parametrize(
+    ("shape", "loses"),
+    [
+        (Shape(128, 6, 4, 704), "hidden"),
+        (Shape(256, 5, 4, 704), "layers"),
+        (Shape(256, 6, 3, 704), "heads"),
+        (Shape(256, 6, 4, 700), "intermediate"),
+    ],
+)
+def test_nothing_shrinks(small: Any, shape: Shape, loses: str) -> None:
+    with pytest.raises(InvalidValueError, match=f"cannot lose {loses}"):
+        widen(small, shape, torch.float32)

@@ -1,0 +1,57 @@
+"""Rows divided among threads: all of them, in order, and whatever fails is heard of."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from draftwood_model_runner.sampling.host.most_probable import most_probable
+from draftwood_model_runner.sampling.host.row_threads import LEAST_NUMBERS, in_threads, parts
+
+
+@pytest.mark.parametrize(("count", "threads", "sizes"), [(7, 3, [2, 2, 3]), (2, 8, [1, 1]), (0, 4, [0]), (5, 1, [5])])
+def test_parts_hold_everything_once(count: int, threads: int, sizes: list[int]) -> None:
+    found = parts(count, threads)
+    assert [len(part) for part in found] == sizes
+    assert [i for part in found for i in part] == [*range(count)]
+
+
+def test_calls_run_at_the_same_time_and_in_order() -> None:
+    together = threading.Barrier(3, timeout=10)
+
+    def call(number: int) -> int:
+        together.wait()
+        return number
+
+    assert in_threads([partial(call, i) for i in range(3)], 3) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_an_error_is_raised_when_all_have_ended(bad: int) -> None:
+    ended = []
+
+    def call(number: int) -> None:
+        if number == bad:
+            raise ValueError(number)
+        ended.append(number)
+
+    with pytest.raises(ValueError, match=str(bad)):
+        in_threads([partial(call, i) for i in range(3)], 3)
+    assert len(ended) == 2
+
+
+def test_the_most_probable_tokens_are_the_same_with_threads() -> None:
+    rows, vocab = 13, 50_000
+    assert rows * vocab > LEAST_NUMBERS
+    scores = np.random.default_rng(1).integers(-500, 500, (rows, vocab))
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = torch.from_numpy(scores).to(dtype)
+        alone, together = most_probable(logits, 8), most_probable(logits, 8, 3)
+        assert (alone[0] == together[0]).all()
+        assert alone[1] is not None
+        assert together[1] is not None
+        assert (alone[1] == together[1]).all()

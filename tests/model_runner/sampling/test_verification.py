@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftwood_model_runner.runners.base import StepBatch
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.sampling.verification import ROOT_NODE, predicted_paths, walk
+from draftwood_strategies import EMPTY_TREE, DraftTree
+from draftwood_strategies.draft import Int32Array
+
+LAST = np.array([99], np.int32)
+
+
+def rooted(tree: DraftTree) -> tuple[Int32Array, Int32Array]:
+    """Tokens and parents of the tree under the last committed token."""
+    batch = rooted_batch(tree)
+    return batch.tokens, batch.parents
+
+
+def rooted_batch(tree: DraftTree) -> StepBatch:
+    return lay_out([BatchRow(np.zeros(1, np.int32), 0, LAST, tree, logits_from=0)])
+
+
+def test_without_a_draft_the_models_own_token_is_written() -> None:
+    assert list(walk(*rooted(EMPTY_TREE), lambda node: 42)) == [(42, ROOT_NODE)]
+
+
+def test_takes_the_branch_that_the_model_chooses() -> None:
+    tree = DraftTree.of([5, 6, 7, 8], [-1, -1, 1, 1], [0.5, 0.4, 0.2, 0.1])
+    choices = {ROOT_NODE: 6, 2: 8, 4: 9}
+    assert list(walk(*rooted(tree), choices.__getitem__)) == [(6, 2), (8, 4), (9, ROOT_NODE)]
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> DraftTree:
+    edges = draw(st.lists(st.tuples(st.integers(-1, 30), st.integers(0, 3)), max_size=30))
+    seen: list[tuple[int, int]] = []
+    for parent, token in edges:
+        if parent < len(seen) and (parent, token) not in seen:
+            seen.append((parent, token))
+    return DraftTree.of([t for _, t in seen], [p for p, _ in seen], [0.5] * len(seen))
+
+
+@given(trees(), st.lists(st.integers(0, 3), min_size=40, max_size=40))
+def test_what_is_written_does_not_depend_on_the_tree(tree: DraftTree, truth: list[int]) -> None:
+    """A model that writes `truth` writes a beginning of it, and the nodes on the way carry exactly that."""
+    tokens, parents = rooted(tree)
+    depths = [0, *(tree.depths + 1).tolist()]
+    steps = list(walk(tokens, parents, lambda node: truth[depths[node]]))
+    predicted = np.array(truth, np.int32)[depths]
+    [path] = predicted_paths(rooted_batch(tree).feedback(predicted, None), predicted)
+    assert steps == list(zip(path.token_ids, [*(node + 1 for node in path.nodes), ROOT_NODE], strict=True))
+    assert [token for token, _ in steps] == truth[: len(steps)]
+    nodes = [node for _, node in steps]
+    assert nodes[-1] == ROOT_NODE
+    assert ROOT_NODE not in nodes[:-1]
+    assert tokens[nodes[:-1]].tolist() == truth[: len(nodes) - 1]
+    assert parents[nodes[:-1]].tolist() == [ROOT_NODE, *nodes[:-2]][: len(nodes) - 1]

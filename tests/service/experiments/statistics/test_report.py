@@ -1,0 +1,149 @@
+"""Guardrails and reports."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from draftwood_service.experiments.statistics.guardrails import violations
+from draftwood_service.experiments.statistics.report import INTERFERENCE, report
+from draftwood_tenants.experiments.assignment import BUCKETS, Split
+from draftwood_tenants.experiments.counters import Counts, Origin, Recorder
+from draftwood_tenants.experiments.limits import Limits
+from draftwood_tenants.experiments.outcomes import Outcome, column
+
+SPLIT = Split(b"a salt of ours", ("trie", "hybrid"), (1.0, 1.0))
+
+
+def run(units: float = 3000, timed: float = 100, **treatment: float) -> Counts:
+    """An experiment whose treatment has its `tpot`, `ttft`, `errors`, `differing` multiplied or set; `timed` percent of
+    the units are of processes that know the TTFT."""
+    random = np.random.default_rng(1)
+    recorder = Recorder(Origin("a", "1"), 2)
+    for unit in range(int(units)):
+        assignment = SPLIT.assign("acme", str(unit))
+        assert assignment is not None
+        change = treatment if assignment.arm else {}
+        normal = random.standard_normal(3)
+        tokens = int(random.integers(40, 160))
+        outcome = Outcome(
+            arrived_at=60.0 * unit,
+            prompt_tokens=int(20 * math.exp(0.5 * normal[0])),
+            erred=bool(random.random() < change.get("errors", 0.02)),
+            tokens=tokens,
+            steps=tokens // 2,
+            decode_seconds=tokens * 0.003 * change.get("tpot", 1.0) * math.exp(0.4 * normal[1]),
+            ttft_seconds=0.02 * change.get("ttft", 1.0) * math.exp(0.3 * normal[2]) if unit % 100 < timed else None,
+            draft_nodes=4 * tokens,
+            accepted_tokens=tokens // 2,
+        )
+        recorder.record(assignment, "acme", str(unit), outcome)
+        if random.random() < 0.2:
+            recorder.record_audit(assignment, differing=bool(random.random() < change.get("differing", 0.0)))
+    return recorder.snapshot().counts
+
+
+def test_a_faster_arm_is_named_with_its_bounds() -> None:
+    found = report(SPLIT, run(4000, tpot=0.8))
+    (time,) = [one for one in found.comparisons if one.metric == "decode time per token"]
+    assert time.verdict == "better"
+    assert time.low is not None
+    assert time.high is not None
+    assert time.low < -0.2 < time.high < -0.1
+    assert not found.mismatch
+    assert found.violations == []
+    text = " ".join(found.words)
+    assert "hybrid is faster than trie: decode time per token -" in text
+    assert INTERFERENCE in text
+    assert [row.arm for row in found.arms] == ["trie", "hybrid"]
+    assert sum(row.units for row in found.arms) == 4000
+    assert found.arms[0].values["tokens per step"] == pytest.approx(2.0, abs=0.02)
+    assert found.arms[0].values["ttft p50"] == pytest.approx(0.02, rel=0.1)
+
+
+def test_equal_arms_give_no_difference_and_a_slower_one_is_worse() -> None:
+    found = report(SPLIT, run())
+    assert all(one.verdict == "open" for one in found.comparisons)
+    assert "no difference is shown" in " ".join(found.words)
+    slower = report(SPLIT, run(4000, tpot=1.3))
+    assert "hybrid is slower than trie" in " ".join(slower.words)
+
+
+def test_too_few_units_say_nothing() -> None:
+    found = report(SPLIT, run(120, tpot=0.2))
+    assert found.words[0].startswith("Too early: every arm needs 100 units")
+    assert all(one.low is None for one in found.comparisons if one.metric == "decode time per token")
+    empty = report(SPLIT, Counts.zero(2))
+    assert empty.words[0].startswith("Too early")
+    assert all(value is None for value in empty.arms[0].values.values())
+
+
+def test_lost_units_forbid_any_conclusion() -> None:
+    counts = run(4000, tpot=0.5)
+    kept = np.arange(BUCKETS) % 4 > 0
+    counts.sums[1] *= kept[:, None]
+    found = report(SPLIT, counts)
+    assert found.mismatch
+    assert found.words[0].startswith("Nothing may be concluded: the units (trie ")
+    assert not any("faster" in word for word in found.words)
+
+
+@pytest.mark.parametrize(
+    ("treatment", "guardrail", "reason"),
+    [
+        ({"errors": 0.1}, "errors", "units had errors"),
+        ({"ttft": 1.4}, "ttft", "longer; 10% is allowed"),
+        ({"differing": 0.2}, "differing", "audited answers differ; 0.10% is allowed"),
+    ],
+)
+def test_an_arm_beyond_a_limit_is_stopped(treatment: dict[str, float], guardrail: str, reason: str) -> None:
+    counts = run(**treatment)
+    (found,) = violations(SPLIT, counts)
+    assert (found.arm, found.guardrail) == ("hybrid", guardrail)
+    assert reason in found.reason
+    assert any(word.startswith(f"Stop hybrid ({guardrail}): ") for word in report(SPLIT, counts).words)
+
+
+def test_better_arms_are_not_stopped() -> None:
+    assert violations(SPLIT, run(3000, errors=0.0, ttft=0.5)) == []
+    assert violations(SPLIT, Counts.zero(2)) == []
+
+
+def test_guardrails_looked_at_often_stop_few_equal_arms() -> None:
+    """Errors at one percent in both arms, 60 looks each, 200 experiments: at most alpha of them are stopped."""
+    random = np.random.default_rng(9)
+    stopped = 0
+    for _ in range(200):
+        counts = Counts.zero(2)
+        raised = False
+        for _ in range(60):
+            arm = random.integers(2, size=50)
+            units = np.bincount(arm, minlength=2)
+            counts.sums[:, 0, column("units")] += units
+            counts.sums[:, 0, column("erred_units")] += random.binomial(units, 0.05)
+            raised |= any(one.guardrail == "errors" for one in violations(SPLIT, counts))
+        stopped += raised
+    assert stopped <= 7  # P(Binomial(200, 0.01) > 7) is below 0.001
+
+
+@pytest.mark.parametrize("values", [{"alpha": 0.0}, {"differing": 1.0}, {"slower_ttft": -0.1}])
+def test_limits_out_of_range_are_refused(values: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(values))):
+        Limits(**values)
+
+
+def test_answers_without_a_ttft_neither_move_it_nor_make_it_too_sure() -> None:
+    """Some engines do not know when a request arrived: its mean is that of the others."""
+    times = [[one for one in report(SPLIT, run(4000, timed=timed)).comparisons if "first token" in one.metric]
+             for timed in (100, 50, 3)]  # fmt: skip
+    (everything,), (half,), (few,) = times
+    assert abs((half.change or 9.0) - (everything.change or 9.0)) < 0.03
+    assert None not in (everything.low, everything.high, half.low, half.high)
+    assert (half.high or 0) - (half.low or 0) > 1.2 * ((everything.high or 0) - (everything.low or 0))
+    assert (few.low, few.high) == (None, None)  # sixty in an arm
+    values = [row.values["mean time to first token"] for row in report(SPLIT, run(4000, timed=50)).arms]
+    assert values == pytest.approx([0.0209, 0.0209], abs=0.001)
+    found = report(SPLIT, run(4000, timed=50, ttft=1.5)).violations
+    assert [(one.arm, one.guardrail) for one in found] == [("hybrid", "ttft")]

@@ -1,0 +1,475 @@
+"""Experiments on live requests, through whole servers that share a store."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf.json_format import ParseDict
+
+from draftwood.admin.v1 import experiments_pb2 as xp
+from draftwood.admin.v1 import tenants_pb2
+from draftwood.v1 import generation_pb2 as pb
+from draftwood.v1 import generation_pb2_grpc
+from draftwood_memory import MemoryName
+from draftwood_memory.store.redis_client import RedisClient
+from draftwood_model_runner.errors import ModelError
+from draftwood_model_runner.output import StepOutput
+from draftwood_model_runner.request import Request
+from draftwood_model_runner.sequence import Sequence
+from draftwood_service.experiments import watch
+from draftwood_service.experiments.statistics.report import Report, report
+from draftwood_tenants.experiments import counting
+from draftwood_tenants.experiments.assignment import Split
+from draftwood_tenants.experiments.counters import total
+from draftwood_tenants.experiments.placement import target_of
+from draftwood_tenants.experiments.store.encoding import decode
+from draftwood_tenants.experiments.store.redis_counts import RedisCounts
+from draftwood_tenants.resources.encryption import ResourceCipher
+from tests.memory.helpers import log_of
+from tests.memory.servers import Valkey
+from tests.service.fakes import FakeEngine, Served, serving, until
+from tests.service.rpc.test_administration import experiments, refused, tenants
+
+CODE = grpc.StatusCode
+ARMS = [{"id": "trie", "drafting": {"strategy": "trie"}}, {"id": "hybrid", "drafting": {"maxNodes": 5}}]
+NAME = "experiments/x"
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "SECONDS", 0.05)
+    monkeypatch.setattr(watch, "SECONDS", 0.05)
+
+
+class ListeningEngine(FakeEngine):
+    """Keeps the requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[Request] = []
+
+    def add(self, sequence: Sequence) -> None:
+        self.requests.append(sequence.request)
+        super().add(sequence)
+
+
+class FailingEngine(FakeEngine):
+    """Fails for the requests of one arm."""
+
+    failing = "x/bad"
+
+    def _write(self, sequence: Sequence) -> StepOutput:
+        if sequence.request.arm == self.failing:
+            self._free(sequence)
+            return StepOutput.failed(sequence, ModelError("the model failed"))
+        return super()._write(sequence)
+
+
+async def started(served: Served, arms: list[dict[str, Any]] | None = None, **fields: Any) -> xp.Experiment:
+    """A running experiment, which the server knows."""
+    given = ParseDict({"arms": arms or ARMS, **fields}, xp.Experiment())
+    await experiments(served).CreateExperiment(xp.CreateExperimentRequest(experiment_id="x", experiment=given))
+    found: xp.Experiment = await experiments(served).StartExperiment(xp.StartExperimentRequest(name=NAME))
+    return found
+
+
+async def knows(served: Served) -> None:
+    """Waits until a server has read of the running experiment; 5 s at most."""
+    await until(lambda: any(one.started_at for one in catalog(served).experiments()))
+
+
+def catalog(served: Served) -> Any:
+    return served.server._administration.catalog
+
+
+async def asked(served: Served, request_id: str = "", tenant: str = "acme", **fields: Any) -> pb.Started:
+    """Generates; the first event."""
+    stop = pb.StopOptions(max_tokens=6)
+    message = pb.GenerateRequest(text="hello", request_id=request_id, tenant=tenant, stop=stop, **fields)
+    events = [event async for event in served.stub.Generate(message)]
+    return events[0].started
+
+
+async def all_asked(served: Served, ids: list[str], **fields: Any) -> list[pb.Started]:
+    """Four at a time, so that no queue is full."""
+    found: list[pb.Started] = []
+    for start in range(0, len(ids), 4):
+        found += await asyncio.gather(*(asked(served, one, **fields) for one in ids[start : start + 4]))
+    return found
+
+
+async def read(served: Served) -> xp.ExperimentReport:
+    found: xp.ExperimentReport = await experiments(served).GetExperimentReport(xp.GetExperimentReportRequest(name=NAME))
+    return found
+
+
+async def requests_counted(served: Served, least: int) -> list[int]:
+    """Requests of each arm, once there are so many; 5 s at most."""
+    for _ in range(250):
+        counted = [row.requests for row in (await read(served)).arms]
+        if sum(counted) >= least:
+            break
+        await asyncio.sleep(0.02)
+    return counted
+
+
+def split_of(experiment: xp.Experiment, arms: tuple[str, ...] = ("trie", "hybrid")) -> Split:
+    return Split(bytes.fromhex(experiment.salt), arms, (1.0,) * len(arms), experiment.coverage or 1.0)
+
+
+def arm_of(split: Split, unit: str) -> str:
+    assignment = split.assign("acme", unit)
+    return "" if assignment is None else split.arms[assignment.arm]
+
+
+async def test_two_servers_assign_alike_and_count_together(server: Valkey) -> None:
+    ids = [f"request {number}" for number in range(60)]
+    async with serving(store=server.url) as one, serving(store=server.url) as two:
+        experiment = await started(one, coverage=0.9)
+        await knows(two)
+        split = split_of(experiment)
+        first = await all_asked(one, ids[:30]) + await all_asked(two, ids[30:])
+        assert [one.arm for one in first] == [arm_of(split, unit) for unit in ids]
+        assert {one.experiment for one in first if one.arm} == {"x"}
+        assert {one.strategy for one in first if one.arm == "trie"} == {"trie"}
+        inside = [unit for unit in ids if arm_of(split, unit)]
+        assert 40 < len(inside) < 60
+        assert [one.arm for one in await all_asked(two, ids[:10])] == [one.arm for one in first[:10]]  # sent again
+        again = sum(unit in inside for unit in ids[:10])
+        for served in (one, two):
+            counted = await requests_counted(served, len(inside) + again)
+            assert sum(counted) == len(inside) + again
+        await counts_written(one, len(inside) + again)
+        found = await read(one)
+        assert found.servers == 2
+        assert [row.arm for row in found.arms] == ["trie", "hybrid"]
+        expected = await pure_report(one, split)
+        assert [(row.units, row.requests) for row in found.arms] == [(row.units, row.requests) for row in expected.arms]
+        assert [dict(row.metrics) for row in found.arms] == [
+            {title: value for title, value in row.values.items() if value is not None} for row in expected.arms
+        ]
+        assert [*found.conclusions] == expected.words
+        assert "Too early" in found.conclusions[0]
+        for mine, theirs in zip(found.comparisons, expected.comparisons, strict=True):
+            assert (mine.metric, mine.change if mine.HasField("change") else None) == (theirs.metric, theirs.change)
+    async with serving(store=server.url) as three:  # started again, with a new boot id
+        assert [one.arm for one in await all_asked(three, ids[:10])] == [one.arm for one in first[:10]]
+        assert sum(await requests_counted(three, 0)) == len(inside) + 2 * again
+
+
+async def pure_report(served: Served, split: Split) -> Report:
+    """The report of what is in the store."""
+    client = RedisClient(served.server._settings.store, timeout=1.0)
+    [config] = catalog(served).experiments()
+    stored = await RedisCounts(client, ResourceCipher(None)).read(target_of(config), {})
+    await client.close()
+    return report(split, total([decode(one.origin, len(split.arms), one.data) for one in stored], len(split.arms)))
+
+
+async def counts_written(served: Served, requests: int) -> None:
+    """Waits until the store has so many requests."""
+    [config] = catalog(served).experiments()
+    client = RedisClient(served.server._settings.store, timeout=1.0)
+    async with asyncio.timeout(5):
+        while True:
+            stored = await RedisCounts(client, ResourceCipher(None)).read(target_of(config), {})
+            counts = total([decode(one.origin, len(config.arms), one.data) for one in stored], len(config.arms))
+            if counts.sums[..., 0].sum() == requests:
+                break
+            await asyncio.sleep(0.02)
+    await client.close()
+
+
+async def test_overrides_other_tenants_and_requests_without_a_session_are_in_no_arm() -> None:
+    async with serving() as served:
+        experiment = await started(served, tenants=["acme"], unit="EXPERIMENT_UNIT_SESSION")
+        split = split_of(experiment)
+        for overridden in ({"strategy": "trie"}, {"max_nodes": 3}, {"enabled": False}):
+            assert not (await asked(served, session="s", drafting=pb.DraftOptions(**overridden))).experiment
+        assert not (await asked(served, "id")).experiment
+        assert not (await asked(served, "id", "umbrella", session="s")).experiment
+        for session in ("a", "b", "c", "d"):
+            arms = {(await asked(served, str(number), session=session)).arm for number in range(2)}
+            assert arms == {arm_of(split, session)}
+        assert (await asked(served, session="s", drafting=pb.DraftOptions(learn=False))).arm
+        assert sum(await requests_counted(served, 9)) == 9
+        assert sum(row.units for row in (await read(served)).arms) == 5
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await asked(served, session="x" * 300)
+        assert "session" in str(error.value.details())
+
+
+async def test_an_arms_drafting_replaces_the_tenants() -> None:
+    engine = ListeningEngine()
+    async with serving(engine, max_draft_nodes=32) as served:
+        given = tenants_pb2.Tenant(drafting=tenants_pb2.DraftConfig(strategy="jacobi", max_nodes=3))
+        create = tenants_pb2.CreateTenantRequest(tenant_id="acme", tenant=given)
+        await tenants(served).CreateTenant(create)
+        drafting = {"strategy": "trie", "options": {"branch_length": 7}, "maxNodes": 9}
+        arms = [{"id": "off", "drafting": {"maxNodes": 0}}, {"id": "short", "drafting": drafting}]
+        arms[1]["memory"] = "ARM_MEMORY_FORKED"
+        await started(served, arms)
+        await all_asked(served, [str(number) for number in range(16)])
+        await asked(served, "own", drafting=pb.DraftOptions(max_nodes=2))
+    found = {
+        (one.arm, one.strategy_name, one.strategy_options, one.max_draft_nodes, one.memory.forked)
+        for one in engine.requests
+    }
+    assert found == {
+        ("x/off", "hybrid", (), 0, False),
+        ("x/short", "trie", (("branch_length", 7),), 9, True),
+        ("", "jacobi", (), 2, False),
+    }
+
+
+async def test_the_burn_in_is_not_counted() -> None:
+    async with serving() as served:
+        await started(served, burn_in="3600s")
+        assert all(one.arm for one in await all_asked(served, [str(number) for number in range(8)]))
+        await served.server._administration.experiments.counting.write()
+        assert await requests_counted(served, 0) == [0, 0]
+
+
+async def test_callers_mistakes_and_cancellations_are_no_errors_of_an_arm() -> None:
+    async with serving() as served:
+        await started(served)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await asked(served, sampling=pb.SamplingOptions(temperature=-1))
+        served.engine.gate.clear()
+        call = served.stub.Generate(pb.GenerateRequest(text="hello", tenant="acme"))
+        await call.read()
+        call.cancel()
+        served.engine.gate.set()
+        await served.settled()
+        served.engine.sequence_error = ModelError("the model failed")
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await asked(served)
+        assert error.value.code() is CODE.INTERNAL
+        rows = (await read(served)).arms
+        assert (sum(row.requests for row in rows), sum(row.errors for row in rows)) == (1, 1)
+
+
+@asynccontextmanager
+async def failing(server: Valkey, **settings: Any) -> AsyncIterator[Served]:
+    async with serving(FailingEngine(), store=server.url, **settings) as served:
+        yield served
+
+
+THREE: list[dict[str, Any]] = [{"id": "trie"}, {"id": "bad"}, {"id": "good", "drafting": {"maxNodes": 5}}]
+
+
+async def provoke(served: Served, experiment: xp.Experiment, arms: tuple[str, ...]) -> None:
+    """Sends requests until 45 of the bad arm have failed; 36 are enough to stop it."""
+    split, failed = split_of(experiment, arms), 0
+    for unit in map(str, range(1000)):
+        if arm_of(split, unit) != "bad":
+            await asked(served, unit)
+            continue
+        with suppress(grpc.aio.AioRpcError):
+            assert (await asked(served, unit)).arm != "bad"
+        failed += 1
+        if failed == 45:
+            return
+
+
+async def stopped(served: Served) -> xp.Experiment:
+    """The experiment once it has a stopped arm; 5 s at most."""
+    for _ in range(250):
+        found: xp.Experiment = await experiments(served).GetExperiment(xp.GetExperimentRequest(name=NAME))
+        if found.stopped_arms:
+            return found
+        await asyncio.sleep(0.02)
+    raise AssertionError("no arm was stopped")
+
+
+async def test_a_guardrail_stops_an_arm_that_errs(server: Valkey) -> None:
+    async with failing(server) as served, failing(server) as other:
+        arms = ("trie", "bad", "good")
+        experiment = await started(served, THREE)
+        await provoke(served, experiment, arms)
+        found = await stopped(served)
+        assert [(one.arm, one.guardrail) for one in found.stopped_arms] == [("bad", "errors")]
+        assert found.state == xp.EXPERIMENT_STATE_RUNNING
+        before = (await read(served)).arms
+        split = split_of(experiment, arms)
+        units = [str(number) for number in range(1000, 1030)]
+        placed = await all_asked(served, units)
+        assert [one.arm for one in placed] == [
+            {"bad": "trie"}.get(arm, arm) for arm in (arm_of(split, u) for u in units)
+        ]
+        own = sum(arm_of(split, unit) != "bad" for unit in units)
+        after = (await read(served)).arms
+        assert [b.requests - a.requests for a, b in zip(before, after, strict=True)][1] == 0
+        assert sum(row.requests for row in after) - sum(row.requests for row in before) == own
+        report_now = await read(other)
+        assert not report_now.sample_ratio_mismatch
+        assert not report_now.violations
+        assert len(report_now.history) >= 1
+        change = ParseDict({"name": NAME, "arms": [*ARMS]}, xp.Experiment())
+        change.arms[0].weight = 2.0
+        update = experiments(served).UpdateExperiment(xp.UpdateExperimentRequest(experiment=change))
+        await refused(update, CODE.FAILED_PRECONDITION, "frozen")
+
+
+async def test_an_experiment_without_another_arm_stops_and_one_that_only_reports_goes_on(server: Valkey) -> None:
+    async with failing(server) as served:
+        experiment = await started(served, THREE[:2], guardrails={"reportOnly": True})
+        stub = experiments(served)
+        await provoke(served, experiment, ("trie", "bad"))
+        assert [one.guardrail for one in (await read(served)).violations] == ["errors"]
+        change = ParseDict({"name": NAME, "guardrails": {"reportOnly": False}}, xp.Experiment())
+        await stub.UpdateExperiment(xp.UpdateExperimentRequest(experiment=change))
+        found = await stopped(served)
+        assert found.state == xp.EXPERIMENT_STATE_STOPPED
+        assert found.HasField("end_time")
+        assert [one.arm for one in found.stopped_arms] == ["bad"]
+        assert not (await asked(served, "later")).experiment
+
+
+async def test_a_guardrail_stops_an_arm_of_the_file(server: Valkey, tmp_path: Path) -> None:
+    path = tmp_path / "tenants.yaml"
+    path.write_text(
+        "experiments:\n- name: experiments/x\n  state: EXPERIMENT_STATE_RUNNING\n"
+        "  arms: [{id: trie}, {id: bad}, {id: ok}]\n"
+    )
+    async with failing(server, tenants_file=path) as served, failing(server, tenants_file=path) as other:
+        experiment = await experiments(served).GetExperiment(xp.GetExperimentRequest(name=NAME))
+        await provoke(served, experiment, ("trie", "bad", "ok"))
+        await stopped(served)
+        for one in (served, other):
+            found = await experiments(one).GetExperiment(xp.GetExperimentRequest(name=NAME))
+            assert [stop.arm for stop in found.stopped_arms] == ["bad"]
+        path.write_text(path.read_text().replace("id: ok", "id: better"))  # another experiment
+        async with asyncio.timeout(5):
+            while found.stopped_arms:
+                found = await experiments(served).GetExperiment(xp.GetExperimentRequest(name=NAME))
+                await asyncio.sleep(0.05)
+
+
+async def test_concluding_needs_a_winner_and_deleting_deletes_the_counts(server: Valkey) -> None:
+    async with serving(store=server.url) as served:
+        await asked(served)
+        await started(served, tenants=["acme"])
+        await all_asked(served, [str(number) for number in range(8)])
+        await counts_written(served, 8)
+        await until(lambda: len(tags(server, "x%2Ftrie") + tags(server, "x%2Fhybrid") + tags(server, "")) == 3)
+        stub = experiments(served)
+        conclude = xp.ConcludeExperimentRequest(name=NAME)
+        await refused(stub.ConcludeExperiment(conclude), CODE.FAILED_PRECONDITION, "name the winner")
+        conclude.winner = "hybrid"
+        await stub.ConcludeExperiment(conclude)
+        assert catalog(served).config_of("acme").drafting.max_nodes == 5
+        assert sum(await requests_counted(served, 8)) == 8  # the counts stay
+        assert tags(server, "x%2Ftrie") == tags(server, "x%2Fhybrid") == ["acme"]  # each arm has a memory of its own
+        assert tags(server, "") == ["acme"]
+        await stub.DeleteExperiment(xp.DeleteExperimentRequest(name=NAME))
+        assert tags(server, "x%2Ftrie") == tags(server, "x%2Fhybrid") == []
+        assert tags(server, "") == ["acme"]
+        left = [key.decode() for key in server.client.scan_iter("dw:{counts:*")]
+        assert [key for key in left if not key.endswith((":deleted", ":lease"))] == []
+        await started(served)
+        assert await requests_counted(served, 0) == [0, 0]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("scope", [["acme"], []])
+async def test_the_winners_memory_becomes_the_tenants(server: Valkey, stored: bool, scope: list[str]) -> None:
+    store = server.url if stored else "memory"
+    async with serving(store=store) as served, serving(store=store) as other:
+        servers = [served, other] if stored else [served]
+        await asked(served, "before")
+        arms: list[dict[str, Any]] = [
+            {"id": "trie", "drafting": {"strategy": "trie"}},
+            {"id": "fork", "memory": "ARM_MEMORY_FORKED"},
+        ]
+        await started(served, arms, tenants=scope)
+        if stored:
+            await knows(other)
+        for one in servers:
+            await all_asked(one, [f"{one is served}{number}" for number in range(8)])
+        await served.settled()
+        memory = served.memory
+        await until(lambda: all(not one.memory.outbox.pending for one in servers))
+        await asyncio.sleep(0.2)
+        won, lost = log_of(memory, "acme", "x/fork"), log_of(memory, "acme", "x/trie")
+        assert len(won) > 1
+        assert len(log_of(memory, "acme")) == 1
+        conclude = xp.ConcludeExperimentRequest(name=NAME, winner="fork", keep_tenants=not scope, validate_only=True)
+        await experiments(served).ConcludeExperiment(conclude)
+        assert len(log_of(memory, "acme")) == 1
+        conclude.validate_only = False
+        await experiments(served).ConcludeExperiment(conclude)
+        assert sorted(log_of(memory, "acme")) == sorted(won)  # the tenant's own record, and its copy in the fork, once
+        assert log_of(memory, "acme", "x/trie") == lost
+        for one in servers:
+            await until(partial(_has, one, won))
+        with memory.learning(MemoryName("acme", "x/fork")) as late:  # a request that had begun in the arm
+            late.learn(np.arange(40, dtype=np.int32))
+        await served.settled()
+        await experiments(served).DeleteExperiment(xp.DeleteExperimentRequest(name=NAME))
+        assert sorted(log_of(memory, "acme")) == sorted([*won, [*range(40)]])
+        assert log_of(memory, "acme", "x/fork") == log_of(memory, "acme", "x/trie") == []
+
+
+def _has(served: Served, records: list[list[int]]) -> bool:
+    served.memory.residents.open(MemoryName("acme"))
+    served.memory.thread.wake()
+    return sorted(log_of(served.memory, "acme")) == sorted(records)
+
+
+def tags(server: Valkey, arm: str) -> list[str]:
+    """The tenants with records in the memories of an arm."""
+    parts = [key.decode().split(":") for key in server.client.scan_iter("dw:{t:*}:3:*")]
+    return [tenant.removesuffix("}") for _, _, tenant, _, _, its_arm, _ in parts if its_arm == arm]
+
+
+@asynccontextmanager
+async def replica(store: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, Any]]:
+    """A server in a process of its own, and a stub of it."""
+    arguments = [sys.executable, "-m", "tests.service.experiments.replica", store]
+    process = await asyncio.create_subprocess_exec(*arguments, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        address = b""
+        while b"127.0.0.1:" not in address[:12]:
+            address = await process.stdout.readline()
+            assert address
+        async with grpc.aio.insecure_channel(address.decode().strip()) as channel:
+            yield process, generation_pb2_grpc.GenerationServiceStub(channel)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_a_killed_server_loses_at_most_its_last_second(server: Valkey) -> None:
+    async def ask(stub: Any, numbers: range) -> None:
+        for number in numbers:
+            message = pb.GenerateRequest(text="hello", request_id=str(number), stop=pb.StopOptions(max_tokens=6))
+            assert [event async for event in stub.Generate(message)][-1].finished.usage.completion_tokens == 6
+
+    async with serving(store=server.url) as served:
+        await started(served)
+        async with replica(server.url) as (process, stub):
+            await ask(stub, range(40))
+            await counts_written(served, 40)
+            await ask(stub, range(40, 50))
+            process.kill()
+            await process.wait()
+        counted = sum(await requests_counted(served, 40))
+        assert 40 <= counted <= 50
+        async with replica(server.url) as (_, stub):
+            await ask(stub, range(50, 90))
+            assert sum(await requests_counted(served, counted + 40)) == counted + 40
+        found = await read(served)
+        assert sum(row.units for row in found.arms) == counted + 40
+        assert found.servers == 2
