@@ -96,8 +96,7 @@ CONFIGS: dict[str, Any] = {
             "attention_chunk_size": 32,
             "layer_types": ["chunked_attention", "full_attention"],
         },
-        "vision_config": _VISION
-        | {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
+        "vision_config": _VISION | {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},
         "image_token_index": 250,
     },
     "qwen2_5_vl": {

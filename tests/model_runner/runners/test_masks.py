@@ -149,5 +149,7 @@ def test_masks_that_are_kept_are_bounded_over_all_sequences(monkeypatch: pytest.
         mask = batch.mask(row, None, slice(0, size))
         assert mask is not None
         assert torch.equal(mask, batch._filled(row, None, 40))
-        assert torch.equal(batch._assembled(row, 9, slice(3, 8)), batch._filled(row, 9, 40 - batch.first_entry(row, 9))[3:8])
+        assert torch.equal(
+            batch._assembled(row, 9, slice(3, 8)), batch._filled(row, 9, 40 - batch.first_entry(row, 9))[3:8]
+        )
     assert sum(mask.numel() for mask in batch._masks.values()) <= 10_000

@@ -91,8 +91,8 @@ def _attend_row_exactly(
         behind, start = first - begin, context + run.start - first
         if mask is not None:
             mask = mask[:, behind : behind + start + run.stop - run.start]
-        seen = keys[:, behind:], values[:, behind:]
-        outputs.append(attend_exactly(query[0, :, run], *seen, start, position, first, mask, *scores))
+        queries, seen, given = query[0, :, run], keys[:, behind:], values[:, behind:]
+        outputs.append(attend_exactly(queries, seen, given, start, position, first, mask, *scores))
     return outputs
 
 

@@ -118,8 +118,7 @@ class StepEntries:
         ends = (batch.context_lens + batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]).tolist()
         tables = batch.cu_blocks.tolist()
         self._tables = [
-            batch.block_table[begin : begin + -(-end // PAGE_SIZE)]
-            for begin, end in zip(tables, ends, strict=False)
+            batch.block_table[begin : begin + -(-end // PAGE_SIZE)] for begin, end in zip(tables, ends, strict=False)
         ]
         self._places: dict[tuple[int, int], slice | torch.Tensor] = {}
 

@@ -120,8 +120,9 @@ class LatentProjection:
 
 
 def keep_latents(module: Any) -> dict[int, KVShape]:
-    """Lets the attention modules of a model hand on latents instead of keys and values; what is kept then of a token, by
-    number of the layer. Nothing for a model without any.
+    """Lets the attention modules of a model hand on latents instead of keys and values.
+
+    Returns what is kept then of a token, by number of the layer; nothing for a model without any.
 
     Raises:
         ValueError: one computes something else than a projection.
