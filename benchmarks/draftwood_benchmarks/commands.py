@@ -34,7 +34,7 @@ COMMANDS = {
         "draftwood_benchmarks.speed.never_slower:never_slower",
         "What drafting costs where it can bring nothing.",
     ),
-    "quality": ("draftwood_benchmarks.quality:quality", "What 8-bit weights cost in likelihood of held-out text."),
+    "quality": ("draftwood_benchmarks.quality:quality", "What quantized weights cost in likelihood of held-out text."),
     "ab": ("draftwood_benchmarks.ab:ab", "Two services that differ in some settings, in turn."),
     "overhead": ("draftwood_benchmarks.overhead.command:overhead", "What the host works in a step, by strategy."),
     "service": ("draftwood_benchmarks.service_step:service", "What a step of a service takes beside the model."),

@@ -1,4 +1,4 @@
-"""`draftwood bench quality`: the likelihood of a text by a model, in its own data type and with 8-bit weights."""
+"""`draftwood bench quality`: the likelihood of a text by a model, in its own data type and with quantized weights."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def quality(
     ],
     limit: Annotated[int | None, typer.Option(min=1, help="Lines to read; all by default.", show_default=False)] = None,
 ) -> None:
-    """Mean negative log-likelihood of held-out answers, with the weights as they are and with 8-bit weights."""
+    """Mean negative log-likelihood of held-out answers, with the weights as they are and quantized."""
     out = console()
     output.check()
-    if model.weights != "int8":
-        raise InvalidValueError("weights", model.weights, "it must be int8, which is compared with as-is")
+    if model.weights == "as-is":
+        raise InvalidValueError("weights", model.weights, "it must be int8 or int4, which is compared with as-is")
     texts = read_texts(text)[:limit]
     scores: dict[str, Scores] = {}
     with chosen_model(model, out) as chosen:
-        for weights in ("as-is", "int8"):
+        for weights in ("as-is", model.weights):
             with out.status(f"Loading the model, weights {weights}"):
                 options = dataclasses.replace(model, weights=weights)
                 loaded = dataclasses.replace(chosen, options=options).load()

@@ -40,7 +40,6 @@ __all__ = ["Engine", "EngineConfig"]
 _log = logging.getLogger(__name__)
 
 
-# Not tuned.
 _MASK_SECONDS = 0.001
 """How long a step without work waits for a mask; a request that arrives meanwhile waits as long."""
 _WIDE = 512

@@ -132,7 +132,7 @@ def test_what_grows_is_measured_against_what_it_grows_with(tmp_path: Path) -> No
         ),
         (["load", "--peer-drafts", "suffix"], 2, "must be one of none with no --peer"),
         (["speed", "--weights", "int8", "--runner", "torch"], 2, "it must be as-is with runner torch"),
-        (["quality", "--text", "/no/such/file"], 2, "weights: 'as-is' is not allowed; it must be int8"),
+        (["quality", "--text", "/no/such/file"], 2, "weights: 'as-is' is not allowed; it must be int8 or int4"),
         (["quality", "--weights", "int8", "--text", "/no/such/file"], 1, "/no/such/file"),
         (["load", "--concurrency", "1,x"], 2, "it must be numbers from 1 to 4096"),
         pytest.param(["load", "--warm", "140"], 1, "leave none to measure", marks=pytest.mark.system),

@@ -18,25 +18,28 @@ from tests.model_runner.families import reference, served
 QUESTION, ANSWER = "where is my order", "I'm sorry to hear that. Please check the {{Order Number}}."
 
 
-def test_likelihoods_are_those_of_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_likelihoods_are_those_of_the_model(
+    weights: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text, report = tmp_path / "text.jsonl", tmp_path / "quality.json"
     too_long = "x " * 3000
     lines = [{"instruction": QUESTION, "response": answer} for answer in (ANSWER, too_long)]
     text.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    arguments = ["--weights", "int8", "--threads", "1", "--text", str(text), "--json", str(report)]
+    arguments = ["--weights", weights, "--threads", "1", "--text", str(text), "--json", str(report)]
     assert bench(["quality", *arguments]) == 0
-    plain, int8 = json.loads(report.read_text())["rows"]
+    plain, quantized = json.loads(report.read_text())["rows"]
     tokenizer = served("bundled").tokenizer
     question = tokenizer.encode_chat([{"role": "user", "content": QUESTION}])
     answer = [*tokenizer.encode(ANSWER).tolist(), *served("bundled").eos_token_ids]
     ids = torch.tensor([[*question.tolist(), *answer]])
     with torch.inference_mode():
         nats = reference("bundled")(ids, labels=ids.masked_fill(torch.arange(ids.shape[1]) < question.size, -100)).loss
-    assert plain["tokens"] == int8["tokens"] == len(answer)
+    assert plain["tokens"] == quantized["tokens"] == len(answer)
     assert plain["nats_per_token"] == pytest.approx(float(nats), abs=1e-4)
     assert (plain["nats_more"], plain["agreement"]) == (0.0, 1.0)
-    assert 0.0 < abs(int8["nats_more"]) < 0.1
-    assert "float32 with int8 weights" in capsys.readouterr().out
+    assert 0.0 < abs(quantized["nats_more"]) < 0.1
+    assert f"float32 with {weights} weights" in capsys.readouterr().out
 
 
 def test_rows_compare_with_the_first_kind_of_weights() -> None:

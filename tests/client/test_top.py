@@ -52,7 +52,7 @@ def test_the_client_reads_every_field() -> None:
     message = sample(10)
     with FakeStatus(message) as server, AdminClient(server.target) as client:
         status = client.status()
-        assert next(client.watch(0.5)) == status
+        assert next(client.watch_status(0.5)) == status
         assert server.intervals == [0.5]
     assert (status.state, status.model, status.uptime) == ("serving", "demo", 10.0)
     assert status.time.timestamp() == 1_800_000_000

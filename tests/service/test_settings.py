@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from draftwood_client import environment
 from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.request import MAX_LOGPROBS, GrammarKind
-from draftwood_client import environment
 from draftwood_service.config import ENV_PREFIX, SettingsError, flag, read_settings
 from draftwood_service.settings import Settings, default_shown
 
@@ -59,7 +59,7 @@ def test_weights_from_any_source(tmp_path: Path) -> None:
     assert read_settings(["--config", str(path)], {}).weights == "int8"
     assert read_settings(["--config", str(path), "--weights", "as-is"], {}).weights == "as-is"
     assert read_settings([], {"DRAFTWOOD_WEIGHTS": "int8"}).weights == "int8"
-    assert "'as-is' or 'int8'" in str(error_of(["--weights", "int4"]))
+    assert "'as-is', 'int8' or 'int4'" in str(error_of(["--weights", "int2"]))
 
 
 def test_sizes_may_have_a_suffix(tmp_path: Path) -> None:

@@ -65,8 +65,11 @@ class ModelOptions:
         ),
     ] = "auto"
     weights: Annotated[
-        Literal["as-is", "int8"],
-        typer.Option(metavar="WEIGHTS", help="as-is or int8: quantized to 8 bits, by runner openvino and by peers."),
+        Literal["as-is", "int8", "int4"],
+        typer.Option(
+            metavar="WEIGHTS",
+            help="as-is, or int8 or int4: quantized to 8 or 4 bits, by runner openvino and by the peer openvino-genai.",
+        ),
     ] = "as-is"
     threads: Annotated[
         int | None, typer.Option(min=1, show_default=False, help="CPU threads of the model; all cores by default.")

@@ -13,6 +13,8 @@ from typing import Any
 
 PRECISION = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 KV_CACHE_GB = 2
+MODES = {"int8": ("INT8_ASYM", {}), "int4": ("INT4_ASYM", {"group_size": 128, "ratio": 1.0})}
+"""How NNCF quantizes, by the name of the weights: what OpenVINO's exporter asks for by default."""
 LOOKUP = {"num_assistant_tokens": 2, "max_ngram_size": 3}
 """What prompt lookup drafts with: tokens, and the longest n-gram that is looked up."""
 
@@ -29,8 +31,8 @@ class Engine:
         # Larger models would be compressed to int8 by default. The plugin converts float32 to the precision below.
         weights = OVConfig(dtype="fp32")
         main_export(request["model"], folder, task="text-generation-with-past", ov_config=weights)
-        if request["weights"] == "int8":
-            _quantize(folder)
+        if request["weights"] in MODES:
+            _quantize(folder, request["weights"])
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.cache_size = KV_CACHE_GB
         scheduler.max_num_seqs = request["streams"]
@@ -104,13 +106,15 @@ class Engine:
         return self._pipeline.add_request(next(self._ids), ids, config)
 
 
-def _quantize(folder: Path) -> None:
-    """Quantizes the weights of an exported model as `optimum-cli export openvino --weight-format int8` does."""
+def _quantize(folder: Path, weights: str) -> None:
+    """Quantizes the weights of an exported model as `optimum-cli export openvino --weight-format` does, int8 or int4."""
     import nncf
     import openvino
 
     path = folder / "openvino_model.xml"
-    model = nncf.compress_weights(openvino.Core().read_model(path), mode=nncf.CompressWeightsMode.INT8_ASYM)
+    name, options = MODES[weights]
+    mode = nncf.CompressWeightsMode[name]
+    model = nncf.compress_weights(openvino.Core().read_model(path), mode=mode, **options)
     quantized = folder / "quantized.xml"
     openvino.save_model(model, quantized, compress_to_fp16=False)
     del model  # it reads from the file that is replaced

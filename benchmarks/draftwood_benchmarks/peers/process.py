@@ -67,7 +67,7 @@ class PeerModel:
     Attributes:
         path: folder or hub id.
         dtype: of weights, activations and KV cache: "float32", "bfloat16" or "float16".
-        weights: "int8" where the peer quantizes its weights to 8 bits; otherwise they have the dtype.
+        weights: "int8" or "int4" where the peer quantizes its weights to 8 or 4 bits; otherwise they have the dtype.
         streams: requests that decode in one batch, at most.
         prefix_cache: whether prompts may share the KV entries of a common prefix.
         drafts: one of `DRAFTS`.

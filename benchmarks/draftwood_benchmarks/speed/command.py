@@ -177,7 +177,7 @@ class _Measured(NamedTuple):
 
 def _report(run: _Measured, options: _Options, output: OutputOptions, out: Console) -> None:
     """Prints the table and writes the files. Raises BenchmarkError: float32 outputs differ."""
-    rows = rows_of(run.tallies, quantized=run.loaded.weights == "int8")
+    rows = rows_of(run.tallies, quantized=run.loaded.weights in ("int8", "int4"))
     warm = f"warm: after {options.warm} others"
     title = f"{run.name}\n{options.limit} prompts, {options.rounds} rounds; {warm}{warning(run.busy)}"
     title += "" if options.budget is None else f"; always {options.budget} draft nodes"

@@ -26,7 +26,7 @@ def rows_of(tallies: Sequence[Tally], *, quantized: bool = False) -> list[dict[s
     model than transformers runs. "identical_to_plain" is the share of answers that equal ours with drafting off.
 
     Args:
-        quantized: our weights have 8 bits.
+        quantized: our weights are quantized.
     """
     reference = next((tally for tally in tallies if tally.contender.engine == "transformers"), None)
     peer = next((t for t in tallies if t.contender.engine not in ("transformers", "draftwood")), None)

@@ -1,8 +1,8 @@
 """How much to draft, decided in one place, for each step and sequence. No torch.
 
 A draft passes these decisions, in this order:
-1. While prompts wait for further steps, nothing is drafted; sequences whose drafts pay skip steps (`_may_skip`).
-2. A drafter whose drafts do not pay pauses, and one that is too slow is switched off (`draft_account`).
+1. While prompts wait for further steps, nothing is drafted; sequences skip steps if their drafts pay (`_may_skip`).
+2. A drafter pauses if its drafts do not pay, and is switched off if it is too slow (`draft_account`).
 3. A tree has at most the nodes that the request allows, is no deeper than what is left to write, and keeps to the
    limits of the runner.
 4. Of all trees of a step, the nodes are verified that are worth their time by the step-time model (`budget`).
@@ -27,7 +27,7 @@ from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree
 from draftwood_strategies.base import StepFeedback
-from draftwood_strategies.budgeting.budget import worthwhile_score
+from draftwood_strategies.budgeting.budget import with_change, with_drafts, worthwhile_score
 from draftwood_strategies.budgeting.chains import best_chain
 from draftwood_strategies.budgeting.draft_account import Payoff, step_all
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, observe_all, propose_all, runs_of
@@ -40,11 +40,11 @@ from draftwood_strategies.native import Float64Array, sizes_between
 _log = logging.getLogger(__name__)
 
 _MOST_SKIPPED = 3
-"""Steps that a sequence skips while prompts wait, at most, one after another. Not tuned."""
+"""A sequence skips at most this many steps in a row while prompts wait."""
 _WORTH_SKIPPING = 0.5
-"""Tokens of the drafts of a sequence that must be accepted, on average, for it to skip steps. Not tuned."""
+"""A sequence skips steps only if this many tokens of its drafts are accepted on average."""
 _REMEMBERED_PAYOFFS = 4096
-"""Arms and strategies of tenants whose payoff is remembered; the least recently used one is dropped."""
+"""The payoff is remembered for so many arms and strategies of tenants; the least recently used one is dropped."""
 
 
 class Drafts(NamedTuple):
@@ -154,10 +154,10 @@ class DraftPolicy:
             state.drafter.close()
 
     def propose(self, plan: SequenceOf[ScheduledSequence], prompts_wait: bool) -> Drafts:
-        """Which work of the plan is done in this step, with a draft for each sequence.
+        """Which of the scheduled sequences take part in this step, with a draft for each.
 
-        A prompt that needs further steps waits for each of them to end. So nothing is drafted then, and sequences
-        whose drafts pay skip a few steps altogether: one step with a draft makes up for them afterwards.
+        A prompt that needs further steps waits for each of them to end. So nothing is drafted then, and sequences skip
+        a few steps if their drafts pay: one step with a draft makes up for them afterwards.
 
         Args:
             prompts_wait: as `SchedulerOutput.prompts_wait`.
@@ -205,7 +205,10 @@ class DraftPolicy:
         tokens = sum(work.tokens for work in drafts.scheduled)
         context = sum(work.tokens * work.sequence.committed for work in drafts.scheduled) // tokens
         step_times = partial(self._step_times.between, sequences=len(drafts.scheduled), context=context)
-        return worthwhile_score(drafts.trees.scores, tokens, step_times)
+        step_seconds = with_drafts(step_times, drafts.trees, self._step_times.per_draft)
+        if self._latest is not None:
+            step_seconds = with_change(step_seconds, self._latest.size, self._step_times.per_change)
+        return worthwhile_score(drafts.trees.scores, tokens, step_seconds)
 
     def top_k(self, drafts: Drafts) -> int:
         """How many of the most probable tokens at each node the drafters of the step need, at most."""
@@ -213,9 +216,11 @@ class DraftPolicy:
 
     def observe_step(self, batch: StepBatch, seconds: float) -> None:
         """The model took so many seconds for a batch."""
+        changed = self._latest is None or self._latest.size != batch.size
         self._latest, self._context = batch, batch.mean_context
         if self._step_times is not None:
-            self._step_times.observe(batch.size, batch.rows, seconds, self._context)
+            drafts = int(np.count_nonzero(sizes_between(batch.cu_seqlens) > 1))
+            self._step_times.observe(batch.size, batch.rows, seconds, self._context, drafts=drafts, changed=changed)
 
     def observe(self, outcomes: Outcomes) -> None:
         """A step in which sequences wrote tokens."""
@@ -248,7 +253,8 @@ class DraftPolicy:
             return np.zeros(nodes.shape[0])
         most = int(nodes.max())
         seconds = self._step_times.between(batch.size - most, batch.size, batch.rows, self._context)
-        return np.asarray(seconds[most] - seconds[most - nodes])
+        of_drafts = self._step_times.per_draft * (nodes > 0) if batch.rows > 1 else 0.0
+        return np.asarray(seconds[most] - seconds[most - nodes] + of_drafts)
 
 
 def _reworked(trees: DraftTrees, rows: dict[int, _Rework]) -> DraftTrees:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,10 @@ _SEVERAL = 4
 """Sequences of the step that shows what each further one adds."""
 _LONG_CONTEXT, _SOME_TOKENS = 1024, 16
 """Context and tokens of the steps that show what longer contexts add."""
+_OF_TWO_SIZES, _ROUNDS = (8, 12), 6
+"""Tokens of the steps that show what a change of the size adds, and how often they are run."""
+_LEAST_CHANGE = 0.02
+"""Share of a step from which a change of the size has a cost: less is noise."""
 
 
 def measure_step_times(runner: Runner, max_context: int, largest: int) -> StepTimes:
@@ -24,9 +29,11 @@ def measure_step_times(runner: Runner, max_context: int, largest: int) -> StepTi
     Takes a second or two.
     """
     curve = measure_curve(runner, max_context, largest, limit=1.0)
-    several = measure_curve(runner, max_context, 1, limit=0.1, sequences=_SEVERAL)
-    per_sequence = max(several.at(1) - curve.at(_SEVERAL), 0.0) / (_SEVERAL - 1)
-    return StepTimes(curve, per_sequence, _context_cost(runner, max_context, curve))
+    several = measure_curve(runner, max_context, 2, limit=0.2, sequences=_SEVERAL)
+    single, double = several.at(1) - curve.at(_SEVERAL), several.at(2) - curve.at(2 * _SEVERAL)
+    per_sequence, per_draft = (max(more, 0.0) / (_SEVERAL - 1) for more in (single, double - max(single, 0.0)))
+    changing = _change_cost(runner, max_context)
+    return StepTimes(curve, per_sequence, _context_cost(runner, max_context, curve), per_draft, changing)
 
 
 def measure_curve(
@@ -48,6 +55,12 @@ def measure_curve(
     """
     context = min(context, max_context // 2)
     largest = min(largest, max_context - context)
+    return measure(_timed_step(runner, context, largest, sequences), largest, limit)
+
+
+def _timed_step(runner: Runner, context: int, largest: int, sequences: int = 1) -> Callable[[int], float]:
+    """A function that runs a step in which each sequence has so many tokens, at most `largest`, behind `context`
+    committed ones, and returns the seconds that it took."""
     needed = np.arange(-(-(context + largest) // runner.page_size), dtype=np.int32)
     # What is in the pages makes no difference, so that in a small memory sequences may have some in common.
     tables = [(needed + i * needed.size) % runner.pages for i in range(sequences)]
@@ -60,7 +73,22 @@ def measure_curve(
         runner.step(batch, 0)
         return time.perf_counter() - started
 
-    return measure(seconds, largest, limit)
+    return seconds
+
+
+def _change_cost(runner: Runner, max_context: int) -> float:
+    """Seconds that a step takes longer after one of another size."""
+    context = min(MEASURED_CONTEXT, max_context // 2)
+    if max_context - context < max(_OF_TWO_SIZES):
+        return 0.0
+    step = _timed_step(runner, context, max(_OF_TWO_SIZES))
+    changed, same = (dict.fromkeys(_OF_TWO_SIZES, float("inf")) for _ in range(2))
+    for _ in range(_ROUNDS):
+        for size in _OF_TWO_SIZES:
+            changed[size] = min(changed[size], step(size))
+            same[size] = min(same[size], step(size))
+    more = (sum(changed.values()) - sum(same.values())) / len(_OF_TWO_SIZES)
+    return more if more > _LEAST_CHANGE * min(same.values()) else 0.0
 
 
 def _context_cost(runner: Runner, max_context: int, curve: StepTimeCurve) -> ContextCost:

@@ -15,7 +15,7 @@ class ModelFacts:
         runner_reason: why by this runner.
         architecture: class of the transformers model.
         dtype: "float32", "bfloat16" or "float16": of the computation.
-        weights: what they are stored as: `dtype`, "int8", or the quantization of the checkpoint, such as
+        weights: what they are stored as: `dtype`, "int8", "int4", or the quantization of the checkpoint, such as
             "torchao".
         device: "cpu", "cuda:0", ...
         fingerprint: 16 hexadecimal digits of model and tokenizer, the same wherever the same files are loaded.

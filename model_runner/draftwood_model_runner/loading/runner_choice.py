@@ -14,7 +14,8 @@ from draftwood_model_runner.runners.probing import past_thresholds
 from draftwood_model_runner.runners.shrinking import CONTEXT
 
 RUNNERS = ("auto", "cuda", "openvino", "torch")
-WEIGHTS = ("as-is", "int8")
+WEIGHTS = ("as-is", "int8", "int4")
+"""Those after the first are quantized, by runner openvino."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,12 +32,12 @@ def check_weights(weights: str, runner: str, exact: bool | None) -> None:
     """Raises InvalidValueError for weights that do not exist, or that no runner has with the other choices."""
     if weights not in WEIGHTS:
         raise InvalidValueError("weights", weights, f"it must be one of {', '.join(WEIGHTS)}")
-    if weights == "int8" and runner in ("cuda", "torch"):
+    if weights != "as-is" and runner in ("cuda", "torch"):
         raise InvalidValueError(
-            "weights", weights, f"it must be as-is with runner {runner}; int8 needs runner openvino"
+            "weights", weights, f"it must be as-is with runner {runner}; {weights} needs runner openvino"
         )
-    if weights == "int8" and exact:
-        raise InvalidValueError("weights", weights, "it must be as-is in exact mode; int8 needs runner openvino")
+    if weights != "as-is" and exact:
+        raise InvalidValueError("weights", weights, f"it must be as-is in exact mode; {weights} needs runner openvino")
 
 
 def choose_runner(
@@ -61,8 +62,8 @@ def choose_runner(
     """
     check_runner(runner, exact)
     check_weights(weights, runner, exact)
-    if weights == "int8":
-        return _with_8_bits(module, max_context, threads), "weights are int8"
+    if weights != "as-is":
+        return _quantized(module, max_context, threads, weights), f"weights are {weights}"
     if runner == "torch":
         return _torch(module, exact, max_context), "chosen by name"
     if runner == "openvino":
@@ -104,14 +105,16 @@ def _torch(module: Any, exact: bool | None, max_context: int) -> RunnerFactory:
     return TorchRunnerFactory(module, layout)
 
 
-def _with_8_bits(module: Any, max_context: int, threads: int | None) -> RunnerFactory:
+def _quantized(module: Any, max_context: int, threads: int | None, weights: str) -> RunnerFactory:
     try:
-        return _openvino(module, False, max_context, threads, int8=True)
+        return _openvino(module, False, max_context, threads, weights)
     except UnsupportedRunnerError as error:
-        raise InvalidValueError("weights", "int8", f"it must be as-is for this model; {error}") from error
+        raise InvalidValueError("weights", weights, f"it must be as-is for this model; {error}") from error
 
 
-def _openvino(module: Any, exact: bool, max_context: int, threads: int | None, *, int8: bool = False) -> RunnerFactory:
+def _openvino(
+    module: Any, exact: bool, max_context: int, threads: int | None, weights: str = "as-is"
+) -> RunnerFactory:
     if module.device.type != "cpu":
         raise UnsupportedRunnerError(f"OpenVINO: runs on CPUs only, the model is on {module.device}")
     if exact:
@@ -121,6 +124,6 @@ def _openvino(module: Any, exact: bool, max_context: int, threads: int | None, *
     # A package that need not be there, and takes half a second to import.
     from draftwood_model_runner.runners.openvino.factory import take_over
 
-    factory = take_over(module, max_context, int8=int8, threads=threads)
+    factory = take_over(module, max_context, weights=weights, threads=threads)
     past_thresholds(module, max_context, lambda copied: take_over(copied, CONTEXT))
     return factory

@@ -16,17 +16,25 @@ _NOTED = "draftwood_noted"
 _TOKENS = 5
 
 
-class _AttentionCall(NamedTuple):
-    """What a layer calls attention with."""
+class AttentionCall(NamedTuple):
+    """What a layer calls attention with.
+
+    Attributes:
+        layer: its number; None if it has none.
+        dtype: of keys and values.
+        group: heads that share a key.
+        options: those of `scaling`, `sliding_window`, `softcap` and `s_aux` that it passes.
+    """
 
     layer: int | None
     shape: KVShape
     dtype: torch.dtype
-    window: int | None
     group: int
+    options: dict[str, Any]
 
 
-_CALLS: ContextVar[list[_AttentionCall]] = ContextVar("draftwood_calls")
+_OPTIONS = ("scaling", "sliding_window", "softcap", "s_aux")
+_CALLS: ContextVar[list[AttentionCall]] = ContextVar("draftwood_calls")
 """Where `_noted_attention` notes them."""
 
 
@@ -36,14 +44,13 @@ def _noted_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    *,
-    sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Zeros [1, T, head, value_dim] in place of attention, see `tree_attention`: only the shapes matter."""
     layer: Any = getattr(module, "layer_idx", None)
     shape = KVShape(key.shape[1], key.shape[3], value.shape[3])
-    _CALLS.get().append(_AttentionCall(layer, shape, key.dtype, sliding_window, query.shape[1] // key.shape[1]))
+    options = {name: kwargs[name] for name in _OPTIONS if kwargs.get(name) is not None}
+    _CALLS.get().append(AttentionCall(layer, shape, key.dtype, query.shape[1] // key.shape[1], options))
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
 
@@ -64,7 +71,14 @@ def attention_window(module: Any, max_context: int) -> int | None:
 def attention_shapes(
     module: Any, max_context: int, every_layer: bool = True
 ) -> tuple[tuple[KVShape, ...], int, torch.dtype]:
-    """What layers call attention with: the shapes of keys and values, the most heads that share a key, and the dtype.
+    """The shapes of keys and values, the most heads that share a key, and the dtype; see `attention_calls`."""
+    calls = attention_calls(module, max_context, every_layer)
+    dtype = calls[0].dtype if calls else module.dtype
+    return tuple(call.shape for call in calls), max((call.group for call in calls), default=1), dtype
+
+
+def attention_calls(module: Any, max_context: int, every_layer: bool = True) -> list[AttentionCall]:
+    """What layers call attention with, in their order.
 
     Read off the calls of attention: what a model keeps in a cache of its own may be something smaller.
 
@@ -75,13 +89,28 @@ def attention_shapes(
         UnsupportedModelError: they do not call it as a model does on which draft trees can be verified.
     """
     name, config = type(module).__name__, module.config.get_text_config()
+<<<<<<< HEAD
     calls = _calls_of(module)
+=======
+    calls: list[AttentionCall] = []
+    AttentionInterface.register(_NOTED, _noted_attention)
+    token = _CALLS.set(calls)
+    try:
+        module.set_attn_implementation(_NOTED)
+        module(input_ids=torch.zeros(1, _TOKENS, dtype=torch.long, device=module.device), use_cache=False)
+    except Exception as error:
+        raise UnsupportedModelError(does_not_run(name, error)) from error
+    finally:
+        _CALLS.reset(token)
+>>>>>>> main
     if every_layer and (reason := too_few_calls(len(calls), config)):
         raise UnsupportedModelError(f"{name} {reason}")
     if every_layer and [call.layer for call in calls] != list(range(len(calls))):
         raise UnsupportedModelError(f"{name} does not number its layers from 0 on: {[call.layer for call in calls]}")
-    if every_layer and (reason := hidden_window(config, [call.window for call in calls], max_context)):
+    windows = [call.options.get("sliding_window") for call in calls]
+    if every_layer and (reason := hidden_window(config, windows, max_context)):
         raise UnsupportedModelError(f"{name} {reason}")
+<<<<<<< HEAD
     dtype = calls[0].dtype if calls else module.dtype
     return tuple(call.shape for call in calls), max((call.group for call in calls), default=1), dtype
 
@@ -102,4 +131,6 @@ def _calls_of(module: Any) -> list[_AttentionCall]:
         raise UnsupportedModelError(does_not_run(type(module).__name__, error)) from error
     finally:
         _CALLS.reset(token)
+=======
+>>>>>>> main
     return calls

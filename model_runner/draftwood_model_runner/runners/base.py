@@ -167,12 +167,6 @@ class Predictions(NamedTuple):
     tokens: Int32Array
     top_tokens: Int32Array | None
 
-    def top(self, k: int) -> Int32Array | None:
-        """int32[R, k]: as `top_tokens`, at most as many as there are; None for k = 0."""
-        if self.top_tokens is None or k == 0 or k >= self.top_tokens.shape[1]:
-            return self.top_tokens if k else None
-        return np.ascontiguousarray(self.top_tokens[:, :k])
-
 
 class KVCompaction(NamedTuple):
     """Keys and values of accepted draft tokens that move to their final place, in every layer.

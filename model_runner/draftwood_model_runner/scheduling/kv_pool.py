@@ -1,4 +1,4 @@
-"""The page tables of live sequences: pages of KV memory for what they need, shared where they begin alike. No torch.
+"""The page tables of live sequences. Sequences that begin alike share pages. No torch.
 
 Memory is paged as in vLLM (Kwon et al., 2023, arXiv 2309.06180): a sequence holds the pages for its tokens and a little
 growth, not for the longest output that it may write. A sequence that begins like an earlier one of its tenant holds the
@@ -25,6 +25,12 @@ from draftwood_model_runner.scheduling.prefix_cache import KnownPrefix, PrefixCa
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies.draft import Int32Array
 
+<<<<<<< HEAD
+=======
+GROWTH = 64
+"""Tokens that a sequence can write at least before it needs further pages. Taking pages is cheap."""
+
+>>>>>>> main
 
 class KVUse(NamedTuple):
     """Pages of KV memory: all, those that live sequences hold, and those that only the prefix cache does."""
@@ -41,8 +47,12 @@ class KVPool:
         pages: how many there are, at least as many as any sequence needs.
         page_size: tokens of a page.
         prefix_cache: keep the pages of ended sequences, and begin new sequences with the longest cached prefix.
+<<<<<<< HEAD
         states: of recurrent layers; None for a model without. A prefix ends where one is known.
         window: None if some layer attends to all earlier tokens.
+=======
+        states: of recurrent layers; None for a model that has none. A cached prefix ends at a page with a known state.
+>>>>>>> main
     """
 
     def __init__(
@@ -120,7 +130,7 @@ class KVPool:
         return self._need(sequence, committed) - len(prefix.blocks) - (self.available - reused)
 
     def leave(self, sequence: Sequence) -> None:
-        """A waiting sequence does so no more."""
+        """A sequence stopped waiting."""
         self._known.pop(sequence, None)
 
     def record(self, sequence: Sequence) -> None:
@@ -156,6 +166,7 @@ class KVPool:
         return None
 
     def grow(self, sequence: Sequence) -> None:
+<<<<<<< HEAD
         """Gives a sequence, whose shortfall must be none, the pages that it needs."""
         self._extend(sequence, self._need(sequence, sequence.committed) - self._tables[sequence].pages.size)
 
@@ -171,6 +182,10 @@ class KVPool:
         unused, cached = self._released(given_up)
         self._prefixes.retain(cached)
         self._pages.put_back(unused)
+=======
+        """Gives a sequence the pages that it needs; its shortfall must be 0 or less."""
+        self._extend(sequence, self._need(sequence) - self._tables[sequence].pages.size)
+>>>>>>> main
 
     def close(self, sequence: Sequence, keep: bool = True) -> None:
         """Takes back the pages of a sequence.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from draftwood_client import AsyncGenerationStream, Completion, Delta
 
 _AHEAD = 16
-"""Deltas that wait for a client that reads slowly. Not tuned."""
+"""Deltas that wait for a client that reads slowly."""
 
 _T = TypeVar("_T")
 

@@ -12,7 +12,7 @@ BUCKETS = WINDOW_SECONDS + 1
 """Whole seconds that a window of 60 s touches. What was admitted counts until all of its second is 60 s ago, so that no
 window of 60 s, wherever it begins, has more than the limit."""
 LEASE_RETRY_SECONDS = 1.0
-"""When to ask again for a lease of the concurrency limit: nobody knows when a request ends. Not tuned."""
+"""When to ask again for a lease of the concurrency limit: nobody knows when a request ends."""
 
 _UNITS = {
     "requests_per_minute": "requests of the last minute",

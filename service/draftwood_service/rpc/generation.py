@@ -30,7 +30,7 @@ from draftwood_service.quotas import Limiter, RateLimits
 from draftwood_service.quotas.opening import default_limits
 from draftwood_service.quotas.request_quota import RequestQuota
 from draftwood_service.quotas.text_calls import TextCallQuota
-from draftwood_service.rpc.calls import Call, Method
+from draftwood_service.rpc.calls import Call
 from draftwood_service.rpc.parsing.chat import MAX_TOOLS, tool_format_of
 from draftwood_service.rpc.request_log import RequestLog
 from draftwood_service.rpc.requests import (
@@ -61,14 +61,13 @@ SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"]
 
 _CLIENT_FIRST = 0.25
 """Seconds after the client's deadline until the server ends a call: gRPC ends it first, so that two statuses do not
-race. Not tuned."""
+race."""
 _AT_DEADLINE = 0.05
-"""A cancellation at most so many seconds before the deadline, by the server's clock, is logged as the deadline. Not
-tuned."""
+"""A cancellation at most so many seconds before the deadline, by the server's clock, is logged as the deadline."""
 _TOKEN_TEXTS = 65_536
-"""Texts of tokens that are remembered, for draft trees. Not tuned: 8 MiB."""
+"""Texts of tokens that are remembered, for draft trees: 8 MiB."""
 _FEW_TOKENS = 2048
-"""Tokens that are converted to text on the event loop; more go to a worker thread. Not tuned."""
+"""Tokens that are converted to text on the event loop; more go to a worker thread."""
 
 
 _MAX_ANSWER_BYTES = 4 * 2**20
@@ -106,15 +105,6 @@ class GenerationServicer:
         self._text_work = TextWork()
         self._format_work = TextWork()
         self._info = model_info(serving, settings)
-
-    @property
-    def methods(self) -> dict[str, Method]:
-        return {
-            "Generate": self.generate,
-            "Tokenize": self.tokenize,
-            "Detokenize": self.detokenize,
-            "GetModelInfo": self.get_model_info,
-        }
 
     def close(self) -> None:
         """Ends its threads."""
@@ -160,7 +150,9 @@ class GenerationServicer:
                 async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
                     await writer.write(self._started(requests[0], placement))
                     with_details = request.output.token_details or requests[0].sampling.logprobs is not None
-                    message = partial(delta, with_details=with_details, token_text=self._token_text)
+                    message = partial(
+                        delta, with_details=with_details, token_text=self._token_text, samples=record.samples
+                    )
                     finishes = await relay(stream, writer, message, shaping)
                     quota.settle(used_tokens(record.samples))
                     await quota.settled()  # a client may send its next request once it has read the end

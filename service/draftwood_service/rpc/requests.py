@@ -37,8 +37,7 @@ MAX_LOGIT_BIASES = 1024
 MAX_GRAMMAR_CHARACTERS = 64 * 1024
 
 _SHORT_TEXT = 8 * 1024
-"""Characters that are tokenized on the event loop; longer texts go to a worker thread, so that other streams continue.
-Not tuned; any value near works."""
+"""Characters that are tokenized on the event loop; longer texts go to a worker thread, and other streams continue."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ Point: TypeAlias = tuple[float, dict[str, str]]
 _WORK = (STRATEGY, ARM)
 _BUILD = (names.VERSION, names.MODEL, names.ENGINE, names.RUNNER, names.DTYPE)
 _DEPTHS = 16
-"""Depths of draft trees that are counted apart. Not tuned: few accepted paths are longer."""
+"""Depths of draft trees that are counted apart. Few accepted paths are longer."""
 
 
 @dataclass(frozen=True, slots=True)

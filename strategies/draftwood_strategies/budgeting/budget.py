@@ -8,19 +8,18 @@ narrow, lest its first token come late.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numba
 import numpy as np
 import numpy.typing as npt
 
-from draftwood_strategies.draft import Float32Array
+from draftwood_strategies.budgeting.step_time import StepSeconds
+from draftwood_strategies.draft import DraftTrees, Float32Array
 
 
 def worthwhile_score(
     scores: Float32Array,
     base_tokens: int,
-    step_times: Callable[[int, int], npt.NDArray[np.float64]],
+    step_times: StepSeconds,
     exponent: float = 1.0,
 ) -> float:
     """The score below which a node is not worth its time in this step.
@@ -35,6 +34,31 @@ def worthwhile_score(
         return 0.0
     seconds = step_times(base_tokens, base_tokens + scores.size)
     return float(_least_worthwhile(np.sort(scores), base_tokens, seconds, exponent))
+
+
+def with_drafts(step_times: StepSeconds, trees: DraftTrees, seconds: float) -> StepSeconds:
+    """The time of a step that verifies the best nodes of trees; every further draft costs so many seconds more."""
+    if not seconds or len(trees) < 2:
+        return step_times
+    drafts = np.repeat(np.arange(len(trees)), np.diff(trees.begins))[np.argsort(-trees.scores, kind="stable")]
+    first = np.zeros(drafts.size + 1)
+    first[1 + np.unique(drafts, return_index=True)[1]] = seconds
+    further = np.maximum(np.cumsum(first) - seconds, 0.0)
+    return lambda fewest, most: step_times(fewest, most) + further[: most - fewest + 1]
+
+
+def with_change(step_times: StepSeconds, size: int, seconds: float) -> StepSeconds:
+    """The time of a step that takes so many seconds longer if its number of tokens is not `size`."""
+    if not seconds:
+        return step_times
+
+    def changed(fewest: int, most: int) -> npt.NDArray[np.float64]:
+        taken = step_times(fewest, most) + seconds
+        if fewest <= size <= most:
+            taken[size - fewest] -= seconds
+        return taken
+
+    return changed
 
 
 @numba.njit(cache=True, nogil=True)

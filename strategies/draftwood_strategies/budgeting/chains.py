@@ -6,13 +6,13 @@ scores above a least score. So it ends where the next token is not worth its tim
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from draftwood_strategies.budgeting.budget import worthwhile_score
+from draftwood_strategies.budgeting.step_time import StepSeconds
 from draftwood_strategies.draft import DraftTree, DraftTrees
 from draftwood_strategies.native import Float32Array, Float64Array, Int32Array, compiled
 
@@ -20,9 +20,6 @@ _EXPONENT = 1.25
 """Of a token's score in the budget. A token far down a chain is accepted where the text is easy, and there the next
 step would have written it as well: it saves less than its score says. 1 costs up to 2% and 2 up to 3%
 (docs/decisions, "Chains inside vLLM, measured")."""
-
-StepSeconds = Callable[[int, int], Float64Array]
-"""(n, m) -> seconds that the step takes with n, n + 1, ... m tokens, float64[m - n + 1]."""
 
 
 class Chains(NamedTuple):

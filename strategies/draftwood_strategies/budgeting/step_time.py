@@ -22,6 +22,8 @@ MEASURED_CONTEXT = 128
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Sizes that are timed, in tokens."""
 _ROUNDS = 8
+_LONG_STEP = 0.1
+"""Seconds from which a step is timed at its first run."""
 _WIDEST = 8192
 """Tokens of a step up to which its cost is learned."""
 _SMOOTHING, SMOOTHING_EVERYWHERE = 0.05, 0.025
@@ -33,6 +35,8 @@ _LEAST_SHARE = 0.1
 """Share of a surprise that is attributed to further sequences at least; else a cost once measured as 0 would stay 0."""
 
 Seconds = npt.NDArray[np.float64]
+StepSeconds = Callable[[int, int], Seconds]
+"""(n, m) -> seconds that a step takes with n, n + 1, ... m tokens, float64[m - n + 1]."""
 
 
 class StepTimeCurve:
@@ -138,9 +142,22 @@ class StepTimes:
         curve: of a step of one sequence.
         per_sequence: seconds that every further sequence adds.
         per_context: what longer contexts add.
+        per_draft: seconds that every further sequence adds which has a draft, beside its tokens: kernels of attention
+            for several tokens of a sequence may cost more than the one for a single token.
+        per_change: seconds that a step takes longer after one of another number of tokens: OpenVINO prepares each
+            operation anew for other shapes.
     """
 
-    def __init__(self, curve: StepTimeCurve, per_sequence: float = 0.0, per_context: ContextCost = _NO_COST) -> None:
+    def __init__(
+        self,
+        curve: StepTimeCurve,
+        per_sequence: float = 0.0,
+        per_context: ContextCost = _NO_COST,
+        per_draft: float = 0.0,
+        per_change: float = 0.0,
+    ) -> None:
+        self.per_draft = per_draft
+        self.per_change = per_change
         self._curve = curve.widened()
         self._per_sequence = per_sequence
         self._per_context = per_context
@@ -163,8 +180,24 @@ class StepTimes:
         of_context = max(context - MEASURED_CONTEXT, 0) * (sequences * per_sequence + tokens * per_token)
         return self._curve.at(tokens) + (sequences - 1) * self._per_sequence + of_context
 
-    def observe(self, tokens: int, sequences: int, seconds: float, context: int = MEASURED_CONTEXT) -> None:
-        """Corrects the model by a step."""
+    def observe(
+        self,
+        tokens: int,
+        sequences: int,
+        seconds: float,
+        context: int = MEASURED_CONTEXT,
+        *,
+        drafts: int = 0,
+        changed: bool = False,
+    ) -> None:
+        """Corrects the model by a step.
+
+        Args:
+            context: as in `between`.
+            drafts: how many sequences had one.
+            changed: the step before had another number of tokens.
+        """
+        seconds -= max(drafts - 1, 0) * self.per_draft + changed * self.per_change
         extra = (sequences - 1) * self._per_sequence
         per_sequence, per_token = self._per_context
         of_context = max(context - MEASURED_CONTEXT, 0) * (sequences * per_sequence + tokens * per_token)
@@ -192,7 +225,8 @@ def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTim
     """The curve of `step(n)`, which runs n tokens and returns the seconds that it took.
 
     Sizes are timed in turn, round after round, and the fastest run of each counts, so that a burst of other load does
-    not distort the curve.
+    not distort the curve. Each is run twice in a row and the second run is timed: a step after one of another size may
+    take longer (`StepTimes`), which does not show where a step is long.
 
     Args:
         largest: the largest size of interest.
@@ -204,7 +238,10 @@ def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTim
     deadline = time.perf_counter() + limit
     for _ in range(_ROUNDS):
         for size in sizes:
-            seconds[size] = min(seconds[size], step(size))
+            taken = step(size)
+            if taken < _LONG_STEP:
+                taken = step(size)
+            seconds[size] = min(seconds[size], taken)
         if time.perf_counter() > deadline:
             break
     return StepTimeCurve(seconds)

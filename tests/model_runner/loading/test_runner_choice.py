@@ -57,10 +57,11 @@ def test_exact_mode_is_torchs() -> None:
     assert caught.value.field == "exact"
 
 
-def test_8_bit_weights_need_openvino() -> None:
-    model = adopted("llama", runner="auto", weights="int8")
-    assert (model.runner_name, model.runner_reason) == ("openvino", "weights are int8")
-    assert (model.dtype, model.weights) == ("float32", "int8")
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_quantized_weights_need_openvino(weights: str) -> None:
+    model = adopted("llama", runner="auto", weights=weights)
+    assert (model.runner_name, model.runner_reason) == ("openvino", f"weights are {weights}")
+    assert (model.dtype, model.weights) == ("float32", weights)
     assert model.fingerprint == adopted("llama", runner="torch").fingerprint
     assert adopted("llama", torch.bfloat16, runner="torch").weights == "bfloat16"
 
@@ -72,23 +73,26 @@ def test_8_bit_weights_need_openvino() -> None:
         ({"exact": True}, "it must be as-is in exact mode"),
     ],
 )
-def test_8_bit_weights_are_refused_before_anything_is_loaded(options: dict[str, Any], allowed: str) -> None:
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_quantized_weights_are_refused_before_anything_is_loaded(
+    weights: str, options: dict[str, Any], allowed: str
+) -> None:
     with pytest.raises(InvalidValueError) as caught:
-        load_model("/no/such/folder", weights="int8", **options)
-    assert (caught.value.field, caught.value.value) == ("weights", "int8")
+        load_model("/no/such/folder", weights=weights, **options)
+    assert (caught.value.field, caught.value.value) == ("weights", weights)
     assert allowed in caught.value.allowed
 
 
 @pytest.mark.parametrize("runner", ["auto", "openvino"])
-def test_8_bit_weights_of_a_model_that_openvino_cannot_compute(runner: str) -> None:
+def test_quantized_weights_of_a_model_that_openvino_cannot_compute(runner: str) -> None:
     with pytest.raises(InvalidValueError, match=r"it must be as-is for this model; OpenVINO: .*soft-capping") as caught:
         adopted("gemma2", runner=runner, weights="int8")
     assert (caught.value.field, caught.value.value) == ("weights", "int8")
 
 
 def test_unknown_weights_are_named() -> None:
-    with pytest.raises(InvalidValueError, match="as-is, int8") as caught:
-        load_model(BUNDLED_MODEL, weights="int4")
+    with pytest.raises(InvalidValueError, match="as-is, int8, int4") as caught:
+        load_model(BUNDLED_MODEL, weights="int2")
     assert caught.value.field == "weights"
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_strategies.budgeting.budget import worthwhile_score
+from draftwood_strategies.budgeting.budget import with_change, with_drafts, worthwhile_score
 from draftwood_strategies.budgeting.step_time import StepTimeCurve
-from draftwood_strategies.draft import Float32Array
+from draftwood_strategies.draft import DraftTree, DraftTrees, Float32Array
 
 times = st.dictionaries(st.integers(1, 300), st.floats(1e-4, 1.0), min_size=1, max_size=12)
 
@@ -36,3 +36,21 @@ def test_costly_width_drafts_nothing_and_free_width_everything() -> None:
     assert math.isinf(worthwhile_score(scores, 2, StepTimeCurve({1: 1.0, 2: 2.0, 64: 64.0}).between))
     assert worthwhile_score(scores, 2, StepTimeCurve({1: 1.0, 64: 1.0}).between) == pytest.approx(0.1)
     assert worthwhile_score(of(), 2, StepTimeCurve({1: 1.0}).between) == 0.0
+
+
+def test_a_further_draft_costs_more_than_a_further_node_of_one() -> None:
+    """Each node takes as long; the second sequence's only node would do as much as the second node of the first."""
+    trees = DraftTrees.of([DraftTree.of([1, 2], scores=[0.9, 0.8]), DraftTree.of([3], scores=[0.7])])
+    even = StepTimeCurve({2: 1.0, 5: 1.6}).between
+    assert worthwhile_score(trees.scores, 2, even) == pytest.approx(0.7)
+    assert worthwhile_score(trees.scores, 2, with_drafts(even, trees, 0.5)) == pytest.approx(0.8)
+    assert with_drafts(even, trees, 0.5)(2, 5).tolist() == pytest.approx([*even(2, 4), even(5, 5)[0] + 0.5])
+
+
+def test_the_size_of_the_last_step_is_kept_where_another_one_gains_little() -> None:
+    scores = of(0.9, 0.6, 0.5, 0.1)
+    linear = StepTimeCurve({1: 1.0, 5: 1.4}).between
+    assert worthwhile_score(scores, 1, linear) == pytest.approx(0.5)
+    assert worthwhile_score(scores, 1, with_change(linear, 3, 0.2)) == pytest.approx(0.6)
+    assert worthwhile_score(scores, 1, with_change(linear, 1, 0.2)) == pytest.approx(0.5)
+    assert with_change(linear, 9, 0.2)(1, 5).tolist() == pytest.approx([*(linear(1, 5) + 0.2)])

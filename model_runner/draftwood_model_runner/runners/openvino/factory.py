@@ -16,11 +16,11 @@ from draftwood_model_runner.runners.openvino.paged_attention import ConvertedMod
 from draftwood_model_runner.runners.openvino.pairing import pair_single_tokens
 from draftwood_model_runner.runners.openvino.probe import probe
 from draftwood_model_runner.runners.openvino.runner import OpenVinoRunner
-from draftwood_model_runner.runners.openvino.weights import quantize_weights
+from draftwood_model_runner.runners.openvino.weights import BITS, quantize_weights
 
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 _ACTIVATION_GROUPS = {"float32": "0", "bfloat16": "128"}
-"""Activations that share a scale where a product with 8-bit weights rounds them to 8 bits; 0: they are not rounded.
+"""Activations that share a scale where a product with 8-bit or 4-bit weights rounds them to 8 bits; 0: they are not rounded.
 docs/decisions, "8-bit weights", has the measurements: groups of 32 make a step of 32 tokens 1.2 times as long."""
 _CPU = torch.device("cpu")
 
@@ -71,14 +71,14 @@ class OpenVinoRunnerFactory:
 
 
 def take_over(
-    module: Any, max_context: int, *, int8: bool = False, threads: int | None = None
+    module: Any, max_context: int, *, weights: str = "as-is", threads: int | None = None
 ) -> OpenVinoRunnerFactory:
     """Converts a model, and checks what it computes then. Keeps nothing of the module but its weights.
 
     Args:
         module: an unmodified transformers model on a CPU; is left as it was.
         max_context: positions that it will be run on at most.
-        int8: quantize the weights to 8 bits.
+        weights: "as-is", or one of `weights.BITS` to quantize them.
         threads: as for `OpenVinoRunnerFactory`.
 
     Raises:
@@ -94,14 +94,14 @@ def take_over(
     if dtype == "bfloat16" and "BF16" not in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         raise UnsupportedRunnerError("OpenVINO: this CPU has no bfloat16 instructions; use float32")
     converted = convert(module, max_context)
-    if int8:
-        quantize_weights(converted.model)
+    if weights in BITS:
+        quantize_weights(converted.model, BITS[weights])
         if dtype == "bfloat16":
             pair_single_tokens(converted.model)
     elif dtype == "bfloat16":
         keep_bfloat16(converted.model)
     factory = OpenVinoRunnerFactory(converted, threads)
-    probe(module, factory.runner, max_context, int8=int8)
+    probe(module, factory.runner, max_context, weights)
     return factory
 
 

@@ -27,30 +27,30 @@ _PAGES = 4
 """Pages of each: more than they need."""
 _KV_TOKENS = len(_CONTEXTS) * _PAGES * PAGE_SIZE
 
-INT8_TOLERANCE = 0.4
-"""Largest `difference` that 8-bit weights explain. Not tuned; any value near works: it is 0.02 to 0.13 on tiny random
-models and the bundled one, 0.5 to 3.6 with scales or zero points of the next row or levels read as signed."""
+QUANTIZED_TOLERANCE = {"int8": 0.4, "int4": 0.4}
+"""Largest `difference` that quantized weights explain: with int8 it is 0.02 to 0.13 on tiny random models and the
+bundled one, 0.5 to 3.6 with scales or zero points of the next row or levels read as signed."""
 
 
 @torch.inference_mode()
-def probe(module: Any, make_runner: Callable[[int], Runner], max_context: int, *, int8: bool = False) -> None:
+def probe(module: Any, make_runner: Callable[[int], Runner], max_context: int, weights: str = "as-is") -> None:
     """Compares logits along the true paths of two trees, each with a wrong sibling beside every node, with those of the
-    module's plain forward pass over the plain sequences. With 8-bit weights, trees are compared with the converted
+    module's plain forward pass over the plain sequences. With quantized weights, trees are compared with the converted
     model's own logits over the plain sequences, and these with the module's.
 
     Args:
         make_runner: a runner of the converted model, for a number of KV tokens.
-        int8: the converted model has 8-bit weights.
+        weights: "as-is", or what the converted model's are quantized to.
 
     Raises:
-        UnsupportedRunnerError: they differ by more than rounding, or than 8-bit weights explain.
+        UnsupportedRunnerError: they differ by more than rounding, or than quantized weights explain.
     """
     name, vocab = type(module).__name__, int(module.config.get_text_config().vocab_size)
     sequences = _sequences(vocab, max_context)
     try:
         runner = make_runner(_KV_TOKENS)
         logits = _tree_logits(runner, sequences, vocab)
-        chains = _chain_logits(runner, sequences, vocab) if int8 else None
+        chains = _chain_logits(runner, sequences, vocab) if weights in QUANTIZED_TOLERANCE else None
     except Exception as error:
         raise UnsupportedRunnerError(f"OpenVINO: {name}: {type(error).__name__}: {error}") from error
     for i, tokens in enumerate(sequences):
@@ -59,7 +59,8 @@ def probe(module: Any, make_runner: Callable[[int], Runner], max_context: int, *
             0, -_PATH - 1 :
         ]
         if chains is not None:
-            _compare(name, chains[i], expected, INT8_TOLERANCE, "with 8-bit weights", "quantization")
+            tolerance = QUANTIZED_TOLERANCE[weights]
+            _compare(name, chains[i], expected, tolerance, f"with {weights} weights", "quantization")
             expected = chains[i]
         _compare(name, logits[i], expected, TOLERANCE[module.dtype], "over a draft tree", "rounding")
 

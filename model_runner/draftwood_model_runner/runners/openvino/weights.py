@@ -1,13 +1,14 @@
-"""8-bit weights of a converted model, which OpenVINO's products and look-ups read as they are.
+"""Weights of a converted model in 8 or 4 bits, which OpenVINO's products and look-ups read as they are.
 
-A matrix becomes unsigned integers with one scale and one zero point for each output channel, which NNCF calls
-INT8_ASYM and OpenVINO's exporter takes for int8. NNCF itself would bring scipy and scikit-learn for these lines.
+With 8 bits a matrix becomes unsigned integers with one scale and one zero point for each output channel, which NNCF
+calls INT8_ASYM and OpenVINO's exporter takes for int8. With 4 bits the matrices of linear layers have a scale and a
+zero point for each group of inputs (INT4_ASYM); the embedding and the head keep 8 bits, as NNCF leaves them. NNCF
+itself would bring scipy and scikit-learn for these lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,61 +20,121 @@ from draftwood_model_runner.errors import UnsupportedRunnerError
 Float32Array = npt.NDArray[np.float32]
 UInt8Array = npt.NDArray[np.uint8]
 
-_LEVELS = 255
+BITS = {"int8": 8, "int4": 4}
+"""By the name of the weights."""
+_GROUPS = 128, 64
+"""Inputs that share a scale and a zero point with 4 bits: the first that divides all inputs of a matrix. Where none
+does, the matrix gets 8 bits."""
 _LEAST_SHARE = 0.5
 """Share of the weights below which a model would hardly get smaller or faster. Any value between the share of attention
 in a mixture of experts and 1 refuses the same models."""
 
 
-def quantize_weights(model: ov.Model) -> None:
+class _Matrix(NamedTuple):
+    """A constant that linear layers multiply by or embeddings look up.
+
+    Attributes:
+        constant: its node.
+        axis: that of its inputs.
+        product: the last product that it is multiplied in; None for one that is only looked up.
+    """
+
+    constant: Any
+    axis: int
+    product: Any | None
+
+
+def quantize_weights(model: ov.Model, bits: int) -> None:
     """Quantizes the matrices of linear layers and of the embedding in place; vectors stay as they are.
+
+    Args:
+        bits: 8 or 4.
 
     Raises:
         UnsupportedRunnerError: most weights are in something else, such as the experts of a mixture.
     """
-    matrices = {matrix.get_friendly_name(): (matrix, axis) for matrix, axis in _matrices(model)}
-    quantized = sum(_elements(matrix) for matrix, _ in matrices.values())
+    matrices = _matrices(model)
+    quantized = sum(_elements(matrix.constant) for matrix in matrices)
     total = sum(_elements(node) for node in model.get_ops() if _is_float_constant(node))
     if quantized < _LEAST_SHARE * total:
         raise UnsupportedRunnerError(
             f"OpenVINO: only {quantized / total:.0%} of the weights are in linear layers and the embedding; others,"
             " such as those of experts, cannot be quantized"
         )
-    for matrix, axis in matrices.values():
-        consumers = matrix.output(0).get_target_inputs()
-        levels, scales, zero_points = quantize(matrix.get_data(dtype=np.float32), axis)
-        centred = ops.subtract(_as_float(levels), _as_float(zero_points))
-        product = ops.multiply(centred, ops.constant(scales))
-        product.set_friendly_name(f"{matrix.get_friendly_name()}/dequantized")
-        for consumer in consumers:
-            consumer.replace_source_output(product.output(0))
+    head = next((matrix.constant for matrix in reversed(matrices) if matrix.product is not None), None)
+    for matrix in matrices:
+        group = None if bits == 8 or matrix.constant is head else _group(matrix)
+        if group is None:
+            _quantize_by_channels(matrix)
+        else:
+            _quantize_by_groups(matrix, group)
     model.validate_nodes_and_infer_types()
 
 
-def quantize(matrix: Float32Array, axis: int) -> tuple[UInt8Array, Float32Array, UInt8Array]:
+def quantize(matrix: Float32Array, axis: int, bits: int = 8) -> tuple[UInt8Array, Float32Array, UInt8Array]:
     """Levels of the matrix's shape, scales and zero points of that shape with 1 for `axis`, over which they are shared:
-    `matrix` is about `(levels - zero_points) * scales`, to half a scale, and zeros are exact."""
+    `matrix` is about `(levels - zero_points) * scales`, to half a scale, and zeros are exact. Levels are below
+    2 ** `bits`."""
+    most = 2**bits - 1
     low = np.minimum(matrix.min(axis, keepdims=True), 0.0)
     high = np.maximum(matrix.max(axis, keepdims=True), 0.0)
-    scales = ((high - low) / _LEVELS).astype(np.float32)
+    scales = ((high - low) / most).astype(np.float32)
     scales[scales == 0.0] = 1.0
     zero_points = np.rint(-low / scales)
-    levels = np.clip(np.rint(matrix / scales) + zero_points, 0, _LEVELS)
+    levels = np.clip(np.rint(matrix / scales) + zero_points, 0, most)
     return levels.astype(np.uint8), scales, zero_points.astype(np.uint8)
 
 
-def _matrices(model: ov.Model) -> Iterator[tuple[Any, int]]:
-    """The constants that linear layers multiply by and embeddings look up, each with the axis of its inputs."""
+def _quantize_by_channels(matrix: _Matrix) -> None:
+    """8 bits, with a scale for each output channel."""
+    constant = matrix.constant
+    consumers = constant.output(0).get_target_inputs()
+    levels, scales, zero_points = quantize(constant.get_data(dtype=np.float32), matrix.axis)
+    product = _dequantized(ops.constant(levels), ops.constant(zero_points), scales)
+    product.set_friendly_name(f"{constant.get_friendly_name()}/dequantized")
+    for consumer in consumers:
+        consumer.replace_source_output(product.output(0))
+
+
+def _quantize_by_groups(matrix: _Matrix, group: int) -> None:
+    """4 bits, with a scale for each group of inputs of an output channel. The matrix gets inputs as its last axis."""
+    constant, product = matrix.constant, matrix.product
+    weights = constant.get_data(dtype=np.float32)
+    weights = np.ascontiguousarray(weights.T if matrix.axis == 0 else weights)
+    levels, scales, zero_points = quantize(weights.reshape(weights.shape[0], -1, group), 2, 4)
+    grouped = _dequantized(_four_bits(levels), _four_bits(zero_points), scales)
+    joined = ops.reshape(grouped, ops.constant(np.array(weights.shape)), False)
+    joined.set_friendly_name(f"{constant.get_friendly_name()}/dequantized")
+    assert product is not None
+    transposed = product.get_attributes()["transpose_a"]
+    product.output(0).replace(ops.matmul(product.input_value(0), joined, transposed, True).output(0))
+
+
+def _group(matrix: _Matrix) -> int | None:
+    """The inputs of a group of 4-bit weights; None for a matrix that gets 8 bits."""
+    constant = matrix.constant
+    if matrix.product is None or len(constant.output(0).get_target_inputs()) > 1:
+        return None  # it is looked up, or several products have it
+    inputs = constant.output(0).shape[matrix.axis]
+    return next((group for group in _GROUPS if inputs % group == 0), None)
+
+
+def _matrices(model: ov.Model) -> list[_Matrix]:
+    """The matrices in the order of their last use."""
+    found: dict[str, _Matrix] = {}
     for node in model.get_ordered_ops():
         kind = node.get_type_name()
         if kind == "MatMul":
-            matrix, axis = _constant(node, 1), 1 if node.get_attributes()["transpose_b"] else 0
+            constant, axis = _constant(node, 1), 1 if node.get_attributes()["transpose_b"] else 0
         elif kind == "Gather":
-            matrix, axis = _constant(node, 0), 1
+            constant, axis = _constant(node, 0), 1
         else:
             continue
-        if matrix is not None and len(matrix.output(0).shape) == 2:
-            yield matrix, axis
+        if constant is not None and len(constant.output(0).shape) == 2:
+            before = found.pop(constant.get_friendly_name(), None)
+            product = node if kind == "MatMul" else before and before.product
+            found[constant.get_friendly_name()] = _Matrix(constant, axis, product)
+    return [*found.values()]
 
 
 def _constant(node: Any, port: int) -> Any | None:
@@ -92,5 +153,14 @@ def _elements(constant: Any) -> int:
     return int(np.prod(list(constant.output(0).shape), dtype=np.int64))
 
 
-def _as_float(integers: UInt8Array) -> Any:
-    return ops.convert(ops.constant(integers), "f32")
+def _dequantized(levels: Any, zero_points: Any, scales: Float32Array) -> Any:
+    centred = ops.subtract(ops.convert(levels, "f32"), ops.convert(zero_points, "f32"))
+    return ops.multiply(centred, ops.constant(scales))
+
+
+def _four_bits(integers: UInt8Array) -> Any:
+    """A constant of integers below 16, two in each byte, the first one in its lower half."""
+    flat = integers.ravel()
+    even = flat if flat.size % 2 == 0 else np.append(flat, np.uint8(0))
+    packed = even[0::2] | even[1::2] << np.uint8(4)
+    return ov.op.Constant(ov.Tensor(packed, ov.Shape(integers.shape), ov.Type.u4), shared_memory=False)

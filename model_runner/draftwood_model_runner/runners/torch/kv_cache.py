@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PAGE_SIZE = 16
 """Tokens of a page, vLLM's default: small, so that most of a short common prefix is in full pages."""
 _LEAST_STATE_BYTES = 1 << 28
-"""Of states that are kept for sequences that begin alike, beside an eighth of the KV memory. Not tuned."""
+"""Of states that are kept for sequences that begin alike, beside an eighth of the KV memory."""
 
 
 @dataclass(frozen=True, slots=True)

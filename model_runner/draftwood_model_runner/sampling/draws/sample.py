@@ -58,7 +58,7 @@ _local = _Local()
 
 
 def sample(scores: Float32Array, draw: Draw, seed: int, position: int) -> int:
-    """The token drawn from the softmax of scores over the temperature, as far as the token is kept.
+    """A token drawn from the softmax of scores over the temperature, among the tokens that are kept.
 
     Args:
         scores: float32[vocab], contiguous. If the greatest is infinite, or none is finite, it is drawn without noise.

@@ -21,7 +21,7 @@ _log = structlog.get_logger(__name__)
 
 REPORT_SECONDS = 1.0
 _MAX_TENANTS = 10_000
-"""Tenants with counts of their own; the least recently active are dropped. 500 bytes each; not tuned."""
+"""Tenants with counts of their own; the least recently active are dropped. 500 bytes each."""
 
 
 class WorkLedger:

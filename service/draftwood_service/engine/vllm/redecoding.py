@@ -12,7 +12,7 @@ from draftwood_model_runner.sampling.output_text import OutputText
 
 _LARGEST_LOGIT = 16.0
 """vLLM tells log-probabilities, whose differences are those of logits; margins are over the largest logit, which is 10
-to 30 for most models. Not tuned."""
+to 30 for most models."""
 
 
 class VllmRedecoding:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_model_runner.loading.tool_format import NoToolFormatError, ToolFormat
 from draftwood_service.errors import ContextLengthError
 from draftwood_service.rpc.parsing.json_objects import indentation, read_object
+from draftwood_service.rpc.parsing.tool_format import NoToolFormatError, ToolFormat
 from draftwood_service.serving import Serving
 
 MAX_ROLE_CHARACTERS = 64
@@ -49,8 +49,8 @@ def read_chat(chat: pb.Chat, serving: Serving) -> Conversation:
     if not tokenizer.has_chat_template:
         raise InvalidInputError("chat", None, "the model has no chat template; send text")
     with_tools = next(_with_tools(chat), None)
-    if with_tools is not None and isinstance(tokenizer.tool_format, NoToolFormatError):
-        raise InvalidInputError(with_tools, None, f"the model takes no tools: {tokenizer.tool_format}")
+    if with_tools is not None and isinstance(serving.model.tool_format, NoToolFormatError):
+        raise InvalidInputError(with_tools, None, f"the model takes no tools: {serving.model.tool_format}")
     called = {call.id: call.name for message in chat.messages for call in message.tool_calls if call.id}
     messages = [_message(f"chat.messages[{index}]", message, called) for index, message in enumerate(chat.messages)]
     if not tokenizer.takes_system:
@@ -64,7 +64,7 @@ def read_chat(chat: pb.Chat, serving: Serving) -> Conversation:
 
 def tool_format_of(serving: Serving) -> tuple[pb.ToolFormat | None, str]:
     """How the model writes calls, and why it is given no tools."""
-    found = serving.model.tokenizer.tool_format
+    found = serving.model.tool_format
     if isinstance(found, ToolFormat):
         written = pb.ToolFormat(
             begin=found.begin, end=found.end, name_key=found.name_key, arguments_key=found.arguments_key

@@ -37,7 +37,7 @@ RUN = 64
 
 @pytest.fixture(autouse=True)
 def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact_tiling, "RUN", RUN)
+    monkeypatch.setattr(exact_tiling, "EXACT_RUN", RUN)
 
 
 rows = st.tuples(st.sampled_from([0, 1, 15, 62, 63, 64, 130]), st.integers(1, 40), st.integers(0, 40))

@@ -44,14 +44,15 @@ def test_each_single_token_is_followed_by_itself() -> None:
     "width",
     [pytest.param(1, marks=pytest.mark.skipif(HAS_AMX, reason="up to four tokens take another kernel with AMX")), 5],
 )
-def test_steps_of_any_width_have_the_same_logits(width: int) -> None:
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_steps_of_any_width_have_the_same_logits(weights: str, width: int) -> None:
     """To the end of the last page of the sequence and of the memory."""
     if "BF16" not in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         pytest.skip("this CPU has no bfloat16 instructions")
     torch.set_num_threads(1)
     sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}  # multiples of the groups of activations
     module = tiny("llama", **sizes).to(torch.bfloat16)
-    factory = take_over(module, max_context=128, int8=True)
+    factory = take_over(module, max_context=128, weights=weights)
     runner = factory.runner(2 * PAGE_SIZE, 1)
     assert runner.pages == 2
     tokens = np.random.default_rng(0).integers(0, VOCAB, 2 * PAGE_SIZE, np.int32)

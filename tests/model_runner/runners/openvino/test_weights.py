@@ -1,9 +1,9 @@
-"""8-bit weights: how matrices are rounded, which models are refused, and that drafts change no token."""
+"""Quantized weights: how matrices are rounded, which models are refused, and that drafts change no token."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import openvino as ov
@@ -12,6 +12,7 @@ import torch
 import transformers as tf
 from hypothesis import given
 from hypothesis import strategies as st
+from openvino import opset13 as ops
 
 import draftwood_strategies
 from draftwood_model_runner.answer import Answer
@@ -33,16 +34,24 @@ QUESTIONS = ("where is my order", "i want a refund!!", "how do I change my adres
 SAMPLED = SamplingParams(temperature=0.8, seed=3)
 
 
+class Kind(NamedTuple):
+    dtype: str
+    weights: str
+
+
+KINDS = [Kind(dtype, weights) for dtype in ("float32", "bfloat16") for weights in ("int8", "int4")]
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
 @functools.cache
-def bundled(dtype: str) -> LoadedModel:
-    if dtype == "bfloat16" and "BF16" not in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+def bundled(kind: Kind) -> LoadedModel:
+    if kind.dtype == "bfloat16" and "BF16" not in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         pytest.skip("this CPU has no bfloat16 instructions")
-    return load_model(BUNDLED_MODEL, dtype=dtype, max_context=128, weights="int8")
+    return load_model(BUNDLED_MODEL, dtype=kind.dtype, max_context=128, weights=kind.weights)
 
 
 def questions(model: LoadedModel) -> list[tuple[int, ...]]:
@@ -74,17 +83,17 @@ def answers(
 
 
 @functools.cache
-def plain(dtype: str, sampling: SamplingParams, new_tokens: int = 50) -> list[list[int]]:
+def plain(kind: Kind, sampling: SamplingParams, new_tokens: int = 50) -> list[list[int]]:
     """What the quantized model writes without drafts, alone."""
-    return [list(one.output) for one in answers(bundled(dtype), sampling, None, False, new_tokens)]
+    return [list(one.output) for one in answers(bundled(kind), sampling, None, False, new_tokens)]
 
 
-def check_same(sequences: list[Sequence], dtype: str, expected: list[list[int]]) -> None:
+def check_same(sequences: list[Sequence], kind: Kind, expected: list[list[int]]) -> None:
     """The same tokens; with AMX the same but for ties, as products of up to four tokens take another kernel there."""
-    if dtype == "float32" or not HAS_AMX:
+    if kind.dtype == "float32" or not HAS_AMX:
         assert [one.output for one in sequences] == expected
         return
-    engine = Engine(bundled(dtype), EngineConfig())
+    engine = Engine(bundled(kind), EngineConfig())
     for one in sequences:
         redecoding = engine.redecode(Answer(one.request, tuple(one.output), Finish(FinishReason.LENGTH)))
         while not redecoding.done:
@@ -93,22 +102,22 @@ def check_same(sequences: list[Sequence], dtype: str, expected: list[list[int]])
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
 @pytest.mark.parametrize("name", ["trie", "hybrid"])
-def test_drafts_change_no_token(name: str, dtype: str, sampling: SamplingParams) -> None:
+def test_drafts_change_no_token(name: str, kind: Kind, sampling: SamplingParams) -> None:
     strategy = draftwood_strategies.create(name)
     for _ in range(2):
-        sequences = answers(bundled(dtype), sampling, strategy, together=True)
-        check_same(sequences, dtype, plain(dtype, sampling))
+        sequences = answers(bundled(kind), sampling, strategy, together=True)
+        check_same(sequences, kind, plain(kind, sampling))
     assert sum(one.stats.accepted_tokens for one in sequences) > 40
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_trees_of_any_shape_and_preemption_change_no_token(dtype: str) -> None:
-    model, expected = bundled(dtype), plain(dtype, SamplingParams(), 100)
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_trees_of_any_shape_and_preemption_change_no_token(kind: Kind) -> None:
+    model, expected = bundled(kind), plain(kind, SamplingParams(), 100)
     oracle = OracleStrategy(dict(zip(questions(model), expected, strict=True)), VOCAB, 1)
     sequences = answers(model, SamplingParams(), oracle, True, 100, kv_cache_tokens=192)
-    check_same(sequences, dtype, expected)
+    check_same(sequences, kind, expected)
     assert sum(one.stats.preemptions for one in sequences) > 0
     assert sum(one.stats.accepted_tokens for one in sequences) > 0
 
@@ -139,11 +148,47 @@ def test_all_matrices_have_8_bits(family: str) -> None:
     """Tied or not, and whatever the order of their sides."""
     model = convert(tiny(family), 128)[0]
     before = _matrices(model)
-    weights.quantize_weights(model)
+    weights.quantize_weights(model, 8)
     assert len(before) > 3 * 4
     assert _matrices(model) == []
     stored = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
     assert sum(node.get_element_type() == ov.Type.u8 and node.shape[-1] > 1 for node in stored) == len(before)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
+def test_4_bits_are_for_products_other_than_the_head(family: str) -> None:
+    """Whatever the order of their sides; 64 inputs, or more in the second product of an MLP, share a scale."""
+    model = convert(tiny(family, hidden_size=64), 128)[0]
+    count = len(_matrices(model))
+    weights.quantize_weights(model, 4)
+    assert _matrices(model) == []
+    stored = [node for node in model.get_ops() if node.get_type_name() == "Constant" and len(node.shape) >= 2]
+    of_4_bits = [node for node in stored if node.get_element_type() == ov.Type.u4 and node.shape[-1] > 1]
+    of_8_bits = [node for node in stored if node.get_element_type() == ov.Type.u8 and node.shape[-1] > 1]
+    assert all(node.shape[-1] in (64, 128) for node in of_4_bits)
+    assert len(of_4_bits) + len(of_8_bits) == count
+    assert {node.shape[0] for node in of_8_bits} == {VOCAB} or family == "gpt2"
+
+
+def test_groups_of_inputs_are_rounded_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product of 4-bit weights is that of the rounded weights, also where the weights have inputs first."""
+    random = np.random.default_rng(0)
+    matrix = random.normal(size=(128, 6)).astype(np.float32)
+    matrix[64:] *= 50.0  # another group: the first one is rounded to its own scale
+    given = ops.parameter([-1, 128], ov.Type.f32)
+    first = ops.matmul(given, ops.constant(matrix), False, False)
+    head = ops.matmul(first, ops.constant(random.normal(size=(5, 6)).astype(np.float32)), False, True)
+    model = ov.Model([first.output(0), head.output(0)], [given])
+    monkeypatch.setattr(weights, "_GROUPS", (64,))
+    weights.quantize_weights(model, 4)
+    inputs = random.normal(size=(3, 128)).astype(np.float32)
+    options = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+    product = core().compile_model(model, "CPU", options)(inputs)[0]
+    levels, scales, zero_points = weights.quantize(matrix.T.reshape(6, 2, 64), 2, 4)
+    assert levels.max() == 15
+    rounded = ((levels.astype(np.float32) - zero_points) * scales).reshape(6, 128).T
+    assert np.abs(rounded[:64] - matrix[:64]).max() < 0.5
+    assert np.allclose(product, inputs @ rounded, rtol=1e-4, atol=1e-3)
 
 
 def _matrices(model: ov.Model) -> list[str]:
@@ -165,15 +210,16 @@ def test_experts_are_refused() -> None:
     torch.manual_seed(0)
     module = tf.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with pytest.raises(UnsupportedRunnerError, match=r"only \d+% of the weights are in linear layers"):
-        take_over(module, max_context=128, int8=True)
+        take_over(module, max_context=128, weights="int8")
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "bundled"])
-def test_a_broken_quantization_is_refused(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kept", ["int8", "int4"])
+def test_a_broken_quantization_is_refused(kept: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row with the zero point of another, as a wrong axis or order would give."""
 
-    def broken(matrix: Any, axis: int) -> tuple[Any, Any, Any]:
-        levels, scales, zero_points = quantize(matrix, axis)
+    def broken(matrix: Any, axis: int, bits: int = 8) -> tuple[Any, Any, Any]:
+        levels, scales, zero_points = quantize(matrix, axis, bits)
         return levels, scales, np.roll(zero_points, 1)
 
     quantize = weights.quantize
@@ -182,15 +228,15 @@ def test_a_broken_quantization_is_refused(family: str, monkeypatch: pytest.Monke
         module: Any = tf.AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
     else:
         module = tiny(family)
-    with pytest.raises(UnsupportedRunnerError, match="logits with 8-bit weights differ from the model's own"):
-        take_over(module, max_context=128, int8=True)
+    with pytest.raises(UnsupportedRunnerError, match=f"logits with {kept} weights differ from the model's own"):
+        take_over(module, max_context=128, weights=kept)
 
 
 def test_trees_are_compared_with_the_quantized_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a mask, nodes see their siblings; the bound of quantization is too wide to notice."""
     from draftwood_model_runner.runners.openvino import runner
 
-    monkeypatch.setattr(probe, "INT8_TOLERANCE", 10.0)
+    monkeypatch.setitem(probe.QUANTIZED_TOLERANCE, "int8", 10.0)
     monkeypatch.setattr(runner, "tree_mask", lambda parents, begins: (np.zeros(0, np.uint8), np.zeros_like(begins)))
     with pytest.raises(UnsupportedRunnerError, match="logits over a draft tree differ"):
-        take_over(tiny("llama"), max_context=128, int8=True)
+        take_over(tiny("llama"), max_context=128, weights="int8")

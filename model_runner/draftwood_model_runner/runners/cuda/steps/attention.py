@@ -7,20 +7,20 @@ do not hand on extra arguments of their forward.
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import AttentionInterface
 
 from draftwood_model_runner.runners.base import KVShape
+from draftwood_model_runner.runners.cuda.constants import WORD
 from draftwood_model_runner.runners.cuda.device.launching import Machine, launch
 from draftwood_model_runner.runners.cuda.kernels.attention import attention_parts, merge_parts
 from draftwood_model_runner.runners.cuda.kernels.kv import write_kv
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
-from draftwood_model_runner.runners.cuda.steps.pending import Pending
 from draftwood_model_runner.runners.cuda.steps.step_arrays import StepArrays
-from draftwood_model_runner.runners.cuda.steps.tiling import WORD, Tiles
+from draftwood_model_runner.runners.cuda.steps.tiling import Tiles
 
 ATTENTION_NAME = "draftwood_cuda"
 _NO_WINDOW = 2**30
@@ -66,7 +66,6 @@ class AttentionStep:
 
     Attributes:
         rows: of a tile: its tokens, and for each of them the heads of a group.
-        pending: results of fused operations, for the modules that are called next.
     """
 
     kv: KVPages
@@ -74,7 +73,6 @@ class AttentionStep:
     scratch: Scratch
     machine: Machine
     rows: int
-    pending: Pending = field(default_factory=Pending)
 
 
 STEP: ContextVar[AttentionStep] = ContextVar("draftwood_cuda_step")

@@ -12,23 +12,18 @@ from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.attention_shapes import attention_shapes
 from draftwood_model_runner.runners.base import KVCompaction
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.probing import (
-    TOLERANCE,
-    difference,
-    does_not_run,
-    past_thresholds,
-    path_with_wrong_siblings,
-)
+from draftwood_model_runner.runners.probing import TOLERANCE, difference, does_not_run, past_thresholds
 from draftwood_model_runner.runners.shrinking import CONTEXT
 from draftwood_model_runner.runners.torch.attention import ATTENTION_NAME
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
 from draftwood_model_runner.runners.torch.packed_linear import noted_calls, pack_linears
 from draftwood_model_runner.runners.torch.runner import forward
 from draftwood_model_runner.runners.torch.states.mixers import find_mixers
-from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array
+from draftwood_model_runner.runners.trials import PATH, Draft, Stepper, Trial
+from draftwood_strategies.draft import EMPTY_TREE
 
-_CONTEXT, _PATH = 6 * PAGE_SIZE - 3, 5
-"""Tokens of the prompt, more than linear attention computes in one chunk, and of the true path."""
+_CONTEXT = 6 * PAGE_SIZE - 3
+"""Tokens of the prompt, more than linear attention computes in one chunk."""
 
 
 def stateful_layout(module: Any, max_context: int) -> KVLayout | None:
@@ -77,19 +72,15 @@ def _least_time_step(layout: KVLayout) -> str | None:
 
 def _tried(module: Any, layout: KVLayout) -> KVLayout:
     """The layout with which a module computes what it should."""
-    name, vocab = type(module).__name__, int(module.config.get_text_config().vocab_size)
-    tokens = np.random.default_rng(0).integers(0, vocab, _CONTEXT + _PATH, np.int32)
-    path = tokens[_CONTEXT:]
-    tree, chain = path_with_wrong_siblings(path, vocab), DraftTree.of(path)
-    trials = [(True, tree, [*range(0, 2 * _PATH, 2)]), (False, chain, [*range(_PATH)])]
+    name, trial = type(module).__name__, Trial.of(module, _CONTEXT)
     differing: list[float] = []
     try:
-        plain = _plain(module, tokens)
-        for branches, draft, nodes in trials:
+        plain = _plain(module, trial)
+        for branches, draft in ((True, trial.tree()), (False, trial.chain())):
             for by_ones in (False, True):
                 for mixer in layout.mixers:
                     mixer.by_ones = by_ones
-                differing.append(difference(_drafted(module, layout, tokens, draft, nodes), plain))
+                differing.append(difference(_drafted(module, layout, trial, draft), plain))
                 if differing[-1] <= TOLERANCE[module.dtype]:
                     return replace(layout, branches=branches)
     except Exception as error:
@@ -101,33 +92,26 @@ def _tried(module: Any, layout: KVLayout) -> KVLayout:
     )
 
 
-def _plain(module: Any, tokens: Int32Array) -> torch.Tensor:
+def _plain(module: Any, trial: Trial) -> torch.Tensor:
     """Logits [2 + path, vocab] of the unmodified model, from the last token of the prompt on, the last of them twice;
     puts tree attention and packed linear layers into it."""
     module.set_attn_implementation("eager")
-    ids = torch.from_numpy(tokens.astype(np.int64)).to(module.device)[None]
     with noted_calls(module) as called:
-        logits = module(input_ids=ids, use_cache=False).logits[0, _CONTEXT - 1 :]
+        logits = trial.plain(module)
     pack_linears(module, called)
     module.set_attn_implementation(ATTENTION_NAME)
     return torch.cat([logits, logits[-1:]])
 
 
-def _drafted(module: Any, layout: KVLayout, tokens: Int32Array, tree: DraftTree, nodes: list[int]) -> torch.Tensor:
-    """The same logits along a path of a tree; the last once more from a step of its own, with the path before accepted.
-
-    Args:
-        nodes: the path.
-    """
-    kv = KVCache(layout, _CONTEXT + 2 * _PATH)
-    pages, half, root = np.arange(kv.pages, dtype=np.int32)[::-1].copy(), _CONTEXT // 2, _CONTEXT - 2
-    for start, end in ((0, half), (half, root)):
-        forward(module, lay_out([BatchRow(pages, start, tokens[start:end], EMPTY_TREE, end - start - 1)]), kv)
-    drafted = BatchRow(pages, root, tokens[root:_CONTEXT], tree, logits_from=1)
-    batch = lay_out([drafted])
-    logits = forward(module, batch, kv)[[0, *(1 + node for node in nodes)]].clone()
-    slots = batch.slot_mapping(PAGE_SIZE)[2:].astype(np.int32)
-    accepted = nodes[:-1]
+def _drafted(module: Any, layout: KVLayout, trial: Trial, draft: Draft) -> torch.Tensor:
+    """The same logits along the path of a draft; the last once more from a step of its own, with the path before
+    accepted."""
+    kv = KVCache(layout, _CONTEXT + 2 * PATH)
+    model = Stepper(kv.pages, lambda batch: forward(module, batch, kv))
+    logits = trial.drafted(model, draft).clone()
+    pages = trial.pages(model)
+    slots = lay_out([trial.drafted_row(pages, draft)]).slot_mapping(PAGE_SIZE)[2:].astype(np.int32)
+    accepted = [*draft.nodes[:-1]]
     kv.move(KVCompaction(slots[accepted], slots[: len(accepted)], np.array([0, len(accepted)], np.int32)))
-    last = BatchRow(pages, _CONTEXT + _PATH - 1, tokens[-1:], EMPTY_TREE, logits_from=0)
-    return torch.cat([logits, forward(module, lay_out([last]), kv)[:1]])
+    last = BatchRow(pages, _CONTEXT + PATH - 1, trial.path[-1:], EMPTY_TREE, logits_from=0)
+    return torch.cat([logits, model.step(lay_out([last]))[:1]])

@@ -1,7 +1,6 @@
-"""Prompts and options of requests, and their encoding as protobuf messages.
+"""Prompts, and the encoding of requests as protobuf messages.
 
-Checks here are those that encoding needs; the server checks ranges. `GenerateOptions` is the one list of options:
-`Client`, `AsyncClient` and the command line all use its names.
+Checks here are those that encoding needs; the server checks ranges.
 """
 
 from __future__ import annotations
@@ -12,10 +11,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import index
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_client.errors import ArgumentTypeError, ArgumentValueError
+from draftwood_client.options import GenerateOptions
 from draftwood_client.tools import Tool, ToolCall
 
 
@@ -43,69 +43,30 @@ Prompt: TypeAlias = str | Sequence[int] | Messages
 """Text or token ids, which are continued as they are, or a conversation, which is answered."""
 
 
-class GenerateOptions(TypedDict, total=False):
-    """Keyword arguments of `generate` and `stream`. An option that is missing or None has the server's default.
-
-    The request: `tenant`, the owner of the memory that drafts and learns ("default"); `request_id` for logs and traces;
-    `session`, a key of the conversation, by which experiments give its requests the same arm;
-    `priority` among the tenant's requests, -10 to 10, higher first; `model`, which must be the served one.
-
-    Sampling: `temperature` (0, the default, is greedy), `top_k`, `top_p`, `min_p`, `repetition_penalty`,
-    `presence_penalty`, `frequency_penalty`, `logit_bias` (token id to a number that is added to its logit), `seed`
-    (same seed, same answer), `n` samples (sample i is the answer to seed + i).
-
-    Tools: `tools`, what the model may call; see `ToolCallReader` for calls in its answer.
-
-    Output format, one of: `json_schema` (JSON, or a mapping of it), `regex`, `lark`.
-
-    Stopping: after `max_tokens`, not before `min_tokens`, before one of the `stop` strings, at one of the
-    `stop_token_ids`, at the model's own end-of-sequence tokens unless `ignore_eos`.
-
-    Drafting, which never changes the answer: `drafting=False` switches it off; `learn=False` drafts, and learns
-    nothing of this request; `strategy`, one of `ModelInfo.strategies`; `max_draft_nodes` per step.
-
-    Output: `token_details`, the text of each token and whether it was drafted; `top_logprobs`, log-probabilities of
-    the tokens and of as many alternatives; `include_special_tokens`.
-    """
-
-    model: str | None
-    tenant: str | None
-    request_id: str | None
-    session: str | None
-    priority: int | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    seed: int | None
-    logit_bias: Mapping[int, float] | None
-    n: int | None
-    tools: Sequence[Tool] | None
-    json_schema: str | Mapping[str, Any] | None
-    regex: str | None
-    lark: str | None
-    max_tokens: int | None
-    min_tokens: int | None
-    stop: str | Sequence[str] | None
-    stop_token_ids: Sequence[int] | None
-    ignore_eos: bool | None
-    drafting: bool | None
-    learn: bool | None
-    strategy: str | None
-    max_draft_nodes: int | None
-    token_details: bool | None
-    include_special_tokens: bool | None
-    top_logprobs: int | None
-    draft_trees: bool | None
+def plain_prompt(prompt: object) -> str | list[int]:
+    """Text or token ids. Raises `ArgumentTypeError`, for messages too, which `chat` answers."""
+    if isinstance(prompt, str):
+        return prompt
+    items = _items("prompt", prompt, "text or token ids")
+    if items and isinstance(items[0], (ChatMessage, Mapping)):
+        raise ArgumentTypeError("prompt", "must be text or token ids; `chat` answers messages")
+    return items
 
 
-def generate_request(prompt: Prompt, options: GenerateOptions) -> pb.GenerateRequest:
+def conversation(messages: object) -> Messages:
+    """Messages; a text is one of the user. Raises `ArgumentTypeError`, also for token ids, which are no messages."""
+    if isinstance(messages, str):
+        return [ChatMessage("user", messages)]
+    items = _items("messages", messages, "chat messages, or the text of one")
+    if items and not isinstance(items[0], (ChatMessage, Mapping)):
+        raise ArgumentTypeError("messages[0]", f"must be a ChatMessage or a mapping, not {_kind(items[0])}")
+    return items
+
+
+def generate_request(prompt: Prompt, options: GenerateOptions, name: str = "prompt") -> pb.GenerateRequest:
     """Raises `ArgumentTypeError` or `ArgumentValueError` for what cannot be encoded."""
     request = pb.GenerateRequest()
-    _set_prompt(request, prompt)
+    _set_prompt(request, name, prompt)
     for name, value in options.items():
         if name not in _FIELDS and name != "tools":
             raise ArgumentTypeError(name, f"there is no such option{_nearest(name)}")
@@ -173,17 +134,17 @@ def seconds(name: str, value: object) -> float | None:
     return None if value > 100 * 365 * 86400 else float(value)
 
 
-def _set_prompt(request: pb.GenerateRequest, prompt: object) -> None:
+def _set_prompt(request: pb.GenerateRequest, name: str, prompt: object) -> None:
     if isinstance(prompt, str):
-        request.text = text("prompt", prompt)
+        request.text = text(name, prompt)
         return
-    items = _items("prompt", prompt, "text, token ids or chat messages")
+    items = _items(name, prompt, "text, token ids or chat messages")
     if not items:
-        raise ArgumentValueError("prompt", "must hold at least one token id or chat message")
+        raise ArgumentValueError(name, "must hold at least one token id or chat message")
     if isinstance(items[0], (ChatMessage, Mapping)):
-        request.chat.CopyFrom(chat("prompt", items))
+        request.chat.CopyFrom(chat(name, items))
     else:
-        request.token_ids.ids.extend(token_ids("prompt", items))
+        request.token_ids.ids.extend(token_ids(name, items))
 
 
 def _items(name: str, value: object, expected: str) -> list[Any]:

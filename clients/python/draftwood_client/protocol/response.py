@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
-from google.protobuf.duration_pb2 import Duration
-
 from draftwood.v1 import generation_pb2 as pb
-from draftwood_client._status import protocol_error
+from draftwood_client.protocol.convert import from_message
+from draftwood_client.protocol.status import protocol_error
 from draftwood_client.results import (
     Completion,
     Delta,
@@ -20,14 +17,12 @@ from draftwood_client.results import (
     ModelInfo,
     Sample,
     SampleFinished,
-    SourceStatistics,
     Started,
     Timings,
     TokenDetail,
     Tokenization,
     Usage,
 )
-from draftwood_client.tools import ToolFormat
 
 _REASONS = {pb.FINISH_REASON_STOP: FinishReason.STOP, pb.FINISH_REASON_LENGTH: FinishReason.LENGTH}
 
@@ -42,15 +37,15 @@ class Answer:
 
     def take(self, event: pb.GenerateResponse) -> Delta | None:
         """Adds an event; returns its delta if it is one. Ignores events of unknown kinds, and deltas without tokens,
-        which keep up a cadence.
+        which keep up a cadence. The end of a sample counts.
         """
         match event.WhichOneof("event"):
             case "started":
-                self.started = _started(event.started)
+                self.started = from_message(Started, event.started)
             case "finished":
                 self.finished = _finished(event.finished)
             case "delta":
-                if not (event.delta.token_ids or event.delta.text):
+                if not (event.delta.token_ids or event.delta.text or event.delta.HasField("finished")):
                     return None
                 delta = _delta(event.delta)
                 self._deltas.append(delta)
@@ -105,50 +100,14 @@ class Answer:
 
 
 def tokenization(message: pb.TokenizeResponse) -> Tokenization:
-    return Tokenization(tuple(message.token_ids), tuple(message.tokens))
+    return from_message(Tokenization, message)
 
 
 def model_info(message: pb.GetModelInfoResponse) -> ModelInfo:
-    return ModelInfo(
-        model=message.model,
-        architecture=message.architecture,
-        parameters=message.parameters,
-        dtype=message.dtype,
-        device=message.device,
-        vocab_size=message.vocab_size,
-        max_context_tokens=message.max_context_tokens,
-        max_running_requests=message.max_running_requests,
-        max_waiting_requests=message.max_waiting_requests,
-        max_draft_nodes=message.max_draft_nodes,
-        has_chat_template=message.has_chat_template,
-        strategies=tuple(message.strategies),
-        default_strategy=message.default_strategy,
-        eos_token_ids=tuple(message.eos_token_ids),
-        server_version=message.server_version,
-        exact=message.exact,
-        runner=message.runner,
-        runner_reason=message.runner_reason,
-        weights=message.weights,
-        generation_defaults=_generation_defaults(message.generation_defaults),
-        tool_format=_tool_format(message.tool_format) if message.HasField("tool_format") else None,
-        no_tools_reason=message.no_tools_reason,
-        abilities=_abilities(message.abilities) if message.HasField("abilities") else EngineAbilities(),
-    )
-
-
-def _abilities(message: pb.EngineAbilities) -> EngineAbilities:
-    values = {one.name: getattr(message, one.name) for one in fields(EngineAbilities)}
-    return EngineAbilities(**{**values, "formats": tuple(message.formats)})
-
-
-def _tool_format(message: pb.ToolFormat) -> ToolFormat:
-    return ToolFormat(
-        begin=message.begin,
-        end=message.end,
-        between=message.between if message.HasField("between") else None,
-        name_key=message.name_key,
-        arguments_key=message.arguments_key,
-    )
+    defaults = _generation_defaults(message.generation_defaults)
+    if message.HasField("abilities"):
+        return from_message(ModelInfo, message, generation_defaults=defaults)
+    return from_message(ModelInfo, message, generation_defaults=defaults, abilities=EngineAbilities())
 
 
 def _generation_defaults(message: pb.GenerationDefaults) -> GenerationDefaults:
@@ -169,32 +128,15 @@ def _generation_defaults(message: pb.GenerationDefaults) -> GenerationDefaults:
     )
 
 
-def _started(message: pb.Started) -> Started:
-    return Started(
-        request_id=message.request_id,
-        model=message.model,
-        tenant=message.tenant,
-        strategy=message.strategy,
-        prompt_tokens=message.prompt_tokens,
-        max_tokens=message.max_tokens,
-        seed=message.seed if message.HasField("seed") else None,
-        experiment=message.experiment,
-        arm=message.arm,
-    )
-
-
 def _delta(message: pb.Delta) -> Delta:
     return Delta(
         message.text,
         tuple(message.token_ids),
         tuple(map(_detail, message.details)),
         message.sample,
-        tuple(map(_draft_tree, message.draft_trees)),
+        tuple(from_message(DraftTree, one) for one in message.draft_trees),
+        _sample_finished(message.finished) if message.HasField("finished") else None,
     )
-
-
-def _draft_tree(message: pb.DraftTree) -> DraftTree:
-    return DraftTree(tuple(message.token_ids), tuple(message.tokens), tuple(message.parents), tuple(message.accepted))
 
 
 def _detail(message: pb.TokenDetail) -> TokenDetail:
@@ -207,15 +149,18 @@ def _detail(message: pb.TokenDetail) -> TokenDetail:
 
 
 def _finished(message: pb.Finished) -> Finished:
-    usage, timings = message.usage, message.timings
     return Finished(
         reason=_reason(message),
         matched_stop=_matched_stop(message),
-        usage=Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_prompt_tokens),
-        timings=Timings(_seconds(timings.queue), _seconds(timings.prefill), _seconds(timings.decode)),
-        drafting=_draft_statistics(message.drafting),
-        samples=tuple(SampleFinished(_reason(end), _matched_stop(end), end.seed) for end in message.samples),
+        usage=from_message(Usage, message.usage),
+        timings=from_message(Timings, message.timings),
+        drafting=from_message(DraftStatistics, message.drafting),
+        samples=tuple(map(_sample_finished, message.samples)),
     )
+
+
+def _sample_finished(message: pb.SampleResult) -> SampleFinished:
+    return SampleFinished(_reason(message), _matched_stop(message), message.seed)
 
 
 def _reason(message: pb.Finished | pb.SampleResult) -> FinishReason:
@@ -225,26 +170,3 @@ def _reason(message: pb.Finished | pb.SampleResult) -> FinishReason:
 def _matched_stop(message: pb.Finished | pb.SampleResult) -> str | int | None:
     stop = message.WhichOneof("matched_stop")
     return getattr(message, stop) if stop else None
-
-
-def _draft_statistics(message: pb.DraftStatistics) -> DraftStatistics:
-    return DraftStatistics(
-        strategy=message.strategy,
-        mean_acceptance_length=message.mean_acceptance_length,
-        steps=message.steps,
-        draft_tokens=message.draft_tokens,
-        accepted_tokens=message.accepted_tokens,
-        accepted_by_depth=tuple(message.accepted_by_depth),
-        by_source={
-            name: SourceStatistics(source.draft_tokens, source.accepted_tokens)
-            for name, source in sorted(message.by_source.items())
-        },
-        draft_time=_seconds(message.draft_time),
-        step_time=_seconds(message.step_time),
-        model_time=_seconds(message.model_time),
-        disabled_reason=message.disabled_reason,
-    )
-
-
-def _seconds(duration: Duration) -> float:
-    return duration.seconds + duration.nanos * 1e-9

@@ -1,25 +1,11 @@
-"""Within it, modules of a model behave as in a step of the runner, but for attention."""
+"""Which kernels are launched."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
-from typing import Any, cast
 
 from draftwood_model_runner.runners.cuda.device.launching import LAUNCHER, Launch
-from draftwood_model_runner.runners.cuda.steps.attention import STEP
-from draftwood_model_runner.runners.cuda.steps.pending import Pending
-
-
-@contextmanager
-def fake_step() -> Iterator[Pending]:
-    pending = Pending()
-    token = STEP.set(cast(Any, SimpleNamespace(pending=pending)))
-    try:
-        yield pending
-    finally:
-        STEP.reset(token)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Makes Triton's interpreter faster and its matrix products right, for tests on CPUs.
+"""Makes Triton's interpreter faster and its matrix products right, for trials on CPUs.
 
 It replaces the functions of Triton's language at each call of a device function, `tl.sum` among them, which takes 8 ms;
 once for each launch is enough. It multiplies raw bits of bfloat16 and rounds to it towards zero; in products of other

@@ -7,16 +7,14 @@ device; and must not decide anything by what a tensor holds.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from draftwood_model_runner.runners.cuda.device.launching import LAUNCHER, Launch
-
-if TYPE_CHECKING:
-    from draftwood_model_runner.runners.cuda.steps.forward import Forward, Ready
+from draftwood_model_runner.runners.cuda.steps.forward import Forward, Ready
 
 _WAITING = frozenset(
     {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::unique_dim", "aten::_unique2"}
@@ -29,7 +27,7 @@ class CaptureError(RuntimeError):
 
 
 class Recording:
-    """Implements `graphs._Replayable`.
+    """Implements `graphs.Replayable`.
 
     Raises:
         CaptureError: the step waits for the device.
