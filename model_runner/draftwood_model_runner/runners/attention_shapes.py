@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -54,18 +55,14 @@ def _noted_attention(
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
 
-def attention_window(module: Any, max_context: int) -> int | None:
-    """The last tokens that any token attends to at most, its own included, in every layer; None for all.
+def attention_window(calls: SequenceOf[AttentionCall], max_context: int) -> int | None:
+    """The last tokens that any token attends to at most, its own included, whichever the layer; None for all.
 
     Args:
         max_context: positions that the model will be run on at most.
-
-    Raises:
-        UnsupportedModelError: the model does not run.
     """
-    windows = [max_context if call.window is None else call.window for call in _calls_of(module)]
-    widest = max(windows, default=max_context)
-    return widest if widest < max_context else None
+    widest = max((call.options.get("sliding_window", max_context) for call in calls), default=max_context)
+    return int(widest) if widest < max_context else None
 
 
 def attention_shapes(
@@ -89,9 +86,6 @@ def attention_calls(module: Any, max_context: int, every_layer: bool = True) -> 
         UnsupportedModelError: they do not call it as a model does on which draft trees can be verified.
     """
     name, config = type(module).__name__, module.config.get_text_config()
-<<<<<<< HEAD
-    calls = _calls_of(module)
-=======
     calls: list[AttentionCall] = []
     AttentionInterface.register(_NOTED, _noted_attention)
     token = _CALLS.set(calls)
@@ -102,7 +96,6 @@ def attention_calls(module: Any, max_context: int, every_layer: bool = True) -> 
         raise UnsupportedModelError(does_not_run(name, error)) from error
     finally:
         _CALLS.reset(token)
->>>>>>> main
     if every_layer and (reason := too_few_calls(len(calls), config)):
         raise UnsupportedModelError(f"{name} {reason}")
     if every_layer and [call.layer for call in calls] != list(range(len(calls))):
@@ -110,27 +103,4 @@ def attention_calls(module: Any, max_context: int, every_layer: bool = True) -> 
     windows = [call.options.get("sliding_window") for call in calls]
     if every_layer and (reason := hidden_window(config, windows, max_context)):
         raise UnsupportedModelError(f"{name} {reason}")
-<<<<<<< HEAD
-    dtype = calls[0].dtype if calls else module.dtype
-    return tuple(call.shape for call in calls), max((call.group for call in calls), default=1), dtype
-
-
-def _calls_of(module: Any) -> list[_AttentionCall]:
-    """The calls of attention in a forward pass.
-
-    Raises:
-        UnsupportedModelError: the model does not run.
-    """
-    calls: list[_AttentionCall] = []
-    AttentionInterface.register(_NOTED, _noted_attention)
-    token = _CALLS.set(calls)
-    try:
-        module.set_attn_implementation(_NOTED)
-        module(input_ids=torch.zeros(1, _TOKENS, dtype=torch.long, device=module.device), use_cache=False)
-    except Exception as error:
-        raise UnsupportedModelError(does_not_run(type(module).__name__, error)) from error
-    finally:
-        _CALLS.reset(token)
-=======
->>>>>>> main
     return calls

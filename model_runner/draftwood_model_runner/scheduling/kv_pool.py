@@ -25,13 +25,6 @@ from draftwood_model_runner.scheduling.prefix_cache import KnownPrefix, PrefixCa
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies.draft import Int32Array
 
-<<<<<<< HEAD
-=======
-GROWTH = 64
-"""Tokens that a sequence can write at least before it needs further pages. Taking pages is cheap."""
-
->>>>>>> main
-
 class KVUse(NamedTuple):
     """Pages of KV memory: all, those that live sequences hold, and those that only the prefix cache does."""
 
@@ -47,12 +40,9 @@ class KVPool:
         pages: how many there are, at least as many as any sequence needs.
         page_size: tokens of a page.
         prefix_cache: keep the pages of ended sequences, and begin new sequences with the longest cached prefix.
-<<<<<<< HEAD
-        states: of recurrent layers; None for a model without. A prefix ends where one is known.
+        states: of recurrent layers; None for a model without. A prefix ends where one is known, and has no written
+            tokens: a runner may compute those otherwise than tokens of a prompt.
         window: None if some layer attends to all earlier tokens.
-=======
-        states: of recurrent layers; None for a model that has none. A cached prefix ends at a page with a known state.
->>>>>>> main
     """
 
     def __init__(
@@ -166,8 +156,7 @@ class KVPool:
         return None
 
     def grow(self, sequence: Sequence) -> None:
-<<<<<<< HEAD
-        """Gives a sequence, whose shortfall must be none, the pages that it needs."""
+        """Gives a sequence the pages that it needs; its shortfall must be 0 or less."""
         self._extend(sequence, self._need(sequence, sequence.committed) - self._tables[sequence].pages.size)
 
     def trim(self, sequence: Sequence) -> None:
@@ -182,10 +171,6 @@ class KVPool:
         unused, cached = self._released(given_up)
         self._prefixes.retain(cached)
         self._pages.put_back(unused)
-=======
-        """Gives a sequence the pages that it needs; its shortfall must be 0 or less."""
-        self._extend(sequence, self._need(sequence) - self._tables[sequence].pages.size)
->>>>>>> main
 
     def close(self, sequence: Sequence, keep: bool = True) -> None:
         """Takes back the pages of a sequence.

@@ -10,24 +10,16 @@ from typing import Any
 import torch
 
 from draftwood_model_runner.errors import UnsupportedModelError
-<<<<<<< HEAD
-from draftwood_model_runner.runners.attention_shapes import attention_shapes, attention_window
-from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.positions import follow_positions, plain_positions
+from draftwood_model_runner.runners.attention_shapes import attention_calls, attention_window
+from draftwood_model_runner.runners.positions import follow_positions
 from draftwood_model_runner.runners.probing import (
     TOLERANCE,
     difference,
     does_not_run,
     other_layers,
     past_thresholds,
-    path_with_wrong_siblings,
     same_bits,
 )
-=======
-from draftwood_model_runner.runners.attention_shapes import attention_shapes
-from draftwood_model_runner.runners.positions import follow_positions
-from draftwood_model_runner.runners.probing import does_not_run, other_layers, past_thresholds, same_bits
->>>>>>> main
 from draftwood_model_runner.runners.shrinking import CONTEXT
 from draftwood_model_runner.runners.torch.attention import ATTENTION_NAME
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
@@ -109,23 +101,17 @@ def _compare(module: Any, layout: KVLayout, exact: bool, context: int) -> KVLayo
         pack_linears(module, called)
         module.set_attn_implementation(ATTENTION_NAME)
         if exact and module.device.type == "cpu":
-<<<<<<< HEAD
-            layout = _exact_if_possible(module, layout, tokens)
-        if not layout.exact and (latent := _over_latents(module, layout, tokens, plain)) is not None:
-            return latent
-        logits = _tree_logits(module, layout, tokens)
-=======
             layout = _exact_if_possible(module, layout)
+        if not layout.exact and (latent := _over_latents(module, layout, trial, plain)) is not None:
+            return latent
         logits = trial.drafted(stepper(module, layout, context + 2 * PATH), trial.tree())
->>>>>>> main
     except Exception as error:
         raise UnsupportedModelError(does_not_run(type(module).__name__, error)) from error
     require_same(module, logits, plain)
     return layout
 
 
-<<<<<<< HEAD
-def _over_latents(module: Any, layout: KVLayout, tokens: Int32Array, plain: torch.Tensor) -> KVLayout | None:
+def _over_latents(module: Any, layout: KVLayout, trial: Trial, plain: torch.Tensor) -> KVLayout | None:
     """A layout that keeps latents in place of keys and values, for a model that has some and computes the same then."""
     name = type(module).__name__
     try:
@@ -134,7 +120,8 @@ def _over_latents(module: Any, layout: KVLayout, tokens: Int32Array, plain: torc
             return None
         shapes = tuple(kept.get(layer, shape) for layer, shape in enumerate(layout.shapes))
         smaller = replace(layout, shapes=shapes)
-        differing = difference(_tree_logits(module, smaller, tokens), plain)
+        model = stepper(module, smaller, trial.context + 2 * PATH)
+        differing = difference(trial.drafted(model, trial.tree()), plain)
     except Exception as error:
         differing, reason = math.inf, f"{type(error).__name__}: {error}"
     else:
@@ -147,19 +134,16 @@ def _over_latents(module: Any, layout: KVLayout, tokens: Int32Array, plain: torc
     return None
 
 
-def _ids(tokens: Int32Array, module: Any) -> torch.Tensor:
-    return torch.from_numpy(tokens.astype(np.int64)).to(module.device)[None]
-=======
 def stepper(module: Any, layout: KVLayout, kv_tokens: int) -> Stepper:
     """Steps of a module with tree attention, for trials."""
     kv = KVCache(layout, kv_tokens)
     return Stepper(kv.pages, lambda batch: forward(module, batch, kv))
->>>>>>> main
 
 
 def _layout(module: Any, max_context: int) -> KVLayout:
-    shapes, _, dtype = attention_shapes(module, max_context)
-    return KVLayout(shapes, dtype, module.device, window=attention_window(module, max_context))
+    calls = attention_calls(module, max_context)
+    shapes, window = tuple(call.shape for call in calls), attention_window(calls, max_context)
+    return KVLayout(shapes, calls[0].dtype, module.device, window=window)
 
 
 def _exact_if_possible(module: Any, layout: KVLayout) -> KVLayout:

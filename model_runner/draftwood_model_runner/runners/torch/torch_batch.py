@@ -27,8 +27,8 @@ class TorchBatch:
     def __init__(self, batch: StepBatch, kv: KVCache) -> None:
         self.batch = batch
         self.layout = kv.layout
-        self.begins: list[int] = batch.cu_seqlens.tolist()
-        self.contexts: list[int] = batch.context_lens.tolist()
+        self.cu_seqlens: list[int] = batch.cu_seqlens.tolist()
+        self.context_lens: list[int] = batch.context_lens.tolist()
         self.entries = StepEntries(kv, batch)
         self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
         self._own_masks: dict[tuple[int, int | None], torch.Tensor] = {}
@@ -61,19 +61,19 @@ class TorchBatch:
     def pieces(self, row: int) -> list[tuple[slice, int]]:
         """Runs of tokens of a batch row for `attend_exactly`, each with the position of its first."""
         if row not in self._pieces:
-            positions = self.batch.positions[self.begins[row] : self.begins[row + 1]]
+            positions = self.batch.positions[self.cu_seqlens[row] : self.cu_seqlens[row + 1]]
             self._pieces[row] = [(run, int(positions[run.start])) for run in pieces(positions)]
         return self._pieces[row]
 
     def first_entry(self, row: int, window: int | None) -> int:
         """The first entry of the first page that some token of a batch row attends to."""
-        context = self.contexts[row]
+        context = self.context_lens[row]
         return first_entry(block_of(context) if self.layout.exact else context, window)
 
     def query_pieces(self, row: int, window: int | None) -> list[slice]:
         """The tokens of a batch row, in as many pieces as masks of at most `MASK_NUMBERS` numbers ask for."""
-        size = self.begins[row + 1] - self.begins[row]
-        rows = max(1, MASK_NUMBERS // (self.contexts[row] - self.first_entry(row, window) + size))
+        size = self.cu_seqlens[row + 1] - self.cu_seqlens[row]
+        rows = max(1, MASK_NUMBERS // (self.context_lens[row] - self.first_entry(row, window) + size))
         return [slice(begin, min(begin + rows, size)) for begin in range(0, size, rows)]
 
     def mask(self, row: int, window: int | None, queries: slice) -> torch.Tensor | None:
@@ -85,7 +85,7 @@ class TorchBatch:
         Args:
             window: a token attends to the last `window` positions, its own included; None for all.
         """
-        size, context = self.begins[row + 1] - self.begins[row], self.contexts[row]
+        size, context = self.cu_seqlens[row + 1] - self.cu_seqlens[row], self.context_lens[row]
         if window is not None and window > context + size:
             window = None  # wider than any position
         context -= self.first_entry(row, window)
@@ -102,8 +102,8 @@ class TorchBatch:
 
     def _filled(self, row: int, window: int | None, context: int) -> torch.Tensor:
         """[T_s, context + T_s] over the last `context` committed tokens and the row's own."""
-        tokens = slice(self.begins[row], self.begins[row + 1])
-        depths = self.batch.positions[tokens] - np.int32(self.contexts[row])
+        tokens = slice(self.cu_seqlens[row], self.cu_seqlens[row + 1])
+        depths = self.batch.positions[tokens] - np.int32(self.context_lens[row])
         mask = np.empty((depths.size, context + depths.size), np.float32)
         _fill_mask(self.batch.parents[tokens], depths, context, 2**31 - 1 if window is None else window, mask)
         return torch.from_numpy(mask).to(device=self.layout.device, dtype=self.layout.dtype)
@@ -113,11 +113,11 @@ class TorchBatch:
         if (row, window) not in self._own_masks:
             self._own_masks[row, window] = self._filled(row, window, 0)
         own, first = self._own_masks[row, window][queries], self.first_entry(row, window)
-        context = self.contexts[row] - first
+        context = self.context_lens[row] - first
         mask = own.new_zeros(own.shape[0], context + own.shape[1])
         mask[:, context:] = own
         if window is not None:
-            begin = self.begins[row]
+            begin = self.cu_seqlens[row]
             positions = self.batch.positions[begin + queries.start : begin + queries.stop]
             oldest = _to_device(positions, mask.device) - window + 1 - first
             mask[:, :context].masked_fill_(torch.arange(context, device=mask.device) < oldest[:, None], -math.inf)
