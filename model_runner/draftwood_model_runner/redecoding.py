@@ -69,7 +69,8 @@ class Redecoding:
             pool.grow(sequence)
         count = min(sequence.length - sequence.committed, PREFILL_TOKENS)
         chain = sequence.tokens(sequence.committed, count)
-        row = BatchRow(pool.pages(sequence), sequence.committed, chain, EMPTY_TREE, count - 1)
+        prompt = int(sequence.request.prompt.size)
+        row = BatchRow(pool.pages(sequence), sequence.committed, chain, EMPTY_TREE, count - 1, prompt)
         predictions = self._runner.step(lay_out([row]), 0)
         sequence.committed += count
         if sequence.committed == sequence.length:

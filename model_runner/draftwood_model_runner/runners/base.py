@@ -96,6 +96,7 @@ class StepBatch:
         cu_blocks: int32[S + 1]; the pages of batch row s are from `cu_blocks[s]` to `cu_blocks[s + 1]`.
         logit_rows: int32[R], the tokens that need logits, ascending.
         made_up: the contexts were never computed: only the time of the step matters, and no state of it is kept.
+        prompts: int32[S], of each sequence, how many of its tokens are its prompt; None: all but drafts are.
     """
 
     tokens: Int32Array
@@ -107,6 +108,7 @@ class StepBatch:
     cu_blocks: Int32Array
     logit_rows: Int32Array
     made_up: bool = False
+    prompts: Int32Array | None = None
 
     @property
     def size(self) -> int:
@@ -270,6 +272,10 @@ class PageStates(Protocol):
 
     A sequence can begin after a cached prefix only where the state after it was kept, at the end of a page.
     """
+
+    @property
+    def sequences(self) -> int:
+        """Live ones that there is memory for."""
 
     def resumes_after(self, page: int) -> bool:
         """Whether the state after the last token of a page is known."""

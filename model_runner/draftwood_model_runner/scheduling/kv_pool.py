@@ -180,7 +180,7 @@ class KVPool:
                 forgotten.
         """
         if keep:
-            self._record(sequence, sequence.committed)
+            self._record(sequence, min(sequence.committed, self._shareable(sequence)))
         table = self._tables.pop(sequence)
         unused, cached = self._released(table.held)
         if self._states is not None:
@@ -248,7 +248,7 @@ class KVPool:
         if prefix is None:
             prefix = self._known[sequence] = KnownPrefix(sequence.request.tenant)
         self._prefixes.refresh(prefix)
-        full, count = (sequence.length - 1) // self.page_size, 1
+        full, count = min(sequence.length - 1, self._shareable(sequence)) // self.page_size, 1
         while (known := len(prefix.blocks)) < full:
             count = min(count, full - known)
             tokens = sequence.tokens(known * self.page_size, count * self.page_size)
@@ -256,6 +256,10 @@ class KVPool:
                 break
             count *= 2
         return self._resumable(prefix)
+
+    def _shareable(self, sequence: Sequence) -> int:
+        """How many of its tokens others may begin with."""
+        return sequence.length if self._states is None else int(sequence.request.prompt.size)
 
     def _resumable(self, prefix: KnownPrefix) -> KnownPrefix:
         """As much of a prefix as a sequence can begin with: up to a page after which the states are known."""

@@ -42,8 +42,6 @@ from draftwood_tenants.config import TenantConfig
 from draftwood_tenants.identifiers import check_identifier
 from draftwood_tenants.resources.errors import ResourceMissingError
 
-SERVICE = pb.DESCRIPTOR.services_by_name["MemoryService"]
-
 _KINDS = {Kind.OUTPUT: pb.MEMORY_KIND_OUTPUT, Kind.CORPUS: pb.MEMORY_KIND_CORPUS}
 _PAGE_BYTES = 256 * 1024
 _RECORD_BYTES = 2 * 2**20

@@ -146,6 +146,7 @@ class StepTimes:
             for several tokens of a sequence may cost more than the one for a single token.
         per_change: seconds that a step takes longer after one of another number of tokens: OpenVINO prepares each
             operation anew for other shapes.
+        per_branch: what each path of a draft tree adds, beside its nodes and but the first.
     """
 
     def __init__(
@@ -155,9 +156,11 @@ class StepTimes:
         per_context: ContextCost = _NO_COST,
         per_draft: float = 0.0,
         per_change: float = 0.0,
+        per_branch: float = 0.0,
     ) -> None:
         self.per_draft = per_draft
         self.per_change = per_change
+        self.per_branch = per_branch
         self._curve = curve.widened()
         self._per_sequence = per_sequence
         self._per_context = per_context
@@ -189,6 +192,7 @@ class StepTimes:
         *,
         drafts: int = 0,
         changed: bool = False,
+        branches: int = 0,
     ) -> None:
         """Corrects the model by a step.
 
@@ -196,8 +200,10 @@ class StepTimes:
             context: as in `between`.
             drafts: how many sequences had one.
             changed: the step before had another number of tokens.
+            branches: paths of its trees beside the first ones.
         """
         seconds -= max(drafts - 1, 0) * self.per_draft + changed * self.per_change
+        seconds -= branches * self.per_branch
         extra = (sequences - 1) * self._per_sequence
         per_sequence, per_token = self._per_context
         of_context = max(context - MEASURED_CONTEXT, 0) * (sequences * per_sequence + tokens * per_token)

@@ -216,7 +216,7 @@ class VllmEngine:
         texts, finish = text.write(one.token_ids)
         tokens = one.token_ids[: len(texts)]
         if tokens:
-            # The last token of a step is the model's own; those behind an answer's end are nobody's.
+            # The last token of a step is the model's own; tokens behind the answer's end are dropped.
             accepted = min(len(one.token_ids) - 1, len(tokens))
             stats.record_step(self._records.drafted(one.id, sequence), accepted)
             sequence.output += tokens
