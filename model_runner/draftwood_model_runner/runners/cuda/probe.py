@@ -16,7 +16,7 @@ from draftwood_model_runner.runners.cuda.fusing.model import fuse
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE
 from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
 from draftwood_model_runner.runners.cuda.steps import exact_tiling
-from draftwood_model_runner.runners.cuda.steps.attention import ATTENTION_NAME, register
+from draftwood_model_runner.runners.cuda.steps.attention import STEP
 from draftwood_model_runner.runners.probing import does_not_run, other_layers, past_thresholds, same_bits
 from draftwood_model_runner.runners.shrinking import CONTEXT
 from draftwood_model_runner.runners.trials import PATH, Stepper, Trial, require_same
@@ -43,7 +43,6 @@ def probe(module: Any, max_context: int, exact: bool) -> CudaLayout:
         raise UnsupportedModelError(f"{name}: {reason}")
     if module.device.type == "cuda":
         torch.cuda.set_device(module.device)  # where Triton launches kernels
-    register()
     remove(module)  # of an earlier runner
     calls = attention_calls(module, max_context)
 
@@ -65,7 +64,7 @@ def _take_over(module: Any, calls: SequenceOf[AttentionCall], exact: bool, conte
     try:
         module.set_attn_implementation("eager")
         plain = trial.plain(module)
-        module.set_attn_implementation(ATTENTION_NAME)
+        STEP.install(module)
         if exact:
             make_exact(module)
         if _fused(module, layout, calls, trial, plain):
