@@ -39,7 +39,6 @@ __all__ = ["Engine", "EngineConfig"]
 _log = logging.getLogger(__name__)
 
 
-# Not tuned.
 _MASK_SECONDS = 0.001
 """How long a step without work waits for a mask; a request that arrives meanwhile waits as long."""
 _WIDE = 512
@@ -76,9 +75,10 @@ class Engine:
         states = self._runner.states if isinstance(self._runner, StatefulRunner) else None
         self._pool = KVPool(self._runner.pages, self._runner.page_size, config.prefix_cache, states)
         shared_chunk = config.prefill_chunk if self._runner.mixed_batches else config.shared_prefill_chunk
-        self._scheduler = Scheduler(
-            self._pool, config.max_running, config.prefill_chunk, shared_chunk, config.tenant_weights
-        )
+        max_running = config.max_running if states is None else min(config.max_running, states.sequences)
+        if max_running < config.max_running:
+            _log.warning("memory holds the recurrent states of %d sequences; so many run at once at most", max_running)
+        self._scheduler = Scheduler(self._pool, max_running, config.prefill_chunk, shared_chunk, config.tenant_weights)
         step_times = None
         if config.adaptive_budget:
             largest = max(1 + config.max_draft_nodes, _WIDE if self._runner.is_asynchronous else 0)

@@ -32,7 +32,7 @@ from draftwood_client import (
     Tenant,
     UnavailableError,
 )
-from draftwood_client._convert import from_message, to_message
+from draftwood_client.protocol.convert import from_message, to_message
 from tests.client.fake_admin import FakeAdmin
 
 Use = Callable[[Any], Coroutine[Any, Any, Any]]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood_client import ArgumentError, ChatMessage, Messages, Tool, ToolCall, ToolCallReader, ToolFormat
-from draftwood_client.request import generate_request
+from draftwood_client.protocol.request import generate_request
 
 
 def pieces_of(case: dict[str, Any]) -> list[Any]:

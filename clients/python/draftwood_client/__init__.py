@@ -61,7 +61,7 @@ from draftwood_client.memory import (
     TenantMemoryStatistics,
 )
 from draftwood_client.options import CallOptions, GenerateOptions, RequestOptions
-from draftwood_client.request import ChatMessage, Messages, Prompt
+from draftwood_client.protocol.request import ChatMessage, Messages, Prompt
 from draftwood_client.results import (
     Completion,
     Delta,

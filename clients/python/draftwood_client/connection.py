@@ -16,10 +16,10 @@ import grpc
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_client import environment
-from draftwood_client._status import status_error
 from draftwood_client.errors import ArgumentTypeError, ArgumentValueError, StatusError
 from draftwood_client.options import UNSET, CallOptions, GenerateOptions, Timeout
-from draftwood_client.request import Prompt, generate_request, seconds
+from draftwood_client.protocol.request import Prompt, generate_request, seconds
+from draftwood_client.protocol.status import status_error
 from draftwood_client.retry import NO_RETRY, RetryPolicy
 from draftwood_client.tls import TlsConfig
 

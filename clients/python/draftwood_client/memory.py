@@ -11,10 +11,10 @@ from typing import Any, Generic, Self, TypeVar, Unpack
 from draftwood.v1 import memory_pb2 as pb
 from draftwood.v1.generation_pb2 import TokenIds
 from draftwood.v1.memory_pb2_grpc import MemoryServiceStub
-from draftwood_client._convert import from_message
 from draftwood_client.admin.calls import Calls
 from draftwood_client.connection import Connection, ConnectionArguments
 from draftwood_client.errors import StatusError
+from draftwood_client.protocol.convert import from_message
 
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")

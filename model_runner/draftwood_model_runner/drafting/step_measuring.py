@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from draftwood_model_runner.runners.base import Runner
+from draftwood_model_runner.runners.base import Runner, StatefulRunner
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_strategies.budgeting.step_time import MEASURED_CONTEXT, ContextCost, StepTimeCurve, StepTimes, measure
-from draftwood_strategies.draft import EMPTY_TREE
+from draftwood_strategies.draft import EMPTY_TREE, DraftTree
 
 _SEVERAL = 4
 """Sequences of the step that shows what each further one adds."""
@@ -19,8 +19,10 @@ _LONG_CONTEXT, _SOME_TOKENS = 1024, 16
 """Context and tokens of the steps that show what longer contexts add."""
 _OF_TWO_SIZES, _ROUNDS = (8, 12), 6
 """Tokens of the steps that show what a change of the size adds, and how often they are run."""
-_LEAST_CHANGE = 0.02
-"""Share of a step from which a change of the size has a cost: less is noise."""
+_PATHS, _LEVELS = 4, 4
+"""Of the draft tree that shows what branches add; a chain has as many nodes."""
+_LEAST_COST = 0.02
+"""Share of a step from which a change of the size, or a branch, has a cost: less is noise."""
 
 
 def measure_step_times(runner: Runner, max_context: int, largest: int) -> StepTimes:
@@ -33,7 +35,9 @@ def measure_step_times(runner: Runner, max_context: int, largest: int) -> StepTi
     single, double = several.at(1) - curve.at(_SEVERAL), several.at(2) - curve.at(2 * _SEVERAL)
     per_sequence, per_draft = (max(more, 0.0) / (_SEVERAL - 1) for more in (single, double - max(single, 0.0)))
     changing = _change_cost(runner, max_context)
-    return StepTimes(curve, per_sequence, _context_cost(runner, max_context, curve), per_draft, changing)
+    branching = _branch_cost(runner, max_context)
+    of_context = _context_cost(runner, max_context, curve)
+    return StepTimes(curve, per_sequence, of_context, per_draft, changing, branching)
 
 
 def measure_curve(
@@ -88,7 +92,32 @@ def _change_cost(runner: Runner, max_context: int) -> float:
             changed[size] = min(changed[size], step(size))
             same[size] = min(same[size], step(size))
     more = (sum(changed.values()) - sum(same.values())) / len(_OF_TWO_SIZES)
-    return more if more > _LEAST_CHANGE * min(same.values()) else 0.0
+    return more if more > _LEAST_COST * min(same.values()) else 0.0
+
+
+def _branch_cost(runner: Runner, max_context: int) -> float:
+    """Seconds that a path adds to a draft of as many nodes, for a runner whose recurrent layers may go path by path."""
+    if not isinstance(runner, StatefulRunner) or runner.states is None or not runner.draft_limits(0).branches:
+        return 0.0
+    nodes = _PATHS * _LEVELS
+    context = min(MEASURED_CONTEXT, max_context - nodes - 1)
+    if context < 1:
+        return 0.0
+    pages = np.arange(-(-(context + nodes + 1) // runner.page_size), dtype=np.int32) % runner.pages
+    level = np.arange(nodes, dtype=np.int32) // _PATHS
+    tree = DraftTree.of(np.arange(nodes, dtype=np.int32), np.where(level > 0, np.arange(nodes) - _PATHS, -1))
+    batches = [
+        replace(lay_out([BatchRow(pages, context, np.zeros(1, np.int32), draft, logits_from=0)]), made_up=True)
+        for draft in (DraftTree.of(tree.tokens), tree)
+    ]
+    fastest = [float("inf"), float("inf")]
+    for _ in range(_ROUNDS):
+        for at, batch in enumerate(batches):
+            started = time.perf_counter()
+            runner.step(batch, 0)
+            fastest[at] = min(fastest[at], time.perf_counter() - started)
+    more = (fastest[1] - fastest[0]) / (_PATHS - 1)
+    return more if more > _LEAST_COST * fastest[0] else 0.0
 
 
 def _context_cost(runner: Runner, max_context: int, curve: StepTimeCurve) -> ContextCost:

@@ -25,7 +25,7 @@ __all__ = ["BUNDLED_MODEL", "LoadedModel", "adopt", "load_model"]
 
 _log = logging.getLogger(__name__)
 _UNLIMITED, _UNNAMED = 2**31 - 1, 32_768
-"""Tokens of context at most, and where a model names no limit and none is set."""
+"""Tokens of context: at most, and if the model names no limit and none is set."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -46,7 +46,7 @@ def load_model(
     """Loads a model and its tokenizer from a folder or from the hub (its cache, where the network is out of reach).
 
     Args:
-        device: "cpu", "cuda", "cuda:1", ...; "auto" takes CUDA where there is one.
+        device: "cpu", "cuda", "cuda:1", ...; "auto" takes CUDA if there is a device.
         dtype: "float32", "bfloat16" or "float16"; "auto" is float32 on a CPU and the checkpoint's own elsewhere.
         max_context: a smaller context than the model's own.
         exact: compute so that rounding does not depend on drafts and batch, by the torch runner on CPUs or the cuda
@@ -211,7 +211,7 @@ def _device(device: str) -> torch.device:
 
 
 def _max_context(config: Any, wanted: int | None) -> int:
-    """The model's context, capped where its positions would start to depend on the batch."""
+    """The model's context, up to the position at which rotations would depend on the batch."""
     names = ("max_position_embeddings", "max_target_positions")  # the second in Whisper
     limit = next((int(found) for name in names if (found := getattr(config, name, None) or 0) > 0), _UNLIMITED)
     # Another request's positions would change all rotations of ours.

@@ -95,6 +95,7 @@ class StepBatch:
         cu_blocks: int32[S + 1]; the pages of batch row s are from `cu_blocks[s]` to `cu_blocks[s + 1]`.
         logit_rows: int32[R], the tokens that need logits, ascending.
         made_up: the contexts were never computed: only the time of the step matters, and no state of it is kept.
+        prompts: int32[S], of each sequence, how many of its tokens are its prompt; None: all but drafts are.
     """
 
     tokens: Int32Array
@@ -106,6 +107,7 @@ class StepBatch:
     cu_blocks: Int32Array
     logit_rows: Int32Array
     made_up: bool = False
+    prompts: Int32Array | None = None
 
     @property
     def size(self) -> int:
@@ -165,12 +167,6 @@ class Predictions(NamedTuple):
     logits: Any
     tokens: Int32Array
     top_tokens: Int32Array | None
-
-    def top(self, k: int) -> Int32Array | None:
-        """int32[R, k]: as `top_tokens`, at most as many as there are; None for k = 0."""
-        if self.top_tokens is None or k == 0 or k >= self.top_tokens.shape[1]:
-            return self.top_tokens if k else None
-        return np.ascontiguousarray(self.top_tokens[:, :k])
 
 
 class KVCompaction(NamedTuple):
@@ -275,6 +271,10 @@ class PageStates(Protocol):
 
     A sequence can begin after a cached prefix only where the state after it was kept, at the end of a page.
     """
+
+    @property
+    def sequences(self) -> int:
+        """Live ones that there is memory for."""
 
     def resumes_after(self, page: int) -> bool:
         """Whether the state after the last token of a page is known."""

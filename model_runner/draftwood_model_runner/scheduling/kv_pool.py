@@ -1,4 +1,4 @@
-"""The page tables of live sequences: pages of KV memory for what they need, shared where they begin alike. No torch.
+"""The page tables of live sequences. Sequences that begin alike share pages. No torch.
 
 Memory is paged as in vLLM (Kwon et al., 2023, arXiv 2309.06180): a sequence holds the pages for its tokens and a little
 growth, not for the longest output that it may write. A sequence that begins like an earlier one of its tenant holds the
@@ -22,7 +22,7 @@ from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies.draft import Int32Array
 
 GROWTH = 64
-"""Tokens that a sequence can write at least before it needs further pages. Not tuned: taking pages is cheap."""
+"""Tokens that a sequence can write at least before it needs further pages. Taking pages is cheap."""
 
 
 class KVUse(NamedTuple):
@@ -57,7 +57,8 @@ class KVPool:
         pages: how many there are, at least as many as any sequence needs.
         page_size: tokens of a page.
         prefix_cache: keep the pages of ended sequences, and begin new sequences with the longest cached prefix.
-        states: of recurrent layers; None for a model without. A prefix ends where one is known.
+        states: of recurrent layers; None for a model without. A prefix ends where one is known, and has no written
+            tokens: a runner may compute those otherwise than tokens of a prompt.
     """
 
     def __init__(self, pages: int, page_size: int, prefix_cache: bool = True, states: PageStates | None = None) -> None:
@@ -124,7 +125,7 @@ class KVPool:
         return self._need(sequence) - len(prefix.blocks) - (self.available - prefix.retained)
 
     def leave(self, sequence: Sequence) -> None:
-        """A waiting sequence does so no more."""
+        """A sequence stopped waiting."""
         self._known.pop(sequence, None)
 
     def record(self, sequence: Sequence) -> None:
@@ -156,7 +157,7 @@ class KVPool:
         return None
 
     def grow(self, sequence: Sequence) -> None:
-        """Gives a sequence, whose shortfall must be none, the pages that it needs."""
+        """Gives a sequence the pages that it needs; its shortfall must be 0 or less."""
         self._extend(sequence, self._need(sequence) - self._tables[sequence].pages.size)
 
     def close(self, sequence: Sequence, keep: bool = True) -> None:
@@ -167,7 +168,7 @@ class KVPool:
                 forgotten.
         """
         if keep:
-            self._record(sequence, sequence.committed)
+            self._record(sequence, min(sequence.committed, self._shareable(sequence)))
         unused = self._pages.release(self._tables.pop(sequence).pages)
         if self._states is not None:
             self._states.release(unused.tolist(), kept=keep)
@@ -218,7 +219,7 @@ class KVPool:
         if prefix is None:
             prefix = self._known[sequence] = KnownPrefix(sequence.request.tenant)
         self._prefixes.refresh(prefix)
-        full, count = (sequence.length - 1) // self.page_size, 1
+        full, count = min(sequence.length - 1, self._shareable(sequence)) // self.page_size, 1
         while (known := len(prefix.blocks)) < full:
             count = min(count, full - known)
             tokens = sequence.tokens(known * self.page_size, count * self.page_size)
@@ -226,6 +227,10 @@ class KVPool:
                 break
             count *= 2
         return self._resumable(prefix)
+
+    def _shareable(self, sequence: Sequence) -> int:
+        """How many of its tokens others may begin with."""
+        return sequence.length if self._states is None else int(sequence.request.prompt.size)
 
     def _resumable(self, prefix: KnownPrefix) -> KnownPrefix:
         """As much of a prefix as a sequence can begin with: up to a page after which the states are known."""

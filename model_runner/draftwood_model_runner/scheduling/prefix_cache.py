@@ -117,7 +117,7 @@ class PrefixCache:
         return len(found)
 
     def beginning(self, prefix: KnownPrefix, blocks: int) -> KnownPrefix:
-        """The first blocks of a prefix, as they are now: itself if it has no more, otherwise a copy."""
+        """The first `blocks` blocks of a prefix: the prefix itself if these are all, otherwise a copy."""
         if blocks == len(prefix.blocks):
             return prefix
         pages = prefix.pages[:blocks]
@@ -168,7 +168,7 @@ class PrefixCache:
         self._changes += 1
 
     def forget_oldest(self, count: int) -> Int32Array:
-        """Forgets the least recently used of the retained pages, of which there must be so many; returns them."""
+        """Forgets the `count` least recently used retained pages, and returns them. There must be so many."""
         pages = np.fromiter(islice(self._retained, count), np.int32, count)
         self.forget(pages)
         return pages

@@ -18,8 +18,8 @@ log-probabilities a token, 1024 tokens take about 300 KiB."""
 MAX_TREES = 64
 """Verified drafts in one message, the last ones. With 512 nodes each they take some 500 KiB."""
 PAUSE_SECONDS = 0.25
-"""How long an output may wait to be taken until its request gives up its slots: longer than the event loop stands
-still, and little to wait for a slot."""
+"""How long an output may wait to be taken until its request gives up its slots: longer than the event loop is
+blocked, and short for a request that waits for a slot."""
 
 
 @dataclass(eq=False, slots=True)
@@ -110,7 +110,7 @@ class Stream:
         samples: the submitted ones; empty before that.
         finished: all samples have finished.
         ids: of the samples, on the engine's link.
-        tenant: whose it is.
+        tenant: of the request.
         slots: number of slots that it holds, one for each sample.
         has_slots: the slots are its own; otherwise `submit` takes them from other requests.
         paused: it has given them up until its reader has caught up.

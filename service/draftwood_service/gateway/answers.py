@@ -87,7 +87,7 @@ class Answers:
         return self._contents[index]
 
     def _details(self, delta: Delta) -> dict[str, list[dict[str, Any]]]:
-        """What only this service tells of some tokens."""
+        """What this service alone reports of some tokens."""
         own: dict[str, list[dict[str, Any]]] = {}
         if self._parsed.token_details:
             own["tokens"] = [{"text": one.text, "drafted": one.drafted} for one in delta.details]

@@ -77,7 +77,7 @@ class Batch:
             await asyncio.wait(self._workers)
 
     async def _work(self, number: int, found: asyncio.Queue[tuple[int, Delta | Completion] | Exception]) -> None:
-        """Reads the stream of a prompt, then those of prompts that nobody has begun."""
+        """Reads the stream of a prompt, then those of prompts that no worker has begun."""
         stream = self._streams[number]
         try:
             while True:

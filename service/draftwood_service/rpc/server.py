@@ -21,7 +21,7 @@ from draftwood_service.rpc.admin.administration import Administration
 from draftwood_service.rpc.admin.audit import AuditServicer
 from draftwood_service.rpc.admin.status import StatusServicer
 from draftwood_service.rpc.bound import STOP_SECONDS, BoundServer
-from draftwood_service.rpc.calls import Call, Method
+from draftwood_service.rpc.calls import Call, Method, methods_of
 from draftwood_service.rpc.generation import GenerationServicer
 from draftwood_service.rpc.memory import MemoryServicer
 from draftwood_service.rpc.parsing.deserializer import Deserializer
@@ -90,16 +90,17 @@ class RunningServer:
         memory = MemoryServicer(
             bridge, model, settings, catalog.config_of, lambda tenant: catalog.tenant_message(tenant) is not None
         )
-        of_memory = {name: _counted(method, bridge) for name, method in memory.methods.items()}
         self.audits = AuditLedger(model)
         self.audits.listeners.append(self._count_audit)
         bridge.on_audited = self.audits.record
         audit = AuditServicer(self.audits, self.recovery, settings.audit_share)
         status = StatusServicer(bridge, self.audits, self.recovery, self.known, settings)
-        administrative = (audit.methods, status.methods, *self._administration.methods)
-        methods = (self._servicer.methods, of_memory, *administrative)
-        for of_service, its_methods in zip(bound.handlers, methods, strict=True):
-            of_service.use(its_methods, Deserializer)
+        generation, of_memory = methods_of(self._servicer), methods_of(memory)
+        counted = lambda name: _counted(of_memory(name), bridge)  # noqa: E731
+        administrative = (audit, status, self._administration.tenants, self._administration.experiment_service)
+        methods = (generation, counted, *map(methods_of, administrative))
+        for of_service, method_of in zip(bound.handlers, methods, strict=True):
+            of_service.use(method_of, Deserializer)
         bound.telemetry.watch(self)
 
     async def start(self) -> None:

@@ -31,7 +31,7 @@ class Observed:
 
     Attributes:
         tenants: whose figures are shown by name; no others are.
-        loop_lag: the longest delay of the event loop of late, in seconds.
+        loop_lag: the longest delay of the event loop in the last 10 s, in seconds.
     """
 
     server: WatchedServer

@@ -22,6 +22,8 @@ MEASURED_CONTEXT = 128
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Sizes that are timed, in tokens."""
 _ROUNDS = 8
+_LONG_STEP = 0.1
+"""Seconds from which a step is timed at its first run."""
 _WIDEST = 8192
 """Tokens of a step up to which its cost is learned."""
 _SMOOTHING, SMOOTHING_EVERYWHERE = 0.05, 0.025
@@ -144,6 +146,7 @@ class StepTimes:
             for several tokens of a sequence may cost more than the one for a single token.
         per_change: seconds that a step takes longer after one of another number of tokens: OpenVINO prepares each
             operation anew for other shapes.
+        per_branch: what each path of a draft tree adds, beside its nodes and but the first.
     """
 
     def __init__(
@@ -153,9 +156,11 @@ class StepTimes:
         per_context: ContextCost = _NO_COST,
         per_draft: float = 0.0,
         per_change: float = 0.0,
+        per_branch: float = 0.0,
     ) -> None:
         self.per_draft = per_draft
         self.per_change = per_change
+        self.per_branch = per_branch
         self._curve = curve.widened()
         self._per_sequence = per_sequence
         self._per_context = per_context
@@ -187,6 +192,7 @@ class StepTimes:
         *,
         drafts: int = 0,
         changed: bool = False,
+        branches: int = 0,
     ) -> None:
         """Corrects the model by a step.
 
@@ -194,8 +200,10 @@ class StepTimes:
             context: as in `between`.
             drafts: how many sequences had one.
             changed: the step before had another number of tokens.
+            branches: paths of its trees beside the first ones.
         """
         seconds -= max(drafts - 1, 0) * self.per_draft + changed * self.per_change
+        seconds -= branches * self.per_branch
         extra = (sequences - 1) * self._per_sequence
         per_sequence, per_token = self._per_context
         of_context = max(context - MEASURED_CONTEXT, 0) * (sequences * per_sequence + tokens * per_token)
@@ -224,7 +232,7 @@ def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTim
 
     Sizes are timed in turn, round after round, and the fastest run of each counts, so that a burst of other load does
     not distort the curve. Each is run twice in a row and the second run is timed: a step after one of another size may
-    take longer (`StepTimes`).
+    take longer (`StepTimes`), which does not show where a step is long.
 
     Args:
         largest: the largest size of interest.
@@ -236,8 +244,10 @@ def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTim
     deadline = time.perf_counter() + limit
     for _ in range(_ROUNDS):
         for size in sizes:
-            step(size)
-            seconds[size] = min(seconds[size], step(size))
+            taken = step(size)
+            if taken < _LONG_STEP:
+                taken = step(size)
+            seconds[size] = min(seconds[size], taken)
         if time.perf_counter() > deadline:
             break
     return StepTimeCurve(seconds)

@@ -34,13 +34,13 @@ where biases begin: of the lengths in the own prompt, the own output and the mem
 and the number of all."""
 
 _LEAST_SHARE, _GREATEST_SHARE = 1e-3, 0.9995
-"""Bounds of a share. Not tuned."""
+"""Bounds of a share."""
 _RATE, _SCALE_RATE = 0.005, 0.0005
-"""Steps of the biases and the scale. Not tuned."""
+"""Steps of the biases and the scale."""
 _TOKEN_RATE = 0.1
 """Step of the table. 0.2 and 0.4 change acceptance lengths by -0.1% and -0.5%."""
 _GREATEST = 8.0
-"""Bounds every entry. Not tuned."""
+"""Bounds every entry."""
 
 
 @compiled
@@ -50,11 +50,20 @@ def rival_bin(share: Real, rival: Real) -> int:
 
 
 @compiled
-def packed(prompt: Integer, output: Integer, memory: Integer, rival: Integer) -> Integer:
-    """One number of the lengths of the longest matches in the sources, each with 1 added and 0 for none, and of the
-    rival's bin."""
-    number: Integer = ((rival * 32 + memory) * 32 + output) * 32 + prompt
-    return number
+def with_match(support: Integer, source: Integer, length: Integer) -> Integer:
+    """What speaks for a token, 0 at first, and a match of so many tokens in one source, if it is the longest there.
+
+    It is one number: for each source 5 bits of the longest match with 1 added, and the rival's bin above them.
+    """
+    shift = 5 * source
+    more: Integer = max(length + 1 - (support >> shift & 31), 0)
+    return support + (more << shift)
+
+
+@compiled
+def with_rival(support: Integer, rival: Integer) -> Integer:
+    """What speaks for a token, and the bin of its strongest rival."""
+    return support + (rival << 15)
 
 
 @compiled
@@ -95,7 +104,7 @@ def chance(
     Args:
         odds: float32[ODDS].
         share: its share of the votes.
-        support: see `packed`.
+        support: see `with_match` and `with_rival`.
         depth: of its parent, 0 for the root.
     """
     alone, after_one, after_two, any_after = slots_of(token, last, before)

@@ -9,22 +9,17 @@ Knows nothing of where candidates come from, nor of how weights are learned.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled
+from draftwood_strategies.native import Float32Array, Integer, Real, compiled
 from draftwood_strategies.trie.candidates import (
-    AGREEING,
     AGREEING_BINS,
-    KIND,
-    LENGTH,
     LONGEST,
-    NEAR,
     NEAR_BINS,
-    NEWER,
     NEWER_BINS,
     RECENT_BINS,
-    SHORTER,
     SHORTER_BINS,
+    Candidates,
 )
 
 AGREEING_AT = LONGEST + 1
@@ -36,7 +31,7 @@ FEATURES = RECENT_AT + RECENT_BINS
 """Columns of the features, after those of the match length; `FEATURES` is their number."""
 
 COUNT_BINS = 6
-"""Bins of the number of votes. Not tuned."""
+"""Bins of the number of votes."""
 
 
 class Weights(NamedTuple):
@@ -49,36 +44,36 @@ class Weights(NamedTuple):
         odds: float32[ODDS], what turns a share of the votes into a probability.
     """
 
-    features: Float32Array
-    escapes: Float32Array
+    features: Annotated[Float32Array, 2]
+    escapes: Annotated[Float32Array, 2]
     odds: Float32Array
 
 
 @compiled
-def trust_of(candidates: Int32Array, j: Integer, features: Float32Array) -> Real:
+def trust_of(candidates: Candidates, j: Integer, features: Float32Array) -> Real:
     """The factors of candidate j's vote that are the same along a path and for every token."""
-    kind = candidates[j, KIND]
+    one = candidates[j]
     trust: Real = (
-        features[kind, AGREEING_AT + candidates[j, AGREEING]]
-        * features[kind, NEWER_AT + candidates[j, NEWER]]
-        * features[kind, NEAR_AT + candidates[j, NEAR]]
-        * features[kind, SHORTER_AT + candidates[j, SHORTER]]
+        features[one.kind, AGREEING_AT + one.agreeing]
+        * features[one.kind, NEWER_AT + one.newer]
+        * features[one.kind, NEAR_AT + one.near]
+        * features[one.kind, SHORTER_AT + one.shorter]
     )
     return trust
 
 
 @compiled
 def weight_of(
-    candidates: Int32Array, j: Integer, trust: Real, depth: Integer, recent: Integer, features: Float32Array
+    candidates: Candidates, j: Integer, trust: Real, depth: Integer, recent: Integer, features: Float32Array
 ) -> Real:
     """The weight of candidate j's vote at `depth` for a token in the bin `recent` of `recent_bin`."""
-    kind = candidates[j, KIND]
+    kind = candidates[j].kind
     weight: Real = features[kind, length_at(candidates, j, depth)] * trust * features[kind, RECENT_AT + recent]
     return weight
 
 
 @compiled
-def length_at(candidates: Int32Array, j: Integer, depth: Integer) -> Integer:
+def length_at(candidates: Candidates, j: Integer, depth: Integer) -> Integer:
     """How long candidate j's match is at `depth`, the path included."""
-    length: Integer = min(candidates[j, LENGTH] + depth, LONGEST)
+    length: Integer = min(candidates[j].length + depth, LONGEST)
     return length

@@ -28,7 +28,7 @@ class Remembered:
         path: of the file.
 
     Args:
-        store: tells it from others.
+        store: identifies it.
         clock: seconds since the epoch.
     """
 

@@ -14,18 +14,17 @@ from draftwood_model_runner.runners.batch import BatchRow, Chains, lay_out, lay_
 from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree
-from draftwood_strategies.budgeting import draft_account, guarded_drafter
+from draftwood_strategies.budgeting import draft_account, timed_calls
 from draftwood_strategies.budgeting.draft_account import (
     DraftAccount,
-    Payoff,
+    DraftCostModel,
     charge_all,
     pause_all,
     rows_of,
     step_all,
 )
-from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
 from draftwood_strategies.budgeting.step_time import ContextCost, StepTimeCurve, StepTimes
-from tests.model_runner.drafting.test_guarded_drafter import NOTHING, Clock, Plugin, sequence_of, step
+from tests.model_runner.drafting.test_guarded_drafter import NOTHING, Clock, LoneDrafter, Plugin, sequence_of, step
 from tests.model_runner.sequences import make_sequence
 
 BATCH, MODEL_SECONDS, STEPS = 32, 0.034, 64
@@ -34,7 +33,7 @@ BATCH, MODEL_SECONDS, STEPS = 32, 0.034, 64
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(guarded_drafter, "time", clock)
+    monkeypatch.setattr(timed_calls, "time", clock)
     monkeypatch.setattr(draft_account, "_called", {(Plugin, "start"), (Plugin, "propose"), (Plugin, "observe")})
     return clock
 
@@ -42,9 +41,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def drafting_seconds(clock: Clock, propose: float, accepted: int, stalls: int = 0) -> tuple[float, int]:
     """What drafting takes over a whole batch, and how many sequences it was suspended for."""
     failures: Counter[str] = Counter()
-    payoff = Payoff()
+    cost_model = DraftCostModel()
     sequences = [sequence_of(Plugin(clock=clock, propose=propose)) for _ in range(BATCH)]
-    drafters = [GuardedDrafter(sequence, 100, failures, payoff) for sequence in sequences]
+    drafters = [LoneDrafter(sequence, 100, failures, cost_model) for sequence in sequences]
     for drafter in drafters:  # the first token of each waits for no draft
         step(drafter, MODEL_SECONDS, 0, sharing=BATCH)
     started = clock.now
@@ -118,6 +117,14 @@ def test_a_draft_keeps_to_the_limits_of_request_output_and_runner() -> None:
     assert tree_of(chains_only, decoding(bush, written=1)).tokens.tolist() == [0]
 
 
+def test_chains_are_drafted_where_branches_cost_more_than_they_bring() -> None:
+    bush = Thrifty(DraftTree.of(range(4), [-1, 0, -1, 2], np.array([0.6, 0.3, 0.5, 0.25], np.float32)))
+    curve = StepTimeCurve({1: 1.0, 64: 2.0})
+    for per_branch, nodes in ((0.0, [0, 1, 2, 3]), (0.01, [0, 1, 2, 3]), (1.0, [0, 1])):
+        policy = DraftPolicy(100, lambda _: NO_LIMITS, StepTimes(curve, per_branch=per_branch))
+        assert tree_of(policy, decoding(bush, written=1)).tokens.tolist() == nodes
+
+
 def test_long_contexts_are_drafted_for_more_sparingly() -> None:
     """Each drafted token attends to the whole context, so it costs more the longer that is."""
     scores = np.linspace(0.9, 0.05, 16)
@@ -137,7 +144,7 @@ def test_long_contexts_are_drafted_for_more_sparingly() -> None:
 @pytest.mark.parametrize(("verifying", "pays"), [(0.0005, True), (0.002, False)])
 def test_a_draft_pauses_that_costs_more_to_verify_than_it_saves(verifying: float, pays: bool) -> None:
     """Each step takes 3 ms, its draft included, and each draft saves one token: a step without a draft."""
-    account = DraftAccount(Payoff())
+    account = DraftAccount(DraftCostModel())
     for _ in range(12):
         charge_all(rows_of([account]), 0.0001)
         step_all([account], 0.003, np.ones(1, np.int32), np.array([verifying]), sharing=1)

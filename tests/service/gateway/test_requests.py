@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from draftwood_model_runner.loading.tool_format import NoToolFormatError
+from draftwood_service.rpc.parsing.tool_format import NoToolFormatError
 from tests.service.fakes import ByteTokenizer, FakeEngine, FakeModel, serving, until
 from tests.service.gateway.listening import Listening, listening, post
 

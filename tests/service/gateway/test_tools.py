@@ -16,12 +16,12 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessage
 
 from draftwood_client import AsyncClient, Delta, ToolFormat
-from draftwood_model_runner.loading import tool_format
 from draftwood_service.gateway.answers import Answers
 from draftwood_service.gateway.app import Gateway
 from draftwood_service.gateway.errors import InvalidRequestError
 from draftwood_service.gateway.reading import read_chat, with_tools
 from draftwood_service.gateway.tools import grammar, read_tools
+from draftwood_service.rpc.parsing import tool_format
 from tests.service.fakes import ByteTokenizer, FakeEngine, FakeModel, serving
 
 QUESTION: Any = [{"role": "user", "content": "Where is my parcel?"}]

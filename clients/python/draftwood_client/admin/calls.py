@@ -9,10 +9,10 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from draftwood_client._status import cancelled_error
 from draftwood_client.aio import open_channel, raise_if_task_cancelled
 from draftwood_client.connection import Connection
 from draftwood_client.errors import ClientClosedError
+from draftwood_client.protocol.status import cancelled_error
 
 _Response = TypeVar("_Response")
 

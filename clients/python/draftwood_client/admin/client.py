@@ -9,13 +9,13 @@ from typing import Self, Unpack
 from draftwood.admin.v1 import audit_pb2, status_pb2
 from draftwood.admin.v1.audit_pb2_grpc import AuditServiceStub
 from draftwood.admin.v1.status_pb2_grpc import StatusServiceStub
-from draftwood_client._convert import from_message
 from draftwood_client.admin.audit import AuditReport
 from draftwood_client.admin.calls import AsyncCalls, Calls
 from draftwood_client.admin.experiments import AsyncExperiments, Experiments
 from draftwood_client.admin.status import ServerStatus
 from draftwood_client.admin.tenants import AsyncTenants, Tenants
 from draftwood_client.connection import Connection, ConnectionArguments
+from draftwood_client.protocol.convert import from_message
 
 
 class AdminClient:

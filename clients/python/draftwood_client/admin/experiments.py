@@ -9,10 +9,10 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood.admin.v1.experiments_pb2_grpc import ExperimentServiceStub
-from draftwood_client._convert import from_message, to_message
 from draftwood_client.admin.calls import AsyncCalls, Calls
 from draftwood_client.admin.reports import ExperimentReport
 from draftwood_client.admin.resources import Experiment
+from draftwood_client.protocol.convert import from_message, to_message
 
 if TYPE_CHECKING:
     from draftwood.admin.v1.experiments_pb2_grpc import ExperimentServiceAsyncStub

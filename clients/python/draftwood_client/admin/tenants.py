@@ -9,9 +9,9 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from draftwood.admin.v1 import tenants_pb2 as pb
 from draftwood.admin.v1.tenants_pb2_grpc import TenantServiceStub
-from draftwood_client._convert import from_message, to_message
 from draftwood_client.admin.calls import AsyncCalls, Calls
 from draftwood_client.admin.resources import Tenant
+from draftwood_client.protocol.convert import from_message, to_message
 
 if TYPE_CHECKING:
     from draftwood.admin.v1.tenants_pb2_grpc import TenantServiceAsyncStub

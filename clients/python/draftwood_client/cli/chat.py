@@ -16,7 +16,7 @@ from draftwood_client.cli.tools import Calls, read_tools
 from draftwood_client.client import Client
 from draftwood_client.errors import ArgumentValueError, DraftwoodError
 from draftwood_client.options import GenerateOptions
-from draftwood_client.request import ChatMessage
+from draftwood_client.protocol.request import ChatMessage
 from draftwood_client.results import ModelInfo
 
 HELP = "/reset clears the conversation, /exit or Ctrl-D exits, Ctrl-C stops an answer."

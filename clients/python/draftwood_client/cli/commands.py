@@ -13,7 +13,7 @@ from draftwood_client.cli.answering import AsJson, ShowDrafts, Stats, write_answ
 from draftwood_client.cli.options import ConnectionOptions, GenerationFlags, command
 from draftwood_client.cli.output import print_json, read_text
 from draftwood_client.errors import ArgumentValueError
-from draftwood_client.request import ChatMessage
+from draftwood_client.protocol.request import ChatMessage
 
 
 @command

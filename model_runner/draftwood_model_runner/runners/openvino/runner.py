@@ -23,7 +23,7 @@ UInt8Array = npt.NDArray[np.uint8]
 _LEAST_INPUT = 64
 """Elements that an input has memory for at least."""
 _LEAST_TREE = 8
-"""A smaller tree gives way to a chain of any length. Not tuned: it concerns a few steps of a sequence."""
+"""A smaller tree gives way to a chain of any length; it concerns a few steps of a sequence."""
 
 
 class OpenVinoRunner:

@@ -12,6 +12,7 @@ import torch
 
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.runners.base import KVCompaction, KVShape, StepBatch, by_layer
+from draftwood_model_runner.runners.capacity.kv_capacity import state_capacity
 from draftwood_model_runner.runners.torch.exact_attention import ONES
 from draftwood_model_runner.runners.torch.states.memory import StateMemory
 from draftwood_model_runner.runners.torch.states.mixers import Mixer
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 PAGE_SIZE = 16
 """Tokens of a page, vLLM's default: small, so that most of a short common prefix is in full pages."""
-_LEAST_STATE_BYTES = 1 << 28
-"""Of states that are kept for sequences that begin alike, beside an eighth of the KV memory. Not tuned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,7 @@ class KVLayout:
         own: the model attends in code of its own, over this cache; None if it calls `attention.tree_attention`.
         mixers: the layers that carry a state from token to token instead, or besides.
         branches: drafts may be trees; if not, chains only.
+        state_bytes: of the states of a sequence after a token.
     """
 
     shapes: tuple[KVShape, ...]
@@ -46,6 +46,12 @@ class KVLayout:
     own: OwnCache | None = None
     mixers: tuple[Mixer, ...] = ()
     branches: bool = True
+    state_bytes: int = 0
+
+    @property
+    def bytes_per_sequence(self) -> int:
+        """Of states: a step has those before it and those after it."""
+        return 2 * self.state_bytes
 
     @property
     def bytes_per_token(self) -> int:
@@ -90,8 +96,7 @@ class KVCache:
         self._arrays = [_plain(array) for array in (*keys.values(), *values.values()) if array.numel()]
         self.keys = by_layer(layout.shapes, keys)
         self.values = by_layer(layout.shapes, values)
-        most = tokens * layout.bytes_per_token // 8 + _LEAST_STATE_BYTES
-        self.states = StateMemory(PAGE_SIZE, most) if layout.mixers else None
+        self.states = _state_memory(layout, tokens * layout.bytes_per_token) if layout.mixers else None
 
     def move(self, moves: KVCompaction) -> None:
         """Moves entries from slots to slots, in every layer."""
@@ -136,6 +141,11 @@ class StepEntries:
         if isinstance(where, slice):
             return keys[:, where], values[:, where]
         return _gathered(keys, where), _gathered(values, where)
+
+
+def _state_memory(layout: KVLayout, kv_bytes: int) -> StateMemory:
+    sequences, kept = state_capacity(max(1, layout.bytes_per_sequence), kv_bytes, layout.device)
+    return StateMemory(PAGE_SIZE, kept, sequences)
 
 
 def _run_or_table(pages: Int32Array, device: torch.device) -> slice | torch.Tensor:

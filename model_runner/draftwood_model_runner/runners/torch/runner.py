@@ -19,8 +19,7 @@ from draftwood_model_runner.runners.torch.attention import BATCH, TorchBatch
 from draftwood_model_runner.runners.torch.exact_attention import draft_limits
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
 from draftwood_model_runner.runners.torch.own.forward import own_forward
-from draftwood_model_runner.runners.torch.states.mixers import STEP
-from draftwood_model_runner.runners.torch.states.step import StepStates
+from draftwood_model_runner.runners.torch.states.step import states_of_step
 from draftwood_model_runner.sampling.host.most_probable import most_probable
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
 
@@ -89,7 +88,9 @@ class TorchRunnerFactory:
         return self.layout.bytes_per_token
 
     def default_kv_tokens(self, context: int, sequences: int) -> int:
-        return default_capacity(max(1, self.layout.bytes_per_token), self.layout.device, context, sequences)
+        layout = self.layout
+        per_token, per_sequence = max(1, layout.bytes_per_token), layout.bytes_per_sequence
+        return default_capacity(per_token, layout.device, context, sequences, per_sequence)
 
     def runner(self, kv_tokens: int, threads: int | None = None) -> TorchRunner:
         return TorchRunner(self.module, self.layout, kv_tokens, threads)
@@ -101,19 +102,13 @@ def forward(module: Any, batch: StepBatch, kv: KVCache) -> torch.Tensor:
         return own_forward(module, batch, kv, kv.layout.own)
     of_step = TorchBatch(batch, kv)
     inputs = of_step.inputs()
-    positions, step = inputs["position_ids"], None
-    if kv.states is not None:
-        memory = None if batch.made_up else kv.states
-        if not takes_positions(module.__class__):  # as in Mamba
-            del inputs["position_ids"]
-        step = StepStates(batch, memory, inputs["input_ids"].shape[1], PAGE_SIZE, kv.layout.device)
-    attention, mixers = BATCH.set(of_step), STEP.set(step)
+    positions = inputs["position_ids"]
+    if not takes_positions(module.__class__):  # as in Mamba
+        del inputs["position_ids"]
+    states = states_of_step(batch, kv.states, inputs["input_ids"].shape[1], kv.layout.device)
+    attention = BATCH.set(of_step)
     try:
-        with positions_of_step(positions):
-            logits = logits_of_rows(module, **inputs)
+        with positions_of_step(positions), states:
+            return logits_of_rows(module, **inputs)
     finally:
         BATCH.reset(attention)
-        STEP.reset(mixers)
-    if step is not None and kv.states is not None and not batch.made_up:
-        step.commit(kv.states, batch)
-    return logits

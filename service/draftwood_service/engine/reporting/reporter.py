@@ -33,7 +33,7 @@ class WorkLedger:
         self._active: set[str] = set()
 
     def ended(self, sequence: Sequence) -> None:
-        """Counts a sequence that the engine has let go of."""
+        """Counts a sequence that has left the engine."""
         tenant = sequence.request.tenant
         self._work.setdefault(_key(sequence), WorkCounts()).add(sequence)
         self._tenants.setdefault(tenant, WorkCounts()).add(sequence)

@@ -115,7 +115,7 @@ class VllmCore:
             raise EngineStoppedError("a process of vLLM has ended") from None
 
     def _collect(self) -> None:
-        """Takes steps as they come. vLLM's client does not tell a reader that waits that a process was killed."""
+        """Takes steps as they come, and looks for killed processes: vLLM's client does not wake its reader then."""
         while not self._closed.is_set():
             try:
                 outputs = self._client.outputs_queue.get(timeout=_LOOK_SECONDS)

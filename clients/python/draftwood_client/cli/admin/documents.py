@@ -14,10 +14,10 @@ import yaml
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
-from draftwood_client._convert import from_message, to_message
 from draftwood_client.admin.resources import Experiment, Tenant
 from draftwood_client.cli.admin.fields import Data, as_data, checked, parsed
 from draftwood_client.errors import ArgumentValueError
+from draftwood_client.protocol.convert import from_message, to_message
 
 ResourceT = TypeVar("ResourceT", bound=Tenant | Experiment)
 

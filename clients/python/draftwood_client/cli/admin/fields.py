@@ -17,8 +17,8 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from draftwood_client._convert import whole
 from draftwood_client.errors import ArgumentValueError
+from draftwood_client.protocol.convert import whole
 
 Data = dict[str, Any]
 Path = tuple[FieldDescriptor, ...]

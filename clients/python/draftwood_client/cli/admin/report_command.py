@@ -12,12 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwood.admin.v1 import experiments_pb2 as pb
-from draftwood_client._convert import to_message
 from draftwood_client.admin.reports import ExperimentReport
 from draftwood_client.cli.admin.fields import Data, as_data
 from draftwood_client.cli.admin.plot import histories, metric_of, terminal_plot, write_plot
 from draftwood_client.cli.admin.tables import cell, console, duration_text, plain_table, time_text
 from draftwood_client.cli.output import print_json
+from draftwood_client.protocol.convert import to_message
 
 _VERDICT_STYLES = {"better": "green", "worse": "red"}
 

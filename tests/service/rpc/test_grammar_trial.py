@@ -9,8 +9,8 @@ import pytest
 
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from draftwood_model_runner.request import GrammarKind
-from draftwood_model_runner.sampling import grammar_trial
-from draftwood_model_runner.sampling.grammar_trial import GrammarTrials
+from draftwood_service.rpc.parsing import grammar_trial
+from draftwood_service.rpc.parsing.grammar_trial import GrammarTrials
 from tests.model_runner.families import served
 
 

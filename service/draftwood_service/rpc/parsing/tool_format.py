@@ -9,12 +9,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from jinja2 import TemplateError
 
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], str]
 """Messages and tools through a chat template, without a generation prompt. Raises TemplateError."""
+
+
+class ChatTokenizer(Protocol):
+    """`draftwood_model_runner.loading.tokenizer.Tokenizer`, as far as the form of calls depends on it."""
+
+    @property
+    def has_chat_template(self) -> bool: ...
+    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str: ...
+    def without_special_tokens(self, text: str) -> str: ...
+
 
 _NAMES = ("zq_first_tool", "zq_second_tool")
 _ARGUMENTS = {"zq_argument": "zq value"}
@@ -44,7 +54,21 @@ class NoToolFormatError(Exception):
     """The model cannot be given tools, or its calls cannot be read; says why."""
 
 
-def read_tool_format(render: Render) -> ToolFormat:
+def tool_format_of(tokenizer: ChatTokenizer) -> ToolFormat | NoToolFormatError:
+    """How a model writes calls of tools, or why it is given none."""
+    if not tokenizer.has_chat_template:
+        return NoToolFormatError("it has no chat template")
+    try:
+        found = _read(tokenizer.render)
+    except NoToolFormatError as error:
+        return error
+    # Special tokens are not in the text of an answer.
+    begin, end = (tokenizer.without_special_tokens(text) for text in (found.begin, found.end))
+    between = None if found.between is None else tokenizer.without_special_tokens(found.between)
+    return ToolFormat(begin, end, between, found.name_key, found.arguments_key)
+
+
+def _read(render: Render) -> ToolFormat:
     """The form in which a template shows calls.
 
     Raises:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from draftwood.v1 import generation_pb2 as pb
-from draftwood_client._convert import from_message
-from draftwood_client._status import protocol_error
+from draftwood_client.protocol.convert import from_message
+from draftwood_client.protocol.status import protocol_error
 from draftwood_client.results import (
     Completion,
     Delta,

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from draftwood_model_runner.loading.model import BUNDLED_MODEL
 from draftwood_model_runner.loading.tokenizer import Tokenizer
-from draftwood_model_runner.loading.tool_format import NoToolFormatError, ToolFormat
+from draftwood_service.rpc.parsing.tool_format import NoToolFormatError, ToolFormat, tool_format_of
 from tests.model_runner.loading import templates
 
 
@@ -22,17 +22,17 @@ def with_template(template: str, **special: Any) -> Tokenizer:
 def test_json_behind_a_marker() -> None:
     between = "\n</tool_call>\n<tool_call>\n"
     expected = ToolFormat("<tool_call>\n", "\n</tool_call>", between, "name", "arguments")
-    assert with_template(templates.HERMES).tool_format == expected
+    assert tool_format_of(with_template(templates.HERMES)) == expected
 
 
 def test_bare_json() -> None:
-    assert with_template(templates.LLAMA).tool_format == ToolFormat("", "", None, "name", "parameters")
+    assert tool_format_of(with_template(templates.LLAMA)) == ToolFormat("", "", None, "name", "parameters")
 
 
 def test_a_list_behind_a_special_token_which_is_not_in_the_text() -> None:
-    plain = with_template(templates.MISTRAL).tool_format
+    plain = tool_format_of(with_template(templates.MISTRAL))
     assert plain == ToolFormat("[TOOL_CALLS] [", "]", ", ", "name", "arguments")
-    special = with_template(templates.MISTRAL, additional_special_tokens=["[TOOL_CALLS]"]).tool_format
+    special = tool_format_of(with_template(templates.MISTRAL, additional_special_tokens=["[TOOL_CALLS]"]))
     assert special == ToolFormat(" [", "]", ", ", "name", "arguments")
 
 
@@ -47,14 +47,14 @@ def test_a_list_behind_a_special_token_which_is_not_in_the_text() -> None:
     ],
 )
 def test_templates_without_tools_that_can_be_read(template: str, reason: str) -> None:
-    found = with_template(template).tool_format
+    found = tool_format_of(with_template(template))
     assert isinstance(found, NoToolFormatError)
     assert reason in str(found)
 
 
 def test_the_bundled_model_takes_no_tools() -> None:
     bundled = Tokenizer(PreTrainedTokenizerFast.from_pretrained(BUNDLED_MODEL))
-    assert str(bundled.tool_format) == "its chat template has no tools"
+    assert str(tool_format_of(bundled)) == "its chat template has no tools"
 
 
 def test_tools_and_calls_are_in_the_prompt() -> None:
