@@ -10,12 +10,12 @@ import torch
 
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.attention_shapes import AttentionCall, attention_calls
+from draftwood_model_runner.runners.cuda import constants
 from draftwood_model_runner.runners.cuda.exact_linear import make_exact
 from draftwood_model_runner.runners.cuda.fusing.forward import remove
 from draftwood_model_runner.runners.cuda.fusing.model import fuse
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE
 from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
-from draftwood_model_runner.runners.cuda.steps import exact_tiling
 from draftwood_model_runner.runners.cuda.steps.attention import STEP
 from draftwood_model_runner.runners.probing import does_not_run, other_layers, past_thresholds, same_bits
 from draftwood_model_runner.runners.shrinking import CONTEXT
@@ -100,7 +100,7 @@ def _stepper(module: Any, layout: CudaLayout, kv_tokens: int) -> Stepper:
 
 
 def _is_exact(module: Any, layout: CudaLayout, max_context: int) -> bool:
-    length = min(exact_tiling.EXACT_RUN - 2, max_context - PATH - 1)  # the true path crosses the end of a run
+    length = min(constants.EXACT_RUN - 2, max_context - PATH - 1)  # the true path crosses the end of a run
     trial = Trial.of(module, length, seed=1)
     model = _stepper(module, layout, 2 * (length + 4 * PAGE_SIZE))
     return same_bits(model.step, model.pages, trial.tokens[:length], trial.path, trial.vocab)

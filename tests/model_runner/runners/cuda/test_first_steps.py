@@ -35,7 +35,8 @@ def kernels_of(action: Any) -> set[tuple[str, tuple[tuple[str, Any], ...]]]:
 
 def test_no_request_needs_another_kernel() -> None:
     model = served("llama")
-    compiled = kernels_of(lambda: compile_choosing(model.factory.runner(2 * PAGE_SIZE)))
+    runner: Any = model.factory.runner(2 * PAGE_SIZE)
+    compiled = kernels_of(lambda: compile_choosing(runner))
     answers = {prompt: [*range(1, 10)] for prompt in PROMPTS}
     sampled = SamplingParams(temperature=1.3, top_p=0.9, repetition_penalty=1.2, seed=11, logprobs=3)
     for params, grammar in ((SamplingParams(temperature=0.0), None), (sampled, RandomGrammar(VOCAB))):
@@ -48,6 +49,7 @@ def test_no_request_needs_another_kernel() -> None:
 
 
 def test_a_small_memory_holds_the_first_steps() -> None:
-    compiled = kernels_of(lambda: compile_choosing(served("llama").factory.runner(PAGE_SIZE)))
+    runner: Any = served("llama").factory.runner(PAGE_SIZE)
+    compiled = kernels_of(lambda: compile_choosing(runner))
     assert {name for name, _ in compiled} == BESIDE_THE_MODEL
     assert {dict(constants)["NODES"] for name, constants in compiled if name == "accept_paths"} == {16}
