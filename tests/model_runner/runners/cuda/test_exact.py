@@ -20,8 +20,7 @@ from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.request import SamplingParams
 from draftwood_model_runner.runners.base import KVShape, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.cuda import probe
-from draftwood_model_runner.runners.cuda import constants
+from draftwood_model_runner.runners.cuda import constants, probe
 from draftwood_model_runner.runners.cuda.exact_linear import exact_linear, make_exact
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE
 from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
