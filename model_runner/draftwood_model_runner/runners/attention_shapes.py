@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +49,16 @@ def _noted_attention(
     options = {name: kwargs[name] for name in _OPTIONS if kwargs.get(name) is not None}
     _CALLS.get().append(AttentionCall(layer, shape, key.dtype, query.shape[1] // key.shape[1], options))
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+
+def attention_window(calls: SequenceOf[AttentionCall], max_context: int) -> int | None:
+    """The last tokens that any token attends to at most, its own included, whichever the layer; None for all.
+
+    Args:
+        max_context: positions that the model will be run on at most.
+    """
+    widest = max((call.options.get("sliding_window", max_context) for call in calls), default=max_context)
+    return int(widest) if widest < max_context else None
 
 
 _CALLS = AttentionHook[list[AttentionCall]]("draftwood_noted", _noted_attention)

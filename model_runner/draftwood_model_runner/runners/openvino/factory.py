@@ -45,6 +45,7 @@ class OpenVinoRunnerFactory:
 
     name: ClassVar[str] = "openvino"
     exact: ClassVar[bool] = False
+    window: ClassVar[None] = None
 
     def __init__(self, converted: ConvertedModel, threads: int | None = None) -> None:
         self.converted = converted
