@@ -25,6 +25,7 @@ from draftwood_model_runner.scheduling.prefix_cache import KnownPrefix, PrefixCa
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies.draft import Int32Array
 
+
 class KVUse(NamedTuple):
     """Pages of KV memory: all, those that live sequences hold, and those that only the prefix cache does."""
 
