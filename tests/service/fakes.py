@@ -97,7 +97,7 @@ class FakeModel(ServedModel):
     grammars: FakeGrammars = field(default_factory=lambda: FakeGrammars())
 
     @property
-    def tool_format(self) -> ToolFormat | NoToolFormatError:  # type: ignore[override]
+    def tool_format(self) -> ToolFormat | NoToolFormatError:
         return self.tokenizer.tool_format
 
 

@@ -52,7 +52,7 @@ Method: TypeAlias = Callable[[Any, Call], Awaitable[Any]]
 
 def methods_of(servicer: object) -> Callable[[str], Method]:
     """What a servicer calls the methods of its service: `get_tenant` is GetTenant."""
-    return lambda name: getattr(servicer, re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower())  # type: ignore[no-any-return]
+    return lambda name: getattr(servicer, re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower())
 
 
 def handlers(

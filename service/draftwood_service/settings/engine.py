@@ -59,13 +59,13 @@ class ModelSettings(SettingsGroup):
     engine: Literal["draftwood", "vllm"] = "draftwood"
     """What runs the model: draftwood, Draftwood's own engine, or vllm, for several machines' worth of GPUs and all that
     vLLM serves (pip install 'draftwood[vllm]')"""
-    engine_args: JsonObject = Field({})
+    engine_args: JsonObject = Field(default={})
     """Further engine arguments of vLLM, as a JSON object such as {"quantization": "fp8"} (engine vllm)"""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Data type of the model's computation"""
-    max_context: int | None = Field(None, ge=2)
+    max_context: int | None = Field(default=None, ge=2)
     """Maximum number of prompt and output tokens of a request; unset: the model's maximum"""
     exact: bool | None = None
     """Make logits independent of drafts and batch, bit by bit (runner torch on CPUs, and runner cuda); unset: only with
@@ -75,7 +75,7 @@ class ModelSettings(SettingsGroup):
     weights: Literal["as-is", "int8", "int4"] = "as-is"
     """Weights in memory; as-is: in the data type of the computation, int8, int4: quantized to 8 or 4 bits (runner
     openvino)"""
-    tensor_parallel: int = Field(1, ge=1)
+    tensor_parallel: int = Field(default=1, ge=1)
     """GPUs that share the model: of this machine (runner cuda), or of vLLM's"""
     generation_defaults: Literal["model", "greedy"] = "model"
     """Where defaults of requests come from: the model's generation_config.json, or greedy decoding"""
@@ -130,9 +130,9 @@ class SchedulingSettings(SettingsGroup):
     requests").
     """
 
-    max_running: int = Field(8, le=4096)
+    max_running: int = Field(default=8, le=4096)
     """Maximum number of requests that run in one batch"""
-    max_waiting: int = Field(64, ge=0, le=1_000_000)
+    max_waiting: int = Field(default=64, ge=0, le=1_000_000)
     """Maximum number of waiting requests"""
     kv_cache_tokens: int | None = None
     """Capacity of the KV cache in tokens; unset: max_running full contexts, limited by free memory"""
@@ -142,18 +142,18 @@ class SchedulingSettings(SettingsGroup):
     """Prompt tokens of a step in which no request decodes"""
     shared_prefill_chunk: int = 128
     """Prompt tokens of a step in which requests decode"""
-    tenant_weights: Weights = Field({})
+    tenant_weights: Weights = Field(default={})
     """Scheduling weights of tenants, such as acme=2,beta=0.5; 1 for all others"""
 
 
 class ProcessSettings(SettingsGroup):
     """Failures and shutdown."""
 
-    stall_timeout: float = Field(30.0, gt=0)
+    stall_timeout: float = Field(default=30.0, gt=0)
     """Seconds until a request ends when its client does not read"""
-    engine_restarts: int = Field(2, ge=0)
+    engine_restarts: int = Field(default=2, ge=0)
     """How often an engine process that died is started anew before the service exits with status 1"""
-    engine_stall_timeout: float = Field(300.0, gt=0)
+    engine_stall_timeout: float = Field(default=300.0, gt=0)
     """Seconds without a sign of life of the engine until the health service `liveness` is NOT_SERVING"""
-    drain_grace: float = Field(25.0, ge=0)
+    drain_grace: float = Field(default=25.0, ge=0)
     """Seconds for the whole shutdown, three quarters of them for live requests to finish; less than Kubernetes' 30"""

@@ -24,9 +24,9 @@ def _url(given: str | None) -> str | None:
 class ListenSettings(SettingsGroup):
     """Address and TLS."""
 
-    host: str = Field("127.0.0.1", min_length=1)
+    host: str = Field(default="127.0.0.1", min_length=1)
     """Address to listen on; 0.0.0.0 for all interfaces"""
-    port: int = Field(50051, ge=0, le=65535)
+    port: int = Field(default=50051, ge=0, le=65535)
     """Port to listen on; 0 for any free port"""
     ready_file: Path | None = None
     """File to write HOST:PORT to once requests are served"""
@@ -36,13 +36,13 @@ class ListenSettings(SettingsGroup):
     """PEM private key of the certificate"""
     tls_client_ca: Path | None = None
     """PEM certificate authorities of clients; makes client certificates mandatory"""
-    health_port: int | None = Field(None, ge=0, le=65535)
+    health_port: int | None = Field(default=None, ge=0, le=65535)
     """Further port with the health service alone, without TLS, for probes that have no certificate"""
     reflection: bool = True
     """Server reflection, for all who may call"""
-    keepalive: float = Field(45.0, ge=1)
+    keepalive: float = Field(default=45.0, ge=1)
     """Seconds between pings to an idle client"""
-    max_connection_age: float = Field(1800.0, ge=0)
+    max_connection_age: float = Field(default=1800.0, ge=0)
     """Seconds until a client must reconnect; 0 for never"""
 
     @property
@@ -72,17 +72,17 @@ class AuthSettings(SettingsGroup):
     """YAML file of API keys (see `draftwood key`) and client certificates, read when it changes"""
     jwt_jwks: str | None = None
     """Public keys (JWKS) of the issuer of tokens: a file or an https URL; enables tokens"""
-    jwt_issuer: str | None = Field(None, min_length=1)
+    jwt_issuer: str | None = Field(default=None, min_length=1)
     """Issuer (iss) that tokens must have"""
-    jwt_audience: str | None = Field(None, min_length=1)
+    jwt_audience: str | None = Field(default=None, min_length=1)
     """Audience (aud) that tokens must have"""
-    jwt_tenant_claim: str = Field("tenant", min_length=1)
+    jwt_tenant_claim: str = Field(default="tenant", min_length=1)
     """Claim with the caller's tenant"""
-    jwt_role_claim: str = Field("role", min_length=1)
+    jwt_role_claim: str = Field(default="role", min_length=1)
     """Claim with its role: caller (the default), tenant-admin or operator"""
-    jwt_algorithms: Items[Algorithm] = Field(("RS256", "ES256", "EdDSA"), min_length=1)
+    jwt_algorithms: Items[Algorithm] = Field(default=("RS256", "ES256", "EdDSA"), min_length=1)
     """Allowed signatures of tokens"""
-    jwt_leeway: float = Field(30.0, ge=0, le=300)
+    jwt_leeway: float = Field(default=30.0, ge=0, le=300)
     """Seconds by which the issuer's clock may differ from this one"""
 
     @property
@@ -107,11 +107,11 @@ class AuthSettings(SettingsGroup):
 class TelemetrySettings(SettingsGroup):
     """Metrics, traces and logs."""
 
-    metrics_port: int | None = Field(None, ge=0, le=65535)
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
     """Port where Prometheus collects metrics; unset: none"""
-    metrics_host: str | None = Field(None, min_length=1)
+    metrics_host: str | None = Field(default=None, min_length=1)
     """Address of that port; unset: host"""
-    metrics_tenants: Items[str] = Field((), max_length=100)
+    metrics_tenants: Items[str] = Field(default=(), max_length=100)
     """Tenants that metrics show by name; the others are shown together"""
     metrics_vllm_names: bool = False
     """Show the load at that port under vLLM's names too (vllm:num_requests_waiting, vllm:num_requests_running,
@@ -119,7 +119,7 @@ class TelemetrySettings(SettingsGroup):
     otlp_endpoint: Annotated[str | None, AfterValidator(_url)] = None
     """Collector for metrics, traces and logs by OpenTelemetry, such as http://otel:4317; unset:
     OTEL_EXPORTER_OTLP_ENDPOINT, or none"""
-    trace_share: float = Field(0.05, ge=0, le=1)
+    trace_share: float = Field(default=0.05, ge=0, le=1)
     """Share of calls that are traced, of those whose caller has not decided"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Minimum log level"""

@@ -23,7 +23,16 @@ from draftwood_strategies.trie.candidates import (
 )
 from draftwood_strategies.trie.odds import chance, rival_bin, with_match, with_rival
 from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays, following
-from draftwood_strategies.trie.retrieval import CONTEXT, mark_start, read_context, resume, search, search_token
+from draftwood_strategies.trie.retrieval import (
+    CONTEXT,
+    fetch_heads,
+    fetch_newest,
+    mark_start,
+    read_context,
+    resume,
+    search,
+    search_token,
+)
 from draftwood_strategies.trie.sequence import SequenceArrays
 from draftwood_strategies.trie.weights import COUNT_BINS, Weights, length_at, trust_of, weight_of
 from draftwood_strategies.trie.workspace import (
@@ -120,7 +129,11 @@ def _retrieve(one: SequenceArrays, memory: IndexArrays, weights: Weights, worksp
     own, prompt, mine, n = one.index, one.state[0].prompt_end, one.memory_writer[0].owner, CONTEXT
     read_context(own, one.writer[0].at, context)
     mark_start(context, one.state[0].written, marked)
+    for replaced in range(3):
+        fetch_heads(memory, marked, n - replaced)
     end = search(own, context, n, 0, NOWHERE, prompt, _MOST_OWN, seen, found, 0)
+    for replaced in range(3):
+        fetch_newest(memory, marked, n - replaced)
     end = search(memory, marked, n, 0, mine, NOWHERE, _MOST_MEMORY, seen, found, end)
     for replaced in range(1, 3):
         end = search(own, context, n, replaced, NOWHERE, prompt, _MOST_SUBSTITUTED, seen, found, end)
