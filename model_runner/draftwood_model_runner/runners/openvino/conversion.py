@@ -176,7 +176,8 @@ def convert(module: Any, max_context: int) -> ConvertedModel:
         raise UnsupportedRunnerError(f"OpenVINO: {name} {hidden}")
     layout = PageLayout(tuple(trace.shapes), str(module.dtype).removeprefix("torch."))
     windows = [window for window in trace.windows if window is not None and window < max_context]
-    return ConvertedModel(model, layout, min(windows, default=None))
+    everywhere = len(windows) == len(trace.windows) and len({*windows}) == 1
+    return ConvertedModel(model, layout, min(windows, default=None), everywhere)
 
 
 def _first_line(error: Exception) -> str:
