@@ -98,7 +98,8 @@ def _tls(certificate: Path, key: Path | None) -> ssl.SSLContext:
 
 def _opener(server: ServerOptions) -> Callable[[Callable[[], str] | None], AsyncClient]:
     def open_client(credential: Callable[[], str] | None) -> AsyncClient:
-        arguments: dict[str, Any] = server.arguments()
+        # The tenant is that of each request's credential, whatever the environment names for the command line.
+        arguments: dict[str, Any] = {**server.arguments(), "tenant": ""}
         if credential is not None:
             arguments |= {"api_key": None, "token": credential}
         return AsyncClient(**arguments)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from draftwood_client.cli.options import ServerOptions
+from draftwood_service.gateway.command import _opener
 from draftwood_service.rpc.parsing.tool_format import NoToolFormatError
 from tests.service.fakes import ByteTokenizer, FakeEngine, FakeModel, serving, until
 from tests.service.gateway.listening import Listening, listening, post
@@ -306,3 +308,14 @@ async def test_a_system_message_reaches_a_model_whose_template_has_no_such_role(
         status, _ = await gateway.posted(CHAT, {"messages": messages, "max_tokens": 2})
     assert status == 200
     assert model.tokenizer.messages == [{"role": "user", "content": "Be brief.\n\nHi"}]
+
+
+async def test_the_tenant_of_the_environment_is_not_that_of_the_gateways_callers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DRAFTWOOD_TENANT", "of the command line")
+    async with serving() as served:
+        for credential in (None, lambda: "key"):
+            client = _opener(ServerOptions(target=served.server.address))(credential)
+            assert (await client.complete("x", max_tokens=2)).tenant == "default"
+            await client.close()

@@ -123,8 +123,8 @@ def _set(message: Message, field: FieldDescriptor, value: Any) -> None:
     if field.is_repeated and isinstance(value, Mapping):
         target.update(value)
     elif field.is_repeated:
-        for one in value:
-            target.append(to_message(one, GetMessageClass(field.message_type)) if is_dataclass(one) else one)
+        kind = field.message_type
+        target.extend(value if kind is None else [to_message(one, GetMessageClass(kind)) for one in value])
     elif isinstance(target, Duration):
         target.FromNanoseconds(round(value * 1e9))
         target.SetInParent()
