@@ -19,7 +19,9 @@ from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, ado
 from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.request import SamplingParams, StopParams
-from draftwood_model_runner.sequence import Sequence
+from draftwood_model_runner.runners.capacity.kv_capacity import StateCapacity
+from draftwood_model_runner.runners.torch import kv_cache
+from draftwood_model_runner.sequence import Sequence, SequenceState
 from tests.model_runner.attention_models import tiny_attention
 from tests.model_runner.families import as_prompt
 from tests.model_runner.oracle import OracleStrategy
@@ -201,6 +203,51 @@ def test_a_model_that_names_no_context_gets_one() -> None:
     model = adopt(module, Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL)), name="mamba")
     assert model.max_context == 32_768
     Engine(model, EngineConfig(max_running=2, adaptive_budget=False)).close()
+
+
+def test_sequences_beyond_the_memory_for_states_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = served("qwen3_next")
+    monkeypatch.setattr(kv_cache, "state_capacity", lambda *_: StateCapacity(sequences=2, kept_bytes=0))
+    engine = Engine(model, EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, max_running=5))
+    prompts = [tuple(range(1, 10 + number)) for number in range(5)]
+    sequences = [make_sequence(str(n), as_prompt(prompt), StopParams(8)) for n, prompt in enumerate(prompts)]
+    for sequence in sequences:
+        engine.add(sequence)
+    while engine.has_work:
+        engine.step()
+        assert sum(one.state is SequenceState.RUNNING for one in sequences) <= 2
+    answers = [greedy("qwen3_next", prompt, 8) for prompt in prompts]
+    assert [one.output[: len(answer)] for one, answer in zip(sequences, answers, strict=True)] == answers
+
+
+def test_sequences_beyond_the_memory_for_states_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = served("qwen3_next")
+    monkeypatch.setattr(kv_cache, "state_capacity", lambda *_: StateCapacity(sequences=2, kept_bytes=0))
+    engine = Engine(model, EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, max_running=5))
+    prompts = [tuple(range(1, 10 + number)) for number in range(5)]
+    sequences = [make_sequence(str(n), as_prompt(prompt), StopParams(8)) for n, prompt in enumerate(prompts)]
+    for sequence in sequences:
+        engine.add(sequence)
+    while engine.has_work:
+        engine.step()
+        assert sum(one.state is SequenceState.RUNNING for one in sequences) <= 2
+    answers = [greedy("qwen3_next", prompt, 8) for prompt in prompts]
+    assert [one.output[: len(answer)] for one, answer in zip(sequences, answers, strict=True)] == answers
+
+
+def test_sequences_beyond_the_memory_for_states_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = served("qwen3_next")
+    monkeypatch.setattr(kv_cache, "state_capacity", lambda *_: StateCapacity(sequences=2, kept_bytes=0))
+    engine = Engine(model, EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, max_running=5))
+    prompts = [tuple(range(1, 10 + number)) for number in range(5)]
+    sequences = [make_sequence(str(n), as_prompt(prompt), StopParams(8)) for n, prompt in enumerate(prompts)]
+    for sequence in sequences:
+        engine.add(sequence)
+    while engine.has_work:
+        engine.step()
+        assert sum(one.state is SequenceState.RUNNING for one in sequences) <= 2
+    answers = [greedy("qwen3_next", prompt, 8) for prompt in prompts]
+    assert [one.output[: len(answer)] for one, answer in zip(sequences, answers, strict=True)] == answers
 
 
 @pytest.mark.slow

@@ -69,7 +69,8 @@ def parse_shape(text: str) -> Shape | None:
     if len(numbers) != 4 or not all(number.isascii() and number.isdigit() for number in numbers):
         names = ", ".join([NATIVE, *SHAPES])
         raise InvalidValueError("shape", text, f"it must be one of {names}, or HxLxHEADSxINTER")
-    return Shape(*map(int, numbers))
+    hidden, layers, heads, intermediate = map(int, numbers)
+    return Shape(hidden, layers, heads, intermediate)
 
 
 @torch.no_grad()

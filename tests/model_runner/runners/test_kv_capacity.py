@@ -9,7 +9,7 @@ import torch
 
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.runners.capacity import kv_capacity
-from draftwood_model_runner.runners.capacity.kv_capacity import default_capacity
+from draftwood_model_runner.runners.capacity.kv_capacity import default_capacity, state_capacity
 
 CPU = torch.device("cpu")
 
@@ -38,3 +38,18 @@ def test_free_memory_is_the_lesser_of_the_machines_and_the_containers(tmp_path: 
     (tmp_path / "memory.max").write_text("max\n")
     assert kv_capacity._container_bytes(tmp_path) == kv_capacity._container_bytes(tmp_path / "absent") == 2**63
     assert 0 < kv_capacity.free_bytes(CPU) < 2**63
+
+
+def test_states_of_recurrent_layers_are_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_capacity, "free_bytes", lambda _: 100_000)
+    assert default_capacity(100, CPU, 100, 30, bytes_per_sequence=0) == 500
+    with_states = default_capacity(100, CPU, 100, 30, bytes_per_sequence=400)
+    assert 100 <= with_states < 500
+    capacity = state_capacity(400, with_states * 100, CPU)
+    assert capacity.sequences >= 30
+    assert with_states * 100 + capacity.sequences * 400 + capacity.kept_bytes <= 90_000
+
+
+def test_one_sequence_runs_however_large_its_states_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_capacity, "free_bytes", lambda _: 100_000)
+    assert state_capacity(10**9, 50_000, CPU).sequences == 1

@@ -263,7 +263,7 @@ class Scan:
         return replayed[0].contiguous() if replayed else part[:0]
 
 
-_REPLACED = {
+_REPLACED: dict[str, Callable[..., Any]] = {
     "causal_conv1d_fn": Scan.convolve,
     "torch_chunk_gated_delta_rule": Scan.delta_rule,
     "chunk_kimi_delta_attention": Scan.delta_rule,
