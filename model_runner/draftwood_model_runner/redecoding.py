@@ -65,6 +65,7 @@ class Redecoding:
             self._has_pages = pool.open(sequence)
             assert self._has_pages, "a sequence runs"
         if pool.is_short(sequence):
+            pool.trim(sequence)
             pool.grow(sequence)
         count = min(sequence.length - sequence.committed, PREFILL_TOKENS)
         chain = sequence.tokens(sequence.committed, count)

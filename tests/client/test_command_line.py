@@ -303,7 +303,7 @@ def test_a_command_that_cannot_be_imported_says_what_is_missing(cli: Cli) -> Non
     result = cli("needy", "--help")
     assert result.stderr == (
         "error: `draftwood needy` (needy_commands:run) cannot be imported: No module named"
-        " 'a_module_that_nobody_has'; reinstall it: pip install draftwood\n"
+        " 'a_module_that_nobody_has'; the installation of draftwood lacks it\n"
     )
     assert result.exit_code == 1
     result = cli("broken")

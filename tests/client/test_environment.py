@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from draftwood_client import (
+    NO_RETRY,
     AdminClient,
     ArgumentTypeError,
     ArgumentValueError,
@@ -16,6 +17,7 @@ from draftwood_client import (
     Client,
     DeadlineError,
     MemoryClient,
+    UnavailableError,
     environment,
 )
 from draftwood_client.connection import DEFAULT_TIMEOUT, Connection
@@ -129,3 +131,21 @@ def test_an_unknown_option_of_a_call_is_refused(server: FakeServer) -> None:
     wrong: Any = {"tiemout": 3}
     with Client(server.target) as client, pytest.raises(ArgumentTypeError, match="tiemout: there is no such option"):
         client.model_info(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("127.0.0.1:1", r"^cannot connect to 127\.0\.0\.1:1 \(.*Connection refused\)$"),
+        ("no-such-host.invalid:1", r"^no-such-host\.invalid:1 has no address \("),
+    ],
+)
+def test_a_wrong_address_is_one_clear_sentence(target: str, problem: str) -> None:
+    with Client(target, retry=NO_RETRY) as client, pytest.raises(UnavailableError, match=problem) as caught:
+        client.model_info()
+    assert "\n" not in str(caught.value)
+
+
+def test_an_address_is_no_url() -> None:
+    with pytest.raises(ArgumentValueError, match=r"^target: 'http://x:1' is a URL; write it as host:port"):
+        Client("http://x:1")

@@ -20,6 +20,7 @@ from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.sequence import Sequence
+from tests.model_runner.attention_models import tiny_attention
 from tests.model_runner.families import as_prompt
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import make_sequence
@@ -46,7 +47,7 @@ class Case(NamedTuple):
 @functools.cache
 def served(family: str) -> LoadedModel:
     tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
-    return adopt(tiny_hybrid(family), tokenizer, name=family, max_context=CONTEXT, defaults="greedy")
+    return adopt(_module(family), tokenizer, name=family, max_context=CONTEXT, defaults="greedy")
 
 
 @functools.cache
@@ -74,7 +75,11 @@ def greedy(family: str, prompt: tuple[int, ...], new: int) -> list[int]:
 
 @functools.cache
 def _reference(family: str) -> Any:
-    return tiny_hybrid(family)
+    return _module(family)
+
+
+def _module(family: str) -> Any:
+    return tiny_hybrid(family) if family in CONFIGS else tiny_attention(family, VOCAB, CONTEXT)
 
 
 def plain(family: str, case: Case) -> list[int]:

@@ -1,4 +1,4 @@
-"""Grows the bundled Llama model to one of the shape of Qwen3-Next: three of four layers keep a state, the text is unchanged.
+"""Grows the bundled Llama model to the shape of Qwen3-Next: three of four layers keep a state, the text is unchanged.
 
 Every fourth layer holds a layer of the small model; the others compute with random weights and add nothing. Two parts
 of Qwen3-Next's attention are made to let everything through: its gate, by a large bias, and the norms of its queries

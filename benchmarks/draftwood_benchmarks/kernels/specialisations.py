@@ -103,8 +103,7 @@ def _step(variant: Variant, capability: int) -> None:
     layer.layer_idx = 0
     query = torch.zeros(1, _KV_HEADS * _GROUP, batch.size, variant.head_size, dtype=variant.dtype)
     key = query[:, :_KV_HEADS]
-    token = STEP.set(AttentionStep(kv, space.arrays, space.scratch, Machine(2, capability), variant.rows))
-    try:
+    with STEP.during(AttentionStep(kv, space.arrays, space.scratch, Machine(2, capability), variant.rows)):
         paged_attention(
             layer,
             query,
@@ -115,8 +114,6 @@ def _step(variant: Variant, capability: int) -> None:
             softcap=50.0 if variant.softcap else None,
             s_aux=query[0, :, 0, 0] if variant.sinks else None,
         )
-    finally:
-        STEP.reset(token)
     hidden = torch.zeros(1, batch.size, _HIDDEN, dtype=variant.dtype)
     exact_linear(torch.empty(_HIDDEN, _HIDDEN, dtype=variant.dtype), hidden[0, 0])(hidden)
     _fused_operations(hidden, query)

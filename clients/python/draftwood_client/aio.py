@@ -13,7 +13,7 @@ import grpc.aio
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1.generation_pb2_grpc import GenerationServiceStub
-from draftwood_client.connection import Connection, TlsConfig, Token
+from draftwood_client.connection import Connection, Token
 from draftwood_client.errors import ClientClosedError, DeadlineError, UnavailableError
 from draftwood_client.options import UNSET, CallOptions, RequestOptions, Timeout
 from draftwood_client.protocol.request import Messages, Prompt, conversation, plain_prompt, token_ids, tokenize_request
@@ -21,6 +21,7 @@ from draftwood_client.protocol.response import Answer, model_info, tokenization
 from draftwood_client.protocol.status import cancelled_error
 from draftwood_client.results import Completion, Delta, Finished, ModelInfo, Started, Tokenization
 from draftwood_client.retry import POLL_SECONDS, RetryPolicy, Waiting
+from draftwood_client.tls import TlsConfig
 
 if TYPE_CHECKING:
     from draftwood.v1.generation_pb2_grpc import GenerationServiceAsyncStub

@@ -86,6 +86,8 @@ class Connection:
             raise ArgumentTypeError("target", f"must be a str, not {type(target).__name__}")
         if not target:
             raise ArgumentValueError("target", f"is empty; it must name a server, such as {DEFAULT_TARGET!r}")
+        if target.startswith(("http:", "https:")):
+            raise ArgumentValueError("target", f"{target!r} is a URL; write it as host:port, and use TLS for https")
         if tls is None:
             tls = TlsConfig.from_environment() or False
         headers = {key.lower(): value for key, value in (metadata or {}).items()}

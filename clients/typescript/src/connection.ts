@@ -79,6 +79,9 @@ export class Connection {
     if (target === "") {
       throw new ArgumentError("target", `is empty; it must name a server, such as "${DEFAULT_TARGET}"`);
     }
+    if (/^https?:/.test(target)) {
+      throw new ArgumentError("target", `"${target}" is a URL; write it as host:port, and use TLS for https`);
+    }
     const { tls = environment.tls(), plaintextCredentials = false } = options;
     this.target = target;
     this.timeoutMs = timeLimit("timeoutMs", options.timeoutMs ?? environment.timeoutMs() ?? DEFAULT_TIMEOUT_MS);

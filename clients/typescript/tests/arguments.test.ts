@@ -68,6 +68,10 @@ test("chat takes messages, complete takes text", () => {
   assert.throws(() => client.streamComplete(messages as never), { ...refused, message: /`chat` answers messages$/ });
 });
 
+test("an address is no URL", () => {
+  assert.throws(() => new Client("http://127.0.0.1:50051"), { name: "ArgumentError", message: /^target: .* is a URL/ });
+});
+
 const CLIENTS: [options: ClientOptions, argument: string][] = [
   [{ retry: { maxAttempts: 6 } }, "retry.maxAttempts"],
   [{ retry: { initialBackoffMs: 1 } }, "retry.initialBackoffMs"],

@@ -6,7 +6,7 @@ A draft passes these decisions, in this order:
 3. A tree has at most the nodes that the request allows, is no deeper than what is left to write, and keeps to the
    limits of the runner.
 4. Of all trees of a step, the nodes are verified that are worth their time by the step-time model (`budget`); where
-   branches cost more than they bring, those of chains (`branches`).
+   branches cost more than they bring, those of chains (`chains`).
 Which sources of a hybrid are asked is decided by the hybrid itself: that changes what a draft costs, not how much of
 it is verified.
 """
@@ -28,9 +28,8 @@ from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree
 from draftwood_strategies.base import StepFeedback
-from draftwood_strategies.budgeting.branches import branches_in, with_branches, worthwhile_branches
 from draftwood_strategies.budgeting.budget import with_change, with_drafts, worthwhile_score
-from draftwood_strategies.budgeting.chains import best_chain
+from draftwood_strategies.budgeting.chains import best_chain, branches_in, with_branches, worthwhile_branches
 from draftwood_strategies.budgeting.draft_account import DraftCostModel, step_all
 from draftwood_strategies.budgeting.guarded_batches import observe_all, propose_all, runs_of
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter

@@ -117,28 +117,39 @@ def load_model(
 
 
 def load_module(path_or_id: str, device: torch.device, dtype: str, **options: Any) -> Any:
-    """The model of transformers.
+    """The model of transformers; of a multimodal one its text part.
 
     Args:
         options: of `from_pretrained`.
 
     Raises:
-        ModelNotFoundError: there is no such model.
+        ModelNotFoundError: there is no such model, or its files lack weights.
     """
     # Imports the modelling code of transformers, which a model in the cache does without.
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
+    from draftwood_model_runner.loading.text_part import is_multimodal, load_text_part
+
     disable_progress_bar()
     chosen_dtype = _DTYPES.get(dtype, torch.float32 if device.type == "cpu" else "auto")
+
+    def load(loader: Any, **others: Any) -> Any:
+        module, info = loader.from_pretrained(
+            path_or_id, dtype=chosen_dtype, output_loading_info=True, **options, **others
+        )
+        if missing := sorted(info["missing_keys"]):
+            raise ValueError(f"its files have no weights for {missing[0]}, {len(missing)} in all")
+        return (module if options else module.to(device)).eval()
+
     try:
-        if not options and _quantization(AutoConfig.from_pretrained(path_or_id)):
+        config = AutoConfig.from_pretrained(path_or_id)
+        if not options and _quantization(config):
             # Some are laid out for the device that they are loaded on, and cannot be moved.
             options = {"device_map": {"": device}}
-        module: Any = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=chosen_dtype, **options)
+        return load_text_part(config, load) if is_multimodal(config) else load(AutoModelForCausalLM)
     except (ImportError, OSError, RuntimeError, ValueError) as error:  # ImportError: of what reads quantized weights
         raise cannot_be_loaded(path_or_id, error) from error
-    return (module if options else module.to(device)).eval()
 
 
 def adopt(

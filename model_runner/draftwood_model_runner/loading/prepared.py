@@ -46,7 +46,7 @@ class _Entry:
 
     facts: ModelFacts
     shapes: tuple[KVShape, ...]
-    window: int | None
+    window: tuple[int | None, bool]
     digests: dict[str, str]
 
 
@@ -143,7 +143,7 @@ class Prepared:
         entry = _Entry(
             facts=ModelFacts(**{one.name: getattr(model, one.name) for one in fields(ModelFacts)}),
             shapes=factory.converted.layout.shapes,
-            window=factory.converted.window,
+            window=(factory.converted.window, factory.converted.in_every_layer),
             digests={path.name: _digest(path) for path in folder.iterdir()},
         )
         text = TypeAdapter(_Entry).dump_json(entry).decode()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
+from collections.abc import Sequence as SequenceOf
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AttentionInterface
 
 from draftwood_model_runner.errors import UnsupportedModelError
+from draftwood_model_runner.runners.attention_hook import AttentionHook
 from draftwood_model_runner.runners.base import KVShape
 from draftwood_model_runner.runners.probing import does_not_run, hidden_window, too_few_calls
 
-_NOTED = "draftwood_noted"
 _TOKENS = 5
 
 
@@ -34,8 +33,6 @@ class AttentionCall(NamedTuple):
 
 
 _OPTIONS = ("scaling", "sliding_window", "softcap", "s_aux")
-_CALLS: ContextVar[list[AttentionCall]] = ContextVar("draftwood_calls")
-"""Where `_noted_attention` notes them."""
 
 
 def _noted_attention(
@@ -52,6 +49,20 @@ def _noted_attention(
     options = {name: kwargs[name] for name in _OPTIONS if kwargs.get(name) is not None}
     _CALLS.get().append(AttentionCall(layer, shape, key.dtype, query.shape[1] // key.shape[1], options))
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+
+def attention_window(calls: SequenceOf[AttentionCall], max_context: int) -> int | None:
+    """The last tokens that any token attends to at most, its own included, whichever the layer; None for all.
+
+    Args:
+        max_context: positions that the model will be run on at most.
+    """
+    widest = max((call.options.get("sliding_window", max_context) for call in calls), default=max_context)
+    return int(widest) if widest < max_context else None
+
+
+_CALLS = AttentionHook[list[AttentionCall]]("draftwood_noted", _noted_attention)
+"""Its step is where calls are noted."""
 
 
 def attention_shapes(
@@ -75,16 +86,7 @@ def attention_calls(module: Any, max_context: int, every_layer: bool = True) -> 
         UnsupportedModelError: they do not call it as a model does on which draft trees can be verified.
     """
     name, config = type(module).__name__, module.config.get_text_config()
-    calls: list[AttentionCall] = []
-    AttentionInterface.register(_NOTED, _noted_attention)
-    token = _CALLS.set(calls)
-    try:
-        module.set_attn_implementation(_NOTED)
-        module(input_ids=torch.zeros(1, _TOKENS, dtype=torch.long, device=module.device), use_cache=False)
-    except Exception as error:
-        raise UnsupportedModelError(does_not_run(name, error)) from error
-    finally:
-        _CALLS.reset(token)
+    calls = _calls_of(module)
     if every_layer and (reason := too_few_calls(len(calls), config)):
         raise UnsupportedModelError(f"{name} {reason}")
     if every_layer and [call.layer for call in calls] != list(range(len(calls))):
@@ -92,4 +94,20 @@ def attention_calls(module: Any, max_context: int, every_layer: bool = True) -> 
     windows = [call.options.get("sliding_window") for call in calls]
     if every_layer and (reason := hidden_window(config, windows, max_context)):
         raise UnsupportedModelError(f"{name} {reason}")
+    return calls
+
+
+def _calls_of(module: Any) -> list[AttentionCall]:
+    """The calls of attention in a forward pass.
+
+    Raises:
+        UnsupportedModelError: the model does not run.
+    """
+    calls: list[AttentionCall] = []
+    try:
+        _CALLS.install(module)
+        with _CALLS.during(calls):
+            module(input_ids=torch.zeros(1, _TOKENS, dtype=torch.long, device=module.device), use_cache=False)
+    except Exception as error:
+        raise UnsupportedModelError(does_not_run(type(module).__name__, error)) from error
     return calls

@@ -91,7 +91,8 @@ class StepBatch:
         context_lens: int32[S], committed tokens; the i-th token of a row is entry `context_lens[s] + i` of its KV
             cache.
         block_table: int32[P], the pages of all rows, one row after the other: entry e of the KV cache of a batch row is
-            in slot e % page_size of its page number e // page_size. A row may have more pages than the step needs.
+            in slot e % page_size of its page number e // page_size. A row may have more pages than the step needs,
+            and -1 for pages behind the window, see `RunnerFactory.window`.
         cu_blocks: int32[S + 1]; the pages of batch row s are from `cu_blocks[s]` to `cu_blocks[s + 1]`.
         logit_rows: int32[R], the tokens that need logits, ascending.
         made_up: the contexts were never computed: only the time of the step matters, and no state of it is kept.
@@ -305,6 +306,11 @@ class RunnerFactory(Protocol):
     @property
     def exact(self) -> bool:
         """Outputs are bit-identical with and without drafts, in any batch."""
+
+    @property
+    def window(self) -> int | None:
+        """Entries of a sequence that its next tokens need at most, the last ones: its runners are given page tables
+        with -1 for pages that lie behind. None for all."""
 
     @property
     def kv_bytes_per_token(self) -> int:

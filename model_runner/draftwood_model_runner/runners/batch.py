@@ -64,7 +64,7 @@ def lay_out(rows: SequenceOf[BatchRow], least_score: float = 0.0) -> StepBatch:
         np.concatenate([row.chain for row in rows]),
         np.cumsum([0, *(row.chain.shape[0] for row in rows)], dtype=np.int32),
         np.array([row.logits_from for row in rows], np.int32),
-        np.array([row.context + row.chain.size if row.prompt is None else row.prompt for row in rows], np.int32),
+        np.array([row.context_len + row.chain.size if row.prompt is None else row.prompt for row in rows], np.int32),
     )
     levels = np.full(len(rows), np.iinfo(np.int32).max, np.int32)
     return lay_out_trees(chains, DraftTrees.of([row.tree for row in rows]), levels, least_score)

@@ -115,6 +115,8 @@ class Scheduler:
         """
         self._record_prompts()
         if short := [sequence for sequence in self.running if self._pool.is_short(sequence)]:
+            for sequence in self.running:
+                self._pool.trim(sequence)
             self._find_memory(short)
         self._admit()
         if self._limit.passed(len(self.running), self.waiting):

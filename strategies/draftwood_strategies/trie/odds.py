@@ -67,20 +67,19 @@ def with_rival(support: Integer, rival: Integer) -> Integer:
 
 
 @compiled
-def slots_of(token: Integer, last: Integer, before: Integer) -> tuple[Integer, Integer, Integer, Integer]:
-    """Where the table has the biases of a token: alone, after one token and after two; and that of the most probable
-    token after one, whatever it is."""
+def slots_of(token: Integer, last: Integer, before: Integer) -> tuple[Integer, Integer, Integer]:
+    """Where the table has the biases of a token: alone, after one token and after two."""
     alone = mixed(np.int64(0), token)
     after_one = mixed(alone, last)
     after_two = mixed(after_one, before)
-    any_after = mixed(np.int64(1), last)
     mask = SLOTS - 1
-    return (
-        TOKENS_AT + (alone & mask),
-        TOKENS_AT + (after_one & mask),
-        TOKENS_AT + (after_two & mask),
-        TOKENS_AT + (any_after & mask),
-    )
+    return TOKENS_AT + (alone & mask), TOKENS_AT + (after_one & mask), TOKENS_AT + (after_two & mask)
+
+
+@compiled
+def slot_of_first(last: Integer) -> Integer:
+    """Where the table has the bias of the most probable token after another one, whatever it is."""
+    return TOKENS_AT + (mixed(np.int64(1), last) & (SLOTS - 1))
 
 
 @compiled
@@ -107,13 +106,13 @@ def chance(
         support: see `with_match` and `with_rival`.
         depth: of its parent, 0 for the root.
     """
-    alone, after_one, after_two, any_after = slots_of(token, last, before)
+    alone, after_one, after_two = slots_of(token, last, before)
     prompt, output, memory, rival, deep = bins_of(support, depth)
     logit: Real = odds[SCALE] * _stretched(share) + odds[BIAS]
     logit += odds[prompt] + odds[output] + odds[memory] + odds[rival] + odds[deep]
     logit += odds[alone] + odds[after_one] + odds[after_two]
     if _is_first(support):
-        logit += odds[any_after]
+        logit += odds[slot_of_first(last)]
     rate: Real = np.float32(1.0 / (1.0 + math.exp(-logit)))
     return rate
 
@@ -135,11 +134,10 @@ def correct(
     _step(odds, BIAS, _RATE * error)
     for at in bins_of(support, depth):
         _step(odds, at, _RATE * error)
-    alone, after_one, after_two, any_after = slots_of(token, last, before)
-    for at in (alone, after_one, after_two):
+    for at in slots_of(token, last, before):
         _step(odds, at, _TOKEN_RATE * error)
     if _is_first(support):
-        _step(odds, any_after, _TOKEN_RATE * error)
+        _step(odds, slot_of_first(last), _TOKEN_RATE * error)
 
 
 @compiled

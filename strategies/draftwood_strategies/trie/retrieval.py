@@ -24,7 +24,7 @@ from draftwood_strategies.trie.phrase_index import (
 _LEAST, _MISSES = 8, 8
 """Candidates that each order may add, however many longer ones were found, and occurrences with other tokens (hash
 collisions) after which a search stops. Half of both changes acceptance lengths by -0.1%, twice by +0.3%."""
-SEEN = 1024
+SEEN = 256
 """Slots of the hash set of positions seen in one search; at least twice as many as a search finds."""
 _BEHIND = 16
 """Tokens behind the match that are compared, with gaps allowed. 8 changes acceptance lengths by less than 0.1%."""
@@ -77,6 +77,24 @@ def fetch(index: IndexArrays, at: Integer) -> None:
     prefetch(index.log, at)
     prefetch(index.log, at - _BEHIND)
     prefetch(index.blocks, at // TOKENS_PER_BLOCK)
+
+
+@compiled
+def fetch_heads(index: IndexArrays, context: Int32Array, n: Integer) -> None:
+    """Begins to load where a search for the end of `context[:n]` begins, for the phrases of each order."""
+    buckets = index.heads.shape[1]
+    for order in range(len(ORDERS)):
+        bucket = phrase_hash(context, n, ORDERS[order]) & (buckets - 1)
+        prefetch(index.heads, order * buckets + bucket)
+
+
+@compiled
+def fetch_newest(index: IndexArrays, context: Int32Array, n: Integer) -> None:
+    """Begins to load the newest occurrences of the end of `context[:n]`, whose heads are loaded."""
+    for order in range(len(ORDERS)):
+        at = index.heads[order, phrase_hash(context, n, ORDERS[order]) & (index.heads.shape[1] - 1)]
+        if at >= 0:
+            fetch(index, at)
 
 
 @compiled

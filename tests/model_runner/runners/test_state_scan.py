@@ -99,11 +99,12 @@ def test_the_state_space_follows_trees_and_limits_steps_of_prompts_only() -> Non
     final[:, given] = final[:, given].clamp(min=limit)
 
     def expected(row: int, places: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        x, dt, b = (torch.cat([o[:, : REPLAYED[row]], t[:, places]], 1) for o, t in zip(old, (inputs, final, written)))
+        pairs = zip(old, (inputs, final, written), strict=True)
+        x, dt, b = (torch.cat([before[:, : REPLAYED[row]], part[:, places]], 1) for before, part in pairs)
         c = torch.cat([torch.zeros(1, REPLAYED[row], KEY_HEADS, KEY), read[:, places]], 1)
-        before = state.transpose(2, 3) if row else None
+        initial = state.transpose(2, 3) if row else None
         results: Any = mamba2.mamba2_chunk_scan(
-            x, dt, rates, b, c, chunk_size=4, D=skips, initial_states=before, return_final_states=True
+            x, dt, rates, b, c, chunk_size=4, D=skips, initial_states=initial, return_final_states=True
         )
         return results[0], results[1].transpose(2, 3)
 

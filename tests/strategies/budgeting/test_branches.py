@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood_strategies import DraftTree
-from draftwood_strategies.budgeting.branches import branches, branches_in, with_branches, worthwhile_branches
 from draftwood_strategies.budgeting.budget import worthwhile_score
+from draftwood_strategies.budgeting.chains import branches, branches_in, with_branches, worthwhile_branches
 from draftwood_strategies.draft import DraftTrees
 from draftwood_strategies.native import Float64Array
 
@@ -28,7 +30,7 @@ def random_trees(seed: int, sizes: list[int]) -> DraftTrees:
 def paths(trees: DraftTrees, kept: set[int]) -> int:
     """Leaves of what is kept, by a plain count."""
     found = 0
-    for begin, end in zip(trees.begins[:-1], trees.begins[1:], strict=True):
+    for begin, end in pairwise(trees.begins):
         inner = {begin + trees.parents[node] for node in range(begin, end) if node in kept}
         found += sum(node in kept and node not in inner for node in range(begin, end))
     return found
@@ -40,7 +42,7 @@ def test_branches_are_paths_beside_the_first_of_each_tree(seed: int, sizes: list
     order = np.argsort(-trees.scores, kind="stable").tolist()
     for count, found in enumerate(branches(trees).tolist()):
         kept = {*order[:count]}
-        begun = sum(any(begin <= node < end for node in kept) for begin, end in zip(trees.begins, trees.begins[1:]))
+        begun = sum(any(begin <= node < end for node in kept) for begin, end in pairwise(trees.begins))
         assert found == paths(trees, kept) - begun
     assert branches(trees)[-1] == branches_in(trees.parents, trees.begins)
 

@@ -18,6 +18,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.struct_pb2 import Struct
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -30,7 +31,7 @@ _Message = TypeVar("_Message", bound=Message)
 def from_message(kind: type[_Kind], message: Message, **values: Any) -> _Kind:
     """A dataclass of this kind; fields in `values` are taken from there."""
     descriptor = cast(Descriptor, message.DESCRIPTOR)
-    for name, (plain, optional) in _hints(kind).items():
+    for name, (plain, optional) in _hints(cast(Any, kind)).items():
         if name not in values:
             field = descriptor.fields_by_name[name]
             unset = optional and field.has_presence and not message.HasField(name)
@@ -123,7 +124,7 @@ def _set(message: Message, field: FieldDescriptor, value: Any) -> None:
         target.update(value)
     elif field.is_repeated:
         for one in value:
-            target.append(to_message(one, field.message_type._concrete_class) if is_dataclass(one) else one)
+            target.append(to_message(one, GetMessageClass(field.message_type)) if is_dataclass(one) else one)
     elif isinstance(target, Duration):
         target.FromNanoseconds(round(value * 1e9))
         target.SetInParent()

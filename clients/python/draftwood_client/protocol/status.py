@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -13,6 +14,9 @@ from draftwood_client.errors import ErrorDetails, FieldViolation, StatusError, e
 
 DETAILS_KEY = "grpc-status-details-bin"
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
+
+_LOOKUP = re.compile(r"lookup failed for .*: ([^:\]]+)\]?$")
+"""What gRPC says of a name that it cannot resolve; the reason is last."""
 
 Trailer = Iterable[tuple[str, str | bytes]]
 
@@ -66,6 +70,8 @@ def _message_of_grpc(found: ErrorDetails, target: str, timeout: float | None) ->
         return f"no server of {target} is ready"
     if found.code is grpc.StatusCode.UNAVAILABLE and "last error: " in found.message:
         return f"cannot connect to {target} ({found.message.rpartition('last error: ')[2].removeprefix('UNKNOWN: ')})"
+    if found.code is grpc.StatusCode.UNAVAILABLE and (lookup := _LOOKUP.search(found.message)):
+        return f"{target} has no address ({lookup[1]})"
     return f"{target}: {found.message or found.code.name}"
 
 

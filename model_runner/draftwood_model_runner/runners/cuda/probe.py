@@ -10,13 +10,13 @@ import torch
 
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.attention_shapes import AttentionCall, attention_calls
+from draftwood_model_runner.runners.cuda import constants
 from draftwood_model_runner.runners.cuda.exact_linear import make_exact
 from draftwood_model_runner.runners.cuda.fusing.forward import remove
 from draftwood_model_runner.runners.cuda.fusing.model import fuse
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE
 from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
-from draftwood_model_runner.runners.cuda.steps import exact_tiling
-from draftwood_model_runner.runners.cuda.steps.attention import ATTENTION_NAME, register
+from draftwood_model_runner.runners.cuda.steps.attention import STEP
 from draftwood_model_runner.runners.probing import does_not_run, other_layers, past_thresholds, same_bits
 from draftwood_model_runner.runners.shrinking import CONTEXT
 from draftwood_model_runner.runners.trials import PATH, Stepper, Trial, require_same
@@ -43,7 +43,6 @@ def probe(module: Any, max_context: int, exact: bool) -> CudaLayout:
         raise UnsupportedModelError(f"{name}: {reason}")
     if module.device.type == "cuda":
         torch.cuda.set_device(module.device)  # where Triton launches kernels
-    register()
     remove(module)  # of an earlier runner
     calls = attention_calls(module, max_context)
 
@@ -65,7 +64,7 @@ def _take_over(module: Any, calls: SequenceOf[AttentionCall], exact: bool, conte
     try:
         module.set_attn_implementation("eager")
         plain = trial.plain(module)
-        module.set_attn_implementation(ATTENTION_NAME)
+        STEP.install(module)
         if exact:
             make_exact(module)
         if _fused(module, layout, calls, trial, plain):
@@ -101,7 +100,7 @@ def _stepper(module: Any, layout: CudaLayout, kv_tokens: int) -> Stepper:
 
 
 def _is_exact(module: Any, layout: CudaLayout, max_context: int) -> bool:
-    length = min(exact_tiling.EXACT_RUN - 2, max_context - PATH - 1)  # the true path crosses the end of a run
+    length = min(constants.EXACT_RUN - 2, max_context - PATH - 1)  # the true path crosses the end of a run
     trial = Trial.of(module, length, seed=1)
     model = _stepper(module, layout, 2 * (length + 4 * PAGE_SIZE))
     return same_bits(model.step, model.pages, trial.tokens[:length], trial.path, trial.vocab)

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from draftwood_model_runner.errors import UnsupportedModelError
-from draftwood_model_runner.runners.attention_shapes import attention_shapes
+from draftwood_model_runner.runners.attention_shapes import attention_calls, attention_window
 from draftwood_model_runner.runners.positions import follow_positions
-from draftwood_model_runner.runners.probing import does_not_run, other_layers, past_thresholds, same_bits
+from draftwood_model_runner.runners.probing import (
+    TOLERANCE,
+    difference,
+    does_not_run,
+    other_layers,
+    past_thresholds,
+    same_bits,
+)
 from draftwood_model_runner.runners.shrinking import CONTEXT
 from draftwood_model_runner.runners.torch.attention import ATTENTION_NAME
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
+from draftwood_model_runner.runners.torch.latents import keep_expanded, keep_latents
 from draftwood_model_runner.runners.torch.machine import bound_kernel_caches
 from draftwood_model_runner.runners.torch.own.probe import own_layout
 from draftwood_model_runner.runners.torch.packed_linear import linear_shapes, noted_calls, pack_linears
@@ -93,11 +102,36 @@ def _compare(module: Any, layout: KVLayout, exact: bool, context: int) -> KVLayo
         module.set_attn_implementation(ATTENTION_NAME)
         if exact and module.device.type == "cpu":
             layout = _exact_if_possible(module, layout)
+        if not layout.exact and (latent := _over_latents(module, layout, trial, plain)) is not None:
+            return latent
         logits = trial.drafted(stepper(module, layout, context + 2 * PATH), trial.tree())
     except Exception as error:
         raise UnsupportedModelError(does_not_run(type(module).__name__, error)) from error
     require_same(module, logits, plain)
     return layout
+
+
+def _over_latents(module: Any, layout: KVLayout, trial: Trial, plain: torch.Tensor) -> KVLayout | None:
+    """A layout that keeps latents in place of keys and values, for a model that has some and computes the same then."""
+    name = type(module).__name__
+    try:
+        kept = keep_latents(module)
+        if not kept:
+            return None
+        shapes = tuple(kept.get(layer, shape) for layer, shape in enumerate(layout.shapes))
+        smaller = replace(layout, shapes=shapes)
+        model = stepper(module, smaller, trial.context + 2 * PATH)
+        differing = difference(trial.drafted(model, trial.tree()), plain)
+    except Exception as error:
+        differing, reason = math.inf, f"{type(error).__name__}: {error}"
+    else:
+        reason = f"logits differ by {differing:.1e}"
+    if differing <= TOLERANCE[module.dtype]:
+        _log.info("%s: keeps latents, %.1f KiB a token", name, smaller.bytes_per_token / 1024)
+        return smaller
+    keep_expanded(module)
+    _log.warning("%s: keeps expanded keys and values, since its latents do not do: %s", name, reason)
+    return None
 
 
 def stepper(module: Any, layout: KVLayout, kv_tokens: int) -> Stepper:
@@ -107,8 +141,9 @@ def stepper(module: Any, layout: KVLayout, kv_tokens: int) -> Stepper:
 
 
 def _layout(module: Any, max_context: int) -> KVLayout:
-    shapes, _, dtype = attention_shapes(module, max_context)
-    return KVLayout(shapes, dtype, module.device)
+    calls = attention_calls(module, max_context)
+    shapes, window = tuple(call.shape for call in calls), attention_window(calls, max_context)
+    return KVLayout(shapes, calls[0].dtype, module.device, window=window)
 
 
 def _exact_if_possible(module: Any, layout: KVLayout) -> KVLayout:

@@ -15,11 +15,12 @@ from draftwood_model_runner.runners.device_errors import device_errors
 from draftwood_model_runner.runners.host_step import HostStep
 from draftwood_model_runner.runners.logit_rows import logits_of_rows
 from draftwood_model_runner.runners.positions import positions_of_step, takes_positions
-from draftwood_model_runner.runners.torch.attention import BATCH, TorchBatch
-from draftwood_model_runner.runners.torch.exact_attention import draft_limits
+from draftwood_model_runner.runners.torch.attention import BATCH
+from draftwood_model_runner.runners.torch.exact_attention import SUM_BLOCK, draft_limits
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
 from draftwood_model_runner.runners.torch.own.forward import own_forward
 from draftwood_model_runner.runners.torch.states.step import states_of_step
+from draftwood_model_runner.runners.torch.torch_batch import TorchBatch
 from draftwood_model_runner.sampling.host.most_probable import most_probable
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
 
@@ -82,6 +83,12 @@ class TorchRunnerFactory:
     @property
     def exact(self) -> bool:
         return self.layout.exact
+
+    @property
+    def window(self) -> int | None:
+        if self.layout.window is None or not self.layout.exact:
+            return self.layout.window
+        return self.layout.window + SUM_BLOCK - 1  # all queries of a block begin with the same key
 
     @property
     def kv_bytes_per_token(self) -> int:

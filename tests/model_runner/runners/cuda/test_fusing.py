@@ -22,7 +22,7 @@ from draftwood_model_runner.runners.cuda.fusing.model import fuse
 from draftwood_model_runner.runners.cuda.fusing.norms import FusedNorm
 from draftwood_model_runner.runners.cuda.probe import probe
 from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
-from draftwood_model_runner.runners.cuda.steps.attention import ATTENTION_NAME, register
+from draftwood_model_runner.runners.cuda.steps.attention import STEP
 from tests.model_runner.families import tiny
 from tests.model_runner.runners.cuda.device import DEVICE
 from tests.model_runner.runners.cuda.launched import launched
@@ -144,9 +144,8 @@ def test_kernels_of_a_layer(family: str, expected: int) -> None:
 def kernels_of_a_step(family: str, layers: int) -> list[str]:
     """What a step of a model launches."""
     module = tiny(family, num_hidden_layers=layers).to(DEVICE)
-    register()
     calls = attention_calls(module, 64)
-    module.set_attn_implementation(ATTENTION_NAME)
+    STEP.install(module)
     fuse(module, [call.options for call in calls])
     layout = CudaLayout(tuple(call.shape for call in calls), calls[0].group, calls[0].dtype, DEVICE)
     forward = CudaRunner(module, layout, 64, graphs=False)._forward

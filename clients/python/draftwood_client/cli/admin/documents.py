@@ -30,13 +30,13 @@ class Kind(Generic[ResourceT]):
 
     Attributes:
         noun: "tenant" or "experiment"; the plural is the key of a list of them in a file.
-        type: its class.
+        plain: its class.
         message: its class in the protocol.
         output_only: further fields that cannot be set.
     """
 
     noun: str
-    type: type[ResourceT]
+    plain: type[ResourceT]
     message: type[Message]
     output_only: frozenset[str] = frozenset()
 
@@ -77,7 +77,7 @@ class Kind(Generic[ResourceT]):
         parsed(checked(definition, self.descriptor), message)
         for field in self.hidden:
             message.ClearField(field)
-        return replace(from_message(self.type, message), name=self.prefix + name if name else "", etag=etag)
+        return replace(from_message(self.plain, message), name=self.prefix + name if name else "", etag=etag)
 
 
 class Resources(Protocol[ResourceT]):

@@ -65,7 +65,7 @@ def write_plot(report: ExperimentReport, file: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ArgumentValueError("--plot", "needs pip install 'draftwood-client[plot]'") from None
+        raise ArgumentValueError("--plot", "needs matplotlib: pip install matplotlib") from None
     found = histories(report)
     if not found:
         raise ArgumentValueError("--plot", "there are no two looks with bounds yet")

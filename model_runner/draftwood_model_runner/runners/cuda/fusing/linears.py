@@ -36,7 +36,8 @@ class ParallelLinears:
         """Of each layer [..., out_features] of inputs [..., in_features]; of a joined product, parts of wider rows."""
         if self._weight is None:
             return [layer(inputs) for layer in self._layers]
-        return functional.linear(inputs, self._weight, self._bias).split(self._widths, -1)
+        parts: Sequence[torch.Tensor] = functional.linear(inputs, self._weight, self._bias).split(self._widths, -1)
+        return parts
 
 
 def _alike(layers: Sequence[nn.Linear]) -> bool:

@@ -13,7 +13,7 @@ import numba
 import numpy as np
 
 from draftwood_model_runner.runners.base import StepBatch
-from draftwood_model_runner.runners.cuda.constants import EXACT_RUN
+from draftwood_model_runner.runners.cuda import constants
 from draftwood_model_runner.runners.cuda.steps.tiling import Tiles, set_chains
 from draftwood_strategies.draft import Int32Array
 
@@ -32,10 +32,11 @@ def divide_exactly(batch: StepBatch, tile: int) -> Tiles:
     prefixes, levels = np.empty(batch.size, np.int32), np.zeros(batch.size, np.int32)
     paths = np.zeros((batch.size, LEVELS), np.int32)
     _follow(batch.parents, begins, batch.context_lens, chains, prefixes, levels, paths)
-    tiles = -(-np.diff(begins) // tile) * (-(-(batch.context_lens + chains) // EXACT_RUN))
+    run = constants.EXACT_RUN
+    tiles = -(-np.diff(begins) // tile) * (-(-(batch.context_lens + chains) // run))
     parts = np.empty((int(tiles.sum()) + 2 * int(np.count_nonzero(levels)), 8), np.int32)
     token_parts = np.zeros((batch.size, 5), np.int32)
-    count = _fill(begins, batch.context_lens, batch.cu_blocks, prefixes, levels, tile, EXACT_RUN, parts, token_parts)
+    count = _fill(begins, batch.context_lens, batch.cu_blocks, prefixes, levels, tile, run, parts, token_parts)
     return Tiles(parts[:count], token_parts, prefixes, np.zeros((batch.size, 1), np.int64), paths)
 
 

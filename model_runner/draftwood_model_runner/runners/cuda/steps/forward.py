@@ -162,8 +162,7 @@ class Forward:
         workspace, tokens = ready.workspace, ready.tokens
         arrays = workspace.arrays
         step = AttentionStep(self._kv, arrays, workspace.scratch, self._machine, ready.rows)
-        token = STEP.set(step)
-        try:
+        with STEP.during(step):
             logits = logits_of_rows(
                 self._module,
                 arrays.logit_rows[: ready.logit_rows].long(),
@@ -171,8 +170,6 @@ class Forward:
                 position_ids=arrays.positions[None, :tokens].long(),
                 use_cache=False,
             )
-        finally:
-            STEP.reset(token)
         if ready.logit_rows:
             find_top(logits, workspace)
         return logits

@@ -154,9 +154,10 @@ def own_cache(
             " next step"
         )
     shapes: list[KVShape] = []
-    if not stateful and (of_states := [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]):
+    keeps_states = [isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers]
+    if not stateful and any(keeps_states):
         raise UnsupportedModelError(
-            f"{name}: layer {cache.layers.index(of_states[0])} keeps a recurrent state, which cannot be taken back behind"
+            f"{name}: layer {keeps_states.index(True)} keeps a recurrent state, which cannot be taken back behind"
             " tokens that were not accepted"
         )
     layers = tuple(_parts(name, index, layer, shapes) for index, layer in enumerate(cache.layers))

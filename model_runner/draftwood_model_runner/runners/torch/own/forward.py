@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from functools import cache
 from typing import Any
 
@@ -12,10 +13,10 @@ import torch
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.logit_rows import logits_of_rows
 from draftwood_model_runner.runners.positions import positions_of_step, takes_positions
-from draftwood_model_runner.runners.torch.attention import TorchBatch
 from draftwood_model_runner.runners.torch.kv_cache import KVCache
 from draftwood_model_runner.runners.torch.own.cache import OwnCache, RowMemory, cache_of
 from draftwood_model_runner.runners.torch.states.step import states_of_step
+from draftwood_model_runner.runners.torch.torch_batch import TorchBatch
 
 _CHUNKED = "chunked_attention"
 
@@ -92,6 +93,7 @@ def _tree_masks(module: Any, row: TorchBatch, masks: str) -> Any:
 def _mask(row: TorchBatch, window: int | None, queries: slice) -> torch.Tensor:
     mask = row.mask(0, window, queries)
     assert mask is not None  # there are several tokens
+    mask = torch.nn.functional.pad(mask, (row.first_entry(0, window), 0), value=-math.inf)
     finite = torch.finfo(mask.dtype).min  # some models add further masks, and -inf - -inf is no number
     return mask.clamp(min=finite)[None, None]
 

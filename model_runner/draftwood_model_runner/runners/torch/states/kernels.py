@@ -1,8 +1,8 @@
 """The recurrences of state layers over the draft trees of a step, compiled for CPUs.
 
-Each token takes its state from its parent's, so that a node costs the same in a chain and in a tree, and is computed the
-same way whatever else is in the step. A batch row is first its replayed tokens (accepted nodes of the step before), then
-its certain tokens, which change its state in place, then its nodes, whose states are in a workspace.
+Each token takes its state from its parent's, so that a node costs the same in a chain and in a tree, and is computed
+the same way whatever else is in the step. A batch row is first its replayed tokens (accepted nodes of the step before),
+then its certain tokens, which change its state in place, then its nodes, whose states are in a workspace.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BoolArray = npt.NDArray[np.bool_]
 def ancestors(parents: Int32Array, begins: Int32Array, old_begins: Int32Array, places: Int32Array) -> None:
     """For each token the entries of a convolution's inputs that it takes, itself first, in `places` int32[T, K].
 
-    The inputs are K - 1 of each row's state, oldest first, then the replayed tokens of all rows, then those of the step.
+    The inputs are K - 1 of each row's state, oldest first, then the replayed tokens of all rows, then the step's.
 
     Args:
         parents: int32[T], within a row; -1 for its beginning.
@@ -95,7 +95,9 @@ def delta_rule(
             state, shared = states[s, h], h // group
             for t in range(old_begins[s], old_begins[s + 1]):
                 k = old_key[t, shared]
-                _delta_token(state, state, k, k, old_value[t, h], old_decay[t, h], old_beta[t, h], True, sums[0], sums[1])
+                _delta_token(
+                    state, state, k, k, old_value[t, h], old_decay[t, h], old_beta[t, h], True, sums[0], sums[1]
+                )
             for t in range(begins[s], begins[s + 1]):
                 node, above = t - roots[s] - 1, parents[t] - (roots[s] - begins[s]) - 1
                 before = state if node < 0 or above < 0 else nodes[above]

@@ -141,7 +141,9 @@ class StepStates:
         """Those that end at the borders."""
         size, pairs = self._page_size, zip(self._rows, self._borders, strict=True)
         return [
-            int(row.table[(row.context + border - row.certain.start) // size - 1]) for row, border in pairs if border >= 0
+            int(row.table[(row.context + border - row.certain.start) // size - 1])
+            for row, border in pairs
+            if border >= 0
         ]
 
     @cached_property
