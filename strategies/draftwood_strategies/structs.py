@@ -23,6 +23,7 @@ Fields = TypeVar("Fields", bound=tuple[Any, ...])
 Number = TypeVar("Number", bound=np.generic)
 
 _arrays: Any = arrayobj
+_types: Any = types
 _numpy_support: Any = numpy_support
 _cgutils: Any = cgutils
 
@@ -41,7 +42,7 @@ class Struct(Generic[Fields]):
     """A named tuple of arrays, which it keeps alive, and the address by which compiled code finds them (`arrays_at`).
 
     The class of the tuple declares what its fields are: `Int32Array` is an array of one dimension,
-    `Annotated[Int32Array, 2]` one of two, `Annotated[NDArray[Any], dtype]` one of records, and a class of named tuples
+    `Annotated[Int32Array, 2]` one of two, `Annotated[Any, dtype]` one of records, and a class of named tuples
     is a struct in the struct.
     """
 
@@ -102,7 +103,7 @@ def _leaves_of(kind: type) -> Iterator[Any]:
 
 def _tuple_type(kind: type) -> Any:
     fields = [_tuple_type(one) if isinstance(one, type) else one for one in _fields_of(kind).values()]
-    return types.BaseTuple.from_types(fields, kind)
+    return _types.BaseTuple.from_types(fields, kind)
 
 
 @intrinsic

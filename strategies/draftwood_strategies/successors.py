@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from draftwood_strategies.native import Int32Array, Integer, compiled
 from draftwood_strategies.structs import Struct, arrays_at, record_dtype
@@ -70,7 +69,7 @@ class TableArrays(NamedTuple):
     """
 
     rows: Annotated[Int32Array, 2]
-    state: Annotated[npt.NDArray[Any], TABLE_STATE]
+    state: Annotated[Any, TABLE_STATE]
     context: Int32Array
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from draftwood_strategies.native import Int32Array, Integer, compiled
 from draftwood_strategies.structs import record_dtype
@@ -19,7 +18,7 @@ NO_NODE = -1
 
 LINKED_NODE = record_dtype(token=np.int32, first_child=np.int32, next_sibling=np.int32)
 """A node's token, its latest child, and the sibling that was linked before it; `NO_NODE` for none."""
-TreeIndex: TypeAlias = Annotated[npt.NDArray[Any], LINKED_NODE]
+TreeIndex: TypeAlias = Annotated[Any, LINKED_NODE]
 """LINKED_NODE[m + 1], a tree of up to m nodes: node i is entry i + 1, and the first child of entry 0 is the latest
 node of the first level."""
 

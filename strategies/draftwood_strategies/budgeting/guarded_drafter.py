@@ -4,18 +4,55 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from typing import Protocol
 
 import numpy as np
 
-from draftwood_strategies.base import Composite, Drafter, PromptIndexer, Readable, Strategy
+from draftwood_strategies.base import Composite, Drafter, PromptIndexer, Readable, SourceCounts, Strategy
 from draftwood_strategies.budgeting.draft_account import DraftAccount, DraftCostModel
-from draftwood_strategies.budgeting.drafted_sequence import DraftedSequence
 from draftwood_strategies.budgeting.prompt_indexing import MOST_INDEXED, IndexingBudget
 from draftwood_strategies.budgeting.timed_calls import TimedCalls, limited
 from draftwood_strategies.budgeting.watchdog import Watchdog
+from draftwood_strategies.native import Int32Array
 from draftwood_strategies.none import NoDrafts
 
 _log = logging.getLogger(__name__)
+
+
+class DraftStatistics(Protocol):
+    """What drafting reports of a sequence, see `draftwood_model_runner.statistics.SequenceStats`."""
+
+    proposed_tokens: int
+    draft_seconds: float
+    suspensions: int
+    drafting_disabled_reason: str
+    by_source: dict[str, SourceCounts]
+
+
+class DraftedRequest(Protocol):
+    """What drafting reads of a request, see `draftwood_model_runner.request.Request`."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def prompt(self) -> Int32Array: ...
+    @property
+    def strategy_name(self) -> str: ...
+    @property
+    def max_draft_nodes(self) -> int: ...
+    @property
+    def learns(self) -> bool: ...
+
+
+class DraftedSequence(Protocol):
+    """A sequence of any engine that drafts are made for, see `draftwood_model_runner.sequence.Sequence`."""
+
+    @property
+    def request(self) -> DraftedRequest: ...
+    @property
+    def stats(self) -> DraftStatistics: ...
+    @property
+    def strategy(self) -> Strategy | None: ...
 
 
 class GuardedDrafter:
@@ -126,6 +163,10 @@ class GuardedDrafter:
         if steps:
             self._pause = max(steps, self._pause)
             self.stats.suspensions += self.account.suspended
+
+    def took(self, seconds: float) -> None:
+        """A call took so long for it."""
+        self.stats.draft_seconds += seconds
 
     def limit_cost(self) -> None:
         """Drafting took more than it may: suspends it, or of its parts the slowest; ends it if one call took too long.

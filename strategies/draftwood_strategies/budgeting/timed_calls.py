@@ -8,7 +8,6 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any, Protocol
 
 from draftwood_strategies.budgeting.draft_account import DraftAccount, charge_all, is_first_call, overdrawn, rows_of
-from draftwood_strategies.budgeting.drafted_sequence import DraftStatistics
 from draftwood_strategies.budgeting.watchdog import Watchdog
 
 CALL_LIMIT, FIRST_CALL_LIMIT = 5.0, 120.0
@@ -19,11 +18,13 @@ class Called(Protocol):
     """The drafter of one sequence, see `GuardedDrafter`."""
 
     account: DraftAccount
-    stats: DraftStatistics
     watchdog: Watchdog | None
 
     def failed(self, method: str, error: Exception) -> None:
         """A call raised this."""
+
+    def took(self, seconds: float) -> None:
+        """A call took so long for it."""
 
     def limit_cost(self) -> None:
         """Calls took more time than they may."""
@@ -51,7 +52,7 @@ class TimedCalls:
         finally:
             share = (time.perf_counter() - started) / len(drafters)
             for one in drafters:
-                one.stats.draft_seconds += share
+                one.took(share)
             if not first:
                 charge_all(accounts, share)
 

@@ -16,7 +16,6 @@ import math
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from draftwood_strategies.mixing.sources.source_trees import SourceTrees
 from draftwood_strategies.mixing.weights import SOURCES, TABLE, Weights, chance_bin, left_over, level_of
@@ -71,7 +70,7 @@ class Workspace(NamedTuple):
     steadiness: Int32Array
     levels: Int32Array
     left: Float64Array
-    items: Annotated[npt.NDArray[Any], ITEM]
+    items: Annotated[Any, ITEM]
     frontier: Int32Array
     located: Int32Array
 

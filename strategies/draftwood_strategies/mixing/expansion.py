@@ -39,7 +39,7 @@ def expand(
     rows: Int32Array,
     tail: Int32Array,
     draft: MixedDraft,
-    budget: int,
+    budget: Integer,
 ) -> int:
     """Writes up to `budget` nodes of a draft, which has space for them; returns how many.
 
@@ -71,7 +71,7 @@ def expand(
         score = best.score
         draft.scores[drafted] = score
         parent, node = drafted, best.node
-    return budget
+    return int(budget)
 
 
 @compiled

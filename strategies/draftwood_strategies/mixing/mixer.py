@@ -144,8 +144,8 @@ class Mixer:
             for one in sequences:
                 one.state.reserve_tops(largest if verified.with_top else 0)
         learns, tail = sequences[0].learns, sequences[0].state.tail.copy()
-        own = self.table if isinstance(self.table, SuccessorTable) else None
-        table = Struct(table_arrays(self._rows(), 0)) if own is None else own.struct
+        ours = self.table if isinstance(self.table, SuccessorTable) else None
+        table = Struct(table_arrays(self._rows(), 0)) if ours is None else ours.struct
         addresses, done = _addresses_of(sequences), 0
         while done < len(sequences):
             done = learn_all(
@@ -154,11 +154,11 @@ class Mixer:
                 *verified,
                 sequences[0].learned.address,
                 table.address,
-                learns and own is not None,
+                learns and ours is not None,
                 self._workspaces.address,
             )
-            if own is not None:
-                own.grow()
+            if ours is not None:
+                ours.grow()
         if foreign and learns and self.table is not None:
             nodes = slice(None if verified.with_top else 0)
             try:

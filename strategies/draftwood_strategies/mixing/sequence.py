@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from draftwood_strategies.mixing.expansion import MixedDraft
 from draftwood_strategies.mixing.sources.source_trees import SourceTrees
@@ -40,7 +39,7 @@ class SequenceArrays(NamedTuple):
     tail: Int32Array
     active: Int32Array
     counts: Annotated[Int64Array, 2]
-    state: Annotated[npt.NDArray[Any], STATE]
+    state: Annotated[Any, STATE]
 
 
 class MixedSequence:

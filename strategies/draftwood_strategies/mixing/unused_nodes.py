@@ -53,7 +53,7 @@ def fill_workspace_for(budget: int) -> FillWorkspace:
 
 
 @compiled
-def fill(top_tokens: Int32Array, draft: MixedDraft, size: int, budget: int, workspace: FillWorkspace) -> int:
+def fill(top_tokens: Int32Array, draft: MixedDraft, size: int, budget: Integer, workspace: FillWorkspace) -> int:
     """Adds nodes to a draft of `size` nodes, the most probable first, until it has `budget`.
 
     Args:

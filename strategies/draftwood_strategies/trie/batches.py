@@ -50,7 +50,7 @@ def draft_all(
 def next_without_space(sequences: Int64Array, begins: Int32Array, first: int) -> int:
     """The next sequence, from `first` on, whose own index must grow before it takes what was written; -1 for none."""
     for s in range(first, sequences.shape[0]):
-        if lacks_space(arrays_at(SequenceArrays, sequences[s]).index, begins[s + 1] - begins[s]):
+        if lacks_space(arrays_at(SequenceArrays, sequences[s]).own, begins[s + 1] - begins[s]):
             return s
     return -1
 
@@ -84,7 +84,7 @@ def learn_all(
         if remember and one.memory_writer[0].at < 0:
             append(memory, one.memory_writer[0], start)
         learn(one, memory, weights, written, branch_length, votes)
-        append(one.index, one.writer[0], written)
+        append(one.own, one.writer[0], written)
         if remember:
             append(memory, one.memory_writer[0], written)
         state.drafted = state.roots = 0

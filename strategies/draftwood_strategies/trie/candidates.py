@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from draftwood_strategies.native import Integer, compiled
 from draftwood_strategies.structs import record_dtype
@@ -27,7 +26,7 @@ CANDIDATE = record_dtype(
 tokens up to there are those of the context (at most `LONGEST`), its kind, and the bins of how many tokens further back
 agree, how many newer candidates there are, how far it is from the occurrence that the sequence has been following, and
 whether another candidate's match is longer."""
-Candidates: TypeAlias = Annotated[npt.NDArray[Any], CANDIDATE]
+Candidates: TypeAlias = Annotated[Any, CANDIDATE]
 
 PROMPT, OUTPUT, MEMORY = range(3)
 """Kinds, by the source: the sequence's own prompt and output, and the tenant's memory."""
@@ -42,7 +41,7 @@ AGREEING_BINS, NEWER_BINS, NEAR_BINS, SHORTER_BINS, RECENT_BINS = 13, 8, 7, 2, 7
 
 FOLLOWED = record_dtype(position=np.int64, misses=np.int64)
 """The position that a sequence follows in one index, `NOWHERE` for none, and for how many steps it was wrong there."""
-Followed: TypeAlias = Annotated[npt.NDArray[Any], FOLLOWED]
+Followed: TypeAlias = Annotated[Any, FOLLOWED]
 """FOLLOWED[2], in the sequence's own index and in the memory."""
 OWN_SIDE, MEMORY_SIDE = range(2)
 

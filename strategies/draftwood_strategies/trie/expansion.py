@@ -88,7 +88,7 @@ def expand(
                 first, count = _widen(one, memory, weights, workspace, depth, first, count)
             if first >= 0 and depth < branch_length:
                 before = made
-                made = _vote(one.index, memory, weights, workspace, one.writer[0].at, first, parent, depth, made)
+                made = _vote(one.own, memory, weights, workspace, one.writer[0].at, first, parent, depth, made)
                 least = nodes[frontier[end - 1]].score if full else np.float32(0.0)
                 last, second = _latest_two(draft.tokens, draft.parents, workspace.path, parent, depth)
                 _score(weights.odds, nodes, depth, last, second, score, least, before, made)
@@ -126,7 +126,7 @@ def _latest_two(
 def _retrieve(one: SequenceArrays, memory: IndexArrays, weights: Weights, workspace: Workspace) -> int:
     """Fills the workspace with the candidates at the root, chained; returns how many there are."""
     context, marked, seen, found = workspace.path, workspace.marked, workspace.seen, workspace.candidates
-    own, prompt, mine, n = one.index, one.state[0].prompt_end, one.memory_writer[0].owner, CONTEXT
+    own, prompt, mine, n = one.own, one.state[0].prompt_end, one.memory_writer[0].owner, CONTEXT
     read_context(own, one.writer[0].at, context)
     mark_start(context, one.state[0].written, marked)
     for replaced in range(3):
@@ -289,7 +289,7 @@ def _widen(
     """
     candidates, chain, n = workspace.candidates, workspace.chain, CONTEXT + depth
     mine, prompt = one.memory_writer[0].owner, one.state[0].prompt_end
-    end = search_token(one.index, workspace.path, n, NOWHERE, prompt, WIDEN_BY, candidates, count)
+    end = search_token(one.own, workspace.path, n, NOWHERE, prompt, WIDEN_BY, candidates, count)
     end = search_token(memory, workspace.path, n, mine, NOWHERE, WIDEN_BY, candidates, end)
     kept = count
     for found in range(count, end):

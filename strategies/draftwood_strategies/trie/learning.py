@@ -76,8 +76,8 @@ def learn(
     """
     end, state = one.writer[0].at, one.state[0]
     roots = one.roots[: state.roots]
-    _learn_votes(one.index, memory, weights, end, one.followed, roots, accepted, branch_length, votes)
-    _learn_odds(one.index, end, weights.odds, one.draft, state.drafted, accepted)
+    _learn_votes(one.own, memory, weights, end, one.followed, roots, accepted, branch_length, votes)
+    _learn_odds(one.own, end, weights.odds, one.draft, state.drafted, accepted)
 
 
 @compiled

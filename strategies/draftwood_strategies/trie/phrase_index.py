@@ -56,8 +56,8 @@ class IndexArrays(NamedTuple):
     log: Int32Array
     links: Annotated[Int32Array, 2]
     heads: Annotated[Int32Array, 2]
-    blocks: Annotated[npt.NDArray[Any], BLOCK]
-    ring: Annotated[npt.NDArray[Any], RING]
+    blocks: Annotated[Any, BLOCK]
+    ring: Annotated[Any, RING]
 
 
 class PhraseIndex:

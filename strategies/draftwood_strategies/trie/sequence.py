@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from draftwood_strategies.native import Int32Array
 from draftwood_strategies.structs import Struct, record_dtype
@@ -30,7 +29,7 @@ class SequenceArrays(NamedTuple):
     """The arrays of a live sequence.
 
     Attributes:
-        index, writer: its own index, and WRITER[1] there.
+        own, writer: its own index, and WRITER[1] there.
         memory_writer: WRITER[1] in the tenant's memory.
         state: STATE[1].
         followed: FOLLOWED[2], the positions that it follows in its own index and in the memory.
@@ -38,10 +37,10 @@ class SequenceArrays(NamedTuple):
         draft: space for its drafts.
     """
 
-    index: IndexArrays
-    writer: Annotated[npt.NDArray[Any], WRITER]
-    memory_writer: Annotated[npt.NDArray[Any], WRITER]
-    state: Annotated[npt.NDArray[Any], STATE]
+    own: IndexArrays
+    writer: Annotated[Any, WRITER]
+    memory_writer: Annotated[Any, WRITER]
+    state: Annotated[Any, STATE]
     followed: Followed
     roots: Candidates
     draft: TrieDraft
@@ -97,7 +96,7 @@ class TrieSequence:
             self._prompt, self._kept = _NO_TOKENS, []
             self.struct = Struct(
                 SequenceArrays(
-                    index=self._index.arrays,
+                    own=self._index.arrays,
                     writer=self._writer,
                     memory_writer=self._memory_writer,
                     state=self._state,
@@ -118,7 +117,7 @@ class TrieSequence:
         assert self._index is not None
         assert self.struct is not None
         self._index.reserve(tokens)
-        self.struct.set(self.struct.fields._replace(index=self._index.arrays))
+        self.struct.set(self.struct.fields._replace(own=self._index.arrays))
 
     def reserve_nodes(self, nodes: int) -> None:
         """Makes space for drafts of so many nodes; if there was less, the latest draft is lost."""

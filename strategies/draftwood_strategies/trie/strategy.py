@@ -22,9 +22,8 @@ from draftwood_strategies.registry import register
 from draftwood_strategies.structs import Struct
 from draftwood_strategies.trie.batches import draft_all, learn_all, next_without_space
 from draftwood_strategies.trie.phrase_index import LEAST_TOKENS, START, PhraseIndex
-from draftwood_strategies.trie.prior import prior_weights
 from draftwood_strategies.trie.sequence import TrieSequence
-from draftwood_strategies.trie.weights import Weights
+from draftwood_strategies.trie.weights import Weights, prior_weights
 from draftwood_strategies.trie.workspace import DEEPEST, Workspace, workspace_for
 
 _EVERYTHING = 1 << 40

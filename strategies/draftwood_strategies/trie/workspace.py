@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from draftwood_strategies.native import Float32Array, Int32Array, Integer, compiled
 from draftwood_strategies.structs import record_dtype
@@ -24,7 +23,7 @@ NODE = record_dtype(
 )
 """A node of the frontier or the draft: its token, its parent in the draft, its first candidate, its depth, the bin of
 how recently the sequence had its token, what speaks for it (see `odds`), its score and its share of the votes."""
-Nodes: TypeAlias = Annotated[npt.NDArray[Any], NODE]
+Nodes: TypeAlias = Annotated[Any, NODE]
 
 DEEPEST = 256
 """The greatest branch length."""
