@@ -17,8 +17,8 @@ from draftwood_strategies.draft import Float32Array, Int32Array
 
 MASK_NUMBERS = 1 << 24
 """Numbers of the masks that are kept during a step, all together, and of any other one: 64 MB each in float32. A
-chunk of 512 tokens has a mask of one piece up to a context of 32,000; several take a tenth longer in a tiny model, where
-attention is fast."""
+chunk of 512 tokens has a mask of one piece up to a context of 32,000; several take a tenth longer in a tiny model,
+where attention is fast."""
 
 
 class TorchBatch:
