@@ -5,7 +5,8 @@ A draft passes these decisions, in this order:
 2. A drafter whose drafts do not pay pauses, and one that is too slow is switched off (`draft_account`).
 3. A tree has at most the nodes that the request allows, is no deeper than what is left to write, and keeps to the
    limits of the runner.
-4. Of all trees of a step, the nodes are verified that are worth their time by the step-time model (`budget`).
+4. Of all trees of a step, the nodes are verified that are worth their time by the step-time model (`budget`), of those
+   sequences whose drafts are.
 Which sources of a hybrid are asked is decided by the hybrid itself: that changes what a draft costs, not how much of
 it is verified.
 """
@@ -27,8 +28,8 @@ from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree
 from draftwood_strategies.base import StepFeedback
-from draftwood_strategies.budgeting.budget import worthwhile_score
-from draftwood_strategies.budgeting.chains import best_chain
+from draftwood_strategies.budgeting.budget import worthwhile_drafts, worthwhile_score
+from draftwood_strategies.budgeting.chains import StepSeconds, best_chain
 from draftwood_strategies.budgeting.draft_account import Payoff, step_all
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, observe_all, propose_all, runs_of
 from draftwood_strategies.budgeting.prompt_indexing import IndexingBudget
@@ -196,16 +197,29 @@ class DraftPolicy:
         if asked:
             found = propose_all(drafters, np.array(budgets, np.int32))
             trees = DraftTrees.placed([(asked, found)], len(work))
-        return Drafts(work, _reworked(trees, reworked), levels[: len(work)])
+        drafts = Drafts(work, _reworked(trees, reworked), levels[: len(work)])
+        if self._step_times is None or len(asked) < 2:
+            return drafts
+        tokens, step_seconds, of_draft = self._costs(self._step_times, drafts)
+        if not of_draft:
+            return drafts
+        return drafts._replace(trees=worthwhile_drafts(drafts.trees, tokens, step_seconds, of_draft))
 
     def least_score(self, drafts: Drafts) -> float:
         """The score below which draft nodes are not worth their time in this step."""
         if self._step_times is None or not drafts.trees.scores.shape[0]:
             return 0.0
+        tokens, step_seconds, of_draft = self._costs(self._step_times, drafts)
+        of_drafts = of_draft * max(int(np.count_nonzero(np.diff(drafts.trees.begins))) - 1, 0)
+        return worthwhile_score(drafts.trees.scores, tokens, lambda *sizes: step_seconds(*sizes) + of_drafts)
+
+    @staticmethod
+    def _costs(step_times: StepTimes, drafts: Drafts) -> tuple[int, StepSeconds, float]:
+        """Tokens of the step without drafts, its seconds for more, and what each draft but the first adds to them."""
         tokens = sum(work.tokens for work in drafts.scheduled)
         context = sum(work.tokens * work.sequence.committed for work in drafts.scheduled) // tokens
-        step_times = partial(self._step_times.between, sequences=len(drafts.scheduled), context=context)
-        return worthwhile_score(drafts.trees.scores, tokens, step_times)
+        step_seconds = partial(step_times.of_next, sequences=len(drafts.scheduled), context=context)
+        return tokens, step_seconds, step_times.of_draft(context)
 
     def top_k(self, drafts: Drafts) -> int:
         """How many of the most probable tokens at each node the drafters of the step need, at most."""
@@ -215,7 +229,8 @@ class DraftPolicy:
         """The model took so many seconds for a batch."""
         self._latest, self._context = batch, batch.mean_context
         if self._step_times is not None:
-            self._step_times.observe(batch.size, batch.rows, seconds, self._context)
+            drafts = int(np.count_nonzero(sizes_between(batch.cu_seqlens) > 1))
+            self._step_times.observe(batch.size, batch.rows, seconds, self._context, drafts)
 
     def observe(self, outcomes: Outcomes) -> None:
         """A step in which sequences wrote tokens."""
@@ -248,7 +263,8 @@ class DraftPolicy:
             return np.zeros(nodes.shape[0])
         most = int(nodes.max())
         seconds = self._step_times.between(batch.size - most, batch.size, batch.rows, self._context)
-        return np.asarray(seconds[most] - seconds[most - nodes])
+        of_draft = self._step_times.of_draft(self._context) if batch.rows > 1 else 0.0
+        return np.asarray(seconds[most] - seconds[most - nodes] + of_draft * (nodes > 0))
 
 
 def _reworked(trees: DraftTrees, rows: dict[int, _Rework]) -> DraftTrees:

@@ -25,6 +25,7 @@ from draftwood_strategies.budgeting.draft_account import (
 )
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
 from draftwood_strategies.budgeting.step_time import ContextCost, StepTimeCurve, StepTimes
+from draftwood_strategies.draft import EMPTY_TREE
 from tests.model_runner.drafting.test_guarded_drafter import NOTHING, Clock, Plugin, sequence_of, step
 from tests.model_runner.sequences import make_sequence
 
@@ -132,6 +133,39 @@ def test_long_contexts_are_drafted_for_more_sparingly() -> None:
         drafts = policy.propose([ScheduledSequence(sequence, 1)], prompts_wait=False)
         kept.append(int((scores >= policy.least_score(drafts)).sum()))
     assert kept[0] > kept[1] > kept[2]
+
+
+@pytest.mark.parametrize(("per_draft", "drafted"), [(0.0, [1, 8, 1, 1]), (0.5, [0, 8, 0, 0])])
+def test_where_a_draft_costs_something_beside_its_tokens_those_draft_that_gain_most(
+    per_draft: float, drafted: list[int]
+) -> None:
+    """As on CPUs, whose attention takes longer for a sequence with several tokens than for a single one."""
+    times = StepTimes(StepTimeCurve({1: 1.0, 64: 1.63}), per_draft=per_draft)
+    policy = DraftPolicy(100, lambda _: NO_LIMITS, times)
+    scheduled = []
+    for nodes in (1, 8, 1, 1):
+        sequence = decoding(Plugin(DraftTree.of(range(nodes), scores=[0.5] * nodes)), written=1)
+        policy.start(sequence)
+        scheduled.append(ScheduledSequence(sequence, 1))
+    drafts = policy.propose(scheduled, prompts_wait=False)
+    least = policy.least_score(drafts)
+    assert [int((drafts.trees[i].scores >= least).sum()) for i in range(4)] == drafted
+
+
+def test_a_step_keeps_the_number_of_tokens_of_the_one_before_where_a_change_costs() -> None:
+    scores = np.linspace(0.9, 0.05, 16)
+    found = []
+    for per_change in (0.0, 0.3):
+        policy = DraftPolicy(100, lambda _: NO_LIMITS, StepTimes(StepTimeCurve({1: 1.0, 64: 3.5}), per_change=per_change))
+        sequence = decoding(Plugin(DraftTree.of(range(16), [-1] * 16, scores)), written=1)
+        policy.start(sequence)
+        for before in (9, 13):
+            chain = np.ones(before, np.int32)
+            policy.observe_step(lay_out([BatchRow(np.zeros(4, np.int32), 1, chain, EMPTY_TREE, 0)]), 1.5)
+            least = policy.least_score(policy.propose([ScheduledSequence(sequence, 1)], prompts_wait=False))
+            found.append(1 + int((scores >= least - 1e-6).sum()))
+    assert found[0] == found[1]
+    assert found[2:] == [9, 13]
 
 
 @pytest.mark.parametrize(("verifying", "pays"), [(0.0005, True), (0.002, False)])
