@@ -210,12 +210,12 @@ class DraftPolicy:
         if self._step_times is None or not drafts.trees.scores.shape[0]:
             return 0.0
         tokens, step_seconds, of_draft = self._costs(self._step_times, drafts)
-        of_drafts = of_draft * max(int(np.count_nonzero(np.diff(drafts.trees.begins))) - 1, 0)
+        of_drafts = of_draft * max(int(np.count_nonzero(sizes_between(drafts.trees.begins))) - 1, 0)
         return worthwhile_score(drafts.trees.scores, tokens, lambda *sizes: step_seconds(*sizes) + of_drafts)
 
     @staticmethod
     def _costs(step_times: StepTimes, drafts: Drafts) -> tuple[int, StepSeconds, float]:
-        """Tokens of the step without drafts, its seconds for more, and what each draft but the first adds to them."""
+        """Tokens of the step without drafts, its seconds for more, and what a draft adds beside its nodes."""
         tokens = sum(work.tokens for work in drafts.scheduled)
         context = sum(work.tokens * work.sequence.committed for work in drafts.scheduled) // tokens
         step_seconds = partial(step_times.of_next, sequences=len(drafts.scheduled), context=context)

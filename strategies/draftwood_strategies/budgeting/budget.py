@@ -51,7 +51,7 @@ def worthwhile_drafts(
 
     Args:
         base_tokens, step_times: as for `worthwhile_score`.
-        of_draft: seconds that each draft but the first one adds beside its nodes.
+        of_draft: seconds that each draft adds beside its nodes.
     """
     if not trees.scores.size:
         return trees
@@ -91,7 +91,7 @@ def _chosen_drafts(
     for taken in range(rows):
         tokens += gains[order[taken]]
         verified += nodes[order[taken]]
-        rate = tokens / (seconds[verified] + of_draft * taken)
+        rate = tokens / (seconds[verified] + of_draft * (taken + 1))
         if nodes[order[taken]] and rate > best:
             best, count = rate, taken + 1
     chosen = np.zeros(rows, np.bool_)

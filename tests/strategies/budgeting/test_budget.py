@@ -41,7 +41,7 @@ def test_costly_width_drafts_nothing_and_free_width_everything() -> None:
 
 def rate(drafts: list[list[float]], base: int, curve: StepTimeCurve, of_draft: float) -> float:
     """Tokens per second of a step that verifies these scores."""
-    seconds = float(curve(base + sum(map(len, drafts)))) + of_draft * max(len(drafts) - 1, 0)
+    seconds = float(curve(base + sum(map(len, drafts)))) + of_draft * len(drafts)
     return (base + sum(map(sum, drafts))) / seconds
 
 
