@@ -155,7 +155,7 @@ def test_where_a_draft_costs_something_beside_its_tokens_those_draft_that_gain_m
 def test_a_step_keeps_the_number_of_tokens_of_the_one_before_where_a_change_costs() -> None:
     scores = np.linspace(0.9, 0.05, 16)
     found = []
-    for per_change in (0.0, 0.3):
+    for per_change in (0.0, 0.6):
         policy = DraftPolicy(100, lambda _: NO_LIMITS, StepTimes(StepTimeCurve({1: 1.0, 64: 3.5}), per_change=per_change))
         sequence = decoding(Plugin(DraftTree.of(range(16), [-1] * 16, scores)), written=1)
         policy.start(sequence)

@@ -89,10 +89,10 @@ def test_what_a_change_of_size_costs_is_measured_apart(longer: float, expected: 
 
 def test_the_next_step_is_cheaper_with_as_many_tokens_as_the_latest() -> None:
     times = StepTimes(StepTimeCurve({1: 1.0, 16: 2.5}), per_change=0.5)
-    assert times.of_next(1, 2, 1).tolist() == pytest.approx([1.5, 1.6])
+    assert times.of_next(1, 2, 1).tolist() == pytest.approx([1.25, 1.35])
     times.observe(2, 1, 1.1 + 0.5)
-    assert times.of_next(1, 3, 1).tolist() == pytest.approx([1.5, 1.1, 1.7])
-    assert times.of_next(5, 6, 1).tolist() == pytest.approx([1.9, 2.0])
+    assert times.of_next(1, 3, 1).tolist() == pytest.approx([1.25, 1.1, 1.45])
+    assert times.of_next(5, 6, 1).tolist() == pytest.approx([1.65, 1.75])
     times.observe(2, 1, 1.1)
     assert times.between(1, 3, 1).tolist() == pytest.approx([1.0, 1.1, 1.2])  # nothing was a surprise
 

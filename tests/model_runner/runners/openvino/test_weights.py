@@ -164,14 +164,14 @@ def test_4_bits_are_for_products_other_than_the_head(family: str, monkeypatch: p
     before = [node.shape for node in model.get_ops() if node.get_friendly_name() in _matrices(model)]
     weights.quantize_weights(model, 4)
     assert _matrices(model) == []
-    stored = {kind: [] for kind in ("u4", "u8")}
+    stored: dict[str, list[list[int]]] = {"u4": [], "u8": []}
     for node in model.get_ops():
-        kind = node.get_element_type().get_type_name()
-        if node.get_type_name() == "Constant" and kind in stored and node.shape[-1] > 1:
+        kind = node.get_element_type().get_type_name() if node.get_type_name() == "Constant" else ""
+        if kind in stored and node.shape[-1] > 1:
             stored[kind].append([*node.shape])
     assert all(shape[-1] == 64 for shape in stored["u4"])
     assert len(stored["u4"]) + len(stored["u8"]) == len(before)
-    assert {VOCAB} < {shape[0] for shape in stored["u8"]} and [96] == [*{s[1] for s in stored["u8"]} - {64}]
+    assert {shape[1] for shape in stored["u8"]} == {64, 96}
 
 
 def test_groups_of_inputs_are_rounded_apart(monkeypatch: pytest.MonkeyPatch) -> None:
